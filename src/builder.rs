@@ -282,10 +282,10 @@ impl Builder {
         self
     }
 
-    /// Sets how many times in a row a lock passes from one thread of this client to the next waiting thread, without a
-    /// request to Redis, before other clients get the lock. Dropping a guard hands the lock off in this way;
-    /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches hand-offs off.
-    /// Defaults to 256.
+    /// Sets how many hand-offs may follow one another before other clients get the lock. In a hand-off, a lock passes
+    /// from one thread of this client to the next waiting thread, without a request to Redis. Dropping a guard hands
+    /// the lock off; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches
+    /// hand-offs off. Defaults to 256.
     pub fn hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
         self
@@ -297,11 +297,11 @@ impl Builder {
         self
     }
 
-    /// Makes this client believe a grant only after `count` replicas have acknowledged it within `timeout` (`WAIT`). So
-    /// a fail-over to one of these replicas keeps the lock. Renewals, [extensions](crate::MutexGuard::extend) and
-    /// adoptions of tickets need the same acknowledgements. With a `count` of 0, none are needed, which is the default.
-    /// `timeout` is 1 ms to half of [`command_timeout`](Self::command_timeout).
-    /// [`Mutex::replicas`](crate::Mutex::replicas) sets it for one lock.
+    /// Sets how many replicas have to acknowledge a grant within `timeout` (`WAIT`) before this client relies on it. A
+    /// fail-over to one of these replicas keeps the lock. Renewals, [extensions](crate::MutexGuard::extend) and
+    /// adoptions of tickets need the same acknowledgements. Defaults to a `count` of 0: no acknowledgements. `timeout`
+    /// is 1 ms to half of [`command_timeout`](Self::command_timeout). [`Mutex::replicas`](crate::Mutex::replicas) sets
+    /// it for one lock.
     ///
     /// If fewer replicas acknowledge a grant in time, the client releases it, and the attempt fails with `Unavailable`:
     /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If fewer
@@ -343,11 +343,11 @@ impl Builder {
     /// Calls `callback` for the login of each new connection, for passwords or tokens that expire. The address must not
     /// contain a login. [`Credentials`] has another example.
     ///
-    /// The callback runs once a server has accepted the connection, on the threads that connect, several at a time;
-    /// [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes meanwhile. Let the
-    /// callback return soon: no time-out ends it, and its time does not count for `connect_timeout`. If it fails or
-    /// panics, the connection fails with `Unavailable`, and `source()` has the text of its error. Keep passwords out of
-    /// that error.
+    /// The callback runs after a server has accepted the connection. It runs on the threads that connect, perhaps on
+    /// several at a time; [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes
+    /// meanwhile. Let the callback return soon: no time-out ends it, and its time does not count for `connect_timeout`.
+    /// If it fails or panics, the connection fails with `Unavailable`, and `source()` has the text of its error. Keep
+    /// passwords out of that error.
     ///
     /// ```
     /// use leasehold::{Client, Credentials};

@@ -64,7 +64,7 @@ pub struct Client(Arc<ClientInner>);
 
 /// The handle, and the process that made it. Only that process may use or drop the handle.
 struct ClientInner {
-    /// `None` only while this is dropped.
+    /// `None` only during the drop of this struct.
     handle: Option<Handle>,
     /// Dropped after the handle.
     fork_guard: Arc<ForkGuard>,
@@ -161,8 +161,8 @@ impl Client {
     /// The lock named `key`, which is a `&str`, `String` or `Cow<str>`. Does no I/O. For an invalid key, the calls on
     /// the mutex fail with `InvalidKey`.
     ///
-    /// Keys are text of 1 to 1,024 bytes without control characters. They must not begin with `~` or contain `~fence`,
-    /// `~queue:`, `~value:` or `~to:`, since the library's own keys under a longer prefix have such names. Redis
+    /// Keys are text of 1 to 1,024 bytes without control characters. Some texts are reserved for the library's own
+    /// keys, and [`InvalidKey`](ErrorKind::InvalidKey) lists them: a key must not begin with `~`, for example. Redis
     /// compares bytes, so keys that differ in case or in Unicode normalization are different locks.
     ///
     /// ```
@@ -350,11 +350,13 @@ impl Client {
         &self.handle().holder
     }
 
-    /// Sends `PING` to Redis, for health checks, and returns how long the reply took: not how long connecting took,
-    /// if that was needed. Uses a connection of its own, so transactions and requests under way do not delay it.
-    /// Several pings wait for one another. A call takes [`connect_timeout`](Builder::connect_timeout) and
-    /// [`command_timeout`](Builder::command_timeout) together at most. On a Cluster, a call pings the masters that this
-    /// client uses (one master if it uses none yet), one after another, and returns the longest time.
+    /// Sends `PING` to Redis, for health checks, and returns how long the reply took, without the time for connecting.
+    /// The ping has a connection of its own, so transactions and requests under way do not delay it. Several pings wait
+    /// for one another. A call takes at most [`connect_timeout`](Builder::connect_timeout) and
+    /// [`command_timeout`](Builder::command_timeout) together.
+    ///
+    /// On a Cluster, a call pings the masters that this client uses, one after another, and returns the longest time.
+    /// If the client uses no master yet, it pings one.
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
@@ -579,7 +581,7 @@ impl Handle {
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = MonotonicTime::now().after(timeout);
-        // First of all, end the leases: the next call takes entries out of the queues.
+        // The leases end first, before the next call takes entries out of the queues.
         self.watchdog.stop();
         self.acquirer.end();
         let Backend {
@@ -590,7 +592,7 @@ impl Handle {
         let flushed = store.flush(deadline);
         notifications.stop();
         self.delayed.end(|| store.end());
-        // The other threads end first: until then they queue callbacks for the callback thread, which runs all of them.
+        // The other threads end before the callback thread, which then runs all callbacks that they have queued.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
         let callbacks_ended = self.callback_thread.wait_until_ended(deadline);

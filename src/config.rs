@@ -46,7 +46,7 @@ impl Replicas {
         (count > 0).then_some(Self { count, timeout })
     }
 
-    /// The stricter of both demands: the greater count and the longer time.
+    /// The demand of a `WAIT` that serves both: the greater count and the longer time.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             count: self.count.max(other.count),

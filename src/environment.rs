@@ -106,7 +106,8 @@ pub enum EnvironmentWarning {
         /// The keys that the server tracks now, for all its clients.
         tracked_keys: u64,
     },
-    /// If a renewal gets no reply within `command_timeout`, too little time is left for a second one.
+    /// The `command_timeout` is long for the `ttl`: after a renewal without a reply, too little time is left for
+    /// another renewal.
     CommandTimeout {
         /// The client's `command_timeout`.
         command_timeout: Duration,

@@ -51,10 +51,11 @@ pub enum ErrorKind {
     /// The client was shut down.
     Shutdown,
     /// This process is a fork, and its parent made the client. The child has none of the client's threads, and the
-    /// connections belong to the parent, which still holds its locks. Also if the parent had clients when it forked,
-    /// and this process made another client. Fork before the first client is made, fork after the last client was
-    /// dropped, or call `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break
-    /// a new client.)
+    /// connections belong to the parent, which still holds its locks.
+    ///
+    /// Also returned if this process tries to make a client, and its parent had clients at the fork: the fork has
+    /// copied parking_lot's table of the parent's sleeping threads, which would break a new client. So fork before the
+    /// first client is made, fork after the last client was dropped, or call `exec`.
     Forked,
     /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys the
     /// same hash tag: `{user1}:cart` and `{user1}:orders`.
@@ -71,8 +72,9 @@ pub enum ErrorKind {
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.
     TooLarge,
-    /// Unexpected data. The key of a lock has a value that this library did not write; the library leaves it as it is.
-    /// Or the server does not speak Redis' protocol. Or a command of a transaction fails on the data in Redis.
+    /// Unexpected data, in one of three cases. The key of a lock has a value that this library did not write; the
+    /// library leaves the value as it is. Or the server does not speak Redis' protocol. Or a command of a transaction
+    /// fails on the data in Redis.
     Protocol,
 }
 

@@ -95,8 +95,8 @@ impl FencedValue {
     /// # Errors
     /// - `StaleToken` if the value was written or deleted under a greater token before: nothing is changed.
     /// - `Timeout` and `Unavailable`: it is unknown whether the value was written, or will be. The client never repeats
-    ///   a write, even if an idle connection turns out to be closed. Write the same again under the same token: that
-    ///   does no harm.
+    ///   a write, even if an idle connection turns out to be closed. You may write the same value again under the same
+    ///   token, which does no harm.
     /// - `Protocol` if the key in Redis has a value that is not a fenced value.
     /// - `Denied`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig`: nothing is changed.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {

@@ -492,8 +492,8 @@ impl Drop for MutexGuard {
     }
 }
 
-// The reasons are given at `Client`. As with `parking_lot`, a panic under the lock does not poison the lock: the
-// library cannot know whether the work was half done.
+// `Client` gives the reasons. As with `parking_lot`, a panic under the lock does not poison the lock: the library
+// cannot know whether the work was half done.
 impl UnwindSafe for MutexGuard {}
 impl RefUnwindSafe for MutexGuard {}
 

@@ -134,9 +134,9 @@ impl RefUnwindSafe for MemoryStore {}
 
 /// Simulated outages, for tests. docs/testing.md shows how to use them.
 impl MemoryStore {
-    /// Lets every request of every client fail at once with `kind`, until [`recover`](Self::recover). No client gets
-    /// notifications meanwhile. `Unavailable` simulates a Redis that is away, `Denied` a changed password, `Protocol`
-    /// another kind of server.
+    /// From now on, every request of every client fails at once with `kind`, until [`recover`](Self::recover). No
+    /// client gets notifications meanwhile. `Unavailable` simulates a Redis that is away, `Denied` a changed password,
+    /// `Protocol` another kind of server.
     ///
     /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
     /// succeed or their ttl has ended, and events report them.

@@ -180,9 +180,9 @@ impl Mutex {
         self
     }
 
-    /// Believes a grant of this lock only after `count` replicas have acknowledged it within `timeout`, and a renewal
-    /// or [extension](MutexGuard::extend) likewise. Zero replicas: none have to. Defaults to
-    /// [`Builder::replicas`](crate::Builder::replicas), which says more.
+    /// Sets how many replicas have to acknowledge each grant, renewal and [extension](MutexGuard::extend) of this lock
+    /// within `timeout`. With a `count` of 0, no acknowledgements are needed. Defaults to
+    /// [`Builder::replicas`](crate::Builder::replicas), which explains this setting.
     ///
     /// ```
     /// # use leasehold::{Client, ErrorKind};
@@ -255,8 +255,8 @@ impl Mutex {
         self.key.as_ref().map_or("", Key::name)
     }
 
-    /// Waits for the lock, for as long as other holders have it. Waiters are served in the order in which they asked:
-    /// the threads of a client, and the clients among each other.
+    /// Waits for the lock, for as long as other holders have it. The waiting threads of a client are served in the
+    /// order in which they asked, and so are the waiting clients.
     ///
     /// A thread that waits for Redis parks ([`std::thread::park_timeout`]), and consumes an `unpark` that another
     /// thread sends meanwhile. If your code parks the same thread, check your own condition again after this call.
@@ -567,7 +567,7 @@ impl Mutex {
     }
 }
 
-// The reasons are given at `Client`. The panic of a check is caught, and the check is not called again.
+// `Client` gives the reasons. The panic of a check is caught, and the check is not called again.
 impl UnwindSafe for Mutex {}
 impl RefUnwindSafe for Mutex {}
 

@@ -18,9 +18,11 @@ use crate::util::key::Key;
 /// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///
 /// Locking again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
-/// these guards is dropped, in whatever order. For other threads the lock is a plain [`Mutex`]. This thread cannot
-/// lock it again through another client, or through a plain [`Mutex`] of the same key. Several `ReentrantMutex` values
-/// of one client with the same key are one lock, with the settings of the call that acquired it.
+/// these guards is dropped, in whatever order. For other threads the lock is a plain [`Mutex`].
+///
+/// The holding thread cannot lock the lock again through another client, or through a plain [`Mutex`] of the same key.
+/// Several `ReentrantMutex` values of one client with the same key are one lock, with the settings of the call that
+/// acquired it.
 ///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
 /// client then does not release the lock, and only stops renewing it: the lock is lost with
@@ -360,7 +362,7 @@ struct Name {
     key: Key,
 }
 
-/// The holds of a thread. The guards own a hold; this map only finds the hold.
+/// The holds of a thread, by name. The guards own the holds; this map only finds them.
 #[derive(Default)]
 struct Holds(RefCell<HashMap<Name, Weak<Hold>>>);
 

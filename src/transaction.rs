@@ -109,7 +109,7 @@ impl Failed<RedisError> {
 
 /// How many conflicts in a row end a transaction with an error.
 const MAX_TRIES: u32 = 100;
-/// How many nodes of a Cluster may refuse the begin of a transaction one after another.
+/// How many nodes of a Cluster may redirect a transaction before it begins.
 const MAX_REDIRECTS: u32 = 3;
 
 /// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
@@ -159,7 +159,7 @@ impl TransactionRunner {
         process: Process,
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
     ) -> Result<Committed<T>, Failed<E>> {
-        // The permit is dropped after the connection.
+        // Declared before the connection, so that the connection is dropped first.
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
@@ -197,7 +197,7 @@ impl TransactionRunner {
             }
             connection = Some(conn);
         }
-        // If the lock was lost, that loss is the error, not the conflict.
+        // This fails if the lock was lost, since a loss is more important than the conflict.
         self.watching_connection(lease, connection)?.unwatch();
         let message = format!(
             "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
@@ -286,7 +286,7 @@ impl TransactionRunner {
     }
 }
 
-/// Turns the error of a node of a Cluster that does not serve the slot into `Unavailable`. Nothing was written.
+/// Turns a redirect of a Cluster's node into `Unavailable`, since nothing was written.
 fn redirected(error: Error) -> Error {
     if error.redirect().is_none() {
         return error;

@@ -11,7 +11,8 @@ const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
-    /// The time until the lock expires, according to the last reply.
+    /// No pause is longer than this: the time until the lock expires, according to the last reply, plus one
+    /// millisecond.
     bound: Duration,
 }
 

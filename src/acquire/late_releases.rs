@@ -19,10 +19,11 @@ pub(crate) struct LateReleases {
 
 #[derive(Default)]
 struct State {
-    /// The late releases that are in flight, by key and fencing token. Few requests can be in flight, so this set is
-    /// bounded. Late releases that wait to be written are in the queues of the pipelines.
+    /// The late releases that are in flight, by key and fencing token. The requests in flight are bounded, so this set
+    /// is bounded, too. Late releases that are not in flight are in the queues of the pipelines.
     open: HashSet<(Key, u64)>,
-    /// The client is about to end. From then on, a release that goes back to a pipeline's queue stays in `open`.
+    /// The client is ending. Now a release that goes back to a pipeline's queue stays in `open`, so that its end is
+    /// reported.
     ending: bool,
     ended: bool,
 }
@@ -155,14 +156,15 @@ mod tests {
             note_all(&releases, token, [delayed()]);
         }
         releases.end(|| {
-            // Release 1 leaves the queue, 3 enters it, and 4 ends, before the pipeline looks through its queue.
+            // Before the pipeline reports its queue, release 1 leaves the queue, release 3 enters it, and release 4
+            // ends.
             note_all(&releases, 1, [LateRelease::Dequeued]);
             note_all(&releases, 3, [LateRelease::Queued]);
             note_all(&releases, 4, [ENDED]);
             for queued in [2, 3] {
                 note_all(&releases, queued, [ENDED]);
             }
-            // Release 5 enters the queue after the pipeline has looked through it.
+            // Release 5 enters the queue after the pipeline has reported it.
             note_all(&releases, 5, [LateRelease::Queued]);
         });
         note_all(&releases, 5, [LateRelease::Dequeued, ENDED]);

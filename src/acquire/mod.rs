@@ -51,11 +51,11 @@ pub(crate) struct LockRequest {
     pub(crate) cancel: Option<Receiver<()>>,
 }
 
-/// The number of lease pools. Each key uses one of them, so callers of different keys share a pool only by chance. One
-/// pool for all keys would be the most contended memory of a client.
+/// The number of lease pools. Each key uses one pool, so callers of different keys rarely share a pool. A single pool
+/// would be the most contended memory of a client.
 const LEASE_POOLS: usize = 16;
 
-/// New lease ids, and the options of the last lease, which most leases share.
+/// Prepared lease ids, and the options of the last lease, which the next leases share if theirs are equal.
 #[derive(Default)]
 #[repr(align(64))]
 struct LeasePool {
@@ -70,10 +70,10 @@ pub(crate) struct Acquirer {
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
-    /// Each key uses one of them: see `lease_pool`.
+    /// Each key uses one pool: see `lease_pool`.
     lease_pools: [LeasePool; LEASE_POOLS],
     outage: Outage,
-    /// The outage as seen by requests that replicas have to acknowledge: others may succeed meanwhile.
+    /// The outage of requests that replicas have to acknowledge. Requests without replicas may succeed meanwhile.
     outage_of_replicas: Outage,
     shutdown: Shutdown,
     command_timeout: Duration,

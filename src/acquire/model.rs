@@ -95,7 +95,7 @@ struct Work {
     request: LockRequest,
     inside: AtomicU32,
     last_token: Mutex<u64>,
-    /// Another user deletes this lease's key while the lease is held, so the lease excludes nobody.
+    /// The lease whose key another user deletes while it is held. The work under this lease may have company.
     deleted: Option<LeaseId>,
 }
 
@@ -168,7 +168,7 @@ fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
 fn model_threads_of_one_client_take_turns() {
     check(RUNS, || {
         let server = Server::new();
-        // No time passes, so a waiter that nothing wakes sleeps for ever.
+        // The clock stands still, so a waiter that is not woken sleeps for ever.
         let queue_mode = [QueueMode::Notified, QueueMode::Polling][choice(2)];
         let clients = [Client::new(&server, queue_mode)];
         let work = Work::new();
@@ -262,7 +262,7 @@ fn model_loss_wakes_the_next_waiter() {
             server.take_back(&request.key, lease.grant().id);
             lease.lose(MonotonicTime::now(), LossReason::Deleted);
         };
-        // The waiters get the lock without the release of the lost lease.
+        // The waiters get the lock even if the lost lease is not released.
         let releases = || {
             client.acquirer.release(&lease);
         };

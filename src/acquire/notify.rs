@@ -1,5 +1,5 @@
-//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only one method
-//! waits: `clock_moved`, for the renewals that became due when a test moved the clock of a `MemoryStore`.
+//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only `clock_moved`
+//! waits: when a test has moved the clock of a `MemoryStore`, for the renewals that became due.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +68,8 @@ impl NotificationHandler {
 impl Listener for NotificationHandler {
     fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
-            // The lease was released when it was abandoned. That release may have reached Redis before the grant.
+            // The client has already released this lease, but Redis may have read that release before it made the
+            // grant.
             self.backend.store.send_release(Command::Release {
                 key: key.clone(),
                 lease,
@@ -115,7 +116,7 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None => {
-                // Another client holds the lock, and its release will serve the queue: the waiter need not ask.
+                // Another client holds the lock. Its release will serve the queue, so the waiter need not ask.
                 let entry = self.queues.tracked_entry_of(key);
                 let waits_on =
                     entry.is_some_and(|entry| state.has_queue() && !state.is_held_by(entry));

@@ -1,4 +1,4 @@
-//! The current outage of each server of Redis, if there is one, as the callers of one client see it.
+//! The current outages of the servers, as the callers of one client see them.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
-/// The outage that a client knows of. All waiters of the client share it: a queue of a hundred waiters ends after one
-/// `outage_timeout`, not after a hundred.
+/// The outages that a client knows of. All waiters of the client share their start, so a queue of a hundred waiters
+/// ends after one `outage_timeout`, not after a hundred.
 pub(crate) struct Outage {
     is_known: AtomicBool,
     /// The outage of each server that has one. Bounded by the number of servers.

@@ -1,6 +1,5 @@
-//! The queues of one client's own threads: one for each key that threads want, first come, first served. Only the first
-//! waiter of a queue asks Redis, and only while no thread of this client has the lock. Also knows the holders. Does no
-//! I/O.
+//! The local queues: the threads of this client that wait for a key, first come, first served. Only the first waiter of
+//! a queue asks Redis, and only while no thread of this client holds the lock. Also has the holders. Does no I/O.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -51,10 +50,11 @@ struct Shard {
 struct KeyQueue {
     waiters: VecDeque<Arc<Waiter>>,
     entry: Option<QueueEntry>,
-    /// The place of the last entry that left the queue of Redis without a grant. The next entry joins at this place.
+    /// The place of the last entry that lost its place in the queue in Redis without a grant. The next entry joins
+    /// there.
     since: Option<u64>,
-    /// The lease that another client took by force, and that client. Set if the message about it came before a caller
-    /// had accepted the lease's grant.
+    /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
+    /// accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
 }
 
@@ -68,9 +68,10 @@ pub(crate) struct QueueEntry {
     pub(crate) asked_at: MonotonicTime,
     /// The grant that a message reported.
     pub(crate) granted: Option<GrantMessage>,
-    /// A message reported a grant, and no reply since then has found the entry in the queue of Redis.
+    /// A message has reported a grant, and no later reply has found the entry in the queue in Redis.
     was_granted: bool,
-    /// A message named the lease id, so other users may know the id. The next grant of the lease has to be confirmed.
+    /// A message has contained the lease id, so other users may know the id. The next grant of the lease has to be
+    /// confirmed.
     is_known: bool,
     /// A request for the lease is unanswered. Until the reply comes, only that request's caller may release the lease.
     is_in_flight: bool,
@@ -85,8 +86,8 @@ pub(crate) struct QueueEntry {
 }
 
 impl QueueEntry {
-    /// Whether Redis can have made the token of this grant: its time must lie between the entry's place and `now`, with
-    /// an allowance of `CLOCK_DRIFT`.
+    /// Whether Redis can have made the token of this grant. The token's time must lie between the entry's place and
+    /// `now`, with an allowance of `CLOCK_DRIFT`.
     pub(crate) fn is_plausible(&self, grant: GrantMessage, now: MonotonicTime) -> bool {
         let Some(since) = self.since else {
             return false;
@@ -125,8 +126,8 @@ pub(crate) enum EntryKind {
     New,
 }
 
-/// A thread's membership in a local queue. Its drop leaves the queue, for example in a panic. `leave` and `leave_with`
-/// leave the queue, too, and return what the caller has to release.
+/// A thread's membership in a local queue. `leave` and `leave_with` leave the queue, and return what the caller has to
+/// release. A drop without them, as in a panic, also leaves the queue.
 pub(crate) struct WaiterGuard<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
@@ -203,7 +204,7 @@ impl LocalQueues {
     /// Removes `lease`, which is not held any more, and wakes the first waiter. That waiter asks Redis.
     pub(crate) fn remove_holder(&self, lease: &Lease) {
         let holder = self.shard(&lease.grant().key).remove_holder(lease);
-        // Drop the lease after the mutex is released: this may be the lease's last reference.
+        // Drop the lease after the mutex is unlocked, since this may be the last reference to it.
         drop(holder);
     }
 
@@ -230,7 +231,7 @@ impl LocalQueues {
         }
         shard.tidy(key);
         let before = shard.holders.insert(Arc::clone(&next));
-        // The mutex is still locked. So a waiter that leaves now finds itself in the queue, or finds this lease.
+        // The mutex is still locked, so a waiter that leaves now finds either itself in the queue or this lease.
         first.hand_off(next);
         drop(shard);
         first.ring();
@@ -269,7 +270,7 @@ impl LocalQueues {
         if let Some(queue) = shard.queues.get_mut(key)
             && let Some(entry) = queue.entry.as_mut().filter(|entry| entry.lease == lease)
         {
-            // A node of a Cluster passes a message on to the others, so it may come several times.
+            // On a Cluster, the nodes forward messages to each other, so the same message may come several times.
             let repeated = entry.granted.filter(|known| known.token == grant.token);
             let is_doubtful = repeated.map_or(entry.is_known, |known| known.to_confirm);
             let to_confirm = grant.to_confirm || is_doubtful;
@@ -306,7 +307,7 @@ impl LocalQueues {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
         let is_newer = |holder: &Arc<Lease>| holder.grant().token > lease.grant().token;
-        // `lease` has ended, and another thread of this client holds the lock now.
+        // If the known holder is newer, `lease` has already ended.
         let lost = if shard.holders.get(key).is_some_and(is_newer) {
             Some(Arc::clone(lease))
         } else {
@@ -318,8 +319,8 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that `by` took the lock from `lease`. If this client holds the lease, returns the holder. If
-    /// no caller has accepted the lease's grant yet, the grant will have to be confirmed.
+    /// Handles a message that `by` unlocked `lease` by force. If a thread of this client holds the lease, returns it.
+    /// If no caller has accepted the lease's grant yet, notes that the grant has to be confirmed.
     pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
@@ -363,8 +364,8 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
-    /// Forgets the entry of `lease`, which is not queued in Redis or is about to be released. The next entry joins at
-    /// the same place. If a grant of the lease is reported later, the client releases the grant.
+    /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
+    /// same place. If a grant of `lease` is reported later, the client releases the grant.
     pub(crate) fn forget_entry(&self, key: &Key, lease: LeaseId) {
         let mut shard = self.shard(key);
         shard.abandoned.insert(lease);
@@ -421,7 +422,7 @@ impl Shard {
         holder
     }
 
-    /// Removes the queue of `key`, unless threads wait in it or it has to remember something about a held lock.
+    /// Removes the queue of `key`, unless threads wait in it, or the lock is held and `entry` or `forced` is set.
     fn tidy(&mut self, key: &Key) {
         let is_held = self.holders.get(key).is_some();
         let is_needed = |queue: &KeyQueue| {
@@ -483,9 +484,9 @@ impl WaiterGuard<'_> {
         self.waiter.take_handed_off()
     }
 
-    /// Chooses the lease to ask Redis for: the entry's lease if the entry has this waiter's options and is not in
-    /// flight, otherwise `fresh`. Marks the entry as in flight. Also returns a replaced entry, which had other options;
-    /// the caller has to release it.
+    /// Chooses the lease to ask Redis for, and marks the entry as in flight. Chooses the entry's lease if the entry has
+    /// this waiter's options and is not in flight, otherwise `fresh`. If `fresh` replaces an entry with other options,
+    /// also returns that entry, which the caller has to release.
     pub(crate) fn entry(
         &self,
         fresh: LeaseId,
@@ -497,7 +498,7 @@ impl WaiterGuard<'_> {
         };
         let options = self.waiter.options;
         if queue.entry.is_some_and(|entry| entry.is_in_flight) {
-            // The thread that sent the request was handed the lock before the reply came.
+            // The request in flight belongs to a thread that was handed the lock before the reply came.
             return (fresh, EntryKind::New, None);
         }
         if let Some(entry) = queue
@@ -543,8 +544,8 @@ impl WaiterGuard<'_> {
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
             (Some(since), false, notification_epoch);
-        // Redis found the entry in the queue. So if a grant was reported before this request, it was forged. If a grant
-        // was reported after this request was sent, it may be true.
+        // Redis found the entry in the queue. So a grant that was reported before this request was forged. A grant that
+        // was reported after the request was sent may be true.
         entry.was_granted = entry.granted.is_some();
         entry.notified = match queue_mode {
             QueueMode::Existing { notified } => entry.notified || notified,
@@ -553,9 +554,11 @@ impl WaiterGuard<'_> {
         Some(entry.notified)
     }
 
-    /// Forgets the entry of `lease`, which is missing from the queue of Redis. If the waiter relied on a message of its
-    /// grant and got none, the next entry joins at the same place, and this method returns the notification epoch of
-    /// the entry. Otherwise the waiter may have asked too late after a grant, so the next entry joins in front.
+    /// Forgets the entry of `lease`, which is missing from the queue in Redis.
+    ///
+    /// If the waiter was to be notified and got no message of a grant, the next entry joins at the same place. In this
+    /// case returns the notification epoch of the entry. Otherwise a grant may have ended before the waiter asked, so
+    /// the next entry joins in front of all others.
     pub(crate) fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
@@ -587,9 +590,11 @@ impl WaiterGuard<'_> {
         self.waiter.sleep(until, &self.queues.clock, cancel)
     }
 
-    /// Leaves the queue and adds `lease`, which Redis has granted, as the holder. Returns a lease that was handed off
-    /// to this waiter meanwhile, by a holder whose loss was not known yet; the caller has to release that lease. Also
-    /// returns the client that took `lease` by force, if a message said so.
+    /// Leaves the queue and adds `lease`, which Redis has granted, as the holder. If a message said that a client
+    /// unlocked `lease` by force, returns that client.
+    ///
+    /// Also returns a lease that was handed off to this waiter meanwhile, by a holder whose loss was not known yet. The
+    /// caller has to release it.
     #[must_use]
     pub(crate) fn leave_with(
         mut self,
@@ -637,7 +642,7 @@ impl WaiterGuard<'_> {
                 // The panicking thread does not read the reply.
                 entry.is_in_flight = false;
             }
-            // A wake-up of the leaving waiter is meant for the next waiter.
+            // The leaving waiter may have used up a wake-up, so the next waiter is woken.
             queue.wake();
         }
         let abandoned = if queue.waiters.is_empty() {
@@ -675,7 +680,7 @@ struct Waiter {
 struct WaiterState {
     /// Stays set until the next sleep, so that a wake-up before that sleep is not lost.
     woken: bool,
-    /// The thread has to compute again how long to sleep.
+    /// The thread has to compute its sleep again, since it may have become shorter.
     nudged: bool,
     handed_off: Option<Arc<Lease>>,
 }
@@ -768,9 +773,9 @@ impl Waiter {
     }
 }
 
-/// The leases that this client asked for and gave up before it held them. When a grant of such a lease is reported
-/// later, the client releases the grant. Any user may publish a message of a grant, so grants of other leases are not
-/// released.
+/// Abandoned leases: this client asked for them, and gave them up before it held them. When a grant of such a lease is
+/// reported later, the client releases the grant. Any user may publish a message of a grant, so grants of unknown
+/// leases are not released.
 #[derive(Default)]
 struct Abandoned(VecDeque<LeaseId>);
 

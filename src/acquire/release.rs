@@ -23,7 +23,7 @@ impl Acquirer {
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.end_lease(lease, now).err();
-        // Sent after a loss, too: the server that reported the loss may not be the primary.
+        // The release is sent even after a loss, since the server that reported the loss may not be the primary.
         self.store.send_release(release_of(lease));
         // Remove the holder after the send: Redis must get the release before the request of the next waiter.
         self.queues.remove_holder(lease);
@@ -55,8 +55,8 @@ impl Acquirer {
         result
     }
 
-    /// The result of a release that did not find the lease in Redis. If the lease's validity has not ended yet, the
-    /// lock was lost. Otherwise the key may have expired after the caller's work ended.
+    /// The result of a release that did not find the lease in Redis. Within the validity, that is a loss. After the
+    /// validity, the key may have expired after the caller's work had ended.
     fn not_there(&self, lease: &Lease, reason: LossReason) -> Result<Released, Error> {
         if self.watchdog.now() < lease.valid_until() {
             return Err(Error::lost(reason));
@@ -101,8 +101,8 @@ impl Acquirer {
         done
     }
 
-    /// Leaves the local queue without a grant of Redis. Releases what came too late for this waiter: a lease that was
-    /// handed off to it, and the entry of a queue that has no waiter left.
+    /// Leaves the local queue without a grant of Redis. Releases a lease that was handed off to this waiter meanwhile.
+    /// If no waiter is left, also releases the queue's entry.
     pub(super) fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
@@ -125,8 +125,8 @@ impl Acquirer {
         }
     }
 
-    /// Tells Redis to release a lease that no guard holds: its grant, or its place in the queue. First forgets the
-    /// entry. A later request with the same lease id could be granted, and this release would end that grant.
+    /// Tells Redis to release a lease that no guard holds: its grant, or its entry in the queue. First forgets the
+    /// entry, so that no later request uses the lease id: this release would end a later grant.
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);

@@ -8,7 +8,7 @@ use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 #[derive(Default)]
 pub(super) struct Shutdown {
     is_shut_down: AtomicBool,
-    /// Held while the flag changes, so that a thread cannot fall asleep between its check of the flag and the wake-up.
+    /// Locked while the flag changes. A thread that checks the flag and then sleeps cannot miss the wake-up in between.
     changing: Mutex<()>,
     changed: Condvar,
 }

@@ -25,7 +25,7 @@ use crate::watchdog::Scheduler;
 const OPTIONS: Options = Options::USUAL;
 /// The place of a waiter in the queue in Redis.
 const SINCE: u64 = 1_800_000_000_000_005;
-/// Both time-outs are longer than any test.
+/// The command time-out and the outage time-out are longer than any test.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -172,7 +172,7 @@ fn a_thousand_waiters_send_few_requests() {
         let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
         let requests: f64 = a_second.sum();
         assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
-        // The last waiter asks while the queue exists: a queue outlives its lock by at least ten seconds.
+        // The last waiter asks before the queue is gone: a queue outlives its lock by at least ten seconds.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
     }
@@ -233,7 +233,8 @@ fn entry_lost_without_notifications_raises_no_suspicion() {
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
 }
 
-/// The grant ends before Redis confirms it. The grant's message comes before the confirming request is sent, or after.
+/// The grant ends before Redis confirms it. The test has two cases: the grant's message comes before the confirming
+/// request is sent, or after.
 #[test]
 fn waiter_that_confirms_late_rejoins_in_front() {
     for is_early in [true, false] {
@@ -322,7 +323,7 @@ fn waiter_rejoins_at_its_lost_place() {
         again,
     ];
     assert_eq!(*f.store.asked.lock(), asked);
-    // Another wait begins at the end of the queue.
+    // The next wait begins at the end of the queue.
     f.queues.holders().iter().for_each(|lease| {
         f.acquirer.release(lease);
     });

@@ -11,8 +11,9 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease, if it is renewed at
-    /// all: that leaves more time for the adoption. If Redis does not answer, the ticket has the rest of the ttl.
+    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
+    /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
+    /// ttl.
     pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
@@ -25,8 +26,8 @@ impl Acquirer {
             let _ = self.watchdog.extend(lease, ttl);
         }
         if options.checked {
-            // A check cannot be transferred, and without the check nothing could stop the renewals. So the ticket has
-            // none.
+            // A check cannot be transferred. Without its check the lease must not be renewed, so the ticket has no
+            // renewals.
             options.renew_every = None;
         }
         let now = self.watchdog.now();
@@ -47,8 +48,7 @@ impl Acquirer {
     }
 
     /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a
-    /// request that was sent and not answered: Redis may have carried it out, and the store releases the key in that
-    /// case.
+    /// request that got no answer: Redis may have carried it out, and then the store releases the key.
     pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let adopt = |started| self.adopt_through_outage(ticket, started);
         self.observed(&ticket.key, adopt, |lease| Some(&**lease))
@@ -70,7 +70,6 @@ impl Acquirer {
             self.report_unavailable(&ticket.key, &error);
             let pause = pause.next();
             let is_over = self.watchdog.now().since(started) + pause >= self.outage_timeout;
-            // Redis may have carried out a request without an answer. The store releases the key.
             if is_over || error.kind() == ErrorKind::Timeout {
                 return Err(error);
             }

@@ -18,17 +18,18 @@ use crate::util::key::Key;
 
 /// How long a waiter is queued in Redis before its key is tracked.
 const TRACK_AFTER: Duration = Duration::from_millis(20);
-/// How many waiters at the front of a key's queue have the key tracked. Each change of the key costs a request for each
-/// of them.
+/// How many waiters at the front of a key's queue have the key tracked. Each of these waiters costs a request at each
+/// change of the key.
 const TRACKING_WAITERS: u64 = 2;
-/// The longest time for which one of the first waiters relies on notifications before it asks Redis again. It bounds
+/// The longest time for which one of the first waiters relies on notifications before it asks Redis again. This bounds
 /// the delay after a lost notification.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
-/// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Behind them, a waiter at twice the
-/// place asks half as often. So the number of requests grows with the logarithm of the number of waiters.
+/// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
+/// often: with twice as many waiters before it, half as often. So the number of requests grows with the logarithm of
+/// the number of waiters.
 const NEAR: u64 = 8;
-/// The waiters of an expired lock ask one after another, this far apart. Usually the first request serves the queue for
-/// all of them.
+/// The waiters of an expired lock ask one after another, this far apart. Usually the first request already serves the
+/// queue.
 const ASK_APART: Duration = Duration::from_millis(20);
 /// The last waiter asks at most this long after the lock has expired. The queue outlives the lock by ten seconds or
 /// more.
@@ -71,7 +72,7 @@ impl RetryState {
     }
 }
 
-/// The result of this caller's last attempt. It overrides the outage that the client knows of from other callers.
+/// The result of this caller's own last attempt. It counts more than the outage that other callers have found.
 enum LastAttempt {
     None,
     Answered,
@@ -233,8 +234,8 @@ impl Wait<'_> {
             }
             let may_ask = match position {
                 QueuePosition::Behind => false,
-                // A caller that does not wait asks Redis all the same: Redis may know of a loss that has not been
-                // reported here yet.
+                // A caller that does not wait still asks Redis, which may know of a loss that this client does not know
+                // of yet.
                 QueuePosition::Held(_) => matches!(self.until, Until::Now),
                 QueuePosition::First | QueuePosition::Granted(..) => true,
             };
@@ -262,7 +263,8 @@ impl Wait<'_> {
         !matches!(self.until, Until::Now) && cancel.is_some_and(is_ready)
     }
 
-    /// The outage that this caller knows of: by its own last attempt, if it may ask, or by other callers' attempts.
+    /// The outage that counts for this caller. If it may ask Redis, its own last attempt decides; otherwise the
+    /// attempts of other callers do.
     fn outage(&self, now: MonotonicTime, may_ask: bool) -> Option<CurrentOutage> {
         match &self.last_attempt {
             LastAttempt::Answered if may_ask => None,
@@ -379,11 +381,12 @@ impl Wait<'_> {
         self.acquirer.notifications.track(tracked)
     }
 
-    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first:
-    /// if the message says so, its token is not plausible, other users may know the lease id, the entry has other
-    /// options, the caller was promised the whole ttl, replicas have to acknowledge the grant, or too little validity is
-    /// left. (Validity counts from the first
-    /// request, since the time of the grant is not known.)
+    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first.
+    /// That is so in these cases:
+    ///
+    /// - The message says so, its token is not plausible, or other users may know the lease id.
+    /// - The entry has other options, the caller was promised the whole ttl, or replicas have to acknowledge the grant.
+    /// - Too little validity is left. It counts from the first request, since the time of the grant is not known.
     fn accept(
         &self,
         entry: &QueueEntry,
@@ -417,7 +420,7 @@ impl Wait<'_> {
         let ttl = options.first_ttl();
         let full_time = asked_at.after(acquirer.command_timeout);
         let deadline = match (self.until, &self.last_attempt) {
-            // This caller knows that another holder has the lock, so the attempt ends at the caller's own deadline.
+            // Another holder has the lock, so the attempt may end at the caller's own deadline.
             (Until::At(at), LastAttempt::Answered) => full_time.min(at),
             _ => full_time,
         };
@@ -469,11 +472,12 @@ impl Wait<'_> {
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
             Err(error) => {
                 if was_queued {
-                    // If Redis refused the request, the lease is still in the queue of Redis.
+                    // Redis has refused the request, so an earlier entry of the lease may still be in the queue in
+                    // Redis.
                     acquirer.release_unheld(key.clone(), lease, ttl);
                 }
                 match error.kind() {
-                    // The caller's own deadline may be shorter than a reply takes, so this timeout says nothing about
+                    // The caller's own deadline may be shorter than a reply takes, so this time-out says nothing about
                     // Redis.
                     ErrorKind::Timeout if deadline < full_time => self.retry = RetryState::Polling,
                     ErrorKind::Timeout | ErrorKind::Unavailable => {
@@ -543,7 +547,7 @@ impl Wait<'_> {
                 self.waiter
                     .note_queued(lease, queued.since, queue_mode, notification_epoch);
             if noted.is_none() {
-                // The lease is not the queue's entry any more: the client was shut down meanwhile, for example.
+                // The lease is no longer the queue's entry, for example because the client was shut down.
                 acquirer.release_unheld(key.clone(), lease, options.first_ttl());
             }
             noted.unwrap_or(false)
@@ -556,7 +560,7 @@ impl Wait<'_> {
             acquirer.notifications.request(key);
         }
         self.retry = match queued {
-            // An entry that joined to poll is not notified, even if the client can be notified by now.
+            // An entry that joined to poll is never notified, even if notifications have become possible since.
             Some(queued)
                 if is_notified && acquirer.notifications.queue_mode(key) == QueueMode::Notified =>
             {
@@ -581,8 +585,9 @@ impl Wait<'_> {
             ..
         } = self.acquirer;
         let expected_notification = self.waiter.remove_missing_entry(lease);
-        // A grant may have skipped the entry, because this client's subscription is on an old primary. The epoch rules
-        // out two other reasons: an interrupted subscription, and a flush of all keys.
+        // Redis has lost the entry, although this client's subscription was not interrupted and no flush was reported:
+        // both would have changed the epoch. So the subscription may be on an old primary, and a grant may have skipped
+        // the entry.
         let key = &self.request.key;
         let is_notified = notifications.queue_mode(key) == QueueMode::Notified;
         if is_notified && expected_notification == Some(notifications.epoch(key)) {
@@ -599,7 +604,7 @@ impl Wait<'_> {
         let known = acquirer.outage_of(&self.request.options);
         let (mut outage, is_news) = known.begin(self.server(), since, now, error);
         if is_news {
-            // The waiters behind this waiter now have to end after `outage_timeout`.
+            // The other waiters have to know of the outage, since they end after `outage_timeout`, too.
             acquirer.queues.wake_all();
         }
         if let LastAttempt::Failed(before) = &self.last_attempt {

@@ -1,8 +1,8 @@
 //! The callback thread of a client. It runs user code: `on_lost` callbacks, event handlers, tracing and metrics.
 //! The library never waits for this thread, and a panic in user code does not end it.
 //!
-//! The queue has no bound for callbacks and losses: there is one callback for each call of `on_lost`, and one loss for
-//! each held lock. Other events recur, so at most `MAX_QUEUED_EVENTS` of them are queued.
+//! Callbacks and losses need no bound: there is one callback for each call of `on_lost`, and one loss for each held
+//! lock. Other events recur without end, so at most `MAX_QUEUED_EVENTS` of them are queued.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]

@@ -77,13 +77,14 @@ pub(crate) struct Grant {
     pub(crate) since: MonotonicTime,
 }
 
-/// The time between two renewals has this many steps, and a renewal is moved to the start of its step. So the renewals
-/// of several leases share a round trip, and do not wake the watchdog one by one.
+/// The time between two renewals is divided into this many steps, and each renewal is moved to the start of its step.
+/// So renewals of several leases fall together: they share a round trip, and wake the watchdog once.
 const RENEWAL_STEPS: u32 = 128;
 /// The longest step. With longer steps, a client with many leases would renew too many of them at one moment.
 const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
-/// Renewals that were due together are spread over the time between renewals divided by this number. A smaller number
-/// would spread them sooner, but renew more often. With this number, 3 % more renewals are sent.
+/// If many renewals were due together, the next ones are spread over this part (one sixteenth) of the time between
+/// renewals. With a larger part, they would spread sooner, but be renewed more often. With this part, 3 % more renewals
+/// are sent.
 const SPREAD: u32 = 16;
 
 fn renewal_step(every: Duration) -> Duration {
@@ -154,8 +155,8 @@ impl Grant {
         Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew if a renewal is due at `at` together with many others. This is earlier than `at`, by a time that
-    /// differs from lease to lease, so the renewals spread over time.
+    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`. The difference varies
+    /// from lease to lease, so the renewals spread over time.
     pub(super) fn spread_earlier(&self, at: MonotonicTime) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(self.id.jitter());

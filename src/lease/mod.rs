@@ -53,11 +53,11 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     valid_until: MonotonicTime,
-    /// The latest time at which Redis may still have the key. A renewal without a reply counts as carried out.
+    /// The latest time at which Redis may still have the key, even if a renewal without a reply was carried out.
     key_until: MonotonicTime,
     /// The ttl reaches the end of `max_hold`, so the lease is not renewed any more.
     capped: bool,
-    /// When the next renewal is due. Stays the same after that time until the renewal has succeeded or failed.
+    /// When the next renewal is due, or when the renewal that is under way became due.
     renew_at: Option<MonotonicTime>,
     /// A renewal is queued or under way.
     renewal_due: bool,
@@ -174,7 +174,7 @@ impl Drop for Detached {
 
 /// How long a lock is held before its key is tracked, so short holds send no request to track it.
 const TRACK_AFTER: Duration = Duration::from_millis(30);
-/// How long further messages of a `force_unlock` are not confirmed after a pipeline has denied a message.
+/// After a pipeline has denied a message of a `force_unlock`, further messages are not confirmed for this long.
 const PAUSE_AFTER_DENIAL: Duration = Duration::from_secs(1);
 
 impl Lease {
@@ -268,10 +268,14 @@ impl Lease {
     /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
     /// the `options` that the next holder asked for. Sends nothing to Redis.
     ///
-    /// Changes nothing and returns `None` if this lease has ended, has other options or a check, is not renewed (any
-    /// more), or was extended beyond its ttl. The same if its ttl is being changed or reaches the end of `max_hold`, if
-    /// a third of its validity has passed, if hand-offs are forbidden, or if a message of a `force_unlock` is being
-    /// confirmed. Calls no listener, so callers may hold mutexes.
+    /// Changes nothing and returns `None` in these cases:
+    ///
+    /// - The lease has ended, has other options or a check, or hand-offs are forbidden.
+    /// - The lease is not renewed (any more), its ttl is being changed or reaches the end of `max_hold`, or the lease
+    ///   was extended beyond its ttl.
+    /// - A third of the validity has passed, or a message of a `force_unlock` is being confirmed.
+    ///
+    /// Calls no listener, so callers may hold mutexes.
     pub(crate) fn hand_off(
         &self,
         now: MonotonicTime,
@@ -347,9 +351,9 @@ impl Lease {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
-    /// Records a message that says that `by` unlocked this lease by force. Returns true if the caller has to ask a
-    /// pipeline now: one request is sent at a time, and none for a second after a denial. If the pipeline does not find
-    /// the lease under its key, the lease is lost with `ForceUnlocked`.
+    /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to ask a pipeline now.
+    /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. Only one request
+    /// is sent at a time, and none for a second after a denial.
     pub(crate) fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -365,8 +369,8 @@ impl Lease {
         confirms
     }
 
-    /// Records the end of the request that [`record_force_message`](Self::record_force_message) told its caller to
-    /// send. `denied_at` is the time at which a pipeline said that the lease is held.
+    /// Records the end of the request after [`record_force_message`](Self::record_force_message). `denied_at` is the
+    /// time at which a pipeline said that the lease is still held.
     pub(crate) fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
         let report = &mut state.extras().force;
@@ -501,7 +505,7 @@ impl State {
         Detached {
             timer: self.timer.take(),
             tracked: std::mem::take(&mut self.tracked),
-            // Each receiver's owner keeps a sender, so no channel is disconnected when these senders are dropped.
+            // The owner of each receiver keeps a sender of its own, so dropping these senders disconnects no channel.
             listeners,
             check,
         }

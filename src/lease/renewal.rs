@@ -17,8 +17,8 @@ use crate::util::sync::Condvar;
 pub(crate) enum DueActions {
     /// None: the lease has ended.
     Ended,
-    /// The lease is held. The flags say whether to renew it, to track its key, and to warn that `max_hold` ends soon.
-    /// The lease's timer is set to `next`.
+    /// The lease is held, and its timer is set to `next`. The flags say whether to renew the lease, to track its key,
+    /// and to warn that `max_hold` ends soon.
     Held {
         renew: bool,
         track: bool,
@@ -55,8 +55,8 @@ impl Lease {
     /// validity has ended.
     ///
     /// Calls `replace_timer` with the old timer (if any) and the time of the next timer. `replace_timer` returns the
-    /// new timer, or `None` if the watchdog has stopped. The lease is locked during the call. So a concurrent release
-    /// finds the new timer, or prevents it.
+    /// new timer, or `None` if the watchdog has stopped. The lease is locked during the call, so a concurrent release
+    /// either comes first, and no timer is set, or finds the new timer.
     pub(crate) fn take_due(
         &self,
         now: MonotonicTime,
@@ -96,7 +96,7 @@ impl Lease {
     pub(crate) fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
         let until = self.grant.hold_until()?;
         let state = self.state.lock();
-        // When the ttl is capped, the validity ends a little before `max_hold` does: by the allowance for drift.
+        // If the ttl is capped, the validity ends before `max_hold` does, earlier by the allowance for drift.
         let until = if state.capped {
             state.valid_until
         } else {
@@ -111,8 +111,7 @@ impl Lease {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
             state.tracked = has_room();
-            // A new notification connection tracks keys before their timers fire; these timers need not track them
-            // again.
+            // A new notification connection may already have tracked this key, before the timer of the lease fired.
             if state.tracked {
                 state.track_at = None;
             }
@@ -252,8 +251,8 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The time at which a request for the full ttl would have given the lease its present validity, but at most
-    /// `latest`.
+    /// The time at which a request for the full ttl would have led to the lease's present validity. `latest` if that is
+    /// earlier.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
@@ -275,8 +274,8 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // The request may still reach Redis until the key has expired, and the key has at most `asked` left. Then it
-        // sets the ttl to `asked` once more. Several such requests do not add up.
+        // The request may still reach Redis while the key exists, for at most `asked`. It then sets the ttl to `asked`
+        // once more. Several such requests do not add up.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);

@@ -25,7 +25,7 @@ fn lease(change: impl FnOnce(&mut Grant)) -> Fixture {
 fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Grant)) -> Fixture {
     let threads = ThreadGroup::new();
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
-    // A multiple of each time between renewals below, so renewals fall on whole seconds.
+    // A multiple of all times between renewals in these tests, so renewals fall on whole seconds.
     let asked_at = MonotonicTime::now()
         .after(1000 * SECOND)
         .rounded_down(10 * SECOND);

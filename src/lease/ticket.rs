@@ -12,9 +12,11 @@ use crate::util::key::Key;
 
 const VERSION: &str = "lht1";
 
-/// The data of a grant that its adopter needs. The text of a ticket has these words: version, lease id, token, ttl,
-/// time between renewals (or `-`), rest of `max_hold` (or `-`), longest time for which Redis may have the key, length
-/// of the prefix, key in Redis. Times are in ms.
+/// The data of a grant that its adopter needs.
+///
+/// The text of a ticket has these words: version, lease id, token, ttl, time between renewals (or `-`), rest of
+/// `max_hold` (or `-`), longest time for which Redis may have the key, length of the prefix, key in Redis. Times are in
+/// ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) key: Key,
@@ -33,7 +35,7 @@ impl Ticket {
         // Text from a file or a pipe ends with a newline.
         let text = text.trim_end_matches(['\n', '\r']);
         if text.contains(char::is_control) {
-            // The text may hold a second ticket, and an error that quotes the key would show it.
+            // The second line may be another ticket, which an error with the key would show.
             return Err(invalid("the ticket is not one line of text"));
         }
         let mut words = text.splitn(9, ' ');

@@ -164,25 +164,25 @@ pub(crate) struct Held {
 pub(crate) enum QueueMode {
     /// Does not join: a single attempt.
     None,
-    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis keeps the key for the
-    /// waiter for a moment.
+    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis grants it the key with
+    /// a short ttl, and the waiter finds the grant when it polls.
     Polling,
     /// Joins. When the waiter's turn comes, it is granted the key and notified.
     Notified,
-    /// Joins as `Polling` or `Notified`, at the place of a lease that joined at `since` and is no longer queued, or in
-    /// front of the queue: see [`front_place`].
+    /// Joins as `Polling` or `Notified`, at the place `since` of an earlier lease of this client, which is no longer
+    /// queued. [`front_place`] makes a place in front of the queue.
     Rejoin { since: u64, polls: bool },
-    /// Does not join: the lease joined before and may still be queued. With `notified`, an entry that polls is notified
-    /// from now on.
+    /// Does not join, since the lease joined before and may still be queued. With `notified`, an entry that joined to
+    /// poll is notified from now on.
     Existing { notified: bool },
 }
 
-/// The smallest place of a waiter that has not had its turn, in µs. Waiters that replied too late to an earlier turn
+/// The smallest place, in µs, of a waiter that has not had its turn. Waiters that were too late for an earlier turn
 /// have smaller places.
 pub(crate) const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
-/// The place in front of the queue for a waiter that joined at `since` and replied too late when its turn came. Such
-/// waiters keep their order.
+/// The place in front of the queue for a waiter that joined at `since` and was too late when its turn came. Several
+/// such waiters keep their order.
 pub(crate) fn front_place(since: u64) -> u64 {
     since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
@@ -208,7 +208,7 @@ pub(crate) enum Reply {
     Done,
     /// The key does not exist.
     Missing,
-    /// Not released by force, since its holder would not be notified.
+    /// The key was not released by force, since its holder would not be notified.
     NotListening,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
@@ -219,7 +219,7 @@ pub(crate) enum Reply {
         value: Box<LockValue>,
         expires_in: Option<Duration>,
     },
-    /// Not written, since the value was written under this greater token.
+    /// Nothing was written, since the value was written under this greater token before.
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),

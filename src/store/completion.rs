@@ -1,9 +1,11 @@
 //! The outcomes of requests, for the caller that waits for them.
 //!
-//! A store has a [`Completion`] for each request and sets the request's outcome there. The caller waits in one of two
-//! ways. A caller of `Store::execute` waits for all of its requests, and may be appointed meanwhile to lead the
-//! pipeline that has them. A caller of `Store::submit` ([`Submitted`]) may have requests on several servers: it is
-//! never appointed, and it can continue as soon as it has enough outcomes.
+//! A store has a [`Completion`] for each request, and sets the request's outcome there. There are two kinds of callers:
+//!
+//! - A caller of `Store::execute` waits for all of its requests. Meanwhile it may be appointed to lead the pipeline
+//!   that has them.
+//! - A caller of `Store::submit` ([`Submitted`]) may have requests on several servers. It is never appointed, and
+//!   continues as soon as it has enough outcomes.
 
 use std::sync::Arc;
 
@@ -42,7 +44,7 @@ struct CallerState {
 enum Interest {
     /// Waits for outcomes.
     Waiting,
-    /// Does not wait any more, but keeps locks that are granted late. Requests that are not written yet are dropped.
+    /// No longer waits, but keeps locks that are granted late. Requests that are not written yet are dropped.
     KeepsGrants,
     /// Has left. The store undoes acquires that are granted late.
     Left,
@@ -104,13 +106,13 @@ impl Caller {
             }
             state.asleep = true;
             drop(state);
-            // Returns at once if the thread was unparked before, and may also return for no reason.
+            // This returns at once if the thread was unparked before, and may also return without a reason.
             park_timeout(left);
         }
     }
 
-    /// Parks the thread until `are_enough` returns true for the outcomes. Then returns true. Returns false if all
-    /// outcomes have come and are not enough, or at `deadline`.
+    /// Parks the thread until `are_enough` returns true for the outcomes, and then returns true. Returns false at
+    /// `deadline`, or if all outcomes have come and are not enough.
     fn wait_until(
         &self,
         deadline: MonotonicTime,
@@ -209,8 +211,9 @@ impl Submitted {
         (Self(caller), completions)
     }
 
-    /// Waits until `are_enough` returns true for the outcomes so far, in the order of the completions. Returns false if
-    /// all outcomes have come and are not enough, or at `deadline`. `are_enough` must not lock anything.
+    /// Waits until `are_enough` returns true for the outcomes so far, and then returns true. Returns false at
+    /// `deadline`, or if all outcomes have come and are not enough. `are_enough` gets the outcomes in the order of the
+    /// completions, and must not lock anything.
     pub(crate) fn wait(
         &self,
         deadline: MonotonicTime,
@@ -219,8 +222,8 @@ impl Submitted {
         self.0.wait_until(deadline, are_enough)
     }
 
-    /// The outcomes so far. An acquire whose outcome is an error may hold its key until the store has undone it, so a
-    /// caller may count only servers that have granted.
+    /// The outcomes so far. A caller may count only servers that have granted: an acquire whose outcome is an error may
+    /// still hold its key until the store has undone it.
     #[cfg_attr(not(test), expect(dead_code, reason = "a quorum keeps late grants"))]
     pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
@@ -249,8 +252,8 @@ impl Drop for Submitted {
     }
 }
 
-/// The right to set the outcome of one request. Dropping it without an outcome sets a time-out, so that no caller waits
-/// for a request that a panic has dropped.
+/// The right to set the outcome of one request. If it is dropped without an outcome, as in a panic, the outcome is a
+/// time-out. So no caller waits in vain.
 pub(crate) struct Completion {
     caller: Arc<Caller>,
     index: usize,
@@ -272,7 +275,8 @@ impl Completion {
         self.caller.complete(self.index, outcome)
     }
 
-    /// Sets the error as the outcome, even if the caller has left: a caller takes its outcomes after it has left, too.
+    /// Sets the error as the outcome, even if the caller has left, since the caller may still take its outcomes after
+    /// that.
     pub(crate) fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));

@@ -23,9 +23,9 @@ pub(crate) enum LateRelease {
 /// pipeline's mutex may be locked during the call, so the function must not call the store.
 pub(crate) type LateReleaseHook = Arc<dyn Fn(&Key, u64, LateRelease) + Send + Sync>;
 
-/// Reports a release that is being written, or waits for its reply, to the hook. Dropping it without
-/// [`confirm`](Self::confirm) reports the release as given up, unless the release went to a pipeline's queue
-/// ([`suspend`](Self::suspend)).
+/// Tracks a release that is being written or waits for its reply, and reports to the hook. A drop reports the release
+/// as given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
+/// queue).
 pub(crate) struct ReleaseTracker {
     hook: LateReleaseHook,
     key: Key,
@@ -86,7 +86,7 @@ impl ReleaseTracker {
 }
 
 impl Drop for ReleaseTracker {
-    /// Calls the hook if the release was late or is given up.
+    /// Reports the end of the release, if it was late or is given up.
     fn drop(&mut self) {
         if self.suspended {
             return;

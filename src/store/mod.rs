@@ -63,11 +63,11 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Queues requests and returns at once: a thread of the store, or the leader of the pipeline, does the I/O. So one
-    /// caller can ask several stores, and a server that does not answer delays none of the others. The requests of one
-    /// call that can share a round trip do so.
+    /// caller can ask several stores, and a server that does not answer delays none of the others. Requests of one call
+    /// share round trips where that is possible.
     fn submit(&self, requests: Vec<(Command, Completion)>);
 
-    /// The server that stores `key`: an outage of another server does not concern it.
+    /// The server that stores `key`. Outages of other servers do not concern the key.
     fn server_of(&self, _key: &Key) -> ServerId {
         ServerId::ONLY
     }
@@ -140,8 +140,8 @@ pub(crate) trait Notifications: Send + Sync {
     /// not connected: once they are, `Listener::all_changed` is called.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// How a waiter should join the queue of `key` now. A store without queues always returns `None`: its waiters poll,
-    /// with random pauses.
+    /// How a waiter should join the queue of `key` now. A store without queues always returns `QueueMode::None`: its
+    /// waiters poll, with random pauses.
     fn queue_mode(&self, key: &Key) -> QueueMode;
 
     /// A number that changes when notifications about `key` may have been missed: with each new notification
@@ -163,7 +163,7 @@ pub(crate) trait Transactions: Send + Sync {
     /// Takes a connection for one transaction out of the pool, or connects: to the server of `key`, the lock's key.
     fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error>;
 
-    /// Learns from an error of such a connection.
+    /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
     fn note_failure(&self, _key: &Key, _error: &Error) {}
 }
 
@@ -208,8 +208,8 @@ pub(crate) struct RenewalLimits {
 }
 
 impl RenewalLimits {
-    /// The limits of one server. While one thread handles replies, the server has the requests of the other thread.
-    /// Batches are large only when renewals are late: in that case a lost lock is worse than a reply that comes some ms
+    /// The limits of one server. While one thread handles replies, the server can work on the requests of the other
+    /// thread. Batches are large only when renewals are late: then a lost lock is worse than a reply that comes some ms
     /// later.
     pub(crate) const USUAL: Self = Self {
         threads: 2,

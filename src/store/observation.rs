@@ -57,9 +57,9 @@ impl<'a> KeyState<'a> {
 /// Handles the reports of servers. The store calls these methods on one of its threads, so they must return quickly.
 /// They may call [`Notifications::track`](crate::store::Notifications::track).
 ///
-/// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a listener
-/// believes a reported loss only after a request has confirmed it: one server may report the end of a lease that holds
-/// the keys of a majority.
+/// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a request
+/// has to confirm a reported loss before the listener ends the lease. For example, one server may have lost a lease
+/// that a majority of the servers still has.
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);

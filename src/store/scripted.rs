@@ -48,7 +48,7 @@ impl Scripted {
         self.answers.lock().push_back(Box::new(answer));
     }
 
-    /// Takes back the next reply that no request has had. Returns false if there is none.
+    /// Removes the next reply that no request has taken. Returns false if there is none.
     pub(crate) fn unasked(&self) -> bool {
         self.answers.lock().pop_front().is_some()
     }

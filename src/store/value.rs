@@ -14,8 +14,8 @@ const QUEUE_MARK: &str = " +";
 
 /// The bits of a fencing token below the µs part that Redis makes. They count the hand-offs of one grant.
 const TOKEN_SHIFT: u32 = 10;
-/// The greatest fencing token. Scripts grant nothing once the fence counter has passed 9,007,199,254,000,000 µs,
-/// somewhat less than 2^53 (lua/count.lua), so every token is smaller than 2^63 and is the same number as an `i64`.
+/// The greatest fencing token. Scripts grant nothing once the fence counter has passed 9,007,199,254,000,000 µs
+/// (lua/count.lua). That is a little less than 2^53, so every token is less than 2^63, and fits into an `i64`.
 pub(crate) const MAX_TOKEN: u64 = i64::MAX as u64;
 
 /// The greatest time of a grant in µs.
@@ -29,7 +29,7 @@ pub(crate) struct TokenBound(
 );
 
 impl TokenBound {
-    /// Returns `None` if the scripts could grant no token above `token`, or only few.
+    /// Returns `None` if scripts could grant hardly any tokens above `token`.
     #[cfg_attr(
         not(test),
         expect(dead_code, reason = "only a store of several servers has bounds")
@@ -45,9 +45,9 @@ impl TokenBound {
     }
 }
 
-/// The message of the error for a lock's key that holds something else.
+/// The message of the error if a lock's key has a foreign value.
 pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
-/// The message of the error for a fenced value's key that holds something else.
+/// The message of the error if a fenced value's key has a foreign value.
 pub(crate) const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
 
 /// The parts of a lock's value, and the length of its queue.

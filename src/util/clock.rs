@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The longest step by which a clock can be moved: a year. Hundreds of such steps fit into a [`MonotonicTime`].
+/// The longest step by which a clock can be moved: a year. A [`MonotonicTime`] has room for hundreds of such steps.
 const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The clock of one client. It shows the machine's time, unless a test moves it ahead.

@@ -1,17 +1,17 @@
-//! Detects that this process is a fork of the process that made a client.
+//! Detects that this process is a fork: another process, its parent, made the client.
 //!
 //! A fork copies a client into the child process, but none of its threads, and the child shares its sockets. So the
 //! child must neither use nor drop the client. Mutexes that were locked at the fork by threads that the child lacks
 //! stay locked for ever. The fork also copies parking_lot's table of sleeping threads. The entries of this table point
-//! into memory that a drop of the client would free, and the threads of a new client would follow these pointers.
+//! into memory that a drop of the client would free. The threads of a new client would follow these pointers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 
-/// A process id in the upper half, and the number of that process's clients in the lower half. (This is the standard
-/// library's atomic, since models have no forks.)
+/// The number of clients of a process: the process id is in the upper half, and the number in the lower half. (This is
+/// the standard library's atomic, since models have no forks.)
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 const COUNT: u64 = u32::MAX as u64;
 

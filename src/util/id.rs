@@ -49,8 +49,8 @@ impl LeaseId {
     }
 }
 
-/// The first half of a lease id. It distinguishes leases. It does not allow to act for a lease, since the other 64 bits
-/// stay secret.
+/// The first half of a lease id, which distinguishes leases. Nobody can act for a lease with this half alone, since the
+/// other 64 bits stay secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseStart(u64);
 
@@ -80,9 +80,9 @@ fn is_digit(byte: u8) -> bool {
 /// A source of lease ids. A lease id is secret until its lock is granted: a waiter accepts the message of a grant
 /// because it contains the id.
 ///
-/// All random bytes come from the system. A random generator of the process would repeat its numbers in each fork. Each
-/// read is a system call, so it gets 64 ids. (A fork also copies the unused ids, but a forked process cannot use its
-/// parent's clients.)
+/// All random bytes come from the system, since a random generator of the process would repeat its numbers in each
+/// fork. Each read is a system call, so one read makes 64 ids. (A fork also copies the unused ids, but a forked process
+/// cannot use its parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 

@@ -13,7 +13,7 @@ use crate::util::id::HolderId;
 use crate::util::slot::{Slot, hash_tag};
 use crate::util::text::printable;
 
-/// The first character of the library's own keys after the prefix. Prefixes must not contain it, names not begin with
+/// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with
 /// it.
 pub(crate) const RESERVED: char = '~';
 
@@ -48,7 +48,8 @@ pub(crate) enum KeyLayout {
 }
 
 impl KeyLayout {
-    /// The layout for a Cluster. Refuses a prefix in which a hash tag begins that the names of locks would end.
+    /// The layout for a Cluster. Refuses a prefix with an open `{`, since the name of a lock could then complete a hash
+    /// tag.
     pub(crate) fn of_cluster(prefix: &str) -> Result<Self, Error> {
         match hash_tag(prefix) {
             Some(_) => Ok(Self::OneSlot),
@@ -170,8 +171,8 @@ impl Key {
     }
 }
 
-/// The key of the counter that makes the fencing tokens of all locks under `prefix` strictly increasing. On a Cluster,
-/// each slot has a counter of its own, whose key also has [`Key::fence_tag`] at its end.
+/// The key of the fence counter, from which the fencing tokens of all locks under `prefix` follow. On a Cluster, each
+/// slot has a counter of its own, whose key also has [`Key::fence_tag`] at its end.
 pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
@@ -231,9 +232,9 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits of a hash choose a key's shard, so all keys in the map of a shard have the same low bits. But a
-        // map chooses buckets by the low bits, too. The upper half of the product depends on all bits (Fibonacci
-        // hashing), so swap the halves.
+        // The low bits of a hash choose a key's shard, so all keys in the map of a shard have the same low bits. But
+        // the map also chooses buckets by the low bits. So the hash is multiplied (Fibonacci hashing): the upper half
+        // of the product depends on all bits, and the halves are swapped.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -417,7 +418,7 @@ mod tests {
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
 
-    /// The hash of an earlier version: FNV-1a with 32 bits and no seed.
+    /// The hash that an earlier version used: FNV-1a with 32 bits and no seed.
     fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         bytes.iter().fold(start, step)

@@ -33,8 +33,8 @@ impl Slot {
     }
 }
 
-/// The part of a key that decides its slot: the text between the first `{` and the first `}` after it. `None` if the
-/// whole key decides: there is no such text, or it is empty.
+/// The part of a key that decides its slot: the text between the first `{` and the first `}` after it. `None` if there
+/// is no such text, or if it is empty: then the whole key decides.
 pub(crate) fn hash_tag(key: &str) -> Option<&str> {
     let (_, behind) = key.split_once('{')?;
     let (tag, _) = behind.split_once('}')?;

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// `text` on one line. Control characters, line separators and characters that change the direction of text are
-/// escaped. `..` stands for the text after `longest` bytes.
+/// Puts `text` on one line. Escapes control characters, line separators and characters that change the direction of
+/// text. Replaces the text after `longest` bytes by `..`.
 pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     if text.len() <= longest && !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
@@ -28,7 +28,7 @@ pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
 /// Number of digits of a lease id.
 const ID_DIGITS: usize = 32;
 
-/// `text` with `<id>` in place of each run of 32 or more hexadecimal digits, which may hold a lease id.
+/// Replaces each run of 32 or more hexadecimal digits, which may be a lease id, by `<id>`.
 pub(crate) fn without_ids(text: &str) -> Cow<'_, str> {
     if !has_id(text) {
         return Cow::Borrowed(text);

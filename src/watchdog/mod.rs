@@ -158,8 +158,8 @@ impl Watchdog {
         }
         if detached.tracked {
             self.tracked.remove(before);
-            // A notification that comes between these two calls finds no lease for the key. Tracking the key again
-            // reads it.
+            // A notification that came between these two calls found no lease for the key. So the key is tracked again,
+            // which also reads it.
             self.track_keys(std::slice::from_ref(next));
         }
         self.schedule_or_lose(next);
@@ -352,15 +352,15 @@ impl Watchdog {
         }
     }
 
-    /// Handles a read that did not find the lease under its key. Queues a request on a pipeline; if that does not find
-    /// the lease either, the lease is lost.
+    /// Handles a read that did not find the lease under its key. Queues a request on a pipeline. If this request does
+    /// not find the lease either, the lease is lost.
     pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
         self.scheduler
             .queue_confirmation(lease, LossReport::KeyRead);
     }
 
-    /// Handles a message that says that `by` unlocked the lease by force. If no other user can publish messages, marks
-    /// the lease as lost at once. Otherwise queues a request on a pipeline, one at a time for each lease.
+    /// Handles a message that `by` unlocked the lease by force. If no other user can publish messages, marks the lease
+    /// as lost at once. Otherwise queues a request that confirms the loss, one at a time for each lease.
     pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.notifications.must_confirm_losses() {
@@ -396,7 +396,7 @@ impl Watchdog {
                 lease.record_force_answer(confirmed.is_ok().then(|| self.now()));
             }
             let is_settled = match &confirmed {
-                // Another message may have come since the request was sent, so read the key again.
+                // Another message may have come since the request was sent, so the key is read again.
                 Ok(()) => report == LossReport::KeyRead,
                 Err(error) => error.is_lease_lost(),
             };
@@ -419,7 +419,8 @@ impl Watchdog {
         let reason = match outcome? {
             Reply::Done => {
                 if report == LossReport::KeyRead {
-                    // The reply and the read differ, so one of the two connections does not lead to the primary.
+                    // The reply contradicts the earlier read, so one of the two connections does not lead to the
+                    // primary.
                     self.store.suspect_connections(&lease.grant().key);
                 }
                 return Ok(());
@@ -437,7 +438,7 @@ impl Watchdog {
     fn renew_all(&self, leases: &[Arc<Lease>]) {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        // Leaves out leases that are being extended: the end of an extension sets the time of the next renewal.
+        // Leases that are being extended are left out: the end of the extension sets the time of their next renewal.
         let (begun, late): (Vec<&Arc<Lease>>, Vec<Duration>) = leases
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))

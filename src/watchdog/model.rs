@@ -146,7 +146,7 @@ fn model_held_leases_are_renewed_until_released() {
                 asleep.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        // The model lasts a little longer than the longest hold, or more than a ttl longer.
+        // The model lasts either a little longer than the longest hold, or longer than the hold and a ttl.
         let steps = [6, 20][choice(2)];
         let all_threads_sleep = || quiet(|| asleep.load(Ordering::SeqCst));
         let clock = || {

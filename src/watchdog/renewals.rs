@@ -21,10 +21,10 @@ use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
 /// How many renewals a worker takes at least, if that many are due. All workers together then keep Redis busy for half
-/// a millisecond; after that it serves other clients.
+/// a millisecond, and after that Redis serves other clients.
 pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
-/// Batches grow with the time for which renewals wait: fewer round trips help a slow network or machine. After this
-/// time a batch is as large as the store allows, which takes Redis some milliseconds.
+/// Batches grow with the time for which renewals have waited, since fewer round trips help a slow network or machine.
+/// After this time, a batch is as large as the store allows, and takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// The source of a report that a lease was lost. A pipeline has to confirm the report.
@@ -63,9 +63,9 @@ struct Waiting {
     ended: bool,
 }
 
-/// The renewals that were queued when the round began. While some of them are left, the age of the round says how late
-/// the workers are. A renewal that is queued later may be taken first, but does not make the round younger. The next
-/// round begins with small batches again.
+/// A round: the renewals that were queued when it began. While some of them are left, the age of the round says how
+/// late the workers are. A renewal that is queued later may be taken first, but does not make the round younger. The
+/// next round begins with small batches again.
 struct Round {
     since: MonotonicTime,
     /// The round consists of renewals with lower numbers.
@@ -113,8 +113,8 @@ impl RenewalQueue {
         if leases.is_empty() {
             return;
         }
-        // This call locks the leases, so it comes before the lock of the queue: other threads lock a lease first, then
-        // the queue.
+        // This call locks each lease. It comes before the queue is locked, since other threads lock a lease first and
+        // then the queue.
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {

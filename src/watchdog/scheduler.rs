@@ -19,13 +19,13 @@ use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::renewals::{LossReport, RenewalBatch, RenewalQueue};
 use crate::watchdog::wheel::{TimerId, Wheel};
 
-/// How long after a request the store's maintenance runs, if it is not urgent.
+/// The delay of the store's maintenance after a request that is not urgent.
 const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 /// The number of due timers that are returned at a time, roughly. After the machine was suspended, all timers are due;
 /// the first leases should not wait until all timers are collected.
 const MAX_DUE_TIMERS: usize = 4096;
-/// The longest sleep while there are timers. While the machine is suspended leases expire, but not every sleep counts
-/// that time.
+/// The longest sleep while there are timers. Leases also expire while the machine is suspended, but some systems do not
+/// count that time as sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The lease whose actions a timer runs, or the store's maintenance.
@@ -218,8 +218,8 @@ impl Scheduler {
         }
     }
 
-    /// Handles the timer of maintenance that was requested for soon. Only this method clears that request: an urgent
-    /// run leaves the timer pending, and a further request must not set a second timer.
+    /// Handles the timer of maintenance that was requested for soon. Only this method clears that request. An urgent
+    /// run does not clear it, since the timer is still set, and a further request would set a second timer.
     pub(crate) fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.request_maintenance(Urgency::Now);

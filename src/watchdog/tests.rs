@@ -173,8 +173,8 @@ fn a_denied_force_makes_no_connection_suspect() {
     f.callbacks.stop();
 }
 
-/// If a force message were queued as a read, forged messages would make connections suspect, and the next message would
-/// not be confirmed.
+/// A force message that was queued as a read would have two faults: forged messages would make connections suspect, and
+/// the next message would not be confirmed.
 #[test]
 fn a_force_message_is_not_queued_as_a_read() {
     let f = fixture();

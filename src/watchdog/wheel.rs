@@ -25,8 +25,8 @@ use std::num::NonZeroU64;
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
-/// The slot of entries whose deadline had passed when they were inserted. Only here, entries that fire together may
-/// have different deadlines.
+/// The slot of entries whose deadline had passed when they were inserted. In any other slot, entries that fire together
+/// have the same deadline.
 const OVERDUE: usize = LEVELS * SLOTS;
 /// The index of no node.
 const NIL: u32 = u32::MAX;
@@ -71,7 +71,7 @@ const EMPTY: Slot = Slot {
 pub(crate) struct Wheel<T> {
     now: u64,
     inserted: NonZeroU64,
-    /// A tick that is not after the earliest deadline in `OVERDUE`; meaningless while that slot is empty.
+    /// The earliest deadline in `OVERDUE`, or an earlier tick. Meaningless while that slot is empty.
     overdue_since: u64,
     /// One bit for each slot that is in use: one word per level, and one for `OVERDUE`.
     occupied: [u64; LEVELS + 1],
@@ -194,7 +194,7 @@ impl<T: Default> Wheel<T> {
         let level = self.occupied[..LEVELS].iter().position(|&bits| bits != 0)?;
         let digit = self.occupied[level].trailing_zeros();
         let shift = level as u32 * BITS;
-        // At the top level one shift by 66 would overflow, so shift twice.
+        // At the top level, a single shift would be by 66 bits, which overflows. So this shifts twice.
         let above = self.now & (u64::MAX << shift << BITS);
         Some((
             level * SLOTS + digit as usize,

@@ -13,7 +13,7 @@ fn by() -> HolderId {
     HolderId::of_text("operator/1/0")
 }
 
-/// Waits until all threads sleep. Then moves the clock to the time at which the key of a queued waiter is tracked.
+/// Waits until all threads sleep. Then moves the clock on, until the keys of queued waiters are tracked.
 fn let_watch(waiting: &AtomicUsize) {
     // Each waiter has a thread that delivers its notifications.
     quiet(|| 2 * waiting.load(Ordering::SeqCst));

@@ -205,7 +205,7 @@ fn in_flight_entry_is_left_to_its_caller() {
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
     let [asked, fresh] = [(); 2].map(|()| LeaseId::random());
     one.entry(asked, MonotonicTime::now());
-    // Another thread adopts the lock meanwhile, and hands it off to the waiter whose request is in flight.
+    // Another thread adopts the lock, and hands it off to the waiter whose request is in flight.
     queues.hold(&held);
     assert!(queues.hand_off(&held, |options| {
         held.hand_off(MonotonicTime::now(), options)

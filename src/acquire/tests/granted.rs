@@ -101,7 +101,7 @@ fn lease_from_the_queue_is_released_to_waiters() {
 
 #[test]
 fn grant_that_ended_before_acceptance_is_repeated() {
-    // A ttl this short is not longer than the allowance for drift.
+    // This ttl is as short as the allowance for drift, so the grant is never valid.
     let options = Options {
         ttl: Duration::from_millis(2),
         ..OPTIONS

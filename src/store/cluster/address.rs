@@ -56,7 +56,7 @@ impl ClusterAddress {
         self.tls = settings;
     }
 
-    /// Fails if no endpoint can have this address with these settings: with two logins, or without TLS, for example.
+    /// Fails if address and settings do not fit together, for example if both have a login.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.seeds
             .iter()

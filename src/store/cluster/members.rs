@@ -93,7 +93,7 @@ impl Members {
         self.table.read().master(server).map(Arc::clone)
     }
 
-    /// Any master.
+    /// Returns any one of the masters.
     pub(super) fn any(&self) -> Option<Arc<Member>> {
         self.table
             .read()
@@ -159,7 +159,7 @@ impl Members {
     /// Removes `master`, unless it serves a slot or another thread uses it. Returns whether it was removed.
     pub(super) fn remove(&self, master: &Arc<Member>) -> bool {
         let mut table = self.table.write();
-        // The table has one reference, and the caller has one.
+        // The table and the caller have one reference each. Any other reference means that a thread uses the master.
         let is_used = Arc::strong_count(master) > 2;
         if is_used || table.slots.lowest_of(master.id()).is_some() {
             return false;

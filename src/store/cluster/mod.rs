@@ -44,8 +44,8 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
-/// How long renewals wait for silent nodes at most, after all other nodes have replied. A renewal worker then continues with the
-/// leases on the other nodes.
+/// The longest time for which renewals wait for silent nodes, after all other nodes have replied. A renewal worker then
+/// continues with the leases on the other nodes.
 const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The nodes of a client on a Redis Cluster.
@@ -120,7 +120,8 @@ impl ClusterStore {
         if let Some(node) = member.node() {
             return Ok(node);
         }
-        // Locked until the member has its node: `stop` comes before and no thread is started, or it finds the node.
+        // Locked until the member has its node. So `stop` either comes first, and no thread is started, or finds the
+        // node.
         let started = self.started.read();
         member.node_or_open(|| self.open(member, started.as_deref()))
     }
@@ -221,8 +222,8 @@ impl ClusterStore {
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects. After an error, `is_kept` says that
-    /// the last node repeats the command by itself if it is a release.
+    /// Sends one command to the node that serves its slot, and follows redirects. If a release fails, `is_kept` says
+    /// that the last node repeats it by itself.
     fn send(
         &self,
         command: &Command,
@@ -473,7 +474,8 @@ fn is_silence(error: &Error) -> bool {
     error.is_unavailable() && error.redirect().is_none()
 }
 
-/// Notes that a node has replied if any request succeeded, or that it is silent if none did and one got no reply.
+/// Notes that a node has replied if any of its requests succeeded. Notes that the node is silent if no request
+/// succeeded, and one got no reply.
 fn note_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
@@ -522,7 +524,7 @@ impl Store for ClusterStore {
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
         self.send_round(&mut all);
-        // First note all redirects, so that the second round sends the redirected requests together.
+        // All redirects are noted first, so that the second round sends the redirected requests together.
         let mut again: Vec<&mut Request> = Vec::new();
         for request in all {
             let Some(Err(error)) = &request.outcome else {
@@ -801,7 +803,8 @@ impl ReleaseRouter for ClusterStore {
     }
 }
 
-/// Passes the notifications of nodes on. If a node reports all keys as changed, only the keys in its slots are meant.
+/// Passes the notifications of nodes on. If a node reports all keys as changed, this listener limits the report to the
+/// keys in the node's slots.
 struct OwnSlotsListener {
     store: Weak<ClusterStore>,
     listener: Arc<dyn Listener>,

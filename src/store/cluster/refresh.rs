@@ -14,7 +14,7 @@ use crate::store::redis::connection::{Endpoint, ReplyContents};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Slot;
 
-/// The shortest time between two questions for the slot map. It doubles as long as the answers change nothing.
+/// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
@@ -34,7 +34,8 @@ struct RefreshState {
     is_wanted: bool,
     is_stopped: bool,
     is_closed: bool,
-    /// The number of rounds so far. A round ends with an answer, or when all nodes have failed.
+    /// The number of rounds so far. A round asks one node after another, and ends with an answer or when all nodes have
+    /// failed.
     rounds: u64,
     /// The error of the last round.
     error: Option<Error>,
@@ -97,7 +98,7 @@ impl Refresher {
         }
     }
 
-    /// Ends the thread and its connection. The refresher makes no other connection.
+    /// Ends the thread and closes its connection. No other code of this type connects.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
         self.stop();

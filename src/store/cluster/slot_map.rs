@@ -9,7 +9,7 @@ use crate::util::slot::Slot;
 pub(super) const SLOTS: usize = 16_384;
 /// The most masters that a client uses at a time.
 pub(super) const MAX_MASTERS: usize = 128;
-/// The most addresses of replicas that are kept. They, too, are asked for the slot map.
+/// The most addresses of replicas that are kept, to ask them for the slot map, too.
 pub(super) const MAX_KNOWN: usize = 256;
 /// The address of a node, from the URL or from another node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

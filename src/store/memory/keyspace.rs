@@ -13,9 +13,9 @@ use crate::util::key::{Key, KeyMap};
 
 /// The most waiters in a queue, and the most waiters that one grant skips.
 const MAX_QUEUE: usize = 10_000;
-/// How many of the first waiters send a request each second.
+/// How many of the first waiters are near the front, and send a request each second.
 const NEAR: usize = 8;
-/// The least time by which a queue outlives its lock. A request that finds less time left sets twice this time.
+/// A queue outlives its lock by at least this time. A request that finds less time left sets twice this time.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// The ttl of a grant to a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
@@ -23,7 +23,8 @@ const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// A grant that the waiter has to confirm has a quarter of the waiter's ttl, but at least and at most these times.
+/// A grant that the waiter has to confirm has a quarter of the waiter's ttl, limited to this least and this greatest
+/// ttl.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 /// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
@@ -55,7 +56,7 @@ struct Lock {
     lease: LeaseId,
     micros: u64,
     holder: HolderId,
-    /// The lock's release serves the queue.
+    /// The release of the lock has to serve the queue.
     marked: bool,
     expires_at: MonotonicTime,
 }
@@ -63,7 +64,7 @@ struct Lock {
 /// The queue of a key. Never empty.
 #[derive(Clone)]
 struct Queue {
-    /// Sorted by the time at which they joined.
+    /// The waiters, sorted by the time at which they joined.
     waiters: Vec<Waiter>,
     expires_at: MonotonicTime,
 }
@@ -356,7 +357,7 @@ impl Keyspace {
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
             let is_notified = first.ttl.is_some() && own_ttl.is_none();
             if is_notified && !(step.listens)(&first.holder) {
-                // The waiter's client has gone.
+                // The waiter's client does not listen any more, so its entry is skipped.
                 continue;
             }
             let unconfirmed = first
@@ -385,7 +386,7 @@ impl Keyspace {
             self.notify_near(key, gone, step);
             return Some((first.lease, micros));
         }
-        // The next request goes on with the queue.
+        // The next request serves the rest of the queue.
         self.notify_near(key, MAX_QUEUE, step);
         None
     }
@@ -408,7 +409,7 @@ impl Keyspace {
         key: &Key,
         lease: LeaseId,
         queued: Option<Duration>,
-        // Set for a release by force.
+        // `None` for a usual release; `Some` for a release by force.
         must_notify: Option<bool>,
         step: &mut Step<'_>,
     ) -> Reply {

@@ -45,7 +45,7 @@ pub(crate) struct MemoryServer {
     notification_epoch: AtomicU64,
 }
 
-/// The named servers that a client uses.
+/// The servers of `memory://` URLs with a name, as long as a client uses them.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryServer {
@@ -148,7 +148,7 @@ impl MemoryServer {
         self.notify_all_changed();
     }
 
-    /// Returns an error during an outage, as a client that connects would find out.
+    /// Returns an error during an outage, as an attempt to connect would.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
         self.outage.wait(&self.clock, None).map_err(|error| {
             match error.kind() {
@@ -241,7 +241,7 @@ impl MemoryServer {
     fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // A missing key is not tracked: the listener learns now that the key is missing. The keyspace is locked, so
+            // A missing key is not tracked, since the listener learns of its absence now. The keyspace is locked, so
             // the key cannot change in between.
             if value.is_some() {
                 let mut trackers = self.trackers.lock();
@@ -286,8 +286,8 @@ impl MemoryNode {
         Self::new(server, holder, Box::new(|_| {}), None)
     }
 
-    /// Carries out `command`. During an outage, does so only if the outage ends by `deadline`. A release is kept until
-    /// the outage ends.
+    /// Carries out `command`. During an outage, waits for its end until `deadline`, and fails after that. A release is
+    /// then kept, and carried out when the outage ends.
     fn carry_out(
         &self,
         command: &Command,

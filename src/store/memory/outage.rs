@@ -94,7 +94,7 @@ impl Outage {
         let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         self.changed.notify_all();
-        // These get a time-out: their requests are not carried out any more.
+        // The dropped completions get a time-out. Their requests will not be carried out.
         drop(hanging);
         pending
     }

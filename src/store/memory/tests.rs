@@ -1,5 +1,5 @@
 //! Compares the memory store with a real Redis on generated histories of commands: replies, values and notifications.
-//! Differences planted in the scripts show that the comparison finds them.
+//! Other tests plant differences in the scripts, and show that the comparison finds each of them.
 
 mod histories;
 mod server;
@@ -48,7 +48,7 @@ fn the_memory_store_replies_as_redis_does() {
     }
 }
 
-/// Undeclared keys, or keys of several slots in one call, would be refused.
+/// The node would refuse undeclared keys, and keys of several slots in one call.
 #[test]
 fn a_cluster_node_replies_as_one_server_does() {
     for (shard_slot, scripts) in [

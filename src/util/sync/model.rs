@@ -72,8 +72,8 @@ pub(crate) fn pass(duration: Duration) {
     due.iter().for_each(Thread::unpark);
 }
 
-/// Waits until `threads()` threads sleep, and no sleep of them has ended. `threads` must not be a scheduling point, so
-/// it reads the standard library's atomics only.
+/// Waits until `threads()` threads sleep, and none of these sleeps is over. `threads` must not be a scheduling point,
+/// so it may read only atomics of the standard library.
 pub(crate) fn quiet(threads: impl Fn() -> usize) {
     let is_quiet = || {
         let threads = threads();
@@ -239,8 +239,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 /// A condition variable like parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock
-/// to the end of the wait. So a model in which no time passes finds each lost wake-up as a deadlock, even if the waits
-/// are short.
+/// to its end. So in a model in which no time passes, a lost wake-up is always a deadlock, which shuttle finds.
 #[derive(Default)]
 pub(crate) struct Condvar {
     waiting: shuttle::sync::Mutex<Vec<Thread>>,
@@ -266,7 +265,7 @@ fn sleep_until(until: Duration, thread: &Thread) {
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, thread.clone())));
 }
 
-/// Records that `thread` does not sleep any more.
+/// Records that `thread` no longer sleeps.
 fn forget(thread: &Thread) {
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.retain(|(_, one)| one.id() != thread.id()));
 }
@@ -292,7 +291,7 @@ impl Condvar {
         guard.held = None;
         // The thread's token keeps a wake-up that comes before the sleep.
         while self.is_waiting(&me) && now() < until {
-            // A wake-up for an earlier sleep of this thread may have removed it from the sleepers.
+            // A wake-up for an earlier sleep may have removed this thread from the sleepers.
             sleep_until(until, &me);
             thread::park();
         }

@@ -80,7 +80,7 @@ fn batches_grow_with_the_lateness() {
         AT_A_TIME,
         "the largest batch"
     );
-    // All leases of the first round are taken. Others were queued later, so the queue was never empty.
+    // All leases of the first round are taken. The queue was never empty, since other leases were queued later.
     assert_eq!(taken_after(3 * FULL_BATCH_AFTER), MIN_BATCH);
 }
 

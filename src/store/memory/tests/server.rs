@@ -59,9 +59,9 @@ pub(super) struct Redis {
     _server: Box<dyn Any>,
 }
 
-/// The error of a clock in whole milliseconds. A step that takes Redis longer than this is not compared.
+/// The rounding error of a clock in whole milliseconds. A step that takes longer than this is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
-/// How often a history runs at most until all of its steps are short enough.
+/// A history is run again until all of its steps are short enough, but at most this often.
 const RUNS: usize = 100;
 
 /// The reply and the state of Redis after a step.
@@ -124,7 +124,7 @@ impl Redis {
             .map(|name| ("SUBSCRIBE", format!("p:~to:{name}")));
         let mut channels: Vec<_> = channels.chain([("PSUBSCRIBE", "*".to_owned())]).collect();
         if let Some(slot) = shard_slot {
-            // The first one does not, as a client that has not learnt of a move of slots.
+            // The first client does not subscribe to it, like a client that does not know yet that slots have moved.
             let start = key::shard_channel_start(layout, "p:", slot);
             let listen = |name| ("SSUBSCRIBE", format!("{start}{name}"));
             channels.extend(names[1..].iter().map(listen));
@@ -214,8 +214,8 @@ impl Redis {
             Operation::Ask { by, command } => (holder(*by), command),
         };
         let found = self.find(scripts, &by, command)?;
-        // Each key may have expired before the command, between the command and the reads, or not at all. The memory
-        // store has to agree with Redis in one of these cases.
+        // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
+        // memory store has to agree with Redis in one of these cases.
         let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
         let at = |choice: usize, n: usize| either[choice >> n & 1];
         let mut how = String::new();
@@ -255,7 +255,7 @@ impl Redis {
         let results = loop {
             match self.connection.recv_response().unwrap() {
                 Value::Array(results) => break results,
-                // MULTI is answered with OK, each command with QUEUED.
+                // The replies `OK` to MULTI and `QUEUED` to each command.
                 Value::Okay | Value::SimpleString(_) => {}
                 other => panic!("{other:?}"),
             }
@@ -300,7 +300,7 @@ impl Redis {
     ) -> Vec<u8> {
         let key = command.key().map_or("", Key::in_redis);
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
-        // A value that is no text is no lock.
+        // A value that is not text cannot be a lock.
         let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
         let names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         names.set_shard_slot(self.shard_slot);
