@@ -267,9 +267,9 @@ impl Endpoint {
         })
     }
 
-    /// Follows a fail-over: makes all connections suspect, and ends the attempts to connect to the old primary.
+    /// Follows a fail-over: has all connections replaced, and ends the attempts to connect to the old primary.
     pub(super) fn follow_switch(&self) {
-        self.epoch.suspect();
+        self.epoch.note_switch();
         let opening = self.opening.lock();
         opening.sockets.iter().for_each(Closer::close);
     }
@@ -491,24 +491,43 @@ impl Endpoint {
         is_followed: bool,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let FoundServer { info, named_by } = self.find_server(deadline)?;
+        let found = self.find_server(deadline)?;
+        let made_in = self.begin_connection(&found)?;
+        let FoundServer { info, named_by } = found;
         let now = MonotonicTime::now();
         let deadline = match is_followed {
             true => now.after(deadline.since(now) * 3 / 4),
             false => deadline,
         };
-        let opened = self.open_server(info, named_by.as_ref(), deadline, closer);
+        let opened = self.open_server(info, named_by.as_ref(), made_in, deadline, closer);
         opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
+    }
+
+    /// The counts for a connection to `found`. Fails if the sentinels have named another server meanwhile: a switch
+    /// before this call does not make the connection stale.
+    pub(super) fn begin_connection(&self, found: &FoundServer<'_>) -> Result<MadeIn, Error> {
+        let made_in = self.epoch.now();
+        if let Some(sentinels) = &self.sentinels {
+            let last = sentinels.last_primary();
+            let last = last.map(|last| last.to_addr(sentinels.has_tls()));
+            if last.as_ref() != Some(found.info.addr()) {
+                let what = "is no primary any more: the sentinels name another one";
+                return Err(self
+                    .attempted(&found.info)
+                    .about(ErrorKind::Unavailable, what));
+            }
+        }
+        Ok(made_in)
     }
 
     fn open_server(
         &self,
         info: Cow<'_, ConnectionInfo>,
         named_by: Option<&NamedBy>,
+        mut made_in: MadeIn,
         deadline: MonotonicTime,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let mut made_in = self.epoch.now();
         let attempted = self.attempted(&info);
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
@@ -840,6 +859,19 @@ impl Connection {
     /// Whether to replace this connection before the next write.
     pub(crate) fn is_stale(&self) -> bool {
         self.epoch.is_stale(&self.made_in)
+    }
+
+    /// Fails if the sentinels name another primary since this connection was made: this server may grant locks that
+    /// the new primary does not know.
+    pub(crate) fn check_primary(&self) -> Result<(), Error> {
+        if !self.epoch.is_outdated(&self.made_in) {
+            return Ok(());
+        }
+        let message = format!(
+            "the sentinels name another primary in place of {}",
+            self.address
+        );
+        Err(Error::new(ErrorKind::Unavailable, message))
     }
 
     pub(crate) fn is_discarded(&self) -> bool {

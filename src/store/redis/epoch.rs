@@ -1,10 +1,13 @@
-//! Tells which connections of a client are stale (made before another connection broke) or suspect (made before a sign
-//! that the server is no longer the primary). Makes and closes no connection.
+//! Tells which connections of a client are stale (made before another connection broke, or before the sentinels named
+//! another primary) or suspect (made before a sign that the server is no longer the primary). Makes and closes no
+//! connection.
 
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::util::clock::MonotonicTime;
 
@@ -12,20 +15,24 @@ use crate::util::clock::MonotonicTime;
 /// one new connection per second at most.
 pub(crate) const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 
-/// Counts the broken connections and the suspicions of a client.
+/// Counts the broken connections, the suspicions and the switches of a client.
 #[derive(Default)]
 pub(crate) struct Epoch {
     breaks: AtomicU64,
     suspicions: AtomicU64,
+    switches: AtomicU64,
+    /// When `switches` was last increased.
+    switched_at: Mutex<Option<MonotonicTime>>,
     on_suspicion: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The counts when a connection was made. Read before connecting, so that no suspicion is missed.
+/// The counts when a connection was made. Read before connecting, so that no suspicion and no switch is missed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MadeIn {
     breaks: u64,
     suspicions: u64,
+    switches: u64,
     at: MonotonicTime,
 }
 
@@ -48,6 +55,7 @@ impl Epoch {
         MadeIn {
             breaks: self.breaks.load(Ordering::SeqCst),
             suspicions: self.suspicions.load(Ordering::SeqCst),
+            switches: self.switches.load(Ordering::SeqCst),
             at: MonotonicTime::now(),
         }
     }
@@ -81,24 +89,46 @@ impl Epoch {
         self.note_failure();
     }
 
+    /// Counts a switch: the sentinels name another primary. Connections made before lead to the old one, and are
+    /// replaced at once, however young they are. A further switch within [`SHORTEST_LIFE`] is a suspicion only, so that
+    /// sentinels that contradict each other do not cause new connections without end.
+    pub(crate) fn note_switch(&self) {
+        let now = MonotonicTime::now();
+        let mut switched_at = self.switched_at.lock();
+        if switched_at.is_none_or(|at| at.after(SHORTEST_LIFE) <= now) {
+            *switched_at = Some(now);
+            self.switches.fetch_add(1, Ordering::SeqCst);
+        }
+        drop(switched_at);
+        self.suspect();
+    }
+
+    /// Whether a connection leads to an old primary: there was a switch since it was made.
+    pub(crate) fn is_outdated(&self, made: &MadeIn) -> bool {
+        made.switches < self.switches.load(Ordering::SeqCst)
+    }
+
     /// Calls `hook` at each suspicion, on the thread that raises it. A second hook is ignored.
     pub(crate) fn on_suspicion(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_suspicion.set(Box::new(hook));
     }
 
-    /// Whether a connection has to be replaced before the next write, because of a break or a suspicion.
+    /// Whether a connection has to be replaced before the next write, because of a break, a switch or a suspicion.
     pub(crate) fn is_stale(&self, made: &MadeIn) -> bool {
         made.breaks < self.breaks.load(Ordering::SeqCst) || self.is_due(made)
     }
 
-    /// Whether a connection has to be replaced now, because of a suspicion.
+    /// Whether a connection has to be replaced now, because of a switch or a suspicion.
     pub(crate) fn is_due(&self, made: &MadeIn) -> bool {
         self.replace_at(made)
             .is_some_and(|at| at <= MonotonicTime::now())
     }
 
-    /// When a connection has to be replaced. `None` if there was no suspicion since it was made.
+    /// When a connection has to be replaced. `None` if there was no switch and no suspicion since it was made.
     pub(crate) fn replace_at(&self, made: &MadeIn) -> Option<MonotonicTime> {
+        if self.is_outdated(made) {
+            return Some(made.at);
+        }
         let is_suspect = made.suspicions < self.suspicions.load(Ordering::SeqCst);
         is_suspect.then(|| made.at.after(SHORTEST_LIFE))
     }
@@ -146,6 +176,22 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_replaces_young_connections_at_once() {
+        let epoch = Epoch::default();
+        let young = epoch.now();
+        epoch.note_switch();
+        assert!(epoch.is_stale(&young) && epoch.is_due(&young) && epoch.is_outdated(&young));
+        let next = epoch.now();
+        assert!(!epoch.is_stale(&next));
+        // Sentinels that contradict each other.
+        epoch.note_switch();
+        assert!(!epoch.is_stale(&next) && epoch.replace_at(&next).is_some());
+        *epoch.switched_at.lock() = Some(MonotonicTime::now().before(SHORTEST_LIFE));
+        epoch.note_switch();
+        assert!(epoch.is_outdated(&next));
+    }
+
+    #[test]
     fn a_break_makes_older_connections_stale_at_once() {
         let epoch = Epoch::default();
         let young = epoch.now();
@@ -182,7 +228,7 @@ mod tests {
         });
         epoch.suspect();
         epoch.note_break();
-        epoch.suspect();
+        epoch.note_switch();
         assert_eq!(count.load(Ordering::SeqCst), 2);
         assert_eq!(failed.load(Ordering::SeqCst), 3);
     }

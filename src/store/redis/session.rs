@@ -149,6 +149,7 @@ impl TransactionConnection {
             let message = "the connection broke during a read";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
+        self.connection.check_primary()?;
         let bytes = pipe.atomic().get_packed_pipeline();
         let names = command_names(&bytes);
         let Some([_multi, own @ .., _exec]) = names.as_deref() else {

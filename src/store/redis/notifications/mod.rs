@@ -108,6 +108,7 @@ struct ConnectionState {
     sender: Option<Sender>,
     /// When the connection of `sender` was opened.
     opened_at: Option<MonotonicTime>,
+    made_in: Option<MadeIn>,
     /// The writes without a reply and when each was sent, in the order in which the replies come.
     unanswered: VecDeque<(MonotonicTime, SentCommand)>,
     /// How many keys the writes in `unanswered` read.
@@ -266,14 +267,19 @@ impl NotificationConnection {
     }
 
     /// Marks the connection as suspect, and writes a PING to wake the thread. Waiters poll until the thread has
-    /// replaced the connection.
+    /// replaced the connection. Closes the connection if it leads to an old primary, which may be frozen.
     pub(crate) fn suspect(&self) {
         let trusted =
             self.stage
                 .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
-        if trusted.is_ok() {
+        let mut state = self.state.lock();
+        let epoch = self.endpoint.epoch();
+        if state.made_in.is_some_and(|made| epoch.is_outdated(&made)) {
+            // The end of the connection wakes the thread.
+            self.disconnect(&mut state);
+        } else if trusted.is_ok() {
             // The reply to the PING wakes the thread.
-            self.ping(&mut self.state.lock());
+            self.ping(&mut state);
         }
     }
 
@@ -483,6 +489,7 @@ impl NotificationConnection {
             suspect.closer().close();
         }
         state.opened_at = Some(MonotonicTime::now());
+        state.made_in = Some(*made_in);
         // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
         state.forget_commands();
         self.subscribe_to_shard(&mut state);

@@ -367,6 +367,8 @@ impl PipelinedConnection {
     ///
     /// Fails if a reply is missing at `due`, or at `reply_by` if that is earlier. Stops at `until` if that is more than
     /// [`GRACE`] earlier, and returns false if replies are missing. The next call then reads on.
+    ///
+    /// Also fails once the sentinels name another primary, which may not know what this server has granted.
     pub(crate) fn read(
         &mut self,
         context: &ScriptContext,
@@ -380,6 +382,7 @@ impl PipelinedConnection {
             if self.is_half_written() && !self.send(until, due)? {
                 return Ok(false);
             }
+            self.connection.check_primary()?;
             let batch = self.in_flight.front_mut().expect("the loop found a batch");
             let leaves = until.filter(|until| until.after(GRACE) < due);
             let (call, n) = (batch.call, batch.requests.len());
@@ -396,6 +399,7 @@ impl PipelinedConnection {
             let Some(value) = received else {
                 return Ok(false);
             };
+            self.connection.check_primary()?;
             if std::mem::take(&mut batch.is_asking) {
                 batch.asking_refusal = Some(value).filter(errors::is_error);
                 continue;

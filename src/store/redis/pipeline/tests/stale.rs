@@ -13,10 +13,23 @@ impl Fixture {
         self.pipeline.shared.endpoint.epoch().note_break();
     }
 
+    /// Leads the pipeline, and writes a command for `caller`.
+    fn lead_and_write(&self, command: Command, caller: &Arc<Caller>) -> Leadership<'_> {
+        let request = PendingRequest::new(command, Some(Completion::new(caller, 0)));
+        let mut leadership = self.pipeline.try_lead(&mut self.pipeline.state.lock());
+        let leader = leadership.as_mut().unwrap();
+        leader.write(vec![request], None, after(LONG)).unwrap();
+        leadership.unwrap()
+    }
+
     fn ask_server(&self, args: &[&str]) -> String {
         let reply = self.server.command(args).unwrap();
         reply.as_text().unwrap_or_default().to_owned()
     }
+}
+
+fn after(time: Duration) -> MonotonicTime {
+    MonotonicTime::now().after(time)
 }
 
 #[test]
@@ -73,6 +86,54 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     f.server.resume();
     while f.pipeline.run_maintenance() {}
     assert!(!f.exists("a") && !f.exists("b"));
+}
+
+#[test]
+fn a_young_connection_to_an_old_primary_is_replaced() {
+    let f = fixture();
+    f.acquire("a");
+    let before = f.connection();
+    f.pipeline.shared.endpoint.epoch().note_switch();
+    f.acquire("b");
+    assert_ne!(f.connection(), before);
+}
+
+/// The old primary grants a lock, and its reply is read after the switch.
+#[test]
+fn a_grant_of_an_old_primary_does_not_count() {
+    let f = fixture();
+    f.acquire("a");
+    let caller = Caller::new(1);
+    let mut leadership = f.lead_and_write(acquire_of("k"), &caller);
+    assert!(eventually(LONG, || f.exists("k")));
+    f.pipeline.shared.endpoint.epoch().note_switch();
+    let error = leadership.read(None, after(LONG)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    leadership.lose_connection(&error);
+    let outcome = caller.take_outcomes().next().unwrap();
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+    // The release was written behind it.
+    assert!(eventually(LONG, || !f.exists("k")));
+    // A late copy of the acquire would be released, too.
+    assert!(f.pipeline.state.lock().has_work());
+}
+
+#[test]
+fn a_reply_that_comes_after_a_switch_does_not_count() {
+    let f = fixture();
+    f.acquire("a");
+    f.server.stop();
+    let caller = Caller::new(1);
+    let mut leadership = f.lead_and_write(acquire_of("k"), &caller);
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| leadership.read(None, after(LONG)));
+        // Almost always, the thread waits for the reply by now. The result is the same if it does not.
+        thread::sleep(Duration::from_millis(50));
+        f.pipeline.shared.endpoint.epoch().note_switch();
+        f.server.resume();
+        let error = reading.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    });
 }
 
 /// A proxy to the server that replaces one reply once `armed` is set.
