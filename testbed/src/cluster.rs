@@ -19,6 +19,7 @@ pub struct ClusterBuilder {
     server: ServerBuilder,
     masters: usize,
     has_replicas: bool,
+    slots_alternate: bool,
     node_timeout: Duration,
 }
 
@@ -32,6 +33,13 @@ impl ClusterBuilder {
     /// Starts no replica. Otherwise each master has one.
     pub fn without_replicas(mut self) -> Self {
         self.has_replicas = false;
+        self
+    }
+
+    /// Slot 0 belongs to the first master, slot 1 to the second, and so on in turn. Otherwise each master has slots in
+    /// a row.
+    pub fn alternating_slots(mut self) -> Self {
+        self.slots_alternate = true;
         self
     }
 
@@ -91,7 +99,7 @@ impl ClusterBuilder {
             nodes: started.into_iter().collect::<Result<_, _>>()?,
             masters: self.masters,
         };
-        cluster.join()?;
+        cluster.join(self.slots_alternate)?;
         Ok(cluster)
     }
 }
@@ -173,6 +181,7 @@ impl Cluster {
             server: Server::builder(),
             masters: 3,
             has_replicas: true,
+            slots_alternate: false,
             node_timeout: Duration::from_secs(1),
         }
     }
@@ -380,7 +389,7 @@ impl Cluster {
     }
 
     /// Joins the nodes to a Cluster.
-    fn join(&self) -> Result<(), Error> {
+    fn join(&self, slots_alternate: bool) -> Result<(), Error> {
         let mut connections = Vec::new();
         for node in &self.nodes {
             connections.push(node.connect()?);
@@ -389,7 +398,10 @@ impl Cluster {
             let epoch = (index + 1).to_string();
             send(connection, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch])?;
             if index < self.masters {
-                let own = |slot: &usize| slot * self.masters / SLOTS == index;
+                let own = |slot: &usize| match slots_alternate {
+                    true => slot % self.masters == index,
+                    false => slot * self.masters / SLOTS == index,
+                };
                 let slots = (0..SLOTS).filter(own).map(|slot| slot.to_string());
                 let slots: Vec<String> = slots.collect();
                 let mut command = vec!["CLUSTER", "ADDSLOTS"];

@@ -226,7 +226,7 @@ pub(super) fn ask(
 ) -> Result<Vec<SlotRange>, Error> {
     let mut connection = endpoint.open()?;
     let deadline = MonotonicTime::now().after(timeout);
-    let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::Values(1))?;
+    let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::SlotMap)?;
     let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
     match read_ranges(reply, address) {
         Some(ranges) if ranges.is_empty() => {

@@ -30,6 +30,9 @@ use crate::util::sync::park_timeout;
 /// The largest size of a reply without values of the caller. A batch of 128 commands has a few hundred bytes of reply
 /// for each command, which fit.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
+/// The largest size of a Cluster's slot map. If each slot is a range of its own, with a master and three replicas, the
+/// reply has some 26 MiB.
+const LONGEST_SLOT_MAP: Limit = Limit::Fixed(32 * 1024 * 1024);
 
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
@@ -660,6 +663,8 @@ pub(crate) enum ReplyContents {
     Values(usize),
     /// One of several replies that together may have the size of one value. The earlier replies have `so_far` bytes.
     PartOfValue { so_far: usize },
+    /// The slot map of a Cluster.
+    SlotMap,
 }
 
 /// A connection to Redis that reads and writes with deadlines. After any error it must not be used again.
@@ -809,6 +814,7 @@ impl Connection {
         let max_reply_bytes = self.max_reply_bytes;
         let bytes = match contents {
             ReplyContents::Internal => return LONGEST_REPLY,
+            ReplyContents::SlotMap => return LONGEST_SLOT_MAP,
             ReplyContents::Values(count) => max_reply_bytes.saturating_mul(count),
             ReplyContents::PartOfValue { so_far } => max_reply_bytes.saturating_sub(so_far),
         };

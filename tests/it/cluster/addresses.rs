@@ -1,8 +1,10 @@
 //! The URLs of a Cluster, and the errors of wrong ones.
 
 use leasehold::{Client, Error, ErrorKind};
+use leasehold_testbed::Cluster;
 
 use super::pool::PooledCluster;
+use crate::hostile::server::{Attack, Hostile, Since};
 use crate::support::{builder, lock, server};
 
 fn open(url: &str) -> Error {
@@ -77,4 +79,25 @@ fn a_cluster_that_is_away_is_an_error() {
     let error = open("redis+cluster://127.0.0.1:1,127.0.0.1:2");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}
+
+/// The reply to `CLUSTER SLOTS` has 16,384 ranges, and is longer than the default of `max_reply_bytes`.
+#[test]
+fn slots_may_alternate_between_masters() {
+    let cluster = Cluster::builder().masters(2).without_replicas();
+    let cluster = cluster.alternating_slots().start().unwrap();
+    let client = super::client(&cluster);
+    for n in 0..20 {
+        lock(&client, &format!("k{n}")).unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_slot_map_beyond_32_mib_is_refused() {
+    let cluster = PooledCluster::take();
+    let node = cluster.get().nodes()[0].port();
+    let hostile = Hostile::start(node, Attack::Array, Since::argument("SLOTS"));
+    let error = open(&hostile.url().replace("redis:", "redis+cluster:"));
+    assert!(error.to_string().contains("33554432 bytes"), "{error}");
+    assert!(!error.to_string().contains("max_reply_bytes"), "{error}");
 }

@@ -3,5 +3,5 @@
 mod delays;
 mod errors;
 mod messages;
-mod server;
+pub mod server;
 mod values;
