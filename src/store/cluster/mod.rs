@@ -12,8 +12,8 @@ mod members;
 mod redirects;
 mod refresh;
 mod slot_map;
+mod transit;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use crate::store::cluster::members::Members;
 use crate::store::cluster::redirects::Attempts;
 use crate::store::cluster::refresh::Refresher;
 use crate::store::cluster::slot_map::{Address, SLOTS, resolved};
+use crate::store::cluster::transit::{Transit, Transits};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::redis::Node;
@@ -60,8 +61,7 @@ pub(crate) struct ClusterStore {
     /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
     /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise no client would ever be freed.
     started: RwLock<Option<Arc<Started>>>,
-    /// How many releases have moved from one node to another.
-    rerouted: AtomicU64,
+    transits: Transits,
 }
 
 struct Started {
@@ -96,7 +96,7 @@ impl ClusterStore {
             members: Members::default(),
             refresher: Refresher::default(),
             started: RwLock::new(None),
-            rerouted: AtomicU64::new(0),
+            transits: Transits::default(),
         })
     }
 
@@ -411,23 +411,13 @@ impl ClusterStore {
     }
 
     /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them.
-    fn reroute_releases(&self, member: &Member, node: &Node) {
+    fn reroute_releases(&self, member: &Member, node: &Arc<Node>) {
         let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
+        let transit = self.transits.begin();
         for release in node.take_releases(is_moved) {
-            self.reroute_release(member, release);
-        }
-    }
-
-    /// Queues a release that left the node of `from` at the node of its slot.
-    fn reroute_release(&self, from: &Member, release: Release) {
-        let owner = self.members.owner(release.key.slot());
-        let target = owner.and_then(|owner| self.node(&owner).ok().map(Arc::clone));
-        match target.or_else(|| from.node().map(Arc::clone)) {
-            Some(node) => {
-                self.rerouted.fetch_add(1, Ordering::SeqCst);
-                node.adopt_release(release);
-            }
-            None => drop(release),
+            let owner = self.members.owner(release.key.slot());
+            let target = owner.and_then(|owner| self.node(&owner).ok().map(Arc::clone));
+            adopt(target.as_ref().unwrap_or(node), release, &transit);
         }
     }
 
@@ -462,6 +452,12 @@ impl ClusterStore {
         let owner = self.members.owner(key.slot())?;
         owner.node().is_some().then_some(owner)
     }
+}
+
+/// Queues a release that left another node at `node`.
+fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
+    node.adopt_release(release);
+    transit.note_arrival();
 }
 
 /// The address that `member` gave in a redirect.
@@ -633,20 +629,14 @@ impl Store for ClusterStore {
     }
 
     /// Flushes all nodes at the same time, so that a node without replies takes no time from the others. Begins again
-    /// if a release moved from one node to another meanwhile.
+    /// if a release was on its way from one node to another meanwhile.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        loop {
-            let rerouted = self.rerouted.load(Ordering::SeqCst);
-            let nodes = self.open_nodes();
-            let flushed = match nodes.as_slice() {
+        self.transits
+            .flush_with(deadline, || match self.open_nodes().as_slice() {
                 [] => Ok(()),
                 [node] => node.flush(deadline),
                 nodes => flush_all(nodes, deadline),
-            };
-            if flushed.is_err() || self.rerouted.load(Ordering::SeqCst) == rerouted {
-                return flushed;
-            }
-        }
+            })
     }
 
     fn close(&self) {
@@ -794,8 +784,7 @@ impl ReleaseRouter for ClusterStore {
         let target = self.members.at(&address_of(target, &member));
         match target.as_ref().map(|target| self.node(target)) {
             Ok(Ok(node)) => {
-                self.rerouted.fetch_add(1, Ordering::SeqCst);
-                node.adopt_release(release);
+                adopt(node, release, &self.transits.begin());
                 None
             }
             _ => Some(release),
@@ -846,5 +835,75 @@ impl Listener for OwnSlotsListener {
 
     fn refused(&self, server: ServerId, error: &Error) {
         self.listener.refused(server, error);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::config::DEFAULT_MAX_REPLY;
+    use crate::store::cluster::slot_map::SlotRange;
+
+    /// An address at which nothing listens.
+    fn address(port: u16) -> Address {
+        let host = "127.0.0.1".to_owned();
+        Address { host, port }
+    }
+
+    /// A store whose slots are all on one master, which is away.
+    fn store() -> Arc<ClusterStore> {
+        let timeout = Duration::from_millis(100);
+        let url = "redis+cluster://127.0.0.1:1";
+        let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let config = Config {
+            layout: KeyLayout::Slots,
+            ..Config::default()
+        };
+        let holder = HolderId::of_this_process();
+        let store = ClusterStore::new(address_of_seeds.unwrap().unwrap(), &config, holder, None);
+        store.members.replace(&[SlotRange {
+            first: Slot::new(0).unwrap(),
+            last: Slot::new(16_383).unwrap(),
+            master: address(1),
+            replicas: Vec::new(),
+        }]);
+        store
+    }
+
+    #[test]
+    fn a_flush_waits_for_a_release_between_two_nodes() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let release = Command::Release {
+            key: key.clone(),
+            lease: LeaseId::random(),
+            until: MonotonicTime::now().after(Duration::from_secs(60)),
+            held: None,
+            queued: None,
+        };
+        let away = Error::new(ErrorKind::Unavailable, "away");
+        store.queue_late_release(release, &away);
+        let old = store.open_owner(&key).unwrap();
+        let slot = key.slot();
+        assert!(store.members.note_moved(slot, &address(2)).unwrap());
+        thread::scope(|scope| {
+            // The move takes the release from the old node, and then waits for this mutex to open the new node.
+            let opening = store.started.write();
+            let moved = scope.spawn(|| store.on_moved(&[slot]));
+            while !old.node().unwrap().is_idle() {
+                thread::yield_now();
+            }
+            let soon = MonotonicTime::now().after(Duration::from_millis(50));
+            let error = store.flush(soon).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            drop(opening);
+            moved.join().unwrap();
+        });
+        let new = store.open_owner(&key).unwrap();
+        assert!(!new.node().unwrap().is_idle(), "it has the release");
+        store.close();
     }
 }
