@@ -10,8 +10,9 @@ use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 const SLOTS: usize = 16_384;
 /// How long the nodes may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
-/// How many keys are moved by one command.
-const KEYS_AT_A_TIME: &str = "100";
+/// How many keys are listed and moved by one command.
+const KEYS_TO_LIST: &str = "1000000";
+const KEYS_AT_A_TIME: usize = 100;
 
 /// Settings of a [`Cluster`]; made by [`Cluster::builder`].
 #[must_use = "nothing starts before start()"]
@@ -297,7 +298,7 @@ impl Cluster {
         let port = self.nodes[to].port_for_nodes().to_string();
         let slot = slot.to_string();
         loop {
-            let listed = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_A_TIME])?;
+            let listed = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_TO_LIST])?;
             let Reply::Array(keys) = listed else {
                 return Err(Error::new(format!("CLUSTER GETKEYSINSLOT: {listed}")));
             };
@@ -306,16 +307,18 @@ impl Cluster {
             if keys.is_empty() {
                 return Ok(());
             }
-            let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000"];
-            if let Some(password) = from.password() {
-                command.extend(["AUTH", password]);
-            }
-            command.push("KEYS");
-            command.extend(keys);
-            match from.command(&command)? {
-                // A key that expired meanwhile is not moved.
-                Reply::Status(_) => {}
-                other => return Err(Error::new(format!("MIGRATE: {other}"))),
+            for keys in keys.chunks(KEYS_AT_A_TIME) {
+                let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000"];
+                if let Some(password) = from.password() {
+                    command.extend(["AUTH", password]);
+                }
+                command.push("KEYS");
+                command.extend(keys);
+                match from.command(&command)? {
+                    // A key that expired meanwhile is not moved.
+                    Reply::Status(_) => {}
+                    other => return Err(Error::new(format!("MIGRATE: {other}"))),
+                }
             }
         }
     }

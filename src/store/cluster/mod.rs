@@ -313,15 +313,7 @@ impl ClusterStore {
                 )),
             };
             match owner.and_then(|owner| self.node(&owner).map(drop).map(|()| owner)) {
-                Ok(owner) => {
-                    let group = groups
-                        .iter_mut()
-                        .find(|(member, _)| member.id() == owner.id());
-                    match group {
-                        Some((_, indices)) => indices.push(index),
-                        None => groups.push((owner, vec![index])),
-                    }
-                }
+                Ok(owner) => push_to_group(&mut groups, owner, index),
                 Err(error) => request.outcome = Some(Err(error)),
             }
         }
@@ -336,6 +328,22 @@ impl ClusterStore {
             return;
         }
         self.submit_groups(requests, &groups);
+    }
+
+    /// Sends `requests` together to the node to which their slots are moving, and sets their outcomes.
+    fn ask_all(&self, target: &Arc<Member>, requests: &mut [&mut Request]) {
+        match self.node(target) {
+            Ok(node) => {
+                node.ask_all(requests.iter_mut().map(|request| &mut **request));
+                let outcomes = requests.iter().map(|request| request.outcome.as_ref());
+                note_replies(target, outcomes);
+            }
+            Err(error) => {
+                for request in requests {
+                    request.outcome = Some(Err(error.clone()));
+                }
+            }
+        }
     }
 
     /// Submits requests to several nodes, and waits for all outcomes.
@@ -454,6 +462,17 @@ impl ClusterStore {
     }
 }
 
+/// Adds `one` to the group of `member`.
+fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, one: T) {
+    match groups
+        .iter_mut()
+        .find(|(other, _)| other.id() == member.id())
+    {
+        Some((_, group)) => group.push(one),
+        None => groups.push((member, vec![one])),
+    }
+}
+
 /// Queues a release that left another node at `node`.
 fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
     node.adopt_release(release);
@@ -520,27 +539,43 @@ impl Store for ClusterStore {
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
         self.send_round(&mut all);
-        // All redirects are noted first, so that the second round sends the redirected requests together.
-        let mut again: Vec<&mut Request> = Vec::new();
+        // All redirects are noted first, so that the redirected requests are sent together.
+        let mut moved: Vec<&mut Request> = Vec::new();
+        let mut asked: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        let mut others: Vec<&mut Request> = Vec::new();
         for request in all {
             let Some(Err(error)) = &request.outcome else {
                 continue;
             };
-            match (error.redirect(), request.command.key()) {
-                (Some(redirect), Some(key)) => {
-                    if let Some(member) = self.members.owner(key.slot()) {
-                        self.note_redirect(&member, redirect);
-                    }
-                    again.push(request);
+            let Some(redirect) = error.redirect() else {
+                if error.is_unavailable() {
+                    self.refresher.request();
                 }
-                _ if error.is_unavailable() => self.refresher.request(),
-                _ => {}
+                continue;
+            };
+            let owner = request
+                .command
+                .key()
+                .and_then(|key| self.members.owner(key.slot()));
+            let Some(owner) = owner else { continue };
+            self.note_redirect(&owner, redirect);
+            match redirect {
+                Redirect::Ask(target) => match self.members.at(&address_of(target, &owner)) {
+                    Ok(target) => push_to_group(&mut asked, target, request),
+                    Err(_) => others.push(request),
+                },
+                Redirect::Moved(_) => moved.push(request),
+                Redirect::TryAgain | Redirect::ClusterDown => others.push(request),
             }
         }
-        if again.len() > 1 {
-            self.send_round(&mut again);
+        for (member, requests) in &mut asked {
+            self.ask_all(member, requests);
         }
-        for request in again {
+        if moved.len() > 1 {
+            self.send_round(&mut moved);
+        }
+        let asked = asked.into_iter().flat_map(|(_, requests)| requests);
+        for request in moved.into_iter().chain(asked).chain(others) {
             if !matches!(&request.outcome, Some(Err(error)) if error.redirect().is_some()) {
                 continue;
             }
@@ -716,13 +751,7 @@ impl Notifications for ClusterStore {
                 are_tracked = false;
                 continue;
             };
-            match groups
-                .iter_mut()
-                .find(|(member, _)| member.id() == owner.id())
-            {
-                Some((_, keys)) => keys.push(tracked),
-                None => groups.push((owner, vec![tracked])),
-            }
+            push_to_group(&mut groups, owner, tracked);
         }
         for (member, keys) in groups {
             are_tracked &= self.node(&member).is_ok_and(|node| node.track(keys));

@@ -145,6 +145,14 @@ impl Node {
         }
     }
 
+    /// As [`execute_all`](Self::execute_all), with `ASKING` before each request: their slots are moving to this node.
+    pub(crate) fn ask_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
+        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
+        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            pipeline.ask(&mut requests);
+        }
+    }
+
     /// Sends one command with `ASKING`, for a slot that is moving to this node.
     pub(crate) fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());

@@ -1,13 +1,17 @@
 //! The slot of a lock moves to another master while the lock is held, acquired, waited for and released.
 
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, ErrorKind, MutexGuard};
-use leasehold_testbed::{Cluster, eventually};
+use leasehold_testbed::{Cluster, Proxy, eventually};
 
 use super::{client, key_on, keys, server_of};
 use crate::steady::steady;
-use crate::support::{SOON, Task, builder, in_redis, lock, millis, secs};
+use crate::support::{
+    Recorder, SOON, Task, What, ask, builder, in_redis, info_number, lock, millis, secs,
+};
 
 /// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
 struct Move {
@@ -39,7 +43,7 @@ impl Move {
     }
 
     /// A client, and its lock.
-    fn hold(&self, ttl: std::time::Duration) -> (Client, MutexGuard) {
+    fn hold(&self, ttl: Duration) -> (Client, MutexGuard) {
         let client = steady(&self.cluster.url()).ttl(ttl).build().unwrap();
         let guard = lock(&client, &self.key);
         (client, guard)
@@ -181,7 +185,7 @@ fn a_loss_is_noticed_at_the_new_node() {
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     let target = &moving.cluster.nodes()[1];
     let tracked = || {
-        let info = crate::support::ask(target, &["INFO", "stats"]);
+        let info = ask(target, &["INFO", "stats"]);
         !info
             .as_text()
             .unwrap()
@@ -191,7 +195,7 @@ fn a_loss_is_noticed_at_the_new_node() {
         eventually(3 * SOON, tracked),
         "the key is tracked at the new node"
     );
-    crate::support::ask(target, &["DEL", &in_redis(&moving.key)]);
+    ask(target, &["DEL", &in_redis(&moving.key)]);
     crate::support::lost_within(SOON, &lost);
 }
 
@@ -210,4 +214,115 @@ fn a_transaction_follows_its_slot() {
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     write().unwrap();
     assert!(guard.unlock().unwrap().is_confirmed());
+}
+
+/// Locks of one slot that one client holds. Every other one has moved, and the rest stays where it is.
+struct HalfMoved {
+    cluster: Cluster,
+    /// One for each node, which announces it as its address.
+    proxies: Vec<Proxy>,
+    slot: u16,
+    to: usize,
+    guards: Vec<MutexGuard>,
+    recorder: Arc<Recorder>,
+}
+
+fn name(lock: usize) -> String {
+    format!("k{lock}")
+}
+
+impl HalfMoved {
+    fn prepare(locks: usize, ttl: Duration) -> Self {
+        let cluster = Cluster::builder().without_replicas().start().unwrap();
+        let proxies: Vec<Proxy> = cluster.nodes().iter().map(announce_a_proxy).collect();
+        let knows_proxies = |node| {
+            let slots = ask(node, &["CLUSTER", "SLOTS"]).to_string();
+            let mut ports = proxies.iter().map(|proxy| proxy.port().to_string());
+            ports.all(|port| slots.contains(&port))
+        };
+        let is_announced = || cluster.nodes().iter().all(knows_proxies);
+        assert!(eventually(3 * SOON, is_announced));
+        let url = proxies[0].url().replace("redis:", "redis+cluster:");
+        let recorder = Recorder::new();
+        let builder = steady(&url).prefix("{app}:").ttl(ttl);
+        let client = builder
+            .event_handler(Arc::clone(&recorder))
+            .build()
+            .unwrap();
+        let slot = cluster.slot_of("{app}:");
+        let guards = (0..locks).map(|n| lock(&client, &name(n)));
+        let guards = guards.collect();
+        let from = cluster.master_of(slot);
+        let to = (from + 1) % 3;
+        cluster.begin_move(slot, to).unwrap();
+        let even = |key: &str| key.ends_with(['0', '2', '4', '6', '8']);
+        cluster.move_keys(slot, to, even).unwrap();
+        Self {
+            cluster,
+            proxies,
+            slot,
+            to,
+            guards,
+            recorder,
+        }
+    }
+
+    fn end(self) {
+        self.cluster
+            .move_keys(self.slot, self.to, |_| true)
+            .unwrap();
+        self.cluster.end_move(self.slot, self.to).unwrap();
+        for guard in self.guards {
+            assert!(guard.unlock().unwrap().is_confirmed());
+        }
+    }
+}
+
+/// Starts a proxy that `node` announces to clients as its address.
+fn announce_a_proxy(node: &leasehold_testbed::Server) -> Proxy {
+    let proxy = Proxy::start(node.port()).unwrap();
+    let port = proxy.port().to_string();
+    ask(node, &["CONFIG", "SET", "cluster-announce-port", &port]);
+    proxy
+}
+
+/// One renewal after the other would take 10 s for all of them.
+#[test]
+fn locks_of_one_slot_outlive_its_slow_move() {
+    let moving = HalfMoved::prepare(400, secs(3));
+    for proxy in &moving.proxies {
+        proxy.delay(millis(10));
+    }
+    thread::sleep(secs(8));
+    for proxy in &moving.proxies {
+        proxy.delay(Duration::ZERO);
+    }
+    for guard in &moving.guards {
+        guard.check().unwrap();
+    }
+    moving.end();
+}
+
+#[test]
+fn renewals_of_a_moving_slot_share_round_trips() {
+    let locks = 400;
+    let moving = HalfMoved::prepare(locks, secs(12));
+    let target = &moving.cluster.nodes()[moving.to];
+    let counts = || {
+        let reads = info_number(target, "stats", "total_reads_processed");
+        (super::script_calls(target), reads)
+    };
+    let before = counts();
+    let renewals = |n| moving.recorder.count(What::Renewed, &name(n));
+    let so_far: Vec<usize> = (0..locks).map(renewals).collect();
+    for (n, so_far) in so_far.into_iter().enumerate() {
+        let recorder = &moving.recorder;
+        recorder.wait_for(so_far + 1, What::Renewed, &name(n));
+    }
+    let after = counts();
+    let (calls, reads) = (after.0 - before.0, after.1 - before.1);
+    // Each lock that has moved has a call of its own, behind `ASKING`.
+    assert!(calls >= locks as u64 / 2, "{calls} calls");
+    assert!(reads < calls / 2, "{reads} reads for {calls} calls");
+    moving.end();
 }

@@ -124,13 +124,24 @@ impl Pipeline {
     /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another thread
     /// leads.
     pub(crate) fn execute(&self, requests: &mut [&mut Request]) {
+        self.execute_with(requests, Route::default());
+    }
+
+    /// As [`execute`](Self::execute), with `ASKING` before each call.
+    pub(crate) fn ask(&self, requests: &mut [&mut Request]) {
+        self.execute_with(requests, Route::ASKING);
+    }
+
+    fn execute_with(&self, requests: &mut [&mut Request], route: Route) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
         let caller = Caller::new(requests.len());
         let pending = requests.iter().enumerate().map(|(index, request)| {
             let completion = Completion::new(&caller, index);
-            self.new_request(request.command.clone(), Some(completion))
+            let mut pending = self.new_request(request.command.clone(), Some(completion));
+            pending.route = route;
+            pending
         });
         // Collected here, so that the clones are not made under the mutex.
         let pending: Vec<PendingRequest> = pending.collect();
@@ -147,11 +158,7 @@ impl Pipeline {
 
     /// As [`execute_one`](Self::execute_one), with `ASKING` before the call.
     pub(crate) fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        let route = Route {
-            is_asking: true,
-            ..Route::default()
-        };
-        self.run_one(command, deadline, None, route)
+        self.run_one(command, deadline, None, Route::ASKING)
     }
 
     /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.

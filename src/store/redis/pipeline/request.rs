@@ -50,6 +50,13 @@ pub(crate) struct Route {
 }
 
 impl Route {
+    /// The route of a request that was redirected with `ASK`.
+    pub(crate) const ASKING: Self = Self {
+        is_asking: true,
+        hops: 0,
+        is_copied: false,
+    };
+
     /// The route in one byte.
     pub(super) fn pack(self) -> u8 {
         let hops = self.hops.min(0x3f);

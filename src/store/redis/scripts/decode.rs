@@ -20,7 +20,7 @@ pub(crate) enum Decoded {
     Outcomes(Few<Outcome>),
     /// An error from a proxy, for example, but not from Redis. The call may have been carried out.
     OutcomeUnknown(Error),
-    /// Redis refused the call because of one of its keys: send a call for each key.
+    /// Redis refused the call because of one of its keys: send a call for each command.
     SplitBatch,
     /// The server does not know the script, after SCRIPT FLUSH or a fail-over: send its text.
     NoScript,
@@ -35,6 +35,9 @@ pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
         match code {
             "NOSCRIPT" => return Decoded::NoScript,
             "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::SplitBatch,
+            // The slot is moving, and some of its keys have moved. A call with one key is carried out by the old node,
+            // or by the new one.
+            "ASK" | "TRYAGAIN" if n > 1 && kind.has_one_key_each() => return Decoded::SplitBatch,
             _ if !errors::is_redis_code(code) => {
                 return Decoded::OutcomeUnknown(errors::error_reply(code, Some(detail)));
             }

@@ -114,6 +114,11 @@ impl ScriptKind {
         }
     }
 
+    /// Whether a call has one key for each command, and no other key.
+    pub(super) fn has_one_key_each(self) -> bool {
+        matches!(self, Self::Renew | Self::Adopt | Self::Write | Self::Read)
+    }
+
     /// Whether the script may notify other clients than the caller's.
     pub(super) fn publishes(self, command: &Command) -> bool {
         match command {

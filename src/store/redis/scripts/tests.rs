@@ -364,6 +364,18 @@ fn a_batch_refused_for_one_key_is_split() {
     ));
 }
 
+#[test]
+fn a_batch_of_a_moving_slot_is_split_if_each_command_has_one_key() {
+    for refusal in ["-TRYAGAIN Multiple keys\r\n", "-ASK 7 h:1\r\n"] {
+        let is_split = |kind, n| matches!(decode(kind, n, parsed(refusal)), Decoded::SplitBatch);
+        assert!(is_split(ScriptKind::Renew, 2), "{refusal}");
+        assert!(!is_split(ScriptKind::Renew, 1), "{refusal}");
+        // The fence counter and the queue would be missing in each part, too.
+        assert!(!is_split(ScriptKind::Acquire, 2), "{refusal}");
+        assert!(!is_split(ScriptKind::Release, 2), "{refusal}");
+    }
+}
+
 mod fuzz {
     use proptest::collection::vec;
     use proptest::prelude::*;
