@@ -2,12 +2,32 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::ForkGuard;
+
+/// Sleeps for `pause`, or until `is_stopped`. The stop notifies `changed`.
+pub(crate) fn sleep_unless<T>(
+    state: &Mutex<T>,
+    changed: &Condvar,
+    pause: Duration,
+    is_stopped: impl Fn(&T) -> bool,
+) {
+    let until = MonotonicTime::now().after(pause);
+    let mut state = state.lock();
+    while !is_stopped(&state) {
+        let left = until.since(MonotonicTime::now());
+        if left.is_zero() {
+            return;
+        }
+        changed.wait_for(&mut state, left);
+    }
+}
 
 thread_local! {
     /// Whether a thread group started this thread.
@@ -20,7 +40,7 @@ thread_local! {
 pub(crate) struct ThreadGroup {
     /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended. Shared
     /// with the clones of this group.
-    alive: Arc<parking_lot::Mutex<Option<Sender<()>>>>,
+    alive: Arc<Mutex<Option<Sender<()>>>>,
     ended: Receiver<()>,
     /// Each thread has a clone, so the client is counted until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
@@ -35,7 +55,7 @@ impl ThreadGroup {
     pub(crate) fn with_fork_guard(fork_guard: Arc<ForkGuard>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
-            alive: Arc::new(parking_lot::Mutex::new(Some(alive))),
+            alive: Arc::new(Mutex::new(Some(alive))),
             ended,
             fork_guard,
         }

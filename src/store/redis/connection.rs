@@ -437,14 +437,10 @@ impl Endpoint {
             if let Some(closer) = closer {
                 self.end_opening(&closer);
             }
-            let Some(sentinels) = &self.sentinels else {
+            let again_at = self.note_attempt(opened.as_ref().err());
+            let (Some(again_at), Err(error)) = (again_at, &opened) else {
                 return opened;
             };
-            let Err(error) = &opened else {
-                sentinels.reset_pause();
-                return opened;
-            };
-            let again_at = sentinels.lengthen_pause(self.connect_timeout / 4);
             if doubts == self.doubts() {
                 if others == 0 || error.kind() != ErrorKind::Unavailable {
                     return opened;
@@ -460,7 +456,7 @@ impl Endpoint {
 
     /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`. Returns
     /// early if they name another primary, or the client has ended.
-    fn pause(&self, deadline: MonotonicTime) {
+    pub(super) fn pause(&self, deadline: MonotonicTime) {
         let Some(sentinels) = &self.sentinels else {
             return;
         };
@@ -472,6 +468,17 @@ impl Endpoint {
             }
             park_timeout(left.min(PAUSE_STEP));
         }
+    }
+
+    /// Notes how an attempt to connect ended. After a failure, returns when the sentinels may be asked again. `None` for
+    /// a fixed address.
+    pub(super) fn note_attempt(&self, failure: Option<&Error>) -> Option<MonotonicTime> {
+        let sentinels = self.sentinels.as_ref()?;
+        if failure.is_none() {
+            sentinels.reset_pause();
+            return None;
+        }
+        Some(sentinels.lengthen_pause(self.connect_timeout / 4))
     }
 
     fn attempted<'a>(&self, info: &'a ConnectionInfo) -> Attempted<'a> {

@@ -10,16 +10,28 @@ const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
 /// The fault of a URL, for an error message.
 pub(super) struct Fault {
-    pub(super) what: String,
+    what: String,
     /// Whether the message should add the form of a valid URL.
     shows_form: bool,
 }
 
 impl Fault {
-    fn of_form(what: impl Into<String>) -> Self {
+    pub(super) fn of_form(what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             shows_form: true,
+        }
+    }
+
+    /// The message. `form` is that of a valid URL.
+    pub(super) fn explain(self, form: &str) -> String {
+        let Self { what, shows_form } = self;
+        match shows_form {
+            true => format!(
+                "{what}; it must be {form}, with other characters than letters, digits and -._~ \
+                 percent-encoded in user and password"
+            ),
+            false => what,
         }
     }
 }
@@ -36,12 +48,8 @@ impl From<&str> for Fault {
 /// Reads the address and the login from the URL of one server. The errors quote nothing of `url`: in a malformed URL,
 /// any part may belong to the password.
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
-    const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
-        than letters, digits and -._~ percent-encoded in user and password";
-    parse_single(url).map_err(|fault| match fault.shows_form {
-        true => format!("{}; it {SHAPE}", fault.what),
-        false => fault.what,
-    })
+    parse_single(url)
+        .map_err(|fault| fault.explain("redis://user:password@host:port/database or unix:///path"))
 }
 
 /// As [`parse`], but the errors do not add the form of a valid URL.
@@ -107,28 +115,59 @@ pub(crate) fn parse_cluster(url: &str) -> Option<Result<Vec<ConnectionInfo>, Str
     if !matches!(single, "redis" | "rediss" | "valkey" | "valkeys") {
         return None;
     }
-    let infos = each_host(single, rest).map(|url| parse(&url));
-    let infos: Result<Vec<ConnectionInfo>, String> = infos.collect();
-    Some(infos.and_then(
-        |infos| match infos.iter().any(|info| info.redis_settings().db() != 0) {
-            true => {
-                Err("has a database behind the hosts, and a Cluster has only database 0".to_owned())
-            }
-            false => Ok(infos),
-        },
-    ))
+    let infos = parse_nodes(single, rest);
+    let form = "redis+cluster://user:password@host:6379,host:6379";
+    Some(infos.map_err(|fault| fault.explain(form)))
 }
 
-/// A URL of one server for each host in `rest`, which is the part of a URL behind `://`. Login and options are the same.
-fn each_host(scheme: &str, rest: &str) -> impl Iterator<Item = String> {
-    let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let (login, hosts) = match authority.rfind('@') {
-        Some(at) => authority.split_at(at + 1),
-        None => ("", authority),
-    };
-    hosts
-        .split(',')
-        .map(move |host| format!("{scheme}://{login}{host}{behind}"))
+fn parse_nodes(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, Fault> {
+    let HostList {
+        login,
+        hosts,
+        behind,
+    } = HostList::split(rest)?;
+    let infos = hosts
+        .into_iter()
+        .map(|host| parse_single(&format!("{scheme}://{login}{host}{behind}")));
+    let infos = infos.collect::<Result<Vec<ConnectionInfo>, Fault>>()?;
+    match infos.iter().any(|info| info.redis_settings().db() != 0) {
+        true => Err("has a database behind the hosts, and a Cluster has only database 0".into()),
+        false => Ok(infos),
+    }
+}
+
+/// The parts of a URL with several hosts, behind its `://`.
+pub(super) struct HostList<'a> {
+    /// User and password with the `@` behind them. Empty if there are none.
+    pub(super) login: &'a str,
+    pub(super) hosts: Vec<&'a str>,
+    /// The path, the options and the fragment.
+    pub(super) behind: &'a str,
+}
+
+impl<'a> HostList<'a> {
+    pub(super) fn split(rest: &'a str) -> Result<Self, Fault> {
+        let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if behind.contains('@') {
+            return Err(Fault::of_form(MISPLACED_AT));
+        }
+        let (login, hosts) = match authority.rfind('@') {
+            Some(at) => authority.split_at(at + 1),
+            None => ("", authority),
+        };
+        if login.contains(',') {
+            return Err(Fault::of_form(MISPLACED_LOGIN));
+        }
+        let hosts: Vec<&str> = hosts.split(',').collect();
+        if hosts.contains(&"") {
+            return Err(Fault::of_form("has an empty host"));
+        }
+        Ok(Self {
+            login,
+            hosts,
+            behind,
+        })
+    }
 }
 
 /// The URL of a Cluster with this node, without a login.
@@ -209,7 +248,9 @@ fn fault(url: &str) -> String {
     .to_owned()
 }
 
-pub(super) const MISPLACED_AT: &str =
+const MISPLACED_LOGIN: &str = "has a comma before an @; put user and password before the first host, and write a \
+     comma in them as %2C";
+const MISPLACED_AT: &str =
     "has an @ behind a /, ? or #; in user and password, write these as %2F, %3F and %23";
 pub(super) const NO_TLS: &str =
     "asks for TLS, which needs leasehold's cargo feature `tls`; enable it in Cargo.toml";
@@ -298,8 +339,13 @@ mod tests {
         }
         assert_eq!(infos("redis+cluster://h:7000/0").unwrap().len(), 1);
         for (url, part) in [
-            ("redis+cluster://", "has no host"),
-            ("redis+cluster://a,,b", "has no host"),
+            ("redis+cluster://", "has an empty host"),
+            ("redis+cluster://a,,b", "has an empty host"),
+            (
+                "redis+cluster://a,u:p@b",
+                "has a comma before an @; put user",
+            ),
+            ("redis+cluster://a:port", "it must be redis+cluster://user:"),
             ("redis+cluster://a:1,b:port", "has a port that is no number"),
             ("redis+cluster://a,b/1", "a Cluster has only database 0"),
             ("redis+cluster://:p/w@a,b", "has an @ behind a /"),

@@ -60,7 +60,7 @@ fn wrong_parts_of_a_url_are_named() {
     for (url, part) in [
         ("redis+cluster://a,b/3", "a Cluster has only database 0"),
         ("redis+cluster://a,b:99999", "a port that is no number"),
-        ("redis+cluster://a,,b", "has no host"),
+        ("redis+cluster://a,,b", "has an empty host"),
     ] {
         let error = open(url);
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);

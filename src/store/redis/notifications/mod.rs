@@ -37,7 +37,7 @@ use crate::store::redis::socket::{Closer, Sender};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
-use crate::util::threads::ThreadGroup;
+use crate::util::threads::{ThreadGroup, sleep_unless};
 
 use message::{Message, MessageKind};
 use subscription::Subscription;
@@ -467,15 +467,7 @@ impl NotificationConnection {
     }
 
     fn sleep(&self, pause: Duration) {
-        let until = MonotonicTime::now().after(pause);
-        let mut state = self.state.lock();
-        while !state.stopped {
-            let left = until.since(MonotonicTime::now());
-            if left.is_zero() {
-                return;
-            }
-            self.changed.wait_for(&mut state, left);
-        }
+        sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
     }
 
     /// Makes `sender` the current connection, and closes the suspect connection that it replaces. Returns false once

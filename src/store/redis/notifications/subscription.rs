@@ -1,12 +1,13 @@
 //! The notification connection: RESP3, with tracking of all keys that are read on it, and subscribed to the client's
 //! own channel.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use redis::{Arg, Cmd, ProtocolVersion, ServerError, Value};
+use redis::{Arg, Cmd, ConnectionInfo, ProtocolVersion, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{Endpoint, FoundServer, LONGEST_REPLY};
+use crate::store::redis::connection::{Endpoint, FoundServer, LONGEST_REPLY, NamedBy};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::sentinel::field;
@@ -38,8 +39,36 @@ impl Subscription {
         timeout: Duration,
         connected: impl FnOnce(Closer),
     ) -> Result<(Self, Sender), Error> {
+        endpoint.pause(MonotonicTime::now().after(timeout));
         let deadline = MonotonicTime::now().after(timeout);
-        let FoundServer { info, named_by } = endpoint.find_server(deadline)?;
+        let opened = endpoint.find_server(deadline).and_then(|found| {
+            let FoundServer { info, named_by } = found;
+            let named_by = named_by.as_ref();
+            let names = [channel, any_key];
+            let opened = Self::open_server(
+                endpoint, info, named_by, names, timeout, deadline, connected,
+            );
+            opened.map_err(|error| endpoint.connect_failed(named_by, error))
+        });
+        match &opened {
+            // The server is there, and refuses notifications.
+            Err(error) if !error.is_unavailable() => {}
+            opened => {
+                endpoint.note_attempt(opened.as_ref().err());
+            }
+        }
+        opened
+    }
+
+    fn open_server(
+        endpoint: &Endpoint,
+        info: Cow<'_, ConnectionInfo>,
+        named_by: Option<&NamedBy>,
+        [channel, any_key]: [&str; 2],
+        timeout: Duration,
+        deadline: MonotonicTime,
+        connected: impl FnOnce(Closer),
+    ) -> Result<(Self, Sender), Error> {
         let setting = "command_timeout";
         let attempted = Attempted {
             info: &info,
@@ -81,7 +110,7 @@ impl Subscription {
                 })?;
                 check(attempted, &name_of(command), &reply)?;
                 // Only the reply to `HELLO` has a role.
-                if let (Some(by), Some(role)) = (&named_by, field(&reply, b"role")) {
+                if let (Some(by), Some(role)) = (named_by, field(&reply, b"role")) {
                     endpoint.check_role(attempted, by, role)?;
                 }
             }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use crate::store::redis::url;
+use crate::store::redis::url::{self, Fault, HostList};
 
 /// The most sentinels of a URL, and the most that a client knows.
 pub(crate) const MAX_SENTINELS: usize = 64;
@@ -64,8 +64,7 @@ pub(crate) struct SentinelUrl {
     pub(crate) has_tls: bool,
 }
 
-const SHAPE: &str = "it must be redis+sentinel://user:password@host:26379,host:26379/name/database, with other \
-    characters than letters, digits and -._~ percent-encoded in user and password";
+const FORM: &str = "redis+sentinel://user:password@host:26379,host:26379/name/database";
 
 impl SentinelUrl {
     /// Returns `None` for a URL of another scheme. The errors quote nothing of `url`: in a malformed URL, any part may
@@ -80,22 +79,19 @@ impl SentinelUrl {
         if has_tls && !cfg!(feature = "tls") {
             return Some(Err(url::NO_TLS.to_owned()));
         }
-        Some(Self::read(rest, has_tls).map_err(|fault| format!("{fault}; {SHAPE}")))
+        Some(Self::read(rest, has_tls).map_err(|fault| fault.explain(FORM)))
     }
 
     /// Reads the part behind `://`.
-    fn read(rest: &str, has_tls: bool) -> Result<Self, String> {
-        let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        if behind.contains('@') {
-            return Err(url::MISPLACED_AT.to_owned());
-        }
+    fn read(rest: &str, has_tls: bool) -> Result<Self, Fault> {
+        let HostList {
+            login,
+            hosts,
+            behind,
+        } = HostList::split(rest)?;
         if behind.contains('#') {
-            return Err("has a part behind a #".to_owned());
+            return Err(Fault::of_form("has a part behind a #"));
         }
-        let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (format!("{login}@"), hosts),
-            None => (String::new(), authority),
-        };
         let (path, query) = match behind.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
             None => (behind, String::new()),
@@ -105,41 +101,37 @@ impl SentinelUrl {
         let database = parts.next().unwrap_or_default();
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         if group.is_empty() {
-            return Err(
-                "has no name of a group behind the hosts, as in `sentinel monitor <name>`"
-                    .to_owned(),
-            );
+            return Err(Fault::of_form(
+                "has no name of a group behind the hosts, as in `sentinel monitor <name>`",
+            ));
         }
         if !group.chars().all(is_name) {
-            return Err(
-                "has a name of a group with other characters than letters, digits and -._"
-                    .to_owned(),
-            );
+            return Err(Fault::of_form(
+                "has a name of a group with other characters than letters, digits and -._",
+            ));
         }
-        if hosts.matches(',').count() >= MAX_SENTINELS {
-            return Err(format!("has more than {MAX_SENTINELS} hosts"));
+        if hosts.len() > MAX_SENTINELS {
+            let what = format!("has more than {MAX_SENTINELS} hosts");
+            return Err(what.as_str().into());
         }
         let mut infos = Vec::new();
-        for host in hosts.split(',') {
+        for host in hosts {
             // redis-rs reads each host as one of a URL of a single server.
             let port = match host.rsplit_once(':') {
                 Some((_, port)) if !port.contains(']') => String::new(),
                 _ => format!(":{DEFAULT_PORT}"),
             };
-            if host.is_empty() {
-                return Err("has an empty host".to_owned());
-            }
             let single = format!("redis://{login}{host}{port}/{database}{query}");
-            let info = url::parse_single(&single).map_err(|fault| fault.what)?;
-            infos.push(info);
+            infos.push(url::parse_single(&single)?);
         }
         let mut hosts = Vec::new();
         for info in &infos {
             let ConnectionAddr::Tcp(host, port) = info.addr() else {
-                return Err("has a host that cannot be one".to_owned());
+                return Err(Fault::of_form("has a host that cannot be one"));
             };
             let host = HostPort::new(host.as_bytes(), port.to_string().as_bytes());
-            let host = host.ok_or("has a host that cannot be one, or the port 0")?;
+            let fault = || Fault::of_form("has a host that cannot be one, or the port 0");
+            let host = host.ok_or_else(fault)?;
             if !hosts.contains(&host) {
                 hosts.push(host);
             }
@@ -203,6 +195,11 @@ mod tests {
             ("//h/a%20b", "a group with other characters than"),
             ("//h,,i/g", "has an empty host"),
             ("///g", "has an empty host"),
+            (
+                "//i,u:secret@h/g",
+                "has a comma before an @; put user and password before",
+            ),
+            ("//u:sec,ret@h/g", "has a comma before an @"),
             ("//u:p@/g", "has an empty host"),
             ("//h,i:99999/g", "has a port that is no number up to 65535"),
             ("//h:0/g", "or the port 0"),

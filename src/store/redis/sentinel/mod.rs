@@ -7,7 +7,6 @@ mod address;
 mod tests;
 mod watcher;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -36,8 +35,6 @@ pub(crate) struct Sentinels {
     has_tls: bool,
     login: Option<Credentials>,
     state: Mutex<State>,
-    /// The number of times that an answer proved wrong or outdated.
-    doubts: AtomicU64,
 }
 
 struct State {
@@ -51,6 +48,8 @@ struct State {
     ask_at: MonotonicTime,
     /// The time between `ask_at` and the failure. Zero after a success, or a switch.
     pause: Duration,
+    /// The number of times that an answer proved wrong or outdated.
+    doubts: u64,
 }
 
 /// The answer of a sentinel.
@@ -84,8 +83,8 @@ impl Sentinels {
                 epoch: 0,
                 ask_at: MonotonicTime::now(),
                 pause: Duration::ZERO,
+                doubts: 0,
             }),
-            doubts: AtomicU64::new(0),
         }
     }
 
@@ -106,13 +105,24 @@ impl Sentinels {
     /// The number of times that an answer proved wrong or outdated. If it has grown since a failed attempt to connect
     /// began, another attempt may succeed.
     pub(crate) fn doubts(&self) -> u64 {
-        self.doubts.load(Ordering::SeqCst)
+        self.state.lock().doubts
     }
 
     /// Notes that the server that `by` named is not the primary. From now on, `by` is asked last.
     pub(crate) fn doubt(&self, by: &HostPort) {
-        self.state.lock().put_last(by);
-        self.doubts.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.state.lock();
+        state.put_last(by);
+        state.doubts += 1;
+    }
+
+    /// The sentinel that is asked first.
+    fn first(&self) -> HostPort {
+        self.state.lock().order[0].clone()
+    }
+
+    /// From now on, `sentinel` is asked last.
+    pub(crate) fn put_last(&self, sentinel: &HostPort) {
+        self.state.lock().put_last(sentinel);
     }
 
     /// The number of known sentinels.
@@ -135,9 +145,7 @@ impl Sentinels {
 
     /// Ends the pause: an attempt to connect has succeeded, or there is another primary.
     pub(crate) fn reset_pause(&self) {
-        let mut state = self.state.lock();
-        state.pause = Duration::ZERO;
-        state.ask_at = MonotonicTime::now();
+        self.state.lock().reset_pause();
     }
 
     /// The time of the next attempt to connect.
@@ -170,10 +178,12 @@ impl Sentinels {
             }
             let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
             match self.ask(endpoint, by, now.after(left / shares)) {
-                Ok(answer) if self.is_current(&answer) => return Ok(self.accept(by, answer)),
-                Ok(answer) => oldest_first.push((by.clone(), answer)),
+                Ok(answer) => match self.accept_if(by, answer, State::is_current) {
+                    Ok(named) => return Ok(named),
+                    Err(outdated) => oldest_first.push((by.clone(), outdated)),
+                },
                 Err(error) => {
-                    self.state.lock().put_last(by);
+                    self.put_last(by);
                     failures.push(error);
                 }
             }
@@ -181,46 +191,23 @@ impl Sentinels {
         // All answers are older than an earlier one. The sentinels may have been reset, so accept the newest answer.
         oldest_first.sort_by_key(|(_, answer)| answer.epoch);
         match oldest_first.pop() {
-            Some((by, answer)) => Ok(self.accept(&by, answer)),
+            Some((by, answer)) => Ok(self.state.lock().accept(&self.configured, &by, answer)),
             None => Err(self.no_primary(&failures)),
         }
     }
 
-    /// Whether the answer is not older than the last fail-over that this client knows of.
-    fn is_current(&self, answer: &Answer) -> bool {
-        let known = self.state.lock().epoch;
-        answer.epoch.is_none_or(|epoch| epoch >= known)
-    }
-
-    /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
-    fn accept(&self, by: &HostPort, answer: Answer) -> Named {
-        let Answer {
-            primary,
-            epoch,
-            others,
-        } = answer;
+    /// Accepts the answer of the sentinel `by` if it is wanted, in one step. Otherwise returns the answer.
+    fn accept_if(
+        &self,
+        by: &HostPort,
+        answer: Answer,
+        is_wanted: impl FnOnce(&State, &Answer) -> bool,
+    ) -> Result<Named, Answer> {
         let mut state = self.state.lock();
-        if let Some(epoch) = epoch {
-            state.epoch = epoch;
+        match is_wanted(&state, &answer) {
+            true => Ok(state.accept(&self.configured, by, answer)),
+            false => Err(answer),
         }
-        state.learn(&self.configured, by, others);
-        drop(state);
-        Named {
-            has_changed: self.note_primary(&primary),
-            primary,
-            by: by.clone(),
-        }
-    }
-
-    /// Notes the address of the primary. Returns whether it was another one before.
-    fn note_primary(&self, primary: &HostPort) -> bool {
-        let before = self.state.lock().primary.replace(primary.clone());
-        let has_changed = before.is_some_and(|before| before != *primary);
-        if has_changed {
-            self.doubts.fetch_add(1, Ordering::SeqCst);
-            self.reset_pause();
-        }
-        has_changed
     }
 
     /// The error if no sentinel has named the primary. It contains the error of each sentinel.
@@ -366,6 +353,50 @@ impl Sentinels {
 const QUESTIONS: usize = 3;
 
 impl State {
+    /// Whether the answer is not older than the last fail-over that this client knows of.
+    fn is_current(&self, answer: &Answer) -> bool {
+        answer.epoch.is_none_or(|epoch| epoch >= self.epoch)
+    }
+
+    /// Whether the answer is from after the last fail-over that this client knows of.
+    fn is_outdone_by(&self, answer: &Answer) -> bool {
+        answer.epoch.is_some_and(|epoch| epoch > self.epoch)
+    }
+
+    /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
+    fn accept(&mut self, configured: &[HostPort], by: &HostPort, answer: Answer) -> Named {
+        let Answer {
+            primary,
+            epoch,
+            others,
+        } = answer;
+        if let Some(epoch) = epoch {
+            self.epoch = epoch;
+        }
+        self.learn(configured, by, others);
+        Named {
+            has_changed: self.note_primary(&primary),
+            primary,
+            by: by.clone(),
+        }
+    }
+
+    /// Notes the address of the primary. Returns whether it was another one before.
+    fn note_primary(&mut self, primary: &HostPort) -> bool {
+        let before = self.primary.replace(primary.clone());
+        let has_changed = before.is_some_and(|before| before != *primary);
+        if has_changed {
+            self.doubts += 1;
+            self.reset_pause();
+        }
+        has_changed
+    }
+
+    fn reset_pause(&mut self) {
+        self.pause = Duration::ZERO;
+        self.ask_at = MonotonicTime::now();
+    }
+
     /// From now on, `sentinel` is asked last.
     fn put_last(&mut self, sentinel: &HostPort) {
         if let Some(at) = self.order.iter().position(|other| other == sentinel) {

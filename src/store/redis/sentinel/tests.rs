@@ -7,9 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::command::GrantMessage;
+use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
 use crate::store::redis::connection::NamedBy;
 use crate::store::redis::epoch::SHORTEST_LIFE;
+use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::{fake_server, url};
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
 use super::*;
@@ -344,8 +349,12 @@ fn a_message_of_a_fail_over_makes_connections_suspect() {
         fake.publish("other 127.0.0.1 7000 127.0.0.1 7009");
         fake.publish("g 127.0.0.1 7000 127.0.0.1");
         fake.publish("g 127.0.0.1 7000 127.0.0.1 7000");
+        // A late message about an earlier fail-over.
+        fake.publish("g 127.0.0.1 6999 127.0.0.1 7009");
         // The answer to the question behind a message comes after all of them.
-        fake.script.lock().primary = 7001;
+        let mut script = fake.script.lock();
+        (script.primary, script.epoch) = (7001, 2);
+        drop(script);
         fake.publish("g 127.0.0.1 7000 127.0.0.1 7001");
         assert_eventually("the new primary", || named() == Some(7001));
         assert_eventually("a suspicion", || {
@@ -463,6 +472,83 @@ fn no_connection_to_a_replaced_primary_is_begun() {
     );
     let again = endpoint.find_server(deadline).unwrap();
     assert!(endpoint.begin_connection(&again).is_ok());
+}
+
+/// A question was under way during the fail-over, or the sentinel that answers it has not heard of the fail-over.
+#[test]
+fn an_answer_from_before_a_reported_fail_over_is_outdated() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    let by = find(&endpoint).unwrap().by;
+    let host = |port| HostPort::new(b"127.0.0.1", port).unwrap();
+    let answer = |port, epoch| Answer {
+        primary: host(port),
+        epoch: Some(epoch),
+        others: Vec::new(),
+    };
+    let switch = |from, to| watcher::Switch {
+        from: host(from),
+        to: host(to),
+    };
+    assert!(sentinels.note_switch(&by, &switch(b"7000", b"7001")));
+    let old = sentinels.accept_if(&by, answer(b"7000", 1), State::is_current);
+    assert_eq!(old.err().unwrap(), answer(b"7000", 1));
+    assert_eq!(named(&endpoint), Some(7001));
+    assert!(
+        sentinels
+            .accept_if(&by, answer(b"7001", 2), State::is_current)
+            .is_ok()
+    );
+    // Messages that come late.
+    assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7001")));
+    assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7002")));
+    assert_eq!(named(&endpoint), Some(7001));
+}
+
+struct NoListener;
+
+impl Listener for NoListener {
+    fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
+        None
+    }
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
+    fn clock_moved(&self) {}
+    fn refused(&self, _: ServerId, _: &Error) {}
+}
+
+/// The notification connection keeps the rules of the others: it pauses, and asks another sentinel.
+#[test]
+fn notifications_leave_a_sentinel_that_names_an_unreachable_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed_port: u64 = listener.local_addr().unwrap().port().into();
+    drop(listener);
+    let wrong = Fake::start(closed_port, 1, vec![]);
+    let right = Fake::start(closed_port, 1, vec![]);
+    let endpoint = endpoint(&[&wrong, &right], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    let before = sentinels.ask_at();
+    let notifications = NotificationConnection::new(
+        ServerId::ONLY,
+        Arc::clone(&endpoint),
+        &HolderId::of_this_process(),
+        "p:",
+        LONG,
+    );
+    let threads = ThreadGroup::new();
+    let notifications = Arc::new(notifications);
+    notifications.start(&threads, Arc::new(NoListener)).unwrap();
+    notifications.request_connection();
+    assert_eventually("a question to the other", || {
+        right.questions.load(Ordering::SeqCst) > 0
+    });
+    assert!(sentinels.ask_at() > before);
+    notifications.stop();
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
 }
 
 /// Real servers under a scripted sentinel, which names one primary after another.

@@ -11,11 +11,11 @@ use crate::error::Error;
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::Attempted;
 use crate::store::redis::sentinel::{
-    Answer, HostPort, Named, QUESTIONS, SentinelConnection, Sentinels,
+    HostPort, Named, QUESTIONS, SentinelConnection, Sentinels, State as SentinelState,
 };
 use crate::store::redis::socket::Closer;
 use crate::util::clock::MonotonicTime;
-use crate::util::threads::ThreadGroup;
+use crate::util::threads::{ThreadGroup, sleep_unless};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -89,20 +89,8 @@ impl SentinelWatcher {
                 pause = FIRST_PAUSE;
             }
             sentinels.put_last(&sentinel);
-            self.sleep(pause);
+            sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
             pause = (2 * pause).min(LONGEST_PAUSE);
-        }
-    }
-
-    fn sleep(&self, pause: Duration) {
-        let until = MonotonicTime::now().after(pause);
-        let mut state = self.state.lock();
-        while !state.stopped {
-            let left = until.since(MonotonicTime::now());
-            if left.is_zero() {
-                return;
-            }
-            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -156,10 +144,9 @@ impl SentinelWatcher {
                 Ok(Value::Push { kind, data }) => {
                     has_subscribed |= kind == PushKind::Subscribe;
                     if kind == PushKind::Message
-                        && let Some(primary) = sentinels.read_switch(&data)
+                        && let Some(switch) = sentinels.read_switch(&data)
                     {
-                        sentinels.put_first(sentinel);
-                        if sentinels.note_primary(&primary) {
+                        if sentinels.note_switch(sentinel, &switch) {
                             self.endpoint.follow_switch();
                         }
                         // Ask for the number of this fail-over.
@@ -174,12 +161,14 @@ impl SentinelWatcher {
                     if replies.len() == QUESTIONS {
                         let answer =
                             sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
-                        if !sentinels.is_current(&answer) {
+                        let accepted =
+                            sentinels.accept_if(sentinel, answer, SentinelState::is_current);
+                        let Ok(named) = accepted else {
                             // This sentinel has missed a fail-over, so it may miss the next one, too.
                             return Ok(());
-                        }
+                        };
                         since.get_or_insert(now);
-                        self.accept(sentinels, sentinel, answer);
+                        self.follow(&named);
                         answer_by = None;
                         let is_again = std::mem::take(&mut asks_again);
                         ask_at = if is_again {
@@ -205,9 +194,8 @@ impl SentinelWatcher {
         }
     }
 
-    fn accept(&self, sentinels: &Sentinels, by: &HostPort, answer: Answer) {
-        let Named { has_changed, .. } = sentinels.accept(by, answer);
-        if has_changed {
+    fn follow(&self, named: &Named) {
+        if named.has_changed {
             self.endpoint.follow_switch();
         }
     }
@@ -219,14 +207,21 @@ impl SentinelWatcher {
             return false;
         };
         let deadline = MonotonicTime::now().after(self.timeout.min(OTHER_TIMEOUT));
-        match sentinels.ask(&self.endpoint, &other, deadline) {
-            Ok(answer) if sentinels.is_newer(&answer) => {
-                self.accept(sentinels, &other, answer);
-                true
-            }
-            _ => false,
-        }
+        let answer = sentinels.ask(&self.endpoint, &other, deadline);
+        let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_outdone_by));
+        let Ok(Ok(named)) = newer else {
+            return false;
+        };
+        self.follow(&named);
+        true
     }
+}
+
+/// A message on [`CHANNEL`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Switch {
+    pub(super) from: HostPort,
+    pub(super) to: HostPort,
 }
 
 impl Sentinels {
@@ -237,27 +232,24 @@ impl Sentinels {
         others().nth(turn % others().count().max(1)).cloned()
     }
 
-    /// Whether the answer is from after the last fail-over that this client knows of.
-    fn is_newer(&self, answer: &Answer) -> bool {
-        let known = self.state.lock().epoch;
-        answer.epoch.is_some_and(|epoch| epoch > known)
+    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another server
+    /// than the last known primary is outdated, or this client has missed a fail-over: a question has to decide.
+    pub(super) fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
+        let mut state = self.state.lock();
+        state.put_first(sentinel);
+        if state.primary.as_ref() != Some(&switch.from) {
+            return false;
+        }
+        let has_changed = state.note_primary(&switch.to);
+        if has_changed {
+            // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
+            state.epoch += 1;
+        }
+        has_changed
     }
 
-    /// The sentinel that is asked first.
-    pub(super) fn first(&self) -> HostPort {
-        self.state.lock().order[0].clone()
-    }
-
-    fn put_first(&self, sentinel: &HostPort) {
-        self.state.lock().put_first(sentinel);
-    }
-
-    pub(crate) fn put_last(&self, sentinel: &HostPort) {
-        self.state.lock().put_last(sentinel);
-    }
-
-    /// The new primary, if a message on [`CHANNEL`] is about this group.
-    fn read_switch(&self, message: &[Value]) -> Option<HostPort> {
+    /// Reads a message on [`CHANNEL`]. `None` if it is about another group.
+    fn read_switch(&self, message: &[Value]) -> Option<Switch> {
         let [Value::BulkString(channel), Value::BulkString(text)] = message else {
             return None;
         };
@@ -266,9 +258,12 @@ impl Sentinels {
         if channel != CHANNEL.as_bytes() || group != self.group.as_bytes() {
             return None;
         }
-        let [_, _, host, port] = parts.collect::<Vec<_>>()[..] else {
+        let [old_host, old_port, host, port] = parts.collect::<Vec<_>>()[..] else {
             return None;
         };
-        HostPort::new(host, port)
+        Some(Switch {
+            from: HostPort::new(old_host, old_port)?,
+            to: HostPort::new(host, port)?,
+        })
     }
 }
