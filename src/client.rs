@@ -530,6 +530,13 @@ impl Handle {
                 watchdog.stop();
                 callbacks.stop();
             })?;
+        let reports = Arc::downgrade(&callbacks);
+        let report = move |error| {
+            if let Some(callbacks) = reports.upgrade() {
+                callbacks.queue_unavailable_sentinels(error);
+            }
+        };
+        backend.store.on_unavailable_sentinels(Box::new(report));
         check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
         let acquirer = Acquirer::new(
             &backend,

@@ -89,6 +89,9 @@ pub trait EventHandler: Send + Sync + 'static {
     /// Redis refuses notifications to this client: an old version, an ACL or a proxy does. Waiters poll, and losses are
     /// found at the next renewal. Called once until notifications work again. The client keeps trying.
     fn notifications_refused(&self, error: &Error) {}
+    /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary that
+    /// it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary again.
+    fn sentinels_unavailable(&self, error: &Error) {}
     /// The settings of Redis, or those of the client, may cost locks; or a part of the check was refused. Called for
     /// each finding, once per client, soon after its first connection:
     /// [`Builder::environment_check`](crate::Builder::environment_check).

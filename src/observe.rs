@@ -254,6 +254,11 @@ impl EventHandler for Observer {
         });
     }
 
+    fn sentinels_unavailable(&self, error: &Error) {
+        #[cfg(feature = "tracing")]
+        catch_panics(|| tracing::warn!(target: "leasehold", %error, "sentinels unavailable"));
+    }
+
     fn events_missed(&self, count: u64) {
         #[cfg(feature = "metrics")]
         catch_panics(|| metrics::counter!("leasehold_events_missed_total").increment(count));

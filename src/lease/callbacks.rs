@@ -150,14 +150,23 @@ impl CallbackExecutor {
 
     /// Queues a finding about the environment for tracing and the client's event handler.
     pub(crate) fn queue_finding(&self, finding: EnvironmentFinding) {
+        self.queue_warning(move |events| events.environment_warning(&finding));
+    }
+
+    /// Queues the report that no sentinel names the primary, for tracing and the client's event handler.
+    pub(crate) fn queue_unavailable_sentinels(&self, error: Error) {
+        self.queue_warning(move |events| events.sentinels_unavailable(&error));
+    }
+
+    fn queue_warning(&self, event: impl Fn(&dyn EventHandler) + Send + 'static) {
         if self.has_listeners() {
             let events = self.events.clone();
             self.queue_bounded(move || {
                 if observe::IS_ON {
-                    Observer.environment_warning(&finding);
+                    event(&Observer);
                 }
                 if let Some(events) = events {
-                    events.environment_warning(&finding);
+                    event(&*events);
                 }
             });
         }

@@ -86,6 +86,10 @@ pub(crate) trait Store: Send + Sync {
     /// Calls the hook of `on_first_connection` now, because a connection was opened before the hook was set.
     fn run_first_connection_hook(&self) {}
 
+    /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one: once
+    /// until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
+    fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
+
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Command);

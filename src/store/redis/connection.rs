@@ -259,7 +259,10 @@ impl Endpoint {
                 (named.primary, NamedBy::Sentinel(named.by))
             }
             Err(error) => match sentinels.last_primary() {
-                Some(last) => (last, NamedBy::EarlierAnswer(error)),
+                Some(last) => {
+                    sentinels.report_unavailable(&error);
+                    (last, NamedBy::EarlierAnswer(error))
+                }
                 None => return Err(error),
             },
         };

@@ -302,6 +302,12 @@ impl Store for Node {
         self.shared.endpoint.on_first_connection(hook);
     }
 
+    fn on_unavailable_sentinels(&self, hook: Box<dyn Fn(Error) + Send + Sync>) {
+        if let Some(sentinels) = self.shared.endpoint.sentinels() {
+            sentinels.on_unavailable(hook);
+        }
+    }
+
     fn run_first_connection_hook(&self) {
         self.shared.endpoint.run_first_connection_hook();
     }

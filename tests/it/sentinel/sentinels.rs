@@ -1,11 +1,13 @@
 //! Sentinels that are dead, silent, or refuse the client; addresses that are none of a group.
 
+use std::sync::Arc;
+
 use leasehold::{Client, Credentials, ErrorKind};
 use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, eventually};
 
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{SOON, ask, builder, kill_connections, lock, millis, secs, server, texts_of};
+use crate::support::{Recorder, What, SOON, ask, builder, kill_connections, lock, millis, secs, server, texts_of};
 
 use super::patient;
 
@@ -45,7 +47,9 @@ fn dead_sentinels_cost_a_share_of_the_timeout_only() {
 #[test]
 fn without_sentinels_a_broken_connection_costs_no_lock() {
     let mut group = single().start().unwrap();
-    let client = patient(&group.url()).ttl(secs(6)).build().unwrap();
+    let recorder = Recorder::new();
+    let client = patient(&group.url()).ttl(secs(6));
+    let client = client.event_handler(Arc::clone(&recorder)).build().unwrap();
     let held: Vec<_> = (0..20).map(|n| lock(&client, &format!("k{n}"))).collect();
     group.sentinel_mut(0).kill();
     let server = &group.servers()[0];
@@ -53,12 +57,15 @@ fn without_sentinels_a_broken_connection_costs_no_lock() {
     kill_connections(server);
     lock(&client, "other").unlock().unwrap();
     assert!(server.calls("script|exists").unwrap() > before);
+    recorder.wait_for(1, What::SentinelsUnavailable, "");
     // Each lock is renewed, or its ttl ends.
     std::thread::sleep(secs(7));
     assert!(held.iter().all(|guard| !guard.is_lost()));
+    kill_connections(server);
     for guard in held {
         guard.unlock().unwrap();
     }
+    assert_eq!(recorder.count(What::SentinelsUnavailable, ""), 1);
     ask(server, &["REPLICAOF", "127.0.0.1", "1"]);
     kill_connections(server);
     let error = client.ping().unwrap_err();

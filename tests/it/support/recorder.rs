@@ -20,6 +20,8 @@ pub enum What {
     Unavailable,
     /// This event has no key, and is counted under the empty key.
     WakeUpsRefused,
+    /// The same.
+    SentinelsUnavailable,
 }
 
 #[derive(Default)]
@@ -112,5 +114,9 @@ impl EventHandler for Recorder {
 
     fn notifications_refused(&self, _: &Error) {
         self.note_of(What::WakeUpsRefused, "");
+    }
+
+    fn sentinels_unavailable(&self, _: &Error) {
+        self.note_of(What::SentinelsUnavailable, "");
     }
 }

@@ -7,6 +7,7 @@ mod address;
 mod tests;
 mod watcher;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,7 +36,11 @@ pub(crate) struct Sentinels {
     has_tls: bool,
     login: Option<Credentials>,
     state: Mutex<State>,
+    on_unavailable: OnceLock<UnavailableHook>,
 }
+
+/// Called with the reason why no sentinel names the primary.
+type UnavailableHook = Box<dyn Fn(Error) + Send + Sync>;
 
 struct State {
     /// All known sentinels, in the order in which they are asked.
@@ -50,6 +55,8 @@ struct State {
     pause: Duration,
     /// The number of times that an answer proved wrong or outdated.
     doubts: u64,
+    /// The hook was called since the last accepted answer.
+    is_reported: bool,
 }
 
 /// The answer of a sentinel.
@@ -84,7 +91,9 @@ impl Sentinels {
                 ask_at: MonotonicTime::now(),
                 pause: Duration::ZERO,
                 doubts: 0,
+                is_reported: false,
             }),
+            on_unavailable: OnceLock::new(),
         }
     }
 
@@ -123,6 +132,19 @@ impl Sentinels {
     /// From now on, `sentinel` is asked last.
     pub(crate) fn put_last(&self, sentinel: &HostPort) {
         self.state.lock().put_last(sentinel);
+    }
+
+    /// Sets the hook of [`report_unavailable`](Self::report_unavailable). A second hook is ignored.
+    pub(crate) fn on_unavailable(&self, hook: UnavailableHook) {
+        let _ = self.on_unavailable.set(hook);
+    }
+
+    /// Calls the hook, once until a sentinel names the primary again.
+    pub(crate) fn report_unavailable(&self, error: &Error) {
+        let is_reported = std::mem::replace(&mut self.state.lock().is_reported, true);
+        if let Some(hook) = self.on_unavailable.get().filter(|_| !is_reported) {
+            hook(error.clone());
+        }
     }
 
     /// The number of known sentinels.
@@ -373,6 +395,7 @@ impl State {
         if let Some(epoch) = epoch {
             self.epoch = epoch;
         }
+        self.is_reported = false;
         self.learn(configured, by, others);
         Named {
             has_changed: self.note_primary(&primary),

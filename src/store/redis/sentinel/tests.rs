@@ -217,6 +217,31 @@ fn without_an_answer_the_last_primary_is_used() {
     assert!(MonotonicTime::now() < deadline);
 }
 
+#[test]
+fn unavailable_sentinels_are_reported_once() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let reported = Arc::clone(&reports);
+    let hook = move |error: Error| reported.lock().push(error.to_string());
+    endpoint.sentinels().unwrap().on_unavailable(Box::new(hook));
+    let connect = |primary| {
+        fake.script.lock().primary = primary;
+        let deadline = MonotonicTime::now().after(std::time::Duration::from_millis(50));
+        endpoint.find_server(deadline).unwrap();
+    };
+    find(&endpoint).unwrap();
+    for expected in 1..=2 {
+        connect(0);
+        connect(0);
+        assert_eq!(reports.lock().len(), expected);
+        fake.script.lock().primary = 7000;
+        find(&endpoint).unwrap();
+    }
+    let report = reports.lock()[0].clone();
+    assert!(report.contains("no sentinel names"), "{report}");
+}
+
 /// The first sentinel does not know of the fail-over.
 #[test]
 fn if_the_named_server_is_away_the_other_sentinels_are_asked() {
