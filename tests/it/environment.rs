@@ -1,6 +1,7 @@
 //! `Client::check_environment`, and the same check after the first connection: each warning on a real server with the
 //! bad setting.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -9,10 +10,11 @@ use leasehold::{
 };
 use leasehold_testbed::{SentinelGroup, Server, eventually};
 
+use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner};
 use crate::least_privilege::{limited, rights, version};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, ask, builder, millis, secs, within};
+use crate::support::{LONG_TTL, SOON, ask, builder, lock, millis, secs, within};
 
 /// The warnings about a server with these directives, and their texts, without those about its version.
 fn found(builder: Builder) -> Vec<(Warning, String)> {
@@ -143,6 +145,49 @@ fn a_sentinel_is_found() {
 }
 
 #[test]
+fn the_primary_of_a_group_is_checked() {
+    let group = SentinelGroup::builder().replicas(1).sentinels(1);
+    let group = group
+        .arg("maxmemory-policy", "volatile-ttl")
+        .arg("appendonly", "yes");
+    let group = group.start().unwrap();
+    assert_finds(
+        &group.servers()[0],
+        quiet(&group.url()),
+        Warning::Eviction {
+            policy: "volatile-ttl".to_owned(),
+            max_memory: 0,
+        },
+        "`maxmemory-policy` is volatile-ttl: Redis evicts locks as soon as `maxmemory` is set and used; set the policy \
+         to noeviction",
+    );
+}
+
+#[test]
+fn each_master_in_use_is_checked() {
+    let pooled = PooledCluster::take();
+    let cluster = pooled.get();
+    let client = quiet(&cluster.url()).build_lazy().unwrap();
+    let servers = || {
+        let found = client.check_environment().unwrap();
+        let found = found.iter().filter(|finding| !is_about_version(finding));
+        let servers = found.map(|finding| {
+            let is_unsaved = matches!(finding.warning(), Warning::Persistence { .. });
+            assert!(is_unsaved, "{finding}");
+            finding.server().to_owned()
+        });
+        servers.collect::<BTreeSet<_>>()
+    };
+    // One master answers for all while the client uses none.
+    assert_eq!(servers().len(), 1);
+    for n in 0..30 {
+        lock(&client, &format!("k{n}")).unlock().unwrap();
+    }
+    let masters = (0..3).map(|node| format!("127.0.0.1:{}", cluster.nodes()[node].port()));
+    assert_eq!(servers(), masters.collect());
+}
+
+#[test]
 fn a_node_of_a_cluster_is_found() {
     assert_warns(
         &[SAVED, ("cluster-enabled", "yes")],
@@ -264,20 +309,12 @@ fn a_server_without_hello_is_checked() {
 #[test]
 fn a_check_fails_only_if_the_server_cannot_be_asked() {
     let locked = Server::builder().password("secret").start().unwrap();
-    let client = quiet(&format!("redis://127.0.0.1:{}", locked.port()));
-    let error = client
-        .build_lazy()
-        .unwrap()
-        .check_environment()
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    let client = quiet(&format!("redis://:wr0ng@127.0.0.1:{}", locked.port()));
-    let error = client
-        .build_lazy()
-        .unwrap()
-        .check_environment()
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    for login in ["", ":wr0ng@"] {
+        let url = format!("redis://{login}127.0.0.1:{}", locked.port());
+        let client = quiet(&url).build_lazy().unwrap();
+        let error = client.check_environment().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    }
     for (manner, kind) in [
         (Manner::Http, ErrorKind::Protocol),
         (Manner::Mute, ErrorKind::Unavailable),
