@@ -290,7 +290,8 @@ impl SentinelGroup {
         Ok(())
     }
 
-    fn port_of(&self, server: &Server) -> u16 {
+    /// The port by which clients connect to this server or sentinel.
+    pub fn port_of(&self, server: &Server) -> u16 {
         match self.has_tls {
             true => server.tls_port(),
             false => server.port(),

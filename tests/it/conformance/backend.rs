@@ -4,10 +4,11 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{Proxy, SentinelGroup, Server};
+use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, Server};
 
 use crate::cluster::pool::PooledCluster;
 use crate::least_privilege::{as_limited, limited, refused, rights, version};
+use crate::sentinel::rights::{limited_at_sentinel, limited_login};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
 #[cfg(feature = "tls")]
@@ -190,18 +191,73 @@ impl Serving for Redis {
 }
 
 /// One Redis under a sentinel.
-pub struct RedisUnderSentinel(SentinelGroup);
+pub struct RedisUnderSentinel {
+    group: SentinelGroup,
+    /// Makes the settings of a client from a URL of the group.
+    settings: Box<dyn Fn(&str) -> Builder>,
+    /// The client's user has exactly the rights that `cargo xtask acl` prints, at the server and at the sentinel.
+    is_limited: bool,
+}
 
 impl RedisUnderSentinel {
     pub fn start() -> Self {
-        let group = SentinelGroup::builder().replicas(0).sentinels(1);
-        Self(group.start().unwrap())
+        Self::start_with(SentinelGroup::builder(), steady)
+    }
+
+    /// With a user that has exactly the rights that `cargo xtask acl` prints, at the server and at the sentinel.
+    pub fn start_with_least_privilege() -> Self {
+        let settings = |url: &str| steady(&as_limited(url)).sentinel_credentials(limited_login());
+        let mut backend = Self::start_with(SentinelGroup::builder(), settings);
+        least_privileged(&backend.group.servers()[0], &[]);
+        limited_at_sentinel(&backend.group.sentinels()[0], None);
+        backend.is_limited = true;
+        backend
+    }
+
+    #[cfg(feature = "tls")]
+    pub fn start_with_tls() -> Self {
+        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
+        let settings = move |url: &str| {
+            let tls = leasehold::TlsConfig::new().ca_pem(authority.as_str());
+            steady(url).tls(tls)
+        };
+        Self::start_with(SentinelGroup::builder().tls(files), settings)
+    }
+
+    fn start_with(
+        group: SentinelGroupBuilder,
+        settings: impl Fn(&str) -> Builder + 'static,
+    ) -> Self {
+        Self {
+            group: group.replicas(0).sentinels(1).start().unwrap(),
+            settings: Box::new(settings),
+            is_limited: false,
+        }
+    }
+
+    /// Fails if a right was missing. Called at the end of a test.
+    fn check_rights(&self) {
+        for server in self.group.servers().iter().chain(self.group.sentinels()) {
+            // Some tests kill the server.
+            if server.command(&["PING"]).is_ok() {
+                let refused = refused(server);
+                assert!(refused.is_empty(), "rights are missing: {refused:?}");
+            }
+        }
+    }
+}
+
+impl Drop for RedisUnderSentinel {
+    fn drop(&mut self) {
+        if self.is_limited && !std::thread::panicking() {
+            self.check_rights();
+        }
     }
 }
 
 impl Backend for RedisUnderSentinel {
     fn builder(&self) -> Builder {
-        steady(&self.0.url()).ttl(LONG_TTL)
+        (self.settings)(&self.group.url()).ttl(LONG_TTL)
     }
 
     fn ttl(&self) -> Duration {
@@ -213,20 +269,20 @@ impl Backend for RedisUnderSentinel {
     }
 
     fn forget(&self) {
-        crate::support::ask(&self.0.servers()[0], &["FLUSHALL"]);
+        crate::support::ask(&self.group.servers()[0], &["FLUSHALL"]);
     }
 }
 
 impl Serving for RedisUnderSentinel {
     fn server(&mut self) -> &mut Server {
-        self.0.server_mut(0)
+        self.group.server_mut(0)
     }
 
     /// The sentinel watches the server through the proxy, too, and names the proxy's address to this client.
     fn proxied(&mut self) -> (Proxy, Builder) {
-        let proxy = Proxy::start(self.0.servers()[0].port()).unwrap();
-        let url = self.0.watch_also("proxied", proxy.port()).unwrap();
-        (proxy, steady(&url))
+        let proxy = Proxy::start(self.group.port_of(&self.group.servers()[0])).unwrap();
+        let url = self.group.watch_also("proxied", proxy.port()).unwrap();
+        (proxy, (self.settings)(&url))
     }
 }
 

@@ -159,6 +159,17 @@ mod redis_under_a_sentinel {
     every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start());
 }
 
+mod redis_under_a_sentinel_with_least_privilege {
+    every_behaviour_on!(super::RedisUnderSentinel::start_with_least_privilege());
+    every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start_with_least_privilege());
+}
+
+#[cfg(feature = "tls")]
+mod redis_under_a_sentinel_with_tls {
+    every_behaviour_on!(super::RedisUnderSentinel::start_with_tls());
+    every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start_with_tls());
+}
+
 mod redis_with_least_privilege {
     every_behaviour_on!(super::RedisWithLeastPrivilege::start());
     every_behaviour_of_a_server_on!(super::RedisWithLeastPrivilege::start());

@@ -1,7 +1,8 @@
 //! Groups of servers under sentinels (`redis+sentinel://`). The conformance suite runs there as well:
-//! `conformance::redis_under_a_sentinel`.
+//! `conformance::redis_under_a_sentinel`, with least privilege and with TLS, too.
 
 mod fail_overs;
+pub mod rights;
 pub mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;

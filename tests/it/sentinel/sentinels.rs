@@ -7,7 +7,9 @@ use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, eventually};
 
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{Recorder, What, SOON, ask, builder, kill_connections, lock, millis, secs, server, texts_of};
+use crate::support::{
+    Recorder, SOON, What, ask, builder, kill_connections, lock, millis, secs, server, texts_of,
+};
 
 use super::patient;
 

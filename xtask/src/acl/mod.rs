@@ -6,8 +6,20 @@ use anyhow::{Context as _, ensure};
 
 use rights::{Feature, Version};
 
+/// The servers of which the user is one.
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Place {
+    /// Redis servers, which store the locks
+    Server,
+    /// Sentinels
+    Sentinel,
+}
+
 #[derive(clap::Args)]
 pub struct Options {
+    /// Where the user is: at the servers, or at the sentinels of a group
+    #[arg(long, value_enum, default_value = "server")]
+    topology: Place,
     /// The name of the user
     #[arg(long, default_value = "leasehold")]
     user: String,
@@ -44,6 +56,7 @@ fn version(text: &str) -> Result<Version, String> {
 
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let text = match options.list {
+        true if options.topology == Place::Sentinel => rights::table_at_sentinels(),
         true => rights::table(),
         false => line(options)? + "\n",
     };
@@ -58,8 +71,23 @@ fn line(options: &Options) -> anyhow::Result<String> {
         "a user's name has no blanks: {:?}",
         options.user
     );
-    let features = chosen(&options.features)?;
-    let commands = rights::commands(&features, options.server);
+    let rule = match options.topology {
+        Place::Server => {
+            let features = chosen(&options.features)?;
+            rights::rule(
+                &options.prefix,
+                &rights::commands(&features, options.server),
+            )
+        }
+        Place::Sentinel => {
+            ensure!(
+                options.features.is_empty(),
+                "--features is for users at servers; the rule for sentinels is always the same"
+            );
+            let features: Vec<&Feature> = rights::AT_SENTINELS.iter().collect();
+            rights::rule_at_sentinels(&rights::commands(&features, options.server))
+        }
+    };
     let mut words = match options.aclfile {
         true => vec!["user", &options.user, "on"],
         false => vec!["ACL", "SETUSER", &options.user, "on"],
@@ -72,7 +100,7 @@ fn line(options: &Options) -> anyhow::Result<String> {
         ensure!(is_hash, "a SHA-256 has 64 hexadecimal digits");
         words.extend(["resetpass".to_owned(), format!("#{}", hash.to_lowercase())]);
     }
-    words.extend(rights::rule(&options.prefix, &commands));
+    words.extend(rule);
     words.extend(options.more.iter().cloned());
     Ok(words.join(" "))
 }
@@ -115,10 +143,18 @@ mod tests {
 
     #[test]
     fn the_docs_have_the_rule_and_the_table() {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/redis.md");
-        let text = fs::read_to_string(page).expect("it is there");
-        for part in [printed(&[]).expect("it is valid"), rights::table()] {
-            assert!(text.contains(&part), "docs/redis.md lacks:\n{part}");
+        let at_sentinels = printed(&["--topology", "sentinel"]);
+        for (page, rule, table) in [
+            ("redis.md", printed(&[]), rights::table()),
+            ("topologies.md", at_sentinels, rights::table_at_sentinels()),
+        ] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../docs")
+                .join(page);
+            let text = fs::read_to_string(path).expect("it is there");
+            for part in [rule.expect("it is valid"), table] {
+                assert!(text.contains(&part), "docs/{page} lacks:\n{part}");
+            }
         }
     }
 
@@ -192,5 +228,7 @@ mod tests {
         ] {
             assert!(printed(&arguments).is_err(), "{arguments:?}");
         }
+        let of_servers = ["--topology", "sentinel", "--features", "locks"];
+        assert!(printed(&of_servers).is_err());
     }
 }

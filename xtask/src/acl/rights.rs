@@ -153,6 +153,38 @@ pub const FEATURES: &[Feature] = &[
     },
 ];
 
+/// What a client asks of sentinels. The user there is another one than at the servers.
+pub const AT_SENTINELS: &[Feature] = &[
+    Feature {
+        name: "primary",
+        title: "the address of the primary",
+        commands: &[right("sentinel|get-master-addr-by-name")],
+        without: "`Denied`",
+        is_usual: true,
+    },
+    Feature {
+        name: "fail-overs",
+        title: "messages about fail-overs, on the channel `+switch-master`",
+        commands: &[right("subscribe")],
+        without: "the client notices a fail-over within 5 s, or when a connection fails",
+        is_usual: true,
+    },
+    Feature {
+        name: "epochs",
+        title: "the number of the last fail-over",
+        commands: &[right("sentinel|master")],
+        without: "the client does not recognize outdated answers",
+        is_usual: true,
+    },
+    Feature {
+        name: "other-sentinels",
+        title: "the other sentinels of the group",
+        commands: &[right("sentinel|sentinels")],
+        without: "the client uses only the sentinels of the URL",
+        is_usual: true,
+    },
+];
+
 /// The features with these names. Fails with the first unknown name.
 pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str> {
     let find = |name: &&'a str| {
@@ -192,6 +224,17 @@ pub fn rule(prefix: &str, commands: &[&str]) -> Vec<String> {
     words
 }
 
+/// The words of a rule for a user at the sentinels.
+pub fn rule_at_sentinels(commands: &[&str]) -> Vec<String> {
+    let words = ["resetkeys", "resetchannels", CHANNEL_AT_SENTINELS, "-@all"];
+    let mut words: Vec<String> = words.map(str::to_owned).to_vec();
+    words.extend(commands.iter().map(|command| format!("+{command}")));
+    words
+}
+
+/// The right to the messages about fail-overs.
+pub const CHANNEL_AT_SENTINELS: &str = "&+switch-master";
+
 /// The pattern that matches `prefix`. It has `?` in place of blanks and quotes, which a rule cannot contain.
 fn pattern(prefix: &str) -> String {
     let mut pattern = String::new();
@@ -211,25 +254,36 @@ pub fn table() -> String {
     let mut table =
         "| `--features` | for | commands | without them |\n|---|---|---|---|\n".to_owned();
     for feature in FEATURES {
-        let name = |right: &Right| {
-            let (major, minor) = right.since;
-            match right.since > OLDEST {
-                true => format!(
-                    "`{}` (from {major}.{minor})",
-                    right.command.replace('|', "\\|")
-                ),
-                false => format!("`{}`", right.command.replace('|', "\\|")),
-            }
-        };
-        let commands: Vec<String> = feature.commands.iter().map(name).collect();
         let star = if feature.is_usual { "" } else { " *" };
-        table += &format!(
-            "| `{}`{star} | {} | {} | {} |\n",
-            feature.name,
-            feature.title,
-            commands.join(", "),
-            feature.without
-        );
+        table += &format!("| `{}`{star} {}", feature.name, columns(feature));
     }
     table
+}
+
+/// The table of docs/topologies.md.
+pub fn table_at_sentinels() -> String {
+    let mut table = "| for | commands | without them |\n|---|---|---|\n".to_owned();
+    table.extend(AT_SENTINELS.iter().map(columns));
+    table
+}
+
+/// What a feature is for, its commands, and the effect without them.
+fn columns(feature: &Feature) -> String {
+    let name = |right: &Right| {
+        let (major, minor) = right.since;
+        match right.since > OLDEST {
+            true => format!(
+                "`{}` (from {major}.{minor})",
+                right.command.replace('|', "\\|")
+            ),
+            false => format!("`{}`", right.command.replace('|', "\\|")),
+        }
+    };
+    let commands: Vec<String> = feature.commands.iter().map(name).collect();
+    format!(
+        "| {} | {} | {} |\n",
+        feature.title,
+        commands.join(", "),
+        feature.without
+    )
 }
