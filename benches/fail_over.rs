@@ -1,5 +1,5 @@
-//! The primary of a group under sentinels is killed: how long until the next grant, beside the time that the sentinels
-//! need to publish the new primary? Two clients acquire and release one lock all the time.
+//! Kills the primary of a group under sentinels, and measures the time until the next grant, and the time until the
+//! sentinels publish the new primary. Two clients acquire and release one lock all the time.
 //!
 //! Exits with an error if a call fails for another reason than a lost lease.
 
@@ -72,15 +72,15 @@ fn work(
     Ok(())
 }
 
-/// The first grant by the new primary: the first one that came after a pause in which no lock was granted, or that was
-/// asked for after the kill.
+/// The first grant by the new primary. That is the first grant after a pause without grants, or the first one whose
+/// request came after the kill.
 fn next_grant(
     granted: &Receiver<(Instant, Instant)>,
     killed: Instant,
 ) -> Result<Instant, Box<dyn Error>> {
     loop {
         let (_, at) = granted.recv_timeout(LIMIT)?;
-        // Grants of the old primary arrive within moments of its death.
+        // The last grants of the old primary arrive within moments of the kill.
         if at > killed + Duration::from_millis(200) {
             return Ok(at);
         }

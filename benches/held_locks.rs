@@ -1,5 +1,5 @@
-//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and what does it
-//! cost?
+//! One client holds many locks, and its watchdog keeps them alive: is any lock lost, are all renewed in time, and what
+//! does that cost?
 //!
 //! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. With
 //! `--features metrics` it also prints how late renewals are.
@@ -21,7 +21,7 @@ use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
-/// Counts allocations: more exact than the pages of the process.
+/// Counts allocated bytes, which are more exact than the resident memory of the process.
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
@@ -52,7 +52,7 @@ struct Reading {
     at: Instant,
     own_cpu: Duration,
     server_cpu: Duration,
-    /// Each renewal is one PEXPIRE, and nothing else sends that here.
+    /// The calls of PEXPIRE. Each renewal is one, and nothing else in this bench calls it.
     renewals: u64,
     /// The time that script calls took in Redis, and their number.
     scripts: [u64; 2],
@@ -282,7 +282,7 @@ mod lateness {
     }
 }
 
-/// Drops all guards; returns how long that took, how long until the locks had gone from Redis, and how many
+/// Drops all guards. Returns how long that took, how long it took until the locks were gone from Redis, and how many
 /// are left there.
 fn release_all(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usize) {
     let start = Instant::now();
@@ -310,7 +310,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .prefix(PREFIX)
         .ttl(ttl)
         .build()?;
-    // A client has this many threads, however many locks it holds.
+    // The number of a client's threads must not grow with its locks.
     client.mutex("first").lock()?.unlock()?;
     let threads_before = support::thread_count();
     let empty = Reading::take(&server)?;

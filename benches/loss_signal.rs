@@ -55,9 +55,9 @@ fn await_loss(lost: &LostSignal) -> Option<Instant> {
     reason.is_ok().then(Instant::now)
 }
 
-/// When the validity of each lock ends, as far as its holder knows. Called some time after the server has stopped,
-/// since earlier replies may still be in flight. Not called near the end of the validity, since that could itself
-/// detect the loss.
+/// When the validity of each lock ends, as far as its holder knows. Call it some time after the server has stopped,
+/// when no reply is in flight any more. Do not call it near the end of the validity, since the call itself could detect
+/// the loss.
 fn ends(guards: &[MutexGuard]) -> Vec<Instant> {
     let stop_asking = Instant::now() + TTL / 10;
     let mut ends = vec![Instant::now(); guards.len()];
@@ -103,12 +103,12 @@ fn round(
             let entered = entered.clone();
             scope.spawn(move || {
                 let guard = others.mutex(key(number)).lock();
-                // Fails if the receiver has gone, which has an error of its own.
+                // Fails if the receiver has ended with an error, which is reported there.
                 let _ = entered.send((number, Instant::now(), guard));
             });
         }
         drop(entered);
-        // Long enough for renewals to be in flight.
+        // Long enough for some renewals.
         thread::sleep(TTL);
         let sleeper = scope.spawn(|| support::oversleep(Duration::from_millis(1), &over));
         server.stop();
@@ -227,7 +227,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.holders
     );
     let client = Client::builder(server.url()).ttl(TTL).build()?;
-    // The waiters release their locks at once, so none can outlive its ttl.
+    // The waiters release their locks at once, so these locks need no longer ttl.
     let others = Client::builder(server.url()).ttl(TTL).build()?;
     let mut findings = Findings::new();
     for _ in 0..options.rounds {

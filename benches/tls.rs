@@ -47,7 +47,7 @@ impl<S: Read + Write> Raw<S> {
         let mut load = redis::cmd("SCRIPT");
         let load = load.arg("LOAD").arg(SCRIPT).get_packed_command();
         raw.ask(&load);
-        // The length of the hash came first.
+        // The reply has two lines: first the length of the hash, then the hash.
         raw.read();
         raw
     }

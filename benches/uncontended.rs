@@ -56,7 +56,7 @@ fn round(way: usize, raw: &mut Raw, mutex: &Mutex) -> f64 {
     }
 }
 
-/// For each way and round the pairs per second, and the ratio to the raw way in the same round.
+/// Returns for each way the pairs per second of each round, and their ratios to the raw way in the same round.
 fn compare(raw: &mut Raw, mutex: &Mutex) -> [(Vec<f64>, Vec<f64>); 3] {
     let mut results = [const { (Vec::new(), Vec::new()) }; 3];
     for turn in 0..ROUNDS {

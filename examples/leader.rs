@@ -64,8 +64,8 @@ fn stand(
         let lost = guard.lost_signal();
         loop {
             select! {
-                // The channel is ready at the end of the validity at the latest, even if Redis cannot be reached. At
-                // that time no other candidate can lead yet.
+                // The channel is ready when the validity ends, at the latest, even if Redis cannot be reached. Until
+                // then no other candidate can lead.
                 recv(lost) -> reason => {
                     println!("{name} steps down: {}", reason.expect("the channel stays open"));
                     break;

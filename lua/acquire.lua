@@ -44,7 +44,7 @@ for i = 1, n do
     queue = KEYS[behind]
   end
   -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
-  -- A request that may wait must not acquire a free key either while others are queued, since they come first.
+  -- A request that may wait must not acquire a free key while others are queued, since these come first.
   local waiting = queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
@@ -65,7 +65,7 @@ for i = 1, n do
   if type(result) == 'table' and result.ok then
     result, used, granted = micros, micros, granted + 1
   elseif bounds and not used then
-    -- The next key has a bound of its own, so its time is computed anew.
+    -- The next key has another bound, so its time is computed anew.
     micros = nil
   end
   if results then results[i] = result end

@@ -27,7 +27,7 @@ for i, key in ipairs(KEYS) do
       else
         local asked = tonumber(ttl)
         if asked and asked > left then left = asked end
-        -- A key that expires now, or has no ttl, gets the shortest ttl.
+        -- A key that has no ttl, or expires in this moment, gets the shortest ttl.
         if left < 1 then left = 1 end
         local set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
         result = set.err and set or left

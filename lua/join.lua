@@ -57,8 +57,8 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
         if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No client writes an entry this long or with so great a place. If it stayed, each waiter that joins would
-          -- read the long entry again, or find no place behind the great one.
+          -- No client writes an entry that is so long or has so great a place, so it is removed. Otherwise each waiter
+          -- that joins would read the long entry again, or find no place behind it.
           redis.pcall('ZREM', queue, newest[1])
         end
       end

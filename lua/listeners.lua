@@ -5,5 +5,5 @@
 -- Returns: nothing; `listeners` is nil if an ACL forbids PUBSUB
 local counted = shard and redis.pcall('PUBSUB', 'SHARDNUMSUB', shard .. holder)
 local listeners = counted and counted[2] or 0
--- The result of PUBLISH would count clients that listen to patterns, too.
+-- PUBSUB counts subscribers of this channel only. The result of PUBLISH also counts clients that listen to patterns.
 if listeners == 0 then listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)[2] end

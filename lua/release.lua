@@ -1,11 +1,13 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key: lease id: alone or in one of these forms. With `!` and a holder, that holder takes the key
---   by force, and the lease's holder is notified. With `?` and a holder, the same, but not while the grant is less than
---   a second old and the lease's holder does not listen. With `,`, its ttl in ms, `,` and its holder, the lease may be
---   queued with this ttl.
---   Last, on a Cluster: the start of the server's shard channels, to which the holder is appended.
+-- ARGV: for each lock key: lease id: in one of these forms:
+--   `<lease id>`: a release;
+--   `<lease id>!<holder>`: this holder takes the key by force, and the lease's holder is notified;
+--   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
+--   listen;
+--   `<lease id>,<ttl in ms>,<holder>`: a release of a lease that may be queued with this ttl.
+--   Last, on a Cluster: the start of the server's shard channels, to which the script appends a holder.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
 --   another lease holds the key, the key's value; an error: refused.
@@ -14,8 +16,8 @@ local shard = ARGV[n + 1]
 
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
-  -- Most keys are nearly always held and have no queue. Two commands release all such keys. With few keys this saves
-  -- little.
+  -- Most keys are held and have no queue. Two commands, MGET and DEL, release all such keys. With few keys, that would
+  -- save little.
   local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}
   for i = 1, n do
     local value = values[i]
@@ -33,7 +35,7 @@ for i = 1, n do
   if #lease > 32 and string.find(lease, '^[!?,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
-  -- 1 if the key was deleted above.
+  -- The result is 1 if the key was deleted above.
   result = results and results[i]
   if not result then
     -- part: stored.lua

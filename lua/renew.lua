@@ -23,7 +23,7 @@ for i, key in ipairs(KEYS) do
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
       local is_old = type(result) == 'table'
       if result ~= 1 and not is_replica then
-        -- The key's ttl is longer, or the key has no ttl, or Redis is older than 7.0 and does not know GT.
+        -- PEXPIRE wrote nothing: the key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
           if result < tonumber(ttl) then

@@ -96,7 +96,7 @@ impl Round {
             };
             changes += usize::from(owner != next_owner);
             twice += usize::from(grant.token == before.token);
-            // Each thread read the clock while it had the key.
+            // Each thread has read the clock while it held the key, so the times have to rise with the tokens.
             out_of_order += usize::from(grant.entered < before.entered);
         }
         Self {
@@ -142,7 +142,7 @@ pub fn threads(
     threads: usize,
     window: Duration,
 ) -> Result<Report, Box<dyn Error>> {
-    // The bare queue is measured before and after, so that other load on the machine affects both alike.
+    // The bare queue is measured before and after the lock, so that other load on the machine affects both alike.
     let before = queue::rate(threads, window / 2);
     let run = || Round::run(server, [1, threads], window, false);
     let (round, late) = beside_a_sleeper(SLEEP, run);

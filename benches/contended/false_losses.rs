@@ -1,5 +1,5 @@
-//! Locks that are never taken away, renewed many times a second while other clients want them: does any holder get a
-//! loss?
+//! Holds locks that nobody takes away, and renews them many times a second while other clients want them. Does any
+//! holder get a loss?
 
 use std::error::Error;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ const LOCKS: usize = 300;
 const WANTING: usize = 20;
 /// How long a thread wants one lock.
 const WANTED: Duration = Duration::from_millis(50);
-/// The renewals take ten seconds if all goes well.
+/// The limit for all renewals, which usually take ten seconds.
 const RENEWALS_LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
-struct Heard {
+struct Events {
     renewed: AtomicU64,
     failed: AtomicU64,
     lost: Mutex<Vec<String>>,
 }
 
-impl EventHandler for Heard {
+impl EventHandler for Events {
     fn renewed(&self, _: EventLock<'_>) {
         self.renewed.fetch_add(1, Ordering::Relaxed);
     }
@@ -48,7 +48,7 @@ fn key(number: usize) -> String {
     format!("kept-{number}")
 }
 
-/// Wants a share of the locks, each for a moment, until it is `over`; returns the number of grants.
+/// Waits for each lock of a share, for a moment each, until `over` is set. Returns the number of grants.
 fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, leasehold::Error> {
     let mut got = 0;
     let every_other = (0..LOCKS).step_by(2);
@@ -63,7 +63,7 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
 }
 
 pub fn measure(server: &Server, renewals: u64, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let handler = Arc::new(Heard::default());
+    let handler = Arc::new(Events::default());
     let builder = Client::builder(server.url()).ttl(TTL);
     let client = builder.event_handler(Arc::clone(&handler)).build()?;
     let others = Client::open(server.url())?;

@@ -1,4 +1,4 @@
-//! A held lock is overwritten: how soon is its holder notified? The ttl does not end in that time.
+//! A held lock is overwritten: how soon is its holder notified? The ttl is long, so it plays no part.
 
 use std::error::Error;
 use std::thread;
@@ -45,7 +45,7 @@ fn await_loss(lost: &LostSignal) -> Option<Instant> {
     reason.is_ok().then(Instant::now)
 }
 
-/// Wants the lock for long enough to wait when it is overwritten, and releases it at once.
+/// Waits for the lock, past the time at which it is overwritten. Releases the lock as soon as it is granted.
 fn want(client: &Client, key: &str) -> Result<(), LockError> {
     let wanted = client.mutex(key).try_lock_for(TTL);
     match wanted {
@@ -84,7 +84,7 @@ impl Overwrites {
         let (way, contended) = (number % WAYS.len(), number / WAYS.len() % 2 == 1);
         let name = format!("overwritten-{number}");
         let key = format!("leasehold:{name}");
-        // A value that another client has written.
+        // Its value is one that another client has written.
         let elsewhere = self.others.mutex("elsewhere").lock()?;
         let anothers: Vec<u8> = redis::cmd("GET")
             .arg("leasehold:elsewhere")
@@ -108,7 +108,7 @@ impl Overwrites {
                 }
                 None => self.missing += 1,
             }
-            // Whatever the key's value is, the waiter now gets the lock or an error, and ends.
+            // With the key deleted, the waiter gets the lock or an error, and ends.
             redis::cmd("DEL").arg(&key).exec(&mut self.connection)?;
             if let Some(wanting) = wanting {
                 wanting.join().expect("it does not panic")?;

@@ -1,4 +1,4 @@
-//! Several threads and several processes that want one key: how often the key changes its holder, how fairly, and how
+//! Several threads and processes want one key. Measures how often the key changes its holder, how fair that is, and how
 //! soon waiters and holders are notified.
 //!
 //! Exits with an error if a limit was missed. The other processes are this program again, started in one of

@@ -1,6 +1,6 @@
-//! Counts the requests that clients send. Only Redis' MONITOR distinguishes them from commands inside scripts. MONITOR
-//! slows the server down, so requests are counted in a round of their own. The counts that Redis keeps at no cost
-//! (`leasehold_load::ServerStats`) are less exact.
+//! Counts the requests that clients send, with Redis' MONITOR: only MONITOR distinguishes requests from commands inside
+//! scripts. MONITOR slows the server down, so requests are counted in a round of their own. The counts that Redis keeps
+//! at no cost (`leasehold_load::ServerStats`) are less exact.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,8 +15,8 @@ const END: &str = "counted-until-here";
 /// The number of requests, by command.
 pub type Requests = BTreeMap<String, u64>;
 
-/// Counts from its start to its end. The lines stay in Redis until the end: reading them at once would cost the server
-/// a write, and the machine a wake-up, for every few commands.
+/// A count from `start` to `end`. The lines of MONITOR stay in Redis until the end: reading them at once would cost the
+/// server a write, and the machine a wake-up, for every few commands.
 pub struct Monitor(BufReader<TcpStream>);
 
 impl Monitor {

@@ -69,7 +69,7 @@ pub fn rate(threads: usize, window: Duration) -> f64 {
         }
         grants
     };
-    // Held while the threads start, so that no thread has the lock alone.
+    // The lock is held until all threads have started, so that no thread competes alone.
     queue.lock();
     thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(compete)).collect();

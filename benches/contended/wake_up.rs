@@ -1,5 +1,5 @@
-//! One process holds, another waits: how long after the release does the waiter have the lock, in round trips of this
-//! machine?
+//! One process holds the lock, and another waits: how long after the release does the waiter have the lock? The unit is
+//! a round trip on this machine.
 
 use std::error::Error;
 use std::thread;
@@ -73,7 +73,7 @@ impl RoundTrip {
 struct Times {
     after_unlock: Histogram<u64>,
     after_drop: Histogram<u64>,
-    /// Round trips after a pause as long as a hold: all threads have to wake up, as after a hold.
+    /// Round trips after a pause that is as long as a hold. All threads then have to wake up, as after a hold.
     spaced: Histogram<u64>,
     back_to_back: Histogram<u64>,
     /// Releases for which no waiter was queued yet.

@@ -36,7 +36,7 @@ pub struct Assignment {
     pub window: Duration,
 }
 
-/// The role of the worker: runs from the ordered time, in ns, until the window ends.
+/// The role of the worker: competes from the ordered time, in ns, until the window ends.
 pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()> {
     let client = Client::open(&assignment.url)?;
     let mutex = client.mutex(KEY);

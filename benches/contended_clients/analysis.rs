@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::workers::Career;
 
-/// The number of grants to one other client that may come during a wait that is in order: that client may have been
-/// ahead, and may have asked again before the waiter's request reached the server.
+/// If clients are served in order, one other client may get this many grants during a wait: it may have been ahead, and
+/// may have asked again before the waiter's request reached the server.
 pub const IN_ORDER: usize = 2;
 
 /// Times are in ns.
@@ -15,7 +15,7 @@ pub struct Analysis {
     pub grants: usize,
     /// The waits for the grants in the window, sorted.
     pub waits: Vec<u64>,
-    /// The longest wait, also among waits that did not end in the window.
+    /// The longest wait, including waits that did not end in the window.
     pub longest_wait: u64,
     /// The number of waiting workers times the mean time between grants.
     pub fair_wait: f64,
@@ -41,7 +41,7 @@ struct Grant {
     token: u64,
 }
 
-/// `waiting` workers compete all the time; none should wait for longer than `bound`.
+/// Analyses a window in which `waiting` workers compete all the time. No wait should be longer than `bound`.
 pub fn analyse(
     careers: &[Career],
     window: &Range<u64>,

@@ -1,5 +1,5 @@
-//! Injects the faults of the run, and reads the key meanwhile. Counts its own commands, so that they do not count as
-//! the workers'.
+//! Injects the faults of the run, and reads the key meanwhile. Counts its own commands, to subtract them from those of
+//! the workers.
 
 use std::error::Error;
 use std::thread;
@@ -51,7 +51,7 @@ struct Timer {
 }
 
 impl<'a> Faults<'a> {
-    /// `sampled` says whether to read the key, which costs a request each time.
+    /// `sampled`: whether to read the key regularly, which costs requests.
     pub fn new(server: &'a Server, plan: Plan, sampled: bool) -> Self {
         Self {
             server,
@@ -132,7 +132,7 @@ impl<'a> Faults<'a> {
             (Some(lease), Some((seen, since))) if lease == seen => {
                 self.longest_lease = self.longest_lease.max(asked - *since);
             }
-            // Counted from the reply, so the result is never too long.
+            // The time counts from the reply, so the result is never too long.
             (lease, _) => self.grant = lease.map(|lease| (lease.to_owned(), Instant::now())),
         }
         Ok(())

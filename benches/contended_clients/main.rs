@@ -32,17 +32,17 @@ use monitor::{Monitor, Requests};
 use report::Report;
 use workers::{Setup, Workers};
 
-/// More than the connections of one client: its pipelines, renewals, transactions and notifications.
+/// A number above that of one client's connections: for pipelines, renewals, transactions and notifications.
 const CONNECTIONS: usize = 16;
 /// The limits of requests, and of KB in and out, for each grant.
 const REQUESTS: f64 = 5.0;
 const KB: f64 = 4.0;
 /// The limit of the longest wait divided by the fair wait.
 const UNFAIRNESS: f64 = 2.0;
-/// The number of rounds of holds after which a client without a grant counts as starved. (A stopped client
-/// delays the others by a ttl.)
+/// A client counts as starved if it gets no grant in this many rounds, in each of which every client could hold the
+/// lock once. (A stopped client delays the others by a ttl.)
 const ROUNDS: f64 = 3.0;
-/// How much longer than its ttl a key may show one lease: the sampler may be late.
+/// How much longer than its ttl a key may show the same lease, as a factor: the sampler may be late.
 const TTL_TOLERANCE: f64 = 1.25;
 
 #[derive(Parser)]
@@ -95,10 +95,10 @@ enum Role {
 
 /// The server's own counts.
 struct Counts {
-    /// During the measured window.
+    /// The counts of the measured window.
     stats: ServerStats,
     faults_bytes: u64,
-    /// During the window after that: requests of the workers, grants, and whether requests were counted.
+    /// The counts of the window after that: requests of the workers, grants, and whether requests were counted.
     requests: Requests,
     counted: std::ops::Range<u64>,
 }

@@ -59,7 +59,7 @@ pub fn measure() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The reply to a script call for `count` acquires, one of which has another result than the others.
+/// The reply to a script call for `count` acquires. One of the acquires has another kind of result than the others.
 fn grants(count: usize) -> Vec<u8> {
     let one = "$16\r\n1795263780943818\r\n";
     match count {

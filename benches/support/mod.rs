@@ -31,7 +31,7 @@ pub fn index(length: usize) -> Option<usize> {
     random.checked_rem(length)
 }
 
-/// How late this machine wakes a thread that sleeps for `pause` again and again, until `until` is set.
+/// Sleeps for `pause` again and again until `until` is set. Returns how late the machine ended each sleep.
 pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
     let mut late = histogram();
     while !until.load(Ordering::Relaxed) {

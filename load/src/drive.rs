@@ -22,10 +22,13 @@ pub trait Locker: Send {
 
 /// Acquires and releases the lock for a round. `seat` is the thread's number among all threads of all processes.
 ///
-/// A wait begins at the request. In a round with a pace, an earlier lock may have taken so long that the request is
-/// late: then the wait begins at the time at which the request was due. Otherwise a slow lock would be requested less
-/// often while it is slow (coordinated omission). If the request is late only because the system woke the thread late,
-/// the wait begins at the wake-up: the lock did not cause that delay.
+/// A wait usually begins at the request. A round with a pace has two exceptions:
+///
+/// If the request is late because an earlier lock took too long, the wait begins at the time at which the request was
+/// due. Otherwise a slow lock would be requested less often while it is slow (coordinated omission).
+///
+/// If the request is late because the system woke the thread late, the wait begins at the wake-up, since the lock did
+/// not cause that delay.
 ///
 /// # Errors
 /// The first error of the lock, which ends the round.
@@ -144,7 +147,7 @@ mod tests {
     fn a_stall_counts_for_every_thread_due_meanwhile() -> anyhow::Result<()> {
         let (tally, waits) = driven(100, 60, Some(1))?;
         assert_eq!((tally.pairs, tally.left_out), (100, 0));
-        // Sixty requests were due during the stall; the middle one waited for half of it.
+        // Sixty requests were due during the stall. The middle one of them has waited for half of the stall.
         let median_of_the_late = waits.quantile(0.7);
         let half = Duration::from_millis(25);
         assert!(median_of_the_late >= Some(half), "{median_of_the_late:?}");

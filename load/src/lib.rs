@@ -1,5 +1,5 @@
-//! Puts locks of any kind under load and measures their cost, with one loop for all of them. The only lock in this
-//! crate is that of the raw commands.
+//! Puts locks of any kind under load and measures their cost. The same loop drives each kind. This crate itself has
+//! only one lock, that of the raw commands.
 
 mod drive;
 mod machine;

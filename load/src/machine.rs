@@ -15,7 +15,7 @@ pub fn description(server: &Server) -> anyhow::Result<String> {
     described(&info(server, "server")?)
 }
 
-/// Describes the machine in one line, with a server of any kind, from the server's `INFO server`.
+/// Describes the machine and a server in one line. `about` is the server's reply to `INFO server`.
 ///
 /// # Errors
 /// The cores cannot be counted.
@@ -70,7 +70,7 @@ pub fn server_cpu(info: &str) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(used))
 }
 
-/// The cores that this thread may use, the last first: the system gives the first one more other work.
+/// The cores that this thread may use, the last one first: the system gives the first core more work of its own.
 ///
 /// # Errors
 /// Threads cannot be pinned here.
@@ -82,7 +82,7 @@ pub fn cores_by_preference() -> io::Result<Vec<usize>> {
     Ok(cores.filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Pins all threads of a process to one core; threads that it starts later inherit this.
+/// Pins all threads of a process to one core. Threads that these threads start later are pinned, too.
 ///
 /// # Errors
 /// The process has ended, or threads cannot be pinned here.
@@ -99,7 +99,7 @@ pub fn pin(process: u32, core: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// No core: threads cannot be pinned on this system.
+/// Returns no core, since threads cannot be pinned on this system.
 ///
 /// # Errors
 /// None.
@@ -108,7 +108,7 @@ pub fn cores_by_preference() -> io::Result<Vec<usize>> {
     Ok(Vec::new())
 }
 
-/// Fails: threads cannot be pinned on this system.
+/// Fails, since threads cannot be pinned on this system.
 ///
 /// # Errors
 /// Always.

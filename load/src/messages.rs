@@ -78,7 +78,7 @@ pub struct Round {
     pub pace: Option<Pace>,
 }
 
-/// Requests at fixed times, which do not depend on how long earlier locks took.
+/// Fixed times for requests, which do not depend on how long earlier locks took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Pace {
     /// The time between two requests of a thread.

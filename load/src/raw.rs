@@ -35,7 +35,7 @@ impl Raw {
             .arg("LOAD")
             .arg(SCRIPT)
             .query(&mut connection)?;
-        // As long as a random id would be.
+        // The value is as long as a random id would be.
         let value = format!("{owner:0>32}");
         let mut take = redis::cmd("SET");
         take.arg(key).arg(&value).arg("NX").arg("PX").arg(TTL_MS);

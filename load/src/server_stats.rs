@@ -83,8 +83,8 @@ impl ServerStats {
         calls.sum()
     }
 
-    /// The number of requests that clients sent, without INFO. Redis also counts commands that scripts call, so
-    /// `scripted` names the commands to leave out: those that only scripts call.
+    /// The number of requests that clients sent, without INFO. Redis also counts the commands that scripts call.
+    /// `scripted` names commands that only scripts call, which are left out.
     pub fn requests(&self, scripted: &[&str]) -> u64 {
         let sent = self.calls.iter().filter(|(name, _)| {
             let name = name.as_str();

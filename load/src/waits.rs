@@ -27,7 +27,7 @@ impl Waits {
     /// # Errors
     /// The histogram cannot grow that far.
     pub fn record(&mut self, wait: Duration) -> anyhow::Result<()> {
-        // Not `saturating_record`: that clamps instead of growing the histogram's range.
+        // `record` grows the histogram's range; `saturating_record` would clamp the value.
         Ok(self.0.record(wait.as_nanos().try_into()?)?)
     }
 

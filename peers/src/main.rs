@@ -11,7 +11,7 @@ use redlock::RedLock;
 use rslock::{LockGuard, LockManager};
 
 const TTL: Duration = Duration::from_secs(30);
-/// The default of both crates.
+/// The number of attempts that both crates make by default.
 const TRIES: u32 = 3;
 
 fn main() -> ExitCode {
@@ -111,7 +111,7 @@ struct Redlock {
 impl Locker for Redlock {
     async fn take(&mut self) -> anyhow::Result<()> {
         let ttl = TTL.as_millis() as usize;
-        // As the crate's own `acquire`.
+        // This loop does what the crate's own `acquire` does.
         self.value = Some(loop {
             if let Some(lock) = self.redlock.lock(&self.key, ttl)? {
                 break lock.val;

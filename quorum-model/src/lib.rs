@@ -2,7 +2,7 @@
 //! this file follows that section rule by rule. A model checker visits every state that the model can reach.
 //!
 //! The lock is one key on three nodes, and two clients acquire it. Time is counted in ticks. All clocks run at the same
-//! rate: steps of the nodes' clocks stand for different rates, too.
+//! rate. The nodes' clocks may step, and these steps also stand for different rates.
 
 #![cfg(test)]
 
@@ -27,7 +27,7 @@ struct Rules {
     ttl: Tick,
     /// The difference between the ttl of a lock and its validity.
     drift: Tick,
-    /// The clock of each node is right, or ahead by this offset. A clock may step between the two.
+    /// Each node's clock is either right or ahead by this offset. It may step from one to the other.
     clock_offset: Tick,
     /// For this time after a loss of data, a node refuses acquires and holds.
     quarantine: Tick,
@@ -91,13 +91,14 @@ struct Node {
     clock_offset: Tick,
     key: Option<Key>,
     fence: Token,
-    /// The mark beside the fence counter: the time of the loss of data, by the node's clock. (In reality, the first client
-    /// that connects sets the mark, which may be later. The earliest time is the most dangerous.)
+    /// The mark beside the fence counter: the time at which the node lost its data, by the node's clock. (In reality,
+    /// the first client that connects sets the mark, perhaps later. The model has the earliest time, which is the most
+    /// dangerous.)
     data_since: Tick,
     /// Requests on their way to this node, sorted. They arrive in any order, or never.
     requests: Vec<Request>,
-    /// For each client, the reply to its current request, if the node confirmed it. The client reads the reply
-    /// at any time, or never.
+    /// For each client, the reply to its current request, if the node has confirmed the request. The client may read
+    /// the reply at any time, or never.
     replies: [Option<Token>; CLIENTS],
 }
 
@@ -217,7 +218,7 @@ impl Node {
             }
             Command::Hold { token, .. } => self.fence = self.fence.max(token),
         }
-        // Set a missing key, too, and never shorten the ttl.
+        // This also sets a missing key, and never shortens the ttl.
         let expires = clock + rules.ttl;
         let expires = self.key.map_or(expires, |key| key.expires.max(expires));
         self.key = Some(Key { lease, expires });
@@ -347,7 +348,7 @@ impl State {
         self.nodes.iter().filter(stored).count()
     }
 
-    /// The client relies on its lease from now on.
+    /// Makes the client rely on its lease from now on.
     fn believe(&mut self, client: usize, token: Token, rules: &Rules) {
         let Client::Acquiring {
             lease,
@@ -421,7 +422,7 @@ impl State {
             while let Some(index) = node.useless_release() {
                 node.requests.remove(index);
             }
-            // The node's time exceeds this counter, so the counter decides no later token.
+            // The node's clock is already above this counter, so the counter has no effect on later tokens.
             if node.key.is_none() && node.fence < self.now * UNITS_PER_TICK {
                 node.fence = 0;
             }
@@ -622,10 +623,11 @@ impl Quorum {
             Client::Idle => {
                 let highest = state.nodes.iter().map(|node| node.clock(state.now)).max();
                 let highest = highest.expect("there are nodes") * UNITS_PER_TICK;
-                // A lower proposal than the lowest time, which each node raises to its own time, and the highest one.
+                // Two proposals are enough: one below the time of each node, which all nodes raise to their own time,
+                // and the highest.
                 let mut proposals = vec![state.now * UNITS_PER_TICK, highest + self.rules.lead];
                 proposals.dedup();
-                // If both clients may do the same, it does not matter which of them begins.
+                // If both clients are in the same state, it does not matter which of them begins, so only one does.
                 let attempts = self.limits.attempts;
                 let is_second = client > 0 && attempts == [attempts[0]; CLIENTS];
                 let may_begin = !is_second || state.attempts != attempts;

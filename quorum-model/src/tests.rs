@@ -1,5 +1,6 @@
-//! Within its bounds, the protocol keeps both promises. Each test of the second half removes a rule or a bound, and the
-//! checker finds a way to break a promise. `cargo test -p leasehold-quorum-model -- --nocapture` shows these ways.
+//! The tests of the first half show that the protocol keeps both promises within its bounds. Each test of the second
+//! half removes a rule or a bound, and the checker finds a way to break a promise. `cargo test -p
+//! leasehold-quorum-model -- --nocapture` shows these ways.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -14,8 +15,8 @@ const ONE_ROUND_TRIP: &str = "grant in one round trip";
 const WRITE_BACK: &str = "grant after a write-back";
 const SECOND_GRANT: &str = "second grant";
 
-/// The protocol. Each bound is as wide as it may be: the clocks use the whole drift, and with half a tick more of lead
-/// the lead and the difference between clocks would be as long as the quarantine.
+/// The protocol, with each bound as wide as it may be. The clocks use the whole drift. With half a tick more of lead,
+/// the lead and the difference between clocks together would be as long as the quarantine.
 const RULES: Rules = Rules {
     ttl: 2,
     drift: 1,

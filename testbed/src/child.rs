@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 /// Precedes each message of a child.
 pub const MARK: &str = "@ ";
 
-/// Runs `work` with its assignment and the orders that follow. A failure is reported to the parent.
+/// Runs `work` with its assignment and the orders that follow. Reports a failure to the parent.
 pub fn run<A, O>(work: impl FnOnce(A, Receiver<O>) -> anyhow::Result<()>) -> ExitCode
 where
     A: DeserializeOwned,
@@ -27,7 +27,7 @@ where
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Without a parent nobody reads the message.
+            // An error means that the parent has ended, so no one would read the message.
             let _ = write(&Err::<(), _>(format!("{error:#}")));
             ExitCode::FAILURE
         }

@@ -62,7 +62,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Nodes connect to each other with TLS only, and announce their ports with TLS to clients that use TLS.
+    /// Makes nodes connect to each other with TLS only, and announce their TLS ports to clients that use TLS.
     pub fn tls(mut self, files: TlsFiles) -> Self {
         let server = self.server.tls(files);
         self.server = server
@@ -112,13 +112,13 @@ pub struct Cluster {
     masters: usize,
 }
 
-/// Slots, each range with its first and its last one.
+/// Ranges of slots, each with its first and its last slot.
 type Ranges = Vec<(u16, u16)>;
 
 /// A line of `CLUSTER NODES`.
 struct NodeLine {
     id: String,
-    /// The line is about the node that was asked.
+    /// Whether the line describes the node that was asked.
     is_own: bool,
     is_master: bool,
     /// The id of the node's master. `-` for a master.
@@ -323,7 +323,7 @@ impl Cluster {
         }
     }
 
-    /// Ends the move of `slot` to the node `to`: that node serves the slot from now on.
+    /// Ends the move of `slot`: the node `to` serves the slot from now on.
     ///
     /// # Errors
     /// The errors of `begin_move`.
@@ -335,7 +335,7 @@ impl Cluster {
         if from != to {
             run_command(&self.nodes[from], &command)?;
         }
-        // Without this, the other masters learn of the move later. Replicas refuse the command.
+        // All masters get the command, since otherwise they would learn of the move later. Replicas refuse it.
         for (_, node) in self.running() {
             let _ = node.command(&command)?;
         }
@@ -352,8 +352,8 @@ impl Cluster {
         self.end_move(slot, to)
     }
 
-    /// Makes a replica of the node `master` its successor, without loss of data (`CLUSTER FAILOVER`). Returns the new
-    /// master once it serves.
+    /// Makes a replica of the node `master` the new master, without loss of data (`CLUSTER FAILOVER`). Returns the new
+    /// master once it serves slots.
     ///
     /// # Errors
     /// The replica refuses, or does not take over within a minute.

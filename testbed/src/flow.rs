@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 /// The most bytes held back per direction; beyond that, the proxy does not read from the sender.
 const HOLD_LIMIT: usize = 64 << 20;
-/// The same limit if no fault holds bytes back, but the receiver is slow.
+/// The most bytes that wait for a slow receiver, per direction, if no fault holds bytes back.
 const FLOW_LIMIT: usize = 1 << 20;
-/// Reads in a row before other connections have their turn.
+/// The most reads in a row from one connection, before other connections have their turn.
 const TURN_LIMIT: usize = 16;
 
 struct Chunk {
@@ -38,7 +38,7 @@ impl Flow {
         self.queued
     }
 
-    /// Nothing will ever be delivered again.
+    /// Whether nothing will ever be delivered again.
     pub(crate) fn is_over(&self) -> bool {
         self.closed || (self.ended && self.refused)
     }
@@ -59,7 +59,8 @@ impl Flow {
             .and_then(|chunk| chunk.arrived.checked_add(delay))
     }
 
-    /// Reads what has arrived. Returns true if the sender broke the connection instead of ending its direction.
+    /// Reads the bytes that have arrived. Returns true if the sender broke the connection instead of ending its
+    /// direction.
     pub(crate) fn fill(&mut self, mut from: &TcpStream, held: bool, buffer: &mut [u8]) -> bool {
         for _ in 0..TURN_LIMIT {
             if !self.wants_bytes(held) {
@@ -88,8 +89,8 @@ impl Flow {
         false
     }
 
-    /// Writes what is due, `budget` bytes at most, and then the end when no more bytes will come. Returns the
-    /// number of bytes written.
+    /// Writes the bytes that are due, `budget` at most. If no more bytes will come, then ends the direction. Returns
+    /// the number of written bytes.
     pub(crate) fn drain(&mut self, to: &TcpStream, delay: Duration, budget: usize) -> usize {
         let now = Instant::now();
         let mut written = 0;
@@ -127,7 +128,7 @@ impl Flow {
         Ok(count)
     }
 
-    /// The receiver has gone: nothing can be delivered any more.
+    /// Records that the receiver has gone, so that nothing can be delivered any more.
     pub(crate) fn refuse(&mut self) {
         self.refused = true;
         self.chunks.clear();

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::provide::Environment;
 
-/// Debian's packages start a service on port 6379 when they are configured, and enable it for the next boot. RUNLEVEL=1
-/// keeps init scripts from starting it, a mask under /run keeps systemd from it. However the script ends, it removes
-/// the mask, and disables the services of packages that were not installed before.
+/// Installs Debian's package without its service. The package would start a service on port 6379, and enable it for the
+/// next boot. RUNLEVEL=1 keeps init scripts from starting the service, and a mask under /run keeps systemd from it.
+/// However the script ends, it removes the mask, and disables the services of packages that were not installed before.
 const APT_GET: &str = r#"
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 services="redis-server.service valkey-server.service"
@@ -47,7 +47,7 @@ pub(crate) struct Manager {
     script: &'static str,
     /// The command for a person to type.
     by_hand: &'static str,
-    /// Whether the manager must run as root. The other managers refuse to run as root.
+    /// Whether the manager must run as root. If not, it refuses to run as root.
     as_root: bool,
 }
 

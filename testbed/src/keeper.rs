@@ -8,10 +8,13 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// `$1` is the server's directory, the other arguments are its command line. A line on stdin ends the server. If stdin
-/// ends without a line, the program was killed: then the script also removes the directory. The keeper ends when the
-/// server does. It ignores HUP: when the program dies, the kernel sends HUP to a process group with a stopped process
-/// in it (a server under SIGSTOP).
+/// The keeper. `$1` is the server's directory, and the other arguments are its command line.
+///
+/// A line on stdin ends the server. If stdin ends without a line, the program was killed, so the script also removes
+/// the directory. The keeper ends when the server does.
+///
+/// The keeper ignores HUP. If the server is stopped (SIGSTOP) and the program dies, the kernel sends HUP to their
+/// process group.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT
 directory=$1
@@ -33,8 +36,8 @@ kill -TERM "$watch"
 wait "$watch"
 "#;
 
-/// On macOS, a pipe is not close-on-exec from the start. Two servers that start at the same time would inherit each
-/// other's stdin, and would not notice the end of the program.
+/// Locked while a keeper starts. On macOS, a new pipe is not close-on-exec at first. So two keepers that start at the
+/// same time would inherit each other's stdin, and would not notice the end of the program.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub(crate) struct Keeper {
@@ -58,7 +61,8 @@ impl Keeper {
             .args([directory.as_os_str(), program.as_os_str()])
             .args(arguments)
             .current_dir("/")
-            // The program gets a terminal's Ctrl-C, and ends its servers in its own order.
+            // In a process group of its own, the keeper does not get a terminal's Ctrl-C. The program ends its servers
+            // itself.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

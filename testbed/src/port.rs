@@ -7,15 +7,15 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// These ports are below those that Linux and macOS give to outgoing connections. Otherwise a client that keeps
+/// The ports for listeners. Linux and macOS give higher ports to outgoing connections. Otherwise a client that keeps
 /// connecting to a dead server could get the server's port as its own, connect to itself, and so keep the server from
 /// coming back.
 const RANGE: Range<u16> = 10_000..32_000;
 /// The distance from the port of a node of a Cluster to the port of its bus.
 const BUS_OFFSET: u16 = 10_000;
 
-/// Each port is tried once per process before any is tried again. So a server that is down for a moment does not lose
-/// its port to a server that starts meanwhile.
+/// The next port to try. Each process tries all ports before it tries one again. So a server that is down for a moment
+/// does not lose its port to a server that starts meanwhile.
 static NEXT: LazyLock<AtomicUsize> = LazyLock::new(|| {
     let random = RandomState::new().build_hasher().finish();
     AtomicUsize::new((random % RANGE.len() as u64) as usize)

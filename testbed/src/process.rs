@@ -83,7 +83,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
             return Ok(());
         };
         // The last message says why the process ended.
-        while self.hear(LAST_WORDS)?.is_some() {}
+        while self.try_message(LAST_WORDS)?.is_some() {}
         Err(error).with_context(|| format!("{} accepts no orders", self.name))
     }
 
@@ -92,7 +92,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// # Errors
     /// No message comes within `limit`, or the process reports a failure, or has ended.
     pub fn message(&self, limit: Duration) -> anyhow::Result<M> {
-        let message = self.hear(limit)?;
+        let message = self.try_message(limit)?;
         message.with_context(|| format!("{} sent nothing for {limit:?}", self.name))
     }
 
@@ -100,7 +100,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     ///
     /// # Errors
     /// The process reports a failure, or has ended.
-    pub fn hear(&self, limit: Duration) -> anyhow::Result<Option<M>> {
+    pub fn try_message(&self, limit: Duration) -> anyhow::Result<Option<M>> {
         match self.messages.recv_timeout(limit) {
             Ok(message) => message.map(Some).with_context(|| self.name.clone()),
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -108,8 +108,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
         }
     }
 
-    /// The channel of the process's messages, to wait for beside other channels. The last message is an
-    /// error.
+    /// The channel of the process's messages, to select on together with other channels. The last message is an error.
     pub fn messages(&self) -> &Receiver<anyhow::Result<M>> {
         &self.messages
     }
@@ -203,7 +202,7 @@ fn listen<M: DeserializeOwned + Send + 'static>(
                 return;
             }
         }
-        // The parent may have stopped listening: then nobody needs this message.
+        // An error means that the parent no longer listens, so the message is not needed.
         let _ = sender.send(Err(anyhow!("has ended by itself")));
     });
     messages
@@ -239,10 +238,10 @@ mod tests {
     #[test]
     fn a_silent_running_process_is_no_error() -> anyhow::Result<()> {
         let mut process = script("read assignment; read order")?;
-        assert_eq!(process.hear(Duration::ZERO)?, None);
+        assert_eq!(process.try_message(Duration::ZERO)?, None);
         process.order(&())?;
         let end = process
-            .hear(LAST_WORDS)
+            .try_message(LAST_WORDS)
             .expect_err("a running process without messages");
         assert_eq!(format!("{end:#}"), "it: has ended by itself");
         Ok(())

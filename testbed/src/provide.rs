@@ -17,7 +17,7 @@ const VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 const PACKAGE_DIRECTORIES: &str =
     "/usr/bin:/usr/local/bin:/opt/homebrew/bin:/home/linuxbrew/.linuxbrew/bin";
 
-/// The program that this process installed, in case PATH does not lead there.
+/// The program that this process installed, which may not be on PATH.
 static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
 
 /// Whether a missing server may be installed.
@@ -40,8 +40,8 @@ pub fn find_server() -> Option<PathBuf> {
 /// Finds the server program as [`find_server`] does. Installs a missing one with apt-get, brew, dnf or apk, if that is
 /// allowed. Prints each step to stderr. No service is started or left enabled.
 ///
-/// Set `LEASEHOLD_REDIS_SERVER` to the path for child processes that start servers: PATH need not lead to the new
-/// program.
+/// For child processes that start servers, set `LEASEHOLD_REDIS_SERVER` to the returned path: the new program may not
+/// be on PATH.
 ///
 /// # Errors
 /// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something that

@@ -48,14 +48,14 @@ impl Proxy {
         self.port
     }
 
-    /// Delivers every chunk this much later, in each direction; zero ends the delay, also for bytes in
-    /// flight.
+    /// Delivers every chunk this much later, in each direction. Zero ends the delay, even for bytes in flight.
     pub fn delay(&self, each_way: Duration) {
         self.fault(|faults| faults.delay = each_way);
     }
 
-    /// Holds back the bytes of both directions, and the end of either. Connections are accepted. When this is
-    /// switched off, the proxy delivers everything in order, also if the client has closed its end meanwhile.
+    /// Holds back the bytes of both directions, and the end of each direction. The proxy still accepts connections.
+    /// When this is switched off, the proxy delivers everything in order, even if the client has closed its end
+    /// meanwhile.
     pub fn black_hole(&self, on: bool) {
         self.fault(|faults| faults.black_hole = on);
     }
@@ -70,9 +70,9 @@ impl Proxy {
         self.fault(|faults| faults.hold_replies = on);
     }
 
-    /// Cuts a connection once, after exactly this many more bytes to the server: closes both ends of the connection
-    /// that sent the last byte. The bytes of all clients count. With `Some(0)` the next bytes are not passed on. `None`
-    /// cancels the cut.
+    /// Cuts a connection once, after exactly this many more bytes to the server: the connection that sent the last of
+    /// these bytes. The bytes of all clients count. With `Some(0)`, the proxy does not pass on the next bytes, and cuts
+    /// their connection. `None` cancels the cut.
     pub fn cut_after(&self, bytes_to_server: Option<usize>) {
         self.fault(|faults| faults.cut_after = bytes_to_server);
     }
@@ -93,8 +93,8 @@ impl Proxy {
         self.relay.with(|state| state.upstream_port = upstream_port);
     }
 
-    /// The number of live connections. If a client has gone, its connection is live until no more bytes of it are held
-    /// back.
+    /// The number of live connections. The connection of a client that has gone stays live while the proxy holds back
+    /// some of its bytes.
     pub fn connections(&self) -> usize {
         self.relay.with(|state| state.connections())
     }
@@ -113,7 +113,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.relay.close();
         if let Some(thread) = self.thread.take() {
-            // The panic has been printed, and a panic here would hide the test's own.
+            // A panic of the thread has been printed. Another panic here would hide that of the test.
             let _ = thread.join();
         }
     }

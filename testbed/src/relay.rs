@@ -131,7 +131,7 @@ impl Pair {
         !self.replies.is_over()
     }
 
-    /// Returns true when the connection is to be cut.
+    /// Passes the requests on. Returns true when the connection is to be cut.
     fn send_requests(&mut self, faults: &mut Faults) -> bool {
         let wanted = self
             .requests
@@ -180,8 +180,8 @@ impl Pair {
         requests.into_iter().chain(replies).min()
     }
 
-    /// Shuts both ends down now. A drop might not close them, since the thread that waits for them may still have a
-    /// reference. An error means that the other end was faster.
+    /// Shuts both ends down now. A drop might not close the sockets, since the thread that waits for them may still
+    /// have a reference. An error means that the other side has closed the connection already.
     fn cut(&self) {
         let _ = self.server.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
@@ -287,8 +287,8 @@ impl Relay {
         self.with(|state| {
             state.cut_all();
             state.closing = true;
-            // Another thread may be starting a process, which has a copy of the listener until it executes its own
-            // program. This call closes the port at once. macOS refuses the call, so there the port stays until then.
+            // Another thread may be starting a process, which has a copy of the listener until it executes its program.
+            // This call closes the port at once. macOS refuses the call, so the port stays open there for that time.
             let _ = SockRef::from(&*state.listener).shutdown(Shutdown::Both);
         });
     }

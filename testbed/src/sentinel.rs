@@ -78,7 +78,7 @@ impl SentinelGroupBuilder {
     /// # Errors
     /// The errors of [`Server::start`]. In addition: the sentinels do not agree within 90 s.
     pub fn start(self) -> Result<SentinelGroup, Error> {
-        // The primary begins each full copy without a pause.
+        // Without this setting, the primary would pause before each full copy to a replica.
         let server = self
             .server
             .arg("repl-diskless-sync", "yes")
@@ -206,7 +206,7 @@ impl SentinelGroup {
         })
     }
 
-    /// Has the sentinels make a replica the primary, although the primary works. Returns once a sentinel has begun.
+    /// Makes the sentinels promote a replica, although the primary works. Returns once a sentinel has begun.
     ///
     /// # Errors
     /// No sentinel begins within 90 s.
@@ -221,8 +221,8 @@ impl SentinelGroup {
             .ok_or_else(|| Error::new("no sentinel begins a fail-over"))
     }
 
-    /// Waits until a majority of the sentinels names another primary than `before`, and it replies as one. Returns its
-    /// index.
+    /// Waits until a majority of the sentinels names another primary than `before`, and this server says that it is a
+    /// primary. Returns its index.
     ///
     /// # Errors
     /// The same server is the primary for 90 s.
@@ -254,8 +254,8 @@ impl SentinelGroup {
         }
     }
 
-    /// Has all sentinels watch `port` on 127.0.0.1 as another group: the address of a proxy, for example. Returns the
-    /// URL of that group.
+    /// Makes all sentinels watch `port` on 127.0.0.1 as another group. The port may be that of a proxy. Returns the URL
+    /// of that group.
     ///
     /// # Errors
     /// A sentinel is not running, or knows the group.

@@ -139,8 +139,8 @@ impl Server {
         self.pid
     }
 
-    /// Stops the process with SIGSTOP, and returns once it is stopped: connections stay open, the kernel
-    /// accepts new ones, and nothing is answered.
+    /// Stops the process with SIGSTOP, and returns once it is stopped. Connections stay open, and the kernel accepts
+    /// new ones, but no request is answered.
     ///
     /// # Panics
     /// When the process is not running.

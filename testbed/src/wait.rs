@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        // Checked before the clock, so a late wake-up of this thread is no failure.
+        // The condition is checked before the clock, so a late wake-up of this thread is no failure.
         if condition() {
             return true;
         }

@@ -54,7 +54,7 @@ fn receive_until_closed(mut stream: &TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// True if nothing has arrived. The test knows what the proxy holds back, so it need not wait.
+/// Whether nothing has arrived so far. Does not wait, since the test knows which bytes the proxy holds back.
 fn is_silent(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let outcome = stream.peek(&mut [0]);
@@ -165,7 +165,8 @@ fn held_requests_survive_clients_with_unread_replies() {
     let proxy = Proxy::start(server.port()).unwrap();
     let client = connect(&proxy);
     (&client).write_all(b"PING\r\n").unwrap();
-    // The bytes have arrived and were not read, so closing resets the connection instead of ending it.
+    // The client has not read the bytes that have arrived. So closing its socket resets the connection instead of
+    // ending it.
     assert_eq!(client.peek(&mut [0; 7]).unwrap(), 7);
     proxy.hold_requests(true);
     (&client).write_all(b"SET late yes\r\n").unwrap();
@@ -242,7 +243,7 @@ fn a_cut_happens_once_after_the_given_bytes() {
         assert_eq!(receive(&server, 6), b"before");
         proxy.cut_after(Some(count));
         (&client).write_all(&b"123456789"[..4]).unwrap();
-        // Fails if the cut was faster.
+        // An error means that the connection was already cut.
         let _ = (&client).write_all(&b"123456789"[4..]);
         assert_eq!(receive_until_closed(&server), &b"123456789"[..count]);
         assert_eq!(receive_until_closed(&client), b"");

@@ -88,7 +88,7 @@ fn a_stopped_server_answers_after_it_is_resumed() {
     server.stop();
     thread::scope(|scope| {
         let late = scope.spawn(|| server.command(&["INCR", "n"]));
-        // There is no event for a stopped process that stays silent.
+        // No event shows that a stopped process stays silent, so the test sleeps.
         thread::sleep(Duration::from_millis(50));
         assert!(!late.is_finished());
         server.resume();
@@ -196,7 +196,7 @@ fn a_child_process_runs_the_named_body() {
     ];
     if !child::run_body(&bodies) {
         let child = Child::start(child::echo, "redis://echo");
-        assert_eq!(child.told::<String>(START), "redis://echo");
+        assert_eq!(child.receive::<String>(START), "redis://echo");
         child.finish(START);
     }
 }
@@ -211,7 +211,7 @@ fn lack_a_server(parent: &Parent) {
 fn a_missing_server_is_an_error_with_advice() {
     let lines = |variable: &str, value: &str| -> [String; 2] {
         let child = child_with(variable, value, lack_a_server);
-        let lines = [(); 2].map(|()| child.told(START));
+        let lines = [(); 2].map(|()| child.receive(START));
         child.finish(START);
         lines
     };
@@ -237,12 +237,12 @@ fn a_program_that_is_no_server_is_reported() {
         "/bin/cat",
         start_what_is_no_server,
     );
-    let text: String = child.told(START);
+    let text: String = child.receive(START);
     assert!(text.contains("/bin/cat on port"), "{text}");
     child.finish(START);
 }
 
-/// Starts `body` with this environment variable in the place of the one that names the server.
+/// Starts `body` with this environment variable instead of the variable that names the server.
 fn child_with<F: Fn(&Parent)>(variable: &str, value: &str, body: F) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -270,7 +270,7 @@ fn servers_of_a_process_ended_by(signal: rustix::process::Signal) -> Vec<(u32, P
         .arg("--default-signal=INT")
         .arg(std::env::current_exe().unwrap());
     let mut child = Child::start_by(command, hold_servers, "");
-    let held: [(u32, PathBuf); 2] = [(); 2].map(|()| child.told(START));
+    let held: [(u32, PathBuf); 2] = [(); 2].map(|()| child.receive(START));
     assert!(
         held.iter()
             .all(|(pid, directory)| exists(*pid) && directory.is_dir())

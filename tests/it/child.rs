@@ -115,7 +115,7 @@ impl Child {
 
     /// The next message of the child, which must come within `limit`.
     #[track_caller]
-    pub fn told<T: DeserializeOwned>(&self, limit: Duration) -> T {
+    pub fn receive<T: DeserializeOwned>(&self, limit: Duration) -> T {
         match self.0.message(limit) {
             Ok(message) => serde_json::from_value(message).unwrap(),
             Err(error) => panic!("{error:#}"),

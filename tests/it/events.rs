@@ -12,7 +12,7 @@ use crate::support::{SOON, Task, ask, builder, in_redis, is_held, millis, secs, 
 
 /// One event with its arguments.
 #[derive(Debug)]
-enum Told {
+enum EventKind {
     Acquired(Duration),
     Contended(Duration),
     Released(Duration, bool),
@@ -24,82 +24,82 @@ enum Told {
 }
 
 #[derive(Debug)]
-struct Heard {
-    told: Told,
+struct Received {
+    kind: EventKind,
     key: String,
     token: u64,
     thread: ThreadId,
 }
 
 /// Sends each event to the test, and then runs the test's action.
-struct Listener<F>(Mutex<Sender<Heard>>, F);
+struct Listener<F>(Mutex<Sender<Received>>, F);
 
 impl<F: Fn(&str)> Listener<F> {
-    fn hear(&self, lock: EventLock<'_>, told: Told) {
-        let heard = Heard {
-            told,
+    fn send(&self, lock: EventLock<'_>, kind: EventKind) {
+        let received = Received {
+            kind,
             key: lock.key.to_owned(),
             token: lock.fencing_token,
             thread: thread::current().id(),
         };
         // The test may have ended.
-        let _ = self.0.lock().unwrap().send(heard);
+        let _ = self.0.lock().unwrap().send(received);
         self.1(lock.key);
     }
 }
 
 impl<F: Fn(&str) + Send + Sync + 'static> EventHandler for Listener<F> {
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {
-        self.hear(lock, Told::Acquired(waited));
+        self.send(lock, EventKind::Acquired(waited));
     }
 
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {
-        self.hear(lock, Told::Contended(expires_in));
+        self.send(lock, EventKind::Contended(expires_in));
     }
 
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {
-        self.hear(lock, Told::Released(held, confirmed));
+        self.send(lock, EventKind::Released(held, confirmed));
     }
 
     fn renewed(&self, lock: EventLock<'_>) {
-        self.hear(lock, Told::Renewed);
+        self.send(lock, EventKind::Renewed);
     }
 
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {
-        self.hear(lock, Told::RenewalFailed(error.kind()));
+        self.send(lock, EventKind::RenewalFailed(error.kind()));
     }
 
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
-        self.hear(lock, Told::Lost(reason.clone()));
+        self.send(lock, EventKind::Lost(reason.clone()));
     }
 
     fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {
-        self.hear(lock, Told::MaxHoldNear(left));
+        self.send(lock, EventKind::MaxHoldNear(left));
     }
 
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {
-        self.hear(lock, Told::Unavailable(error.kind()));
+        self.send(lock, EventKind::Unavailable(error.kind()));
     }
 }
 
-fn listener<F: Fn(&str)>(then: F) -> (Arc<Listener<F>>, Receiver<Heard>) {
-    let (sender, heard) = channel();
-    (Arc::new(Listener(Mutex::new(sender), then)), heard)
+fn listener<F: Fn(&str)>(then: F) -> (Arc<Listener<F>>, Receiver<Received>) {
+    let (sender, received) = channel();
+    (Arc::new(Listener(Mutex::new(sender), then)), received)
 }
 
 /// The next event, which must come soon.
 #[track_caller]
-fn next(heard: &Receiver<Heard>) -> Heard {
-    heard.recv_timeout(SOON).expect("an event")
+fn next(received: &Receiver<Received>) -> Received {
+    received.recv_timeout(SOON).expect("an event")
 }
 
 /// The next event except successful renewals.
 #[track_caller]
-fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
+fn next_but_renewed(received: &Receiver<Received>) -> Received {
     loop {
-        let heard = next(heard);
-        if !matches!(heard.told, Told::Renewed) {
-            return heard;
+        let received = next(received);
+        if !matches!(received.kind, EventKind::Renewed) {
+            return received;
         }
     }
 }
@@ -107,7 +107,7 @@ fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
 #[test]
 fn acquire_and_release_events_run_synchronously() {
     let server = server();
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&server.url())
         .event_handler(events)
         .build()
@@ -117,12 +117,12 @@ fn acquire_and_release_events_run_synchronously() {
         let start = Instant::now();
         let guard = client.mutex("k").lock().unwrap();
         let token = guard.fencing_token();
-        let event = heard.try_recv().expect("sent before lock() returns");
+        let event = received.try_recv().expect("sent before lock() returns");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", token, here)
         );
-        let Told::Acquired(waited) = event.told else {
+        let EventKind::Acquired(waited) = event.kind else {
             panic!("{event:?}")
         };
         assert!(waited <= start.elapsed());
@@ -132,24 +132,24 @@ fn acquire_and_release_events_run_synchronously() {
         } else {
             drop(guard);
         }
-        let event = heard.try_recv().expect("sent before unlock returns");
+        let event = received.try_recv().expect("sent before unlock returns");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", token, here)
         );
-        let Told::Released(held, said) = event.told else {
+        let EventKind::Released(held, said) = event.kind else {
             panic!("{event:?}")
         };
         assert!(held >= millis(20) && held <= start.elapsed(), "{held:?}");
         assert_eq!(said, confirmed);
     }
-    assert!(heard.try_recv().is_err(), "nothing else");
+    assert!(received.try_recv().is_err(), "nothing else");
 }
 
 #[test]
 fn contention_is_reported_once_per_call() {
     let server = server();
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&server.url())
         .event_handler(events)
         .build()
@@ -159,29 +159,29 @@ fn contention_is_reported_once_per_call() {
     let here = thread::current().id();
     for wait in [millis(0), millis(400)] {
         assert!(client.mutex("k").try_lock_for(wait).unwrap().is_none());
-        let event = heard.try_recv().expect("sent on this thread");
+        let event = received.try_recv().expect("sent on this thread");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", 0, here)
         );
-        let Told::Contended(expires_in) = event.told else {
+        let EventKind::Contended(expires_in) = event.kind else {
             panic!("{event:?}")
         };
         assert!(expires_in <= secs(6), "{expires_in:?}");
         assert!(
-            heard.try_recv().is_err(),
+            received.try_recv().is_err(),
             "once, however often the client looked"
         );
     }
     let waiting = client.mutex("k");
     let waiter = Task::start(move || waiting.lock().unwrap());
-    assert!(matches!(next(&heard).told, Told::Contended(_)));
+    assert!(matches!(next(&received).kind, EventKind::Contended(_)));
     let waited_at_least = Instant::now();
     thread::sleep(millis(50));
     let waited_at_least = waited_at_least.elapsed();
     held.unlock().unwrap();
-    let event = next(&heard);
-    let Told::Acquired(waited) = event.told else {
+    let event = next(&received);
+    let EventKind::Acquired(waited) = event.kind else {
         panic!("{event:?}")
     };
     assert!(waited >= waited_at_least, "{waited:?}");
@@ -191,7 +191,7 @@ fn contention_is_reported_once_per_call() {
 #[test]
 fn contention_after_an_outage_is_reported() {
     let server = server();
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&server.url())
         .event_handler(events)
         .build()
@@ -201,13 +201,13 @@ fn contention_after_an_outage_is_reported() {
     server.stop();
     let waiting = client.mutex("k");
     let waiter = Task::start(move || waiting.lock().map(drop));
-    assert!(matches!(next(&heard).told, Told::Unavailable(_)));
+    assert!(matches!(next(&received).kind, EventKind::Unavailable(_)));
     server.resume();
     loop {
-        let event = next(&heard);
-        match event.told {
-            Told::Unavailable(_) => {}
-            Told::Contended(_) => break,
+        let event = next(&received);
+        match event.kind {
+            EventKind::Unavailable(_) => {}
+            EventKind::Contended(_) => break,
             _ => panic!("{event:?}"),
         }
     }
@@ -218,20 +218,20 @@ fn contention_after_an_outage_is_reported() {
 #[test]
 fn renewals_and_losses_run_on_the_callback_thread() {
     let server = server();
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&server.url()).ttl(secs(9)).renew_ratio(0.05);
     let client = client.event_handler(events).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
-    assert!(matches!(next(&heard).told, Told::Acquired(_)));
-    let renewed = next(&heard);
-    assert!(matches!(renewed.told, Told::Renewed), "{renewed:?}");
+    assert!(matches!(next(&received).kind, EventKind::Acquired(_)));
+    let renewed = next(&received);
+    assert!(matches!(renewed.kind, EventKind::Renewed), "{renewed:?}");
     assert_eq!((renewed.key.as_str(), renewed.token), ("k", token));
     assert_ne!(renewed.thread, thread::current().id());
 
     server.stop();
-    let failed = next_but_renewed(&heard);
-    let Told::RenewalFailed(kind) = failed.told else {
+    let failed = next_but_renewed(&received);
+    let EventKind::RenewalFailed(kind) = failed.kind else {
         panic!("{failed:?}")
     };
     assert!(
@@ -242,24 +242,24 @@ fn renewals_and_losses_run_on_the_callback_thread() {
     server.resume();
     loop {
         // More renewals may have failed before they succeed.
-        let event = next(&heard);
-        match event.told {
-            Told::RenewalFailed(_) => {}
-            Told::Renewed => break,
+        let event = next(&received);
+        match event.kind {
+            EventKind::RenewalFailed(_) => {}
+            EventKind::Renewed => break,
             _ => panic!("{event:?}"),
         }
     }
 
     ask(&server, &["DEL", &in_redis("k")]);
-    let lost = next_but_renewed(&heard);
-    let Told::Lost(LossReason::Deleted) = lost.told else {
+    let lost = next_but_renewed(&received);
+    let EventKind::Lost(LossReason::Deleted) = lost.kind else {
         panic!("{lost:?}")
     };
     assert_eq!((lost.token, lost.thread), (token, renewed.thread));
     drop(guard);
-    let released = next(&heard);
+    let released = next(&received);
     assert!(
-        matches!(released.told, Told::Released(_, false)),
+        matches!(released.kind, EventKind::Released(_, false)),
         "{released:?}"
     );
 }
@@ -267,23 +267,23 @@ fn renewals_and_losses_run_on_the_callback_thread() {
 #[test]
 fn max_hold_near_runs_once_as_a_callback() {
     let server = server();
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&server.url())
         .renew_ratio(0.1)
         .event_handler(events);
     let client = client.max_hold(secs(7)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
-    assert!(matches!(next(&heard).told, Told::Acquired(_)));
-    let near = next_but_renewed(&heard);
-    let Told::MaxHoldNear(left) = near.told else {
+    assert!(matches!(next(&received).kind, EventKind::Acquired(_)));
+    let near = next_but_renewed(&received);
+    let EventKind::MaxHoldNear(left) = near.kind else {
         panic!("{near:?}")
     };
     assert_eq!((near.key.as_str(), near.token), ("k", token));
     assert_ne!(near.thread, thread::current().id());
     assert!(left > secs(0) && left <= millis(700), "{left:?}");
-    let lost = next_but_renewed(&heard);
-    let Told::Lost(LossReason::MaxHold) = lost.told else {
+    let lost = next_but_renewed(&received);
+    let EventKind::Lost(LossReason::MaxHold) = lost.kind else {
         panic!("{lost:?}")
     };
     assert_eq!((lost.token, lost.thread), (token, near.thread));
@@ -295,7 +295,7 @@ fn max_hold_near_skips_released_locks() {
     let (begun, began) = channel();
     let (go_on, wait) = channel::<()>();
     let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
-    let (events, heard) = listener(move |key| {
+    let (events, received) = listener(move |key| {
         // The first event delays those behind it.
         if key == "first" && thread::current().name() == Some("leasehold-callbacks") {
             let _ = begun.lock().unwrap().send(());
@@ -316,14 +316,14 @@ fn max_hold_near_skips_released_locks() {
     drop((first, second));
     drop(go_on);
     client.shutdown(SOON).unwrap();
-    let near = |heard: &Heard| matches!(heard.told, Told::MaxHoldNear(_));
-    let of_second = |heard: Heard| heard.key == "second" && near(&heard);
-    assert!(!heard.try_iter().any(of_second));
+    let near = |received: &Received| matches!(received.kind, EventKind::MaxHoldNear(_));
+    let of_second = |received: Received| received.key == "second" && near(&received);
+    assert!(!received.try_iter().any(of_second));
 }
 
 #[test]
 fn failed_attempts_are_reported_on_the_calling_thread() {
-    let (events, heard) = listener(|_| ());
+    let (events, received) = listener(|_| ());
     let client = builder(&format!("redis://127.0.0.1:{}", closed_port()));
     let client = client
         .outage_timeout(millis(300))
@@ -331,11 +331,11 @@ fn failed_attempts_are_reported_on_the_calling_thread() {
         .build_lazy()
         .unwrap();
     assert!(client.mutex("k").lock().unwrap_err().is_unavailable());
-    let first = next(&heard);
+    let first = next(&received);
     assert_eq!((first.key.as_str(), first.token), ("k", 0));
     assert_eq!(first.thread, thread::current().id());
     assert!(
-        matches!(first.told, Told::Unavailable(ErrorKind::Unavailable)),
+        matches!(first.kind, EventKind::Unavailable(ErrorKind::Unavailable)),
         "{first:?}"
     );
 }
@@ -346,8 +346,8 @@ fn live_through_everything(server: &leasehold_testbed::Server, client: &Client) 
     assert!(client.mutex("k").try_lock().unwrap().is_none(), "contended");
     let lost = guard.lost_signal();
     // Renewed for longer than the ttl.
-    let told = lost.recv_timeout(secs(4));
-    assert!(told.is_err(), "{told:?}");
+    let signal = lost.recv_timeout(secs(4));
+    assert!(signal.is_err(), "{signal:?}");
     server.stop();
     let attempt = client.mutex("other").try_lock();
     assert!(attempt.unwrap_err().is_unavailable());
@@ -356,10 +356,10 @@ fn live_through_everything(server: &leasehold_testbed::Server, client: &Client) 
         lost.recv_timeout(millis(500)).is_err(),
         "renewals failed, and then did not"
     );
-    let (told, heard) = channel();
-    guard.on_lost(move |reason| told.send(reason).unwrap());
+    let (sender, reasons) = channel();
+    guard.on_lost(move |reason| sender.send(reason).unwrap());
     ask(server, &["DEL", &in_redis("k")]);
-    assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Deleted));
+    assert_eq!(reasons.recv_timeout(SOON), Ok(LossReason::Deleted));
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
     drop(guard);
     client.with_lock("k", || ()).unwrap();
@@ -369,19 +369,19 @@ fn live_through_everything(server: &leasehold_testbed::Server, client: &Client) 
 #[test]
 fn events_that_panic_break_nothing() {
     let server = server();
-    let (events, heard) = listener(|_| panic!("a test's own panic"));
+    let (events, received) = listener(|_| panic!("a test's own panic"));
     let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
     let client = client.event_handler(events).build().unwrap();
     live_through_everything(&server, &client);
     client.shutdown(secs(5)).unwrap();
-    let told: Vec<Heard> = heard.try_iter().collect();
-    let kinds = |wanted: fn(&Told) -> bool| told.iter().filter(|heard| wanted(&heard.told)).count();
-    assert!(kinds(|told| matches!(told, Told::Acquired(_))) >= 2);
-    assert!(kinds(|told| matches!(told, Told::Contended(_))) >= 1);
-    assert!(kinds(|told| matches!(told, Told::Released(..))) >= 2);
-    assert!(kinds(|told| matches!(told, Told::Renewed)) >= 2);
-    assert!(kinds(|told| matches!(told, Told::Unavailable(_))) >= 1);
-    assert_eq!(kinds(|told| matches!(told, Told::Lost(_))), 1);
+    let all: Vec<Received> = received.try_iter().collect();
+    let kinds = |wanted: fn(&EventKind) -> bool| all.iter().filter(|one| wanted(&one.kind)).count();
+    assert!(kinds(|kind| matches!(kind, EventKind::Acquired(_))) >= 2);
+    assert!(kinds(|kind| matches!(kind, EventKind::Contended(_))) >= 1);
+    assert!(kinds(|kind| matches!(kind, EventKind::Released(..))) >= 2);
+    assert!(kinds(|kind| matches!(kind, EventKind::Renewed)) >= 2);
+    assert!(kinds(|kind| matches!(kind, EventKind::Unavailable(_))) >= 1);
+    assert_eq!(kinds(|kind| matches!(kind, EventKind::Lost(_))), 1);
 }
 
 #[test]

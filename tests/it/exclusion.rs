@@ -170,16 +170,16 @@ fn with_lock_fails_if_the_lock_was_lost() {
         Some(&LossReason::Deleted)
     );
 
-    let thief = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
-    let stolen = client.with_lock("k", || ask(&server, &["SET", &in_redis("k"), thief]));
-    let stolen = stolen.unwrap_err();
-    assert_eq!(stolen.kind(), ErrorKind::LeaseLost);
-    assert_eq!(stolen.key(), Some("k"));
-    let Some(LossReason::TakenOver { by: Some(by) }) = stolen.loss_reason() else {
-        panic!("{stolen:?}");
+    let other = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 other/1/0";
+    let lost = client.with_lock("k", || ask(&server, &["SET", &in_redis("k"), other]));
+    let lost = lost.unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::LeaseLost);
+    assert_eq!(lost.key(), Some("k"));
+    let Some(LossReason::TakenOver { by: Some(by) }) = lost.loss_reason() else {
+        panic!("{lost:?}");
     };
-    assert_eq!(by.as_str(), "thief/1/0");
-    assert!(is_held(&server, "k"), "the thief keeps it");
+    assert_eq!(by.as_str(), "other/1/0");
+    assert!(is_held(&server, "k"), "the other holder keeps it");
     ask(&server, &["DEL", &in_redis("k")]);
 
     let mutex = client.mutex("k").fixed_ttl(millis(50));

@@ -193,7 +193,7 @@ fn the_crash_of_a_holder_frees_its_lock_within_the_ttl() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let mut child = Child::start(hold_until_killed, &server.url());
-    let token: u64 = child.told(secs(30));
+    let token: u64 = child.receive(secs(30));
     assert!(is_held(&server, "crash"));
     assert!(client.mutex("crash").try_lock().unwrap().is_none());
     let waiting = client.mutex("crash");

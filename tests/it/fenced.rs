@@ -82,7 +82,7 @@ fn the_last_token_wins_and_reads_never_go_back() {
         writer.within(WORK, "writing");
     }
     for child in children {
-        child.told::<u64>(WORK);
+        child.receive::<u64>(WORK);
         child.finish(SOON);
     }
     done.store(true, Ordering::Relaxed);

@@ -239,7 +239,7 @@ pub fn a_parent(parent: &Parent) {
 fn a_child_cannot_change_its_parents_locks() {
     let server = server();
     let parent = Child::start(a_parent, &server.url());
-    assert_eq!(parent.told::<String>(4 * SOON), "unharmed");
+    assert_eq!(parent.receive::<String>(4 * SOON), "unharmed");
     for key in HELD {
         assert!(is_held(&server, key), "{key} was released");
     }

@@ -183,7 +183,7 @@ fn a_dropped_cluster_client_leaves_nothing() {
     let cluster = PooledCluster::take();
     let child = Child::start(use_a_cluster, &cluster.get().url());
     for _ in 0..2 {
-        let () = child.told(12 * SOON);
+        let () = child.receive(12 * SOON);
         // The child still runs, so it has closed these connections, and not the system.
         for node in cluster.get().nodes() {
             let list = || ask(node, &["CLIENT", "LIST"]).as_text().unwrap().to_owned();

@@ -20,10 +20,10 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// Acquires a lock, runs `theft`, and returns the reason of the loss. Does so twice: right after the acquire, and when
+/// Acquires a lock, runs `change`, and returns the reason of the loss. Does so twice: right after the acquire, and when
 /// the key is tracked. Fails if the reasons differ.
 #[track_caller]
-fn reason_of(server: &Server, theft: impl Fn(&Server)) -> LossReason {
+fn reason_of(server: &Server, change: impl Fn(&Server)) -> LossReason {
     let client = client(server);
     let mut reasons = Vec::new();
     for is_tracked in [false, true] {
@@ -32,7 +32,7 @@ fn reason_of(server: &Server, theft: impl Fn(&Server)) -> LossReason {
             assert!(eventually(SOON, || tracked(server) > 0));
         }
         let lost = guard.lost_signal();
-        theft(server);
+        change(server);
         reasons.push(lost_within(SOON, &lost));
         let error = guard.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost);
@@ -64,7 +64,7 @@ fn a_deleted_key_is_reported_before_the_renewal() {
 #[test]
 fn a_taken_over_lock_names_its_new_holder() {
     let server = server();
-    let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
+    let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 other/1/0";
     let with_queue = format!("{value} +");
     for value in [value, &with_queue] {
         let reason = reason_of(&server, |server| {
@@ -73,7 +73,7 @@ fn a_taken_over_lock_names_its_new_holder() {
         let LossReason::TakenOver { by: Some(by) } = reason else {
             panic!("{reason:?}");
         };
-        assert_eq!(by.as_str(), "thief/1/0");
+        assert_eq!(by.as_str(), "other/1/0");
     }
 }
 

@@ -94,7 +94,7 @@ fn a_child_process_runs_the_named_body() {
     };
     if !child::run_body(&bodies) {
         let child = child::Child::start(child::echo, "memory://echo");
-        assert_eq!(child.told::<String>(6 * support::SOON), "memory://echo");
+        assert_eq!(child.receive::<String>(6 * support::SOON), "memory://echo");
         child.finish(6 * support::SOON);
     }
 }

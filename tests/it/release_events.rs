@@ -15,44 +15,44 @@ use crate::support::{
 };
 
 #[derive(Debug, PartialEq)]
-enum Told {
+enum Event {
     Delayed(ErrorKind),
     Ended { confirmed: bool },
 }
-use Told::{Delayed, Ended};
+use Event::{Delayed, Ended};
 
 /// The key, the token and the event.
-type Heard = (String, u64, Told);
+type Received = (String, u64, Event);
 
-struct Listener(Mutex<Sender<Heard>>);
+struct Listener(Mutex<Sender<Received>>);
 
 impl Listener {
-    fn hear(&self, lock: EventLock<'_>, told: Told) {
+    fn send(&self, lock: EventLock<'_>, event: Event) {
         assert_eq!(thread::current().name(), Some("leasehold-callbacks"));
         // Nobody receives any more once the test is over.
-        let heard = (lock.key.to_owned(), lock.fencing_token, told);
-        let _ = self.0.lock().unwrap().send(heard);
+        let received = (lock.key.to_owned(), lock.fencing_token, event);
+        let _ = self.0.lock().unwrap().send(received);
     }
 }
 
 impl EventHandler for Listener {
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {
-        self.hear(lock, Delayed(error.kind()));
+        self.send(lock, Delayed(error.kind()));
     }
 
     fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {
-        self.hear(lock, Ended { confirmed });
+        self.send(lock, Ended { confirmed });
     }
 }
 
-fn listening(builder: Builder) -> (Client, Receiver<Heard>) {
-    let (told, heard) = channel();
-    let listener = Arc::new(Listener(Mutex::new(told)));
-    (builder.event_handler(listener).build().unwrap(), heard)
+fn listening(builder: Builder) -> (Client, Receiver<Received>) {
+    let (sender, received) = channel();
+    let listener = Arc::new(Listener(Mutex::new(sender)));
+    (builder.event_handler(listener).build().unwrap(), received)
 }
 
 /// A client whose locks have a ttl longer than any test.
-fn client(url: &str) -> (Client, Receiver<Heard>) {
+fn client(url: &str) -> (Client, Receiver<Received>) {
     listening(builder(url).ttl(LONG_TTL))
 }
 
@@ -63,38 +63,38 @@ fn lock(client: &Client, key: &str) -> (MutexGuard, u64) {
 }
 
 #[track_caller]
-fn next(heard: &Receiver<Heard>) -> Heard {
-    heard.recv_timeout(SOON).expect("an event")
+fn next(received: &Receiver<Received>) -> Received {
+    received.recv_timeout(SOON).expect("an event")
 }
 
 #[track_caller]
-fn assert_delayed(heard: &Receiver<Heard>, key: &str, token: u64) -> ErrorKind {
-    match next(heard) {
+fn assert_delayed(received: &Receiver<Received>, key: &str, token: u64) -> ErrorKind {
+    match next(received) {
         (of, its, Delayed(kind)) if (of.as_str(), its) == (key, token) => kind,
         other => panic!("{other:?}"),
     }
 }
 
 #[track_caller]
-fn assert_ended(heard: &Receiver<Heard>, key: &str, token: u64, confirmed: bool) {
-    assert_eq!(next(heard), (key.to_owned(), token, Ended { confirmed }));
+fn assert_ended(received: &Receiver<Received>, key: &str, token: u64, confirmed: bool) {
+    assert_eq!(next(received), (key.to_owned(), token, Ended { confirmed }));
 }
 
 /// Ends the client, which first sends all its events. Fails if there was a further event.
 #[track_caller]
-fn assert_nothing_more(client: Client, heard: &Receiver<Heard>) {
+fn assert_nothing_more(client: Client, received: &Receiver<Received>) {
     client.shutdown(SOON).unwrap();
     drop(client);
-    assert_eq!(rest(heard), []);
+    assert_eq!(rest(received), []);
 }
 
 /// All events until the client ended.
 #[track_caller]
-fn rest(heard: &Receiver<Heard>) -> Vec<Heard> {
+fn rest(received: &Receiver<Received>) -> Vec<Received> {
     let mut rest = Vec::new();
     loop {
-        match heard.recv_timeout(SOON) {
-            Ok(told) => rest.push(told),
+        match received.recv_timeout(SOON) {
+            Ok(event) => rest.push(event),
             Err(RecvTimeoutError::Disconnected) => return rest,
             Err(RecvTimeoutError::Timeout) => panic!("some part of the client is still alive"),
         }
@@ -104,36 +104,36 @@ fn rest(heard: &Receiver<Heard>) -> Vec<Heard> {
 #[test]
 fn a_delayed_release_is_confirmed_when_redis_resumes() {
     let server = server();
-    let (client, heard) = client(&server.url());
+    let (client, received) = client(&server.url());
     let (guard, token) = lock(&client, "a");
     server.stop();
     drop(guard);
-    let kind = assert_delayed(&heard, "a", token);
+    let kind = assert_delayed(&received, "a", token);
     assert_eq!(kind, ErrorKind::Timeout);
     server.resume();
-    assert_ended(&heard, "a", token, true);
+    assert_ended(&received, "a", token, true);
     assert_all_become_free(&server);
-    assert_nothing_more(client, &heard);
+    assert_nothing_more(client, &received);
 }
 
 #[test]
 fn an_empty_restart_confirms_a_delayed_release() {
     let mut server = server();
-    let (client, heard) = client(&server.url());
+    let (client, received) = client(&server.url());
     let (guard, token) = lock(&client, "a");
     server.kill();
     drop(guard);
-    let kind = assert_delayed(&heard, "a", token);
+    let kind = assert_delayed(&received, "a", token);
     assert_eq!(kind, ErrorKind::Unavailable);
     server.restart().unwrap();
-    assert_ended(&heard, "a", token, true);
-    assert_nothing_more(client, &heard);
+    assert_ended(&received, "a", token, true);
+    assert_nothing_more(client, &received);
 }
 
 #[test]
 fn unlock_of_a_dead_server_ends_with_ttl() {
     let mut server = server();
-    let (client, heard) = listening(builder(&server.url()).ttl(secs(3)));
+    let (client, received) = listening(builder(&server.url()).ttl(secs(3)));
     let (guard, token) = lock(&client, "a");
     server.kill();
     let started = Instant::now();
@@ -141,17 +141,17 @@ fn unlock_of_a_dead_server_ends_with_ttl() {
     assert!(error.is_unavailable(), "{error}");
     // An unlock may take one command time-out and one connect time-out (four times as long).
     assert!(started.elapsed() < 5 * TIMEOUT + secs(2));
-    assert_delayed(&heard, "a", token);
-    assert_ended(&heard, "a", token, false);
+    assert_delayed(&received, "a", token);
+    assert_ended(&received, "a", token, false);
     assert!(started.elapsed() >= secs(2), "before the ttl had ended");
     drop(client);
-    assert_eq!(rest(&heard), []);
+    assert_eq!(rest(&received), []);
 }
 
 #[test]
 fn with_returns_its_value_though_the_release_waits() {
     let mut server = server();
-    let (client, heard) = client(&server.url());
+    let (client, received) = client(&server.url());
     let mut token = 0;
     let value = client.mutex("a").with(|guard| {
         token = guard.fencing_token();
@@ -159,30 +159,30 @@ fn with_returns_its_value_though_the_release_waits() {
         42
     });
     assert_eq!(value.unwrap(), 42);
-    assert_delayed(&heard, "a", token);
+    assert_delayed(&received, "a", token);
     server.restart().unwrap();
-    assert_ended(&heard, "a", token, true);
-    assert_nothing_more(client, &heard);
+    assert_ended(&received, "a", token, true);
+    assert_nothing_more(client, &received);
 }
 
 #[test]
 fn a_refused_release_is_delayed_until_accepted() {
     let server = server();
-    let (client, heard) = client(&server.url());
+    let (client, received) = client(&server.url());
     let (dropped, dropped_token) = lock(&client, "dropped");
     let (unlocked, unlocked_token) = lock(&client, "unlocked");
     // The server becomes a replica without a primary: it keeps its keys and refuses writes.
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     drop(dropped);
     assert_eq!(
-        assert_delayed(&heard, "dropped", dropped_token),
+        assert_delayed(&received, "dropped", dropped_token),
         ErrorKind::Unavailable
     );
     let error = unconfirmed(unlocked.unlock());
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert_delayed(&heard, "unlocked", unlocked_token);
+    assert_delayed(&received, "unlocked", unlocked_token);
     ask(&server, &["REPLICAOF", "NO", "ONE"]);
-    let mut ended = [next(&heard), next(&heard)];
+    let mut ended = [next(&received), next(&received)];
     ended.sort_by(|(one, ..), (other, ..)| one.cmp(other));
     let confirmed = |key: &str, token| (key.to_owned(), token, Ended { confirmed: true });
     assert_eq!(
@@ -193,14 +193,14 @@ fn a_refused_release_is_delayed_until_accepted() {
         ]
     );
     assert_all_become_free(&server);
-    assert_nothing_more(client, &heard);
+    assert_nothing_more(client, &received);
 }
 
 #[test]
 fn repeated_disconnects_report_one_delay_per_lock() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let (client, heard) = client(&proxy.url());
+    let (client, received) = client(&proxy.url());
     let mut owed: Vec<(String, u64)> = Vec::new();
     let guards: Vec<MutexGuard> = (0..20)
         .map(|n| {
@@ -211,14 +211,14 @@ fn repeated_disconnects_report_one_delay_per_lock() {
         .collect();
     proxy.hold_replies(true);
     drop(guards);
-    let mut told: Vec<Heard> = Vec::new();
+    let mut events: Vec<Received> = Vec::new();
     // Each attempt is cut before its reply comes. After all attempts have failed, some more are cut.
-    let all_told = eventually(SOON, || {
+    let have_all_come = eventually(SOON, || {
         proxy.cut_all();
-        told.extend(heard.try_iter());
-        told.len() >= owed.len()
+        events.extend(received.try_iter());
+        events.len() >= owed.len()
     });
-    assert!(all_told, "only {told:?}");
+    assert!(have_all_come, "only {events:?}");
     for _ in 0..20 {
         proxy.cut_all();
         thread::sleep(millis(50));
@@ -228,9 +228,9 @@ fn repeated_disconnects_report_one_delay_per_lock() {
     assert_all_become_free(&server);
     client.shutdown(SOON).unwrap();
     drop(client);
-    told.extend(rest(&heard));
+    events.extend(rest(&received));
     let (mut delayed, mut ended) = (Vec::new(), Vec::new());
-    for (key, token, what) in told {
+    for (key, token, what) in events {
         match what {
             Delayed(_) => delayed.push((key, token)),
             Ended { confirmed } => {
@@ -249,28 +249,28 @@ fn repeated_disconnects_report_one_delay_per_lock() {
 fn shutdown_reports_delayed_releases_as_given_up() {
     for shut_down in [true, false] {
         let mut server = server();
-        let (client, heard) = client(&server.url());
+        let (client, received) = client(&server.url());
         let (guard, token) = lock(&client, "a");
         server.kill();
         drop(guard);
-        assert_delayed(&heard, "a", token);
+        assert_delayed(&received, "a", token);
         if shut_down {
             let error = client.shutdown(millis(200)).unwrap_err();
             assert!(error.is_unavailable(), "{error}");
-            assert_ended(&heard, "a", token, false);
+            assert_ended(&received, "a", token, false);
         }
         within(SOON, "dropping the client", move || drop(client));
         if !shut_down {
-            assert_ended(&heard, "a", token, false);
+            assert_ended(&received, "a", token, false);
         }
-        assert_eq!(rest(&heard), []);
+        assert_eq!(rest(&received), []);
     }
 }
 
 #[test]
 fn prompt_releases_report_no_delay() {
     let server = server();
-    let (client, heard) = listening(steady(&server.url()).ttl(LONG_TTL));
+    let (client, received) = listening(steady(&server.url()).ttl(LONG_TTL));
     for n in 0..50 {
         let (guard, _) = lock(&client, "a");
         if n % 10 == 0 {
@@ -283,7 +283,7 @@ fn prompt_releases_report_no_delay() {
         }
     }
     assert_all_become_free(&server);
-    assert_nothing_more(client, &heard);
+    assert_nothing_more(client, &received);
 }
 
 /// The client abandons an acquire without a reply and a queue entry while Redis is down. No guard ever held these
@@ -292,7 +292,7 @@ fn prompt_releases_report_no_delay() {
 fn abandoned_grants_are_released_without_events() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let (client, heard) = client(&proxy.url());
+    let (client, received) = client(&proxy.url());
     let other = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
     let held = other.mutex("line").lock().unwrap();
     let waiting = {
@@ -311,5 +311,5 @@ fn abandoned_grants_are_released_without_events() {
     assert!(gone, "the queue entry was not removed");
     held.unlock().unwrap();
     assert_all_become_free(&server);
-    assert_nothing_more(client, &heard);
+    assert_nothing_more(client, &received);
 }

@@ -37,7 +37,7 @@ impl Stuck {
     }
 }
 
-fn told(recorder: &Arc<Recorder>, url: &str) -> Client {
+fn checked_client(recorder: &Arc<Recorder>, url: &str) -> Client {
     let client = steady(url).ttl(secs(3)).renew_ratio(0.1);
     client.event_handler(Arc::clone(recorder)).build().unwrap()
 }
@@ -46,8 +46,8 @@ fn told(recorder: &Arc<Recorder>, url: &str) -> Client {
 fn a_lock_is_renewed_while_its_check_agrees() {
     let server = server();
     let recorder = Recorder::new();
-    let client = told(&recorder, &server.url());
-    let (asked, hears) = channel();
+    let client = checked_client(&recorder, &server.url());
+    let (asked, checks) = channel();
     let asked = Shared::new(asked);
     let check = move || {
         let name = thread::current().name().map(str::to_owned);
@@ -59,7 +59,7 @@ fn a_lock_is_renewed_while_its_check_agrees() {
     let lost = guard.lost_signal().recv_timeout(secs(5));
     assert!(lost.is_err(), "{lost:?}");
     guard.check().unwrap();
-    for thread in hears.try_iter() {
+    for thread in checks.try_iter() {
         assert_eq!(thread.as_deref(), Some("leasehold-checks"));
     }
     assert!(recorder.count(What::Renewed, "k") >= 2);
@@ -71,7 +71,7 @@ fn a_lock_is_renewed_while_its_check_agrees() {
 fn a_check_that_refuses_ends_the_lock() {
     let server = server();
     let recorder = Recorder::new();
-    let client = told(&recorder, &server.url());
+    let client = checked_client(&recorder, &server.url());
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     // The check would agree again if it were called.
@@ -98,7 +98,7 @@ fn a_check_that_refuses_ends_the_lock() {
 #[test]
 fn a_panicking_check_refuses_and_others_run() {
     let server = server();
-    let client = told(&Recorder::new(), &server.url());
+    let client = checked_client(&Recorder::new(), &server.url());
     let panics = client.mutex("panics");
     let panics = panics.renew_while(|| panic!("a test's own panic"));
     let panics = panics.lock().unwrap();
@@ -120,7 +120,7 @@ fn a_panicking_check_refuses_and_others_run() {
 fn a_hanging_check_ends_only_locks_with_checks() {
     let server = server();
     let recorder = Recorder::new();
-    let client = told(&recorder, &server.url());
+    let client = checked_client(&recorder, &server.url());
     let (stuck, check) = Stuck::new();
     let hangs = client.mutex("hangs").renew_while(check).lock().unwrap();
     stuck.asked.recv_timeout(SOON).expect("the check is called");
@@ -146,7 +146,7 @@ fn a_hanging_check_ends_only_locks_with_checks() {
 fn a_check_may_use_the_client_and_its_guards() {
     let server = server();
     let recorder = Recorder::new();
-    let client = told(&recorder, &server.url());
+    let client = checked_client(&recorder, &server.url());
     let mine = client.clone();
     let check = move || {
         let counted = mine.with_lock("other", || ()).is_ok();
@@ -160,7 +160,7 @@ fn a_check_may_use_the_client_and_its_guards() {
 #[test]
 fn values_owned_by_checks_are_dropped() {
     let server = server();
-    let client = told(&Recorder::new(), &server.url());
+    let client = checked_client(&Recorder::new(), &server.url());
     let (owned, mine) = (Arc::new(()), client.clone());
     let watched = Arc::downgrade(&owned);
     let mutex = client.mutex("k").renew_while(move || {
@@ -229,7 +229,7 @@ fn a_check_and_a_fixed_ttl_contradict_each_other() {
 #[test]
 fn shutdown_waits_for_a_check_within_its_timeout() {
     let server = server();
-    let client = told(&Recorder::new(), &server.url());
+    let client = checked_client(&Recorder::new(), &server.url());
     let (stuck, check) = Stuck::new();
     let guard = client.mutex("k").renew_while(check).lock().unwrap();
     stuck.asked.recv_timeout(SOON).expect("the check is called");

@@ -54,9 +54,9 @@ fn hold_many(client: &leasehold::Client) -> Vec<MutexGuard> {
 fn ten_thousand_held_locks_are_renewed_without_threads() {
     let server = server();
     let child = Child::start(hold_ten_thousand, &server.url());
-    assert_eq!(child.told::<String>(secs(100)), "held");
+    assert_eq!(child.receive::<String>(secs(100)), "held");
     assert_eq!(keys(&server), MANY as i64);
-    assert_eq!(child.told::<String>(secs(100)), "released");
+    assert_eq!(child.receive::<String>(secs(100)), "released");
     assert_eq!(keys(&server), 0, "every release was confirmed");
     child.finish(secs(30));
 }

@@ -20,7 +20,7 @@ fn holds(receivers: &Receivers) -> usize {
     let counted = counted
         .keys()
         .filter(|name| name.starts_with("leasehold_hold"));
-    receivers.told("leasehold.hold").len() + counted.count()
+    receivers.recorded("leasehold.hold").len() + counted.count()
 }
 
 pub fn a_parent(_: &Parent) {

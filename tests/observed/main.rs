@@ -16,7 +16,7 @@ use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventHandler, EventLock, MemoryStore};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
-use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
+use receivers::{ALWAYS, AT_SPANS, Panicking, RECORDED_ON, Recorded, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -26,7 +26,7 @@ fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![child::echo, forked::a_parent,];
     if !child::run_body(&bodies) {
         let child = child::Child::start(child::echo, "memory://echo");
-        assert_eq!(child.told::<String>(6 * SOON), "memory://echo");
+        assert_eq!(child.receive::<String>(6 * SOON), "memory://echo");
         child.finish(6 * SOON);
     }
 }
@@ -47,13 +47,13 @@ fn spans_contain_key_token_and_outcome() {
     client.shutdown(SOON).unwrap();
     assert!(mutex.lock().is_err());
 
-    let of = |notes: &[Told], field: &str| -> Vec<String> {
+    let of = |notes: &[Recorded], field: &str| -> Vec<String> {
         notes
             .iter()
             .map(|one| one.fields.get(field).cloned().unwrap_or_default())
             .collect()
     };
-    let waits = receivers.told("leasehold.wait");
+    let waits = receivers.recorded("leasehold.wait");
     assert_eq!(
         of(&waits, "outcome"),
         ["granted", "contended", "granted", "shutdown"]
@@ -61,10 +61,13 @@ fn spans_contain_key_token_and_outcome() {
     assert_eq!(of(&waits, "key"), ["invoice:42"; 4]);
     assert_eq!(of(&waits, "token")[0], token.to_string());
     assert_eq!(of(&waits, "token")[1], "");
-    let holds = receivers.told("leasehold.hold");
+    let holds = receivers.recorded("leasehold.hold");
     assert_eq!(of(&holds, "outcome"), ["released", "dropped"]);
     assert_eq!(of(&holds, "token")[0], token.to_string());
-    assert_eq!(receivers.told("at work")[0].within, Some("leasehold.hold"));
+    assert_eq!(
+        receivers.recorded("at work")[0].within,
+        Some("leasehold.hold")
+    );
     assert_eq!(
         waits[1].within,
         Some("leasehold.hold"),
@@ -87,10 +90,12 @@ fn a_key_is_escaped_in_spans_and_warnings() {
     let client = memory.client().unwrap();
     let guard = client.mutex("a\u{202e}\u{2028}b").lock().unwrap();
     memory.advance(Duration::from_secs(31));
-    assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
+    assert!(eventually(SOON, || !receivers
+        .recorded("lock lost")
+        .is_empty()));
     drop(guard);
     for name in ["leasehold.wait", "leasehold.hold", "lock lost"] {
-        let fields = receivers.told(name).remove(0).fields;
+        let fields = receivers.recorded(name).remove(0).fields;
         assert_eq!(fields["key"], "a\\u{202e}\\u{2028}b", "{name}");
     }
 }
@@ -105,7 +110,7 @@ fn an_adoption_is_a_wait_for_a_lock() {
     let ticket = guard.into_ticket().unwrap();
     drop(new.adopt(&ticket).unwrap());
     new.adopt(&ticket).unwrap_err();
-    let waits = receivers.told("leasehold.wait");
+    let waits = receivers.recorded("leasehold.wait");
     let outcomes: Vec<_> = waits.iter().map(|wait| &wait.fields["outcome"]).collect();
     assert_eq!(outcomes, ["granted", "granted", "other"]);
     assert_eq!(waits[1].fields["token"], token);
@@ -122,8 +127,10 @@ fn a_loss_is_logged_and_counted_by_reason() {
     let guard = client.mutex("k").lock().unwrap();
     let (key, token) = ("k".to_owned(), guard.fencing_token().to_string());
     memory.advance(Duration::from_secs(31));
-    assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
-    let fields = receivers.told("lock lost").remove(0).fields;
+    assert!(eventually(SOON, || !receivers
+        .recorded("lock lost")
+        .is_empty()));
+    let fields = receivers.recorded("lock lost").remove(0).fields;
     assert_eq!((&fields["key"], &fields["token"]), (&key, &token));
     assert!(!fields["reason"].is_empty());
     drop(guard);
@@ -272,7 +279,7 @@ fn delayed_releases_are_logged_and_gauged() {
     let owed = || receivers.level("leasehold_release_retries");
     assert!(eventually(SOON, || owed() == Some(1.0)));
     assert!(eventually(SOON, || !receivers
-        .told("release delayed")
+        .recorded("release delayed")
         .is_empty()));
     server.resume();
     assert!(eventually(SOON, || owed() == Some(0.0)));
@@ -335,7 +342,7 @@ fn panicking_receivers_break_no_lock_or_thread() {
         renewed.try_iter().for_each(drop);
     }
     client.shutdown(SOON).unwrap();
-    let told_on = TOLD_ON.lock().unwrap();
+    let told_on = RECORDED_ON.lock().unwrap();
     let told_on: Vec<_> = told_on.iter().map(String::as_str).collect();
     assert_eq!(told_on, ["leasehold-callbacks"]);
 }

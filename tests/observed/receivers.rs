@@ -19,7 +19,7 @@ pub type Fields = HashMap<&'static str, String>;
 
 /// A span that has ended, or an event, with the name of the span around it.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct Recorded {
     pub name: String,
     pub fields: Fields,
     pub within: Option<&'static str>,
@@ -31,12 +31,12 @@ pub const AT_SPANS: u8 = 1;
 pub const ALWAYS: u8 = 2;
 
 /// The threads of the library on which spans and events came.
-pub static TOLD_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+pub static RECORDED_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn note_the_thread() {
     let thread = std::thread::current();
     if let Some(name) = thread.name().filter(|name| name.starts_with("leasehold-")) {
-        TOLD_ON.lock().unwrap().insert(name.to_owned());
+        RECORDED_ON.lock().unwrap().insert(name.to_owned());
     }
 }
 
@@ -64,7 +64,7 @@ impl Drop for Panicking {
 }
 
 #[derive(Clone, Default)]
-struct Notebook(Arc<Mutex<Vec<Told>>>);
+struct Notebook(Arc<Mutex<Vec<Recorded>>>);
 
 struct Fill<'a>(&'a mut Fields);
 
@@ -115,7 +115,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
         panic_if_asked_to();
         let span = context.span(&id).unwrap();
         let fields = span.extensions_mut().remove::<Fields>().unwrap();
-        self.0.lock().unwrap().push(Told {
+        self.0.lock().unwrap().push(Recorded {
             name: span.name().to_owned(),
             fields,
             within: span.parent().map(|parent| parent.name()),
@@ -126,7 +126,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
         panic_if_asked_to();
         let mut fields = Fields::new();
         event.record(&mut Fill(&mut fields));
-        self.0.lock().unwrap().push(Told {
+        self.0.lock().unwrap().push(Recorded {
             name: fields.remove("message").unwrap_or_default(),
             fields,
             within: context.event_span(event).map(|span| span.name()),
@@ -252,10 +252,10 @@ pub fn receivers() -> MutexGuard<'static, Receivers> {
 
 impl Receivers {
     /// The spans and events of this name since the last call.
-    pub fn told(&self, name: &str) -> Vec<Told> {
+    pub fn recorded(&self, name: &str) -> Vec<Recorded> {
         let all = self.notebook.0.lock().unwrap();
         all.iter()
-            .filter(|told| told.name == name)
+            .filter(|recorded| recorded.name == name)
             .cloned()
             .collect()
     }

@@ -1,4 +1,4 @@
-//! Runs programs to their end, cargo first of all; what cargo builds and where. Reads none of their output.
+//! Runs cargo and other programs to their end, and finds what cargo has built. Does not read the output of programs.
 
 use std::env;
 use std::ffi::OsString;
@@ -64,7 +64,7 @@ pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStat
     ended.context("the time limit has passed")
 }
 
-/// As [`run_to_end`]; stops `command` when `limit` passes, and returns `None` then.
+/// As [`run_to_end`], but stops `command` at `limit`, and then returns `None`.
 pub fn run_within(
     limit: Duration,
     command: &mut Command,
@@ -82,7 +82,7 @@ pub fn run_within(
     if let Ok(Some(status)) = outcome {
         return Ok(Some(status.context("cannot wait for it")?));
     }
-    // The process may just have ended: a signal to it is no error here.
+    // An error means that the process has just ended.
     let _ = kill_process_group(group, Signal::INT);
     if ended.recv_timeout(GRACE).is_err() {
         let _ = kill_process_group(group, Signal::KILL);
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_command_is_stopped_at_its_limit() -> anyhow::Result<()> {
-        // No other test installs it: a process has one handler.
+        // A process can have one handler, so only this test installs it.
         let stop = Stop::install()?;
         let shell = |script: &str, limit| {
             let mut command = Command::new("sh");

@@ -1,5 +1,5 @@
-//! The look of all charts, in SVG: named places side by side, lines or bars over them, and a legend to the
-//! right of them, where it hides nothing. Measures nothing.
+//! Draws all charts, in SVG. A chart has named places side by side, lines or bars over the places, and a legend to the
+//! right.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ const BESIDE: u32 = 84;
 const LINE_HEIGHT: i32 = 20;
 /// The share of a place's width that its bars take.
 const FILLED: f64 = 0.8;
-/// More marks on an axis than this are unreadable.
+/// The most marks on an axis that are readable.
 const MOST_MARKS: usize = 16;
 /// Larger figures are not shown. (On an endless axis, plotters would draw for ever.)
 const LARGEST: f64 = 1e12;
@@ -39,7 +39,7 @@ pub struct Chart<'a> {
 pub struct Series<'a> {
     pub name: &'a str,
     pub colour: Colour,
-    /// One for each place; `None` where there is none.
+    /// The figure at each place. `None` if a place has no figure.
     pub figures: Vec<Option<f64>>,
 }
 
@@ -67,7 +67,7 @@ impl Chart<'_> {
 
     /// Draws a bar for each series at each place where it has a figure, up or down from 1.
     pub fn ratios(&self) -> anyhow::Result<String> {
-        // Also if all figures are alike: the distance from 1 is what readers look for.
+        // The axis shows 0.5 to 2 even if all figures are alike, since readers look for the distance from 1.
         let around = [Some(0.5), Some(2.0)];
         let axis = Axis::over(self.figures().chain(around));
         let count = self.places.len();
@@ -101,7 +101,7 @@ impl Chart<'_> {
         series.flat_map(|series| series.figures.iter().copied())
     }
 
-    /// Draws everything except what `paint` draws over the places; these take `width` pixels.
+    /// Draws the chart. `paint` draws what is over the places, which take `width` pixels.
     fn drawn(
         &self,
         width: u32,

@@ -51,7 +51,7 @@ fn dead_links(pages: &HashMap<PathBuf, String>) -> BTreeSet<String> {
                 "" => path.clone(),
                 file => joined(path.parent().unwrap_or(path), file),
             };
-            // For pages of other crates and for sources, only the file is checked.
+            // The anchors of sources and of other crates' pages are not checked.
             let has_place = places
                 .get(target.as_path())
                 .is_none_or(|ids| place.is_empty() || ids.contains(place));

@@ -13,9 +13,9 @@ use crate::progress;
 use crate::soak::minutes;
 use crate::stop::Stop;
 
-/// How long a round should take: progress is shown between rounds.
+/// How long a round should take. Progress is shown between rounds.
 const ROUND: Duration = Duration::from_secs(10);
-/// A longer round hangs: it is a failure, too.
+/// A round that takes longer counts as hanging, which is a failure, too.
 const LONGEST_ROUND: Duration = Duration::from_secs(300);
 /// Inputs of each test in the first round.
 const FIRST_CASES: u32 = 256;
@@ -70,7 +70,7 @@ fn round(tests: &str, cases: u32, stop: &Stop) -> anyhow::Result<u64> {
     command
         .args(TEST)
         .args(["--", tests])
-        // Not PROPTEST_RNG_SEED: each run draws its own seed, and saves that of a failure in a file.
+        // PROPTEST_RNG_SEED is not set. So each run draws its own seed, and saves the seed of a failure in a file.
         .env("PROPTEST_CASES", cases.to_string())
         .env_remove("PROPTEST_RNG_SEED")
         .stdout(write(&output)?)
@@ -105,8 +105,8 @@ fn passed(text: &str) -> Option<u64> {
     line.split(' ').nth(3)?.parse().ok()
 }
 
-/// The number of inputs for a round of `time`, after `cases` took `took`. Grows tenfold at most: the first
-/// round is short.
+/// The number of inputs for a round of `time`, after `cases` took `took`. Grows tenfold at most, since the time of the
+/// short first round is not exact.
 fn next_cases(cases: u32, took: Duration, time: Duration) -> u32 {
     let factor = time.as_secs_f64() / took.as_secs_f64().max(0.001);
     (f64::from(cases) * factor.min(10.0)).clamp(1.0, 1e9) as u32

@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // Any other error after Ctrl-C is a consequence of it.
+        // After Ctrl-C, all other errors are consequences of it.
         Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
             eprintln!("stopped");
             ExitCode::from(EXIT_STOPPED)

@@ -26,12 +26,12 @@ impl Namespace {
             "the URL is not one of a Redis server; write it like redis://127.0.0.1:6379 or \
              redis://user:password@host:6379/0",
         )?;
-        // Refuses URLs whose host or path would show a part of the password.
+        // This refuses URLs whose host or path would show a part of the password.
         drop(Client::builder(url).build_lazy()?);
         let redis = redis::Client::open(info)?;
         let random = Uuid::new_v4().simple().to_string();
         let root = format!("leasehold-{name}:{random}:");
-        // Nothing is written before the server has replied, so until then there is nothing to delete.
+        // The command writes nothing before the server has replied, so until then there is nothing to delete.
         let mut namespace = Namespace {
             url: url.to_owned(),
             redis,
@@ -98,8 +98,8 @@ impl Namespace {
         self.wipe()
     }
 
-    /// Deletes everything under the prefix. Repeats until nothing is found: a command of a killed process may
-    /// be executed later.
+    /// Deletes everything under the prefix. Repeats that until nothing is found, since Redis may still execute a
+    /// command of a killed process.
     pub fn wipe(&self) -> anyhow::Result<()> {
         let wipe = || {
             let mut connection = self.connect()?;
@@ -129,7 +129,7 @@ impl Drop for Namespace {
 fn delete_found(connection: &mut Connection, prefix: &str) -> anyhow::Result<usize> {
     let keys = keys_under(connection, prefix)?;
     for some in keys.chunks(SCAN_STEP) {
-        // Not DEL: a large key would stop a user's server for a moment.
+        // UNLINK, since DEL of a large key would stop a user's server for a moment.
         let () = redis::cmd("UNLINK").arg(some).query(connection)?;
     }
     Ok(keys.len())

@@ -54,7 +54,7 @@ impl ServerOptions {
 
 /// The server and the keys of a command.
 pub struct Environment {
-    /// Dropped first: it deletes its keys while its server still runs.
+    /// Dropped before the server: the drop deletes keys.
     pub namespace: Namespace,
     private: Option<Server>,
 }

@@ -1,5 +1,5 @@
-//! Ctrl-C as an event to wait for beside others. Stops nothing by itself: a wait returns an error, and the
-//! values of its caller clean up as they are dropped.
+//! Ctrl-C as an event that a thread can wait for together with others. After Ctrl-C, waits return an error, and the
+//! values of their callers clean up as they are dropped.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -25,12 +25,12 @@ impl std::error::Error for Stopped {}
 
 /// Whether the user has asked to stop, by Ctrl-C, SIGTERM or SIGHUP.
 pub struct Stop {
-    /// Nothing is ever sent: it disconnects when the user asks, which wakes every waiter.
+    /// No message is ever sent. The channel disconnects when the user asks to stop, which wakes every waiter.
     asked: Receiver<Infallible>,
 }
 
 impl Stop {
-    /// Takes over Ctrl-C for the rest of the program. A second one ends it at once.
+    /// Handles Ctrl-C for the rest of the program. A second Ctrl-C ends the program at once.
     pub fn install() -> anyhow::Result<Stop> {
         let (sender, asked) = bounded(0);
         let mut sender = Some(sender);

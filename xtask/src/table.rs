@@ -2,14 +2,14 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Without lines, from the left edge on. The first `names` columns are text, the others are figures.
+/// A table without lines. The first `names` columns are text, and the others are figures.
 pub fn plain(mut table: Table, names: usize) -> String {
     table.load_style(presets::NOTHING);
     align(&mut table, names);
     table.to_string()
 }
 
-/// In a frame, between a command's sentences.
+/// A table in a frame, for a place between sentences.
 pub fn framed(mut table: Table, names: usize) -> String {
     table.load_style(presets::UTF8_BORDERS_ONLY);
     align(&mut table, names);

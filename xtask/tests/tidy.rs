@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use walkdir::{DirEntry, WalkDir};
 
-/// Usual places of checkouts: an absolute path into one of these names the machine of one person.
+/// Top folders that usually have checkouts. An absolute path into one of them exists on one person's machine only.
 const HOMES: [&str; 5] = ["root", "home", "Users", "work", "workspace"];
 /// Homebrew's folder on Linux is the same on every machine.
 const NO_HOME: &str = "linuxbrew/";
@@ -112,7 +112,7 @@ fn every_guide_page_is_linked() {
     let (readme, guide) = (text("README.md"), text("src/guide.rs"));
     let mut forgotten = Vec::new();
     for (path, _) in files_ending("docs", "md") {
-        // Records of runs: no pages of the guide.
+        // Records of runs are not pages of the guide.
         if path.starts_with("docs/performance") {
             continue;
         }
@@ -148,8 +148,8 @@ fn the_guide_lists_every_error_and_loss() {
     let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
     let page = text("docs/failures.md");
     for (file, name) in [("src/error.rs", "ErrorKind"), ("src/loss.rs", "LossReason")] {
-        let told = documented::first_column(&page, name);
-        assert_eq!(told, documented::variants(&text(file), name), "{name}");
+        let listed = documented::first_column(&page, name);
+        assert_eq!(listed, documented::variants(&text(file), name), "{name}");
     }
 }
 
@@ -222,7 +222,8 @@ fn cargo_xtask_uses_the_locked_dependencies() {
     assert!(alias.contains(" --locked "), "{alias}");
 }
 
-/// One of the `HOMES` at the start of a path: not in the middle of a path, nor of a URL.
+/// Whether a line has an absolute path that begins with one of the `HOMES`. A path or URL that only contains such a
+/// name does not count.
 fn names_a_home(line: &str) -> bool {
     HOMES.iter().any(|home| {
         line.match_indices(&format!("/{home}/")).any(|(at, _)| {

@@ -38,8 +38,8 @@ fn documented_commands_free_a_lock() {
     let [owner, other] = [(); 2].map(|()| client(&server));
     let guard = lock(&owner, "invoice:42");
     let lost = guard.lost_signal();
-    let hears = eventually(SOON, || notified_clients(&server) > 0);
-    assert!(hears, "held for long enough to be tracked");
+    let is_tracked = eventually(SOON, || notified_clients(&server) > 0);
+    assert!(is_tracked, "held for long enough to be tracked");
     let mutex = other.mutex("invoice:42");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, "invoice:42", 1);

@@ -75,7 +75,7 @@ pub fn a_loss_is_reported_in_every_way(backend: &dyn Backend) {
         let (signal, other) = (guard.lost_signal(), guard.lost_signal());
         let (called, calls) = channel();
         guard.on_lost(move |reason| called.send(reason).unwrap());
-        hear(backend, &guard);
+        wait_until_tracked(backend, &guard);
         let reason = way.lose(backend, &client);
         assert_eq!(lost_within(SOON, &signal), reason);
         assert_eq!(lost_within(SOON, &other), reason);
@@ -93,7 +93,7 @@ pub fn a_loss_is_reported_in_every_way(backend: &dyn Backend) {
 }
 
 /// Waits until the client tracks the key, so that it would be notified of a loss.
-fn hear(backend: &dyn Backend, guard: &leasehold::MutexGuard) {
+fn wait_until_tracked(backend: &dyn Backend, guard: &leasehold::MutexGuard) {
     backend.pass(std::time::Duration::from_millis(100));
     guard.check().unwrap();
 }

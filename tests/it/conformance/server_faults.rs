@@ -165,7 +165,7 @@ pub fn data_is_not_written_after_a_loss(backend: &mut dyn Serving) {
     write("held", &|| ()).unwrap();
     // The write comes in the middle of the transaction, from another connection.
     let outcome = write("lost", &|| {
-        ask(server, &["SET", &in_redis("k"), "the thief's"]);
+        ask(server, &["SET", &in_redis("k"), "another holder's"]);
     });
     assert!(outcome.unwrap_err().is_lease_lost());
     assert!(write("late", &|| ()).unwrap_err().is_lease_lost());

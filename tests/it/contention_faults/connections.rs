@@ -191,8 +191,8 @@ fn a_loss_is_reported_after_a_notification_disconnect() {
     let guard = client(&server.url()).mutex(KEY).lock().unwrap();
     let lost = guard.lost_signal();
     for _ in 0..5 {
-        let hears = || kill_notifications(&server) > 0;
-        assert!(eventually(SOON, hears), "the client listens");
+        let is_listening = || kill_notifications(&server) > 0;
+        assert!(eventually(SOON, is_listening), "the client listens");
     }
     ask(&server, &["DEL", &in_redis(KEY)]);
     let loss = lost.recv_timeout(secs(6));

@@ -86,7 +86,7 @@ impl Waiter {
 
     fn start_as<F: Fn(&Parent)>(body: F, server: &Server) -> Self {
         let child = Child::start(body, &server.url());
-        let holder = child.told(6 * SOON);
+        let holder = child.receive(6 * SOON);
         Self { child, holder }
     }
 
@@ -103,8 +103,8 @@ impl Waiter {
     /// Fails unless the process gets the lock within `limit` and releases it.
     #[track_caller]
     fn has_its_turn(&self, limit: Duration) {
-        assert_eq!(self.child.told::<String>(limit), "entered");
-        assert_eq!(self.child.told::<String>(SOON), "left");
+        assert_eq!(self.child.receive::<String>(limit), "entered");
+        assert_eq!(self.child.receive::<String>(SOON), "left");
     }
 
     fn stop(&self) {
@@ -165,7 +165,7 @@ fn crashed_holders_cost_waiters_one_ttl_at_most() {
     let ttl = secs(2);
     let server = server_with_ttl(ttl);
     let mut holder = Child::start(hold_until_killed, &server.url());
-    assert_eq!(holder.told::<String>(6 * SOON), "held");
+    assert_eq!(holder.receive::<String>(6 * SOON), "held");
     let waiters = Waiter::line(&server, 4);
     holder.kill();
     let killed = Instant::now();

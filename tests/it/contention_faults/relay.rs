@@ -72,13 +72,13 @@ impl Drop for Relay {
 
 /// Passes bytes on between both ends until one of them is closed.
 fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
-    let hears = Arc::new(AtomicBool::new(false));
+    let is_listening = Arc::new(AtomicBool::new(false));
     let [client, server] = [client, server].map(|stream| {
         stream.set_nodelay(true).unwrap();
         Arc::new(stream)
     });
     let ends = (Arc::clone(&client), Arc::clone(&server));
-    let (is_known, words) = (Arc::clone(&hears), Arc::clone(words));
+    let (is_known, words) = (Arc::clone(&is_listening), Arc::clone(words));
     thread::spawn(move || {
         // The connection's purpose shows in its name, which is among the first bytes.
         pass(&ends.0, &ends.1, |bytes| {
@@ -92,7 +92,7 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     let mut is_lost = false;
     thread::spawn(move || {
         pass(&server, &client, |_| {
-            while !is_lost && hears.load(Ordering::Acquire) {
+            while !is_lost && is_listening.load(Ordering::Acquire) {
                 match words.load(Ordering::Acquire) {
                     lost if lost == Words::Lost as u8 => is_lost = true,
                     held if held == Words::HeldBack as u8 => thread::sleep(millis(1)),

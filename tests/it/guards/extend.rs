@@ -10,7 +10,7 @@ use crate::support::{
     SOON, Task, ask, builder, expires_in, in_redis, is_held, lost_within, millis, secs, server,
 };
 
-use super::steal;
+use super::overwrite;
 
 #[test]
 fn an_extended_lock_lasts_for_its_extension() {
@@ -153,7 +153,7 @@ fn extending_a_lost_lock_fails_and_changes_nothing() {
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
 
     let guard = client.mutex("stolen").lock().unwrap();
-    steal(&server, "stolen", "5000");
+    overwrite(&server, "stolen", "5000");
     let error = guard.extend(secs(30)).unwrap_err();
     assert!(
         matches!(error.loss_reason(), Some(LossReason::TakenOver { .. })),

@@ -8,7 +8,7 @@ use crate::support::{
     Recorder, SOON, Task, What, ask, in_redis, is_held, lost_within, millis, secs, server, value_of,
 };
 
-use super::{THIEF, steal};
+use super::{OTHER_HOLDER, overwrite};
 
 #[test]
 fn unlock_returns_after_redis_confirms() {
@@ -39,7 +39,7 @@ fn unlock_of_lost_locks_keeps_the_new_holder() {
         for unlocked in [true, false] {
             let key = format!("{noticed}-{unlocked}");
             let guard = client.mutex(&key).lock().unwrap();
-            steal(&server, &key, "60000");
+            overwrite(&server, &key, "60000");
             if noticed {
                 assert!(guard.extend(secs(7)).unwrap_err().is_lease_lost());
             }
@@ -57,7 +57,7 @@ fn unlock_of_lost_locks_keeps_the_new_holder() {
             // This request is behind any release on the same connection. Its reply shows that the release was carried
             // out.
             assert!(client.mutex(&key).try_lock().unwrap().is_none());
-            assert_eq!(value_of(&server, &key).as_deref(), Some(THIEF));
+            assert_eq!(value_of(&server, &key).as_deref(), Some(OTHER_HOLDER));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, in_redis, lost_within, millis, secs, server};
 
-use super::steal;
+use super::overwrite;
 
 /// Fails if the signal is ready, by any way to check it.
 #[track_caller]
@@ -34,12 +34,12 @@ fn every_signal_receives_the_reason_once() {
     signals
         .iter()
         .for_each(|lost| assert_eq!(lost.try_recv(), Err(TryRecvError::Empty)));
-    steal(&server, "k", "60000");
+    overwrite(&server, "k", "60000");
     let loss = waiter.within(SOON, "the signal of a loss");
     let LossReason::TakenOver { by: Some(by) } = &loss else {
         panic!("{loss:?}");
     };
-    assert_eq!(by.as_str(), "thief/1/0");
+    assert_eq!(by.as_str(), "other/1/0");
     for lost in signals {
         assert_eq!(lost_within(SOON, &lost), loss);
         // The channel gets one message and stays connected: a second message just never comes.
@@ -94,7 +94,7 @@ fn a_signal_is_never_ready_after_release() {
     }
     signals.iter().for_each(assert_silent);
     // Not when another client takes or deletes the lock,
-    steal(&server, "k", "60000");
+    overwrite(&server, "k", "60000");
     ask(&server, &["DEL", &in_redis("k")]);
     // not when the client ends, nor when it is gone,
     client.shutdown(secs(5)).unwrap();

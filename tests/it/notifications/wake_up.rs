@@ -16,7 +16,7 @@ use crate::support::{
 const ROUNDS: usize = 5;
 /// Most waiters are woken sooner, even on a busy machine. No waiter would ask again so soon.
 const AT_ONCE: Duration = Duration::from_millis(300);
-const THIEF: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
+const OTHER_HOLDER: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 other/1/0";
 
 struct Scene {
     holder: Client,
@@ -110,7 +110,7 @@ fn a_waiter_enters_at_once_after_a_flush() {
 #[test]
 fn a_waiter_enters_when_a_foreign_value_expires() {
     Scene::start().assert_woken(millis(100) + AT_ONCE, lock, |server, guard| {
-        ask(server, &["SET", &in_redis("k"), THIEF, "PX", "100"]);
+        ask(server, &["SET", &in_redis("k"), OTHER_HOLDER, "PX", "100"]);
         guard
     });
 }

@@ -6,7 +6,7 @@ use redis::Connection;
 
 use super::{
     ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, call, come, connect, ends, entries, go,
-    granted, heard, holder, kinds, lease, listen, queue_of, queue_up, release, text_of, ttl_of,
+    granted, holder, kinds, lease, listen, queue_of, queue_up, received, release, text_of, ttl_of,
     value,
 };
 use crate::support::{ask, server};
@@ -73,18 +73,22 @@ fn an_adopted_lock_keeps_its_token_and_its_queue() {
 fn earlier_waiters_are_granted_after_the_adopter() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[0, 1, 2, ADOPTER].map(holder));
+    let mut subscriber = listen(&mut clients, &[0, 1, 2, ADOPTER].map(holder));
     queue_up(&mut redis, "k", &[TTL, TTL]);
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));
     assert_eq!(kinds(&[come(&mut redis, "k", 3, "+")]), ["queued"]);
-    assert_eq!(heard(&server, &mut ear), [], "nobody has been granted");
+    assert_eq!(
+        received(&server, &mut subscriber),
+        [],
+        "nobody has been granted"
+    );
     assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"]);
     assert_eq!(ends(&[go(&mut redis, "k", ADOPTER)]), ["done"]);
     let value = text_of(&server, "k").unwrap();
     assert!(value.starts_with(&format!("lh1 {} ", lease(1))), "{value}");
     assert!(value.ends_with(" +"), "{value}");
     assert_eq!(queue_of(&server, "k"), entries(2, &[TTL, TTL]));
-    assert_eq!(heard(&server, &mut ear).len(), 1);
+    assert_eq!(received(&server, &mut subscriber).len(), 1);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL, TWO,
-    acquire, answer, call, connect, ends, entry, granted, has_selectors, heard, holder, kinds,
-    listen, queue_name, release, say, text_of, ttl_of, value,
+    acquire, answer, call, connect, ends, entry, granted, has_selectors, holder, kinds, listen,
+    queue_name, received, release, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -136,7 +136,7 @@ fn one_call_releases_only_own_locks() {
 fn force_notifies_each_owner_of_many_keys() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &["host/1/0".to_owned()]);
+    let mut subscriber = listen(&mut clients, &["host/1/0".to_owned()]);
     let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
     for key in keys {
         ask(&server, &["SET", key, &value(ONE), "PX", TTL]);
@@ -144,7 +144,7 @@ fn force_notifies_each_owner_of_many_keys() {
     let by_force = format!("{ONE}!host/2/0");
     let said = release(&mut redis, &keys, &[&*by_force; 8]);
     assert_eq!(ends(&said), ["done"; 8]);
-    assert_eq!(heard(&server, &mut ear).len(), 8);
+    assert_eq!(received(&server, &mut subscriber).len(), 8);
 }
 
 #[test]

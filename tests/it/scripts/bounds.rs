@@ -8,8 +8,8 @@ use redis::Connection;
 
 use super::{
     ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, acquire, call, come,
-    connect, ends, entry, go, granted, heard, holder, kinds, lease, listen, queue_name, queue_of,
-    queue_up, release, text_of, ttl_of,
+    connect, ends, entry, go, granted, holder, kinds, lease, listen, queue_name, queue_of,
+    queue_up, received, release, text_of, ttl_of,
 };
 use crate::support::{ask, info_number, server};
 
@@ -103,11 +103,11 @@ fn a_full_queue_of_dead_waiters_ends_in_one_call() {
 fn a_waiter_behind_a_forged_queue_is_notified() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1].map(holder));
+    let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     forge(&server, 1..VISITED as usize + 1, JUNK);
     go(&mut redis, "k", 0);
-    let messages = heard(&server, &mut ear);
+    let messages = received(&server, &mut subscriber);
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert_eq!(messages[0].1, format!("{} ~ k", &lease(1)[..16]));
     granted(&come(&mut redis, "k", 1, "-"));
@@ -117,14 +117,14 @@ fn a_waiter_behind_a_forged_queue_is_notified() {
 fn an_entry_longer_than_any_is_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1].map(holder));
+    let mut subscriber = listen(&mut clients, &[1].map(holder));
     // 32 digits, a comma, `0` and a comma come before the holder.
     for (holder, is_served) in [(256 - 35, true), (257 - 35, false), (1 << 20, false)] {
         let first = format!("{},0,{}", lease(9), "h".repeat(holder));
         let wanted = if is_served { lease(9) } else { lease(1) };
         assert_eq!(served(&server, &mut redis, &first), wanted, "{holder}");
     }
-    heard(&server, &mut ear);
+    received(&server, &mut subscriber);
     // The client of a longer entry is not notified either when the entry comes near the front.
     for (length, published) in [(128, 1), (1 << 20, 0)] {
         ask(&server, &["FLUSHALL"]);

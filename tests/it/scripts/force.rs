@@ -4,8 +4,8 @@
 use redis::Connection;
 
 use super::{
-    FENCE, MICROS, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, heard, holder,
-    kinds, lease, listen, queue_of, queue_up, release, text_of, ttl_of, value,
+    FENCE, MICROS, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, holder, kinds,
+    lease, listen, queue_of, queue_up, received, release, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -25,21 +25,21 @@ fn the_owner_is_notified_before_the_lock_changes() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     ask(&server, &["CONFIG", "SET", "notify-keyspace-events", "KA"]);
-    let mut ear = listen(&mut clients, &[0, 1].map(holder));
+    let mut subscriber = listen(&mut clients, &[0, 1].map(holder));
     for (ttls, change) in [(&[][..], "del"), (&[TTL], "set")] {
         for key in ["k", "a b: ü"] {
             queue_up(&mut redis, key, ttls);
             let changes = format!("__keyspace@0__:{key}");
-            ear.subscribe(&changes).unwrap();
+            subscriber.subscribe(&changes).unwrap();
             assert_eq!(ends(&[force(&mut redis, key, 0)]), ["done"]);
-            let told = heard(&server, &mut ear);
+            let messages = received(&server, &mut subscriber);
             let first = (
                 channel(&holder(0)),
                 format!("{} {BY} {key}", &lease(0)[..16]),
             );
-            assert_eq!(told[0], first);
-            assert_eq!(told[1], (changes.clone(), change.to_owned()));
-            ear.unsubscribe(&changes).unwrap();
+            assert_eq!(messages[0], first);
+            assert_eq!(messages[1], (changes.clone(), change.to_owned()));
+            subscriber.unsubscribe(&changes).unwrap();
             ask(&server, &["FLUSHALL"]);
         }
     }
@@ -49,7 +49,7 @@ fn the_owner_is_notified_before_the_lock_changes() {
 fn the_first_waiter_is_granted_and_the_others_stay() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2, 3].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2, 3].map(holder));
     let before = queue_up(&mut redis, "k", &[TTL, "5000", "90000"]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     let value = text_of(&server, "k").unwrap();
@@ -60,8 +60,8 @@ fn the_first_waiter_is_granted_and_the_others_stay() {
     let wanted = format!("lh1 {} {} {} +", lease(1), micros[1], holder(1));
     assert_eq!(value, wanted);
     assert_eq!(queue_of(&server, "k"), entries(2, &["5000", "90000"]));
-    let told = (channel(&holder(1)), format!("{} {} k", lease(1), micros[1]));
-    assert_eq!(heard(&server, &mut ear), [told]);
+    let message = (channel(&holder(1)), format!("{} {} k", lease(1), micros[1]));
+    assert_eq!(received(&server, &mut subscriber), [message]);
     assert_eq!(
         ends(&[go(&mut redis, "k", 0)]),
         ["taken"],
@@ -106,10 +106,13 @@ fn a_new_grant_stays_until_its_holder_listens() {
     let other = release(&mut connect(&server), &["k"], &[&if_notified(1)]).remove(0);
     assert_eq!(ends(&[other]), ["taken"]);
     {
-        let mut ear = listen(&mut clients, &[holder(0)]);
+        let mut subscriber = listen(&mut clients, &[holder(0)]);
         assert_eq!(ends(&[force("k")]), ["done"]);
         let message = format!("{} {BY} k", &lease(0)[..16]);
-        assert_eq!(heard(&server, &mut ear), [(channel(&holder(0)), message)]);
+        assert_eq!(
+            received(&server, &mut subscriber),
+            [(channel(&holder(0)), message)]
+        );
     }
     // A grant that is a second old is released although its holder does not listen. So is a grant whose value has no
     // valid time.
@@ -125,7 +128,7 @@ fn a_new_grant_stays_until_its_holder_listens() {
 fn a_failed_force_affects_no_other_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &["host/1/0".to_owned()]);
+    let mut subscriber = listen(&mut clients, &["host/1/0".to_owned()]);
     let keys = ["own", "none", "theirs", "cut", "text", "list", "own2"];
     let leases = [ONE, ONE, ONE, ONE, ONE, ONE, TWO].map(by_force);
     let leases = leases.each_ref().map(String::as_str);
@@ -146,7 +149,7 @@ fn a_failed_force_affects_no_other_key() {
     let together = release(&mut redis, &[&[FENCE][..], &keys].concat()[1..], &leases);
     assert_eq!(ends(&together), wanted);
     assert_eq!(
-        heard(&server, &mut ear).len(),
+        received(&server, &mut subscriber).len(),
         2,
         "of the two complete ones"
     );
@@ -162,7 +165,7 @@ fn a_failed_force_affects_no_other_key() {
 fn only_the_named_owner_is_forced_and_notified() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[0, 1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[0, 1, 2].map(holder));
     let before = queue_up(&mut redis, "k", &[TTL]);
     let owner = lease(0);
     let left = ttl_of(&server, "k");
@@ -180,7 +183,7 @@ fn only_the_named_owner_is_forced_and_notified() {
         assert_eq!(text_of(&server, "k"), Some(before.clone()), "{lease}");
     }
     assert!(ttl_of(&server, "k") <= left);
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(received(&server, &mut subscriber), []);
 }
 
 #[test]

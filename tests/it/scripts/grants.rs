@@ -6,7 +6,7 @@ use redis::Connection;
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
     TTL, channel, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors,
-    heard, holder, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of,
+    holder, kinds, lease, listen, queue_name, queue_of, queue_up, received, release, say, text_of,
     ttl_of, value,
 };
 use crate::support::{ask, server};
@@ -48,7 +48,7 @@ fn granted_to(n: usize, turn: &Turn, has_more: bool) -> u64 {
 fn release_grants_and_notifies_the_first_waiter() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[0, 1, 2, 3].map(holder));
+    let mut subscriber = listen(&mut clients, &[0, 1, 2, 3].map(holder));
     for key in ["k", "a b: ü"] {
         let ttls = ["90000", "50000", "900000"];
         queue_up(&mut redis, key, &ttls);
@@ -63,11 +63,11 @@ fn release_grants_and_notifies_the_first_waiter() {
             assert_eq!(ask(&server, &["GET", FENCE]).to_string(), last.to_string());
             let message = format!("{} {micros} {key}", lease(n));
             let channel = channel(&holder(n));
-            assert_eq!(heard(&server, &mut ear), [(channel, message)]);
+            assert_eq!(received(&server, &mut subscriber), [(channel, message)]);
         }
         let counter = text_of(&server, FENCE);
         assert_eq!(pass(&mut redis, key, 3).value, None);
-        assert_eq!(heard(&server, &mut ear), [], "no waiter is left");
+        assert_eq!(received(&server, &mut subscriber), [], "no waiter is left");
         assert_eq!(text_of(&server, FENCE), counter, "no token was made");
     }
 }
@@ -90,16 +90,16 @@ fn waiters_of_dead_clients_are_skipped() {
         ("gglp", Some(3)),
     ] {
         let numbered = || (1..).zip(letters.chars());
-        let ears = numbered().filter(|(_, letter)| *letter == 'l');
-        let ears: Vec<String> = ears.map(|(n, _)| holder(n)).collect();
-        let mut ear = listen(&mut clients, &ears);
+        let listening = numbered().filter(|(_, letter)| *letter == 'l');
+        let listening: Vec<String> = listening.map(|(n, _)| holder(n)).collect();
+        let mut subscriber = listen(&mut clients, &listening);
         let ttls = numbered().map(|(_, letter)| if letter == 'p' { "0" } else { TTL });
         let ttls: Vec<&str> = ttls.collect();
         queue_up(&mut redis, "k", &ttls);
         let turn = pass(&mut redis, "k", 0);
-        let messages = heard(&server, &mut ear);
-        let told = next.filter(|next| ttls[next - 1] != "0");
-        assert_eq!(messages.len(), usize::from(told.is_some()), "{letters}");
+        let messages = received(&server, &mut subscriber);
+        let notified = next.filter(|next| ttls[next - 1] != "0");
+        assert_eq!(messages.len(), usize::from(notified.is_some()), "{letters}");
         if let Some(next) = next {
             granted_to(next, &turn, next < ttls.len());
             assert_eq!(queue_of(&server, "k"), entries(next + 1, &ttls[next..]));
@@ -145,15 +145,15 @@ fn pass_and_come(connection: &mut Connection, mode: &str) -> (Turn, String, Turn
 fn a_granted_waiter_confirms_its_full_ttl() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[holder(1)]);
-    for (ttl, granted_for, told) in [("0", 1..=100, 0), ("5000", 101..=5000, 1)] {
+    let mut subscriber = listen(&mut clients, &[holder(1)]);
+    for (ttl, granted_for, count) in [("0", 1..=100, 0), ("5000", 101..=5000, 1)] {
         for mode in ["", "-", "0", "+", "+1795263780943818"] {
             queue_up(&mut redis, "k", &[ttl, TTL]);
             let (before, micros, after) = pass_and_come(&mut redis, mode);
             let token = granted_to(1, &before, true);
             assert!(granted_for.contains(&before.left), "{before:?}");
-            let messages = heard(&server, &mut ear);
-            assert_eq!(messages.len(), told, "a polling client gets no message");
+            let messages = received(&server, &mut subscriber);
+            assert_eq!(messages.len(), count, "a polling client gets no message");
             assert_eq!(micros, token.to_string());
             assert_eq!(after.value, before.value);
             assert!((5001..=60_000).contains(&after.left), "{after:?}");
@@ -167,7 +167,7 @@ fn a_granted_waiter_confirms_its_full_ttl() {
 fn a_waiter_without_notifications_polls() {
     let server = server();
     let mut clients = connect(&server);
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     for (user, forbidden) in [("mute", "-publish"), ("deaf", "resetchannels")] {
         let acl = ["ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all"];
         ask(&server, &[&acl[..], &[forbidden]].concat());
@@ -180,7 +180,7 @@ fn a_waiter_without_notifications_polls() {
         assert!((1..=100).contains(&before.left), "{user}: {before:?}");
         assert_eq!(micros, token.to_string());
         assert!((50_000..=60_000).contains(&after.left), "{after:?}");
-        assert_eq!(heard(&server, &mut ear), [], "{user}");
+        assert_eq!(received(&server, &mut subscriber), [], "{user}");
         ask(&server, &["FLUSHALL"]);
     }
 }
@@ -189,7 +189,7 @@ fn a_waiter_without_notifications_polls() {
 fn an_unservable_queue_frees_the_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     let ttls = [TTL, "0"];
     // In the case without the right to pop, the script has already written the fence counter.
     let mut spoils = vec![
@@ -227,7 +227,7 @@ fn an_unservable_queue_frees_the_key() {
         assert_eq!(ask(&server, &["EXISTS", "k", "k2"]), Reply::Int(0));
         let is_same = ask(&server, &["GET", FENCE]) == counter;
         assert_ne!(is_same, counts, "{spoil:?}");
-        assert_eq!(heard(&server, &mut ear), [], "{spoil:?}");
+        assert_eq!(received(&server, &mut subscriber), [], "{spoil:?}");
         say(&server, mend);
         // The waiters are granted the lock once that is possible.
         let said = come(&mut redis, "k", 1, "-");
@@ -247,7 +247,7 @@ fn enqueue(server: &leasehold_testbed::Server, key: &str, entries: &[String]) {
 fn unreadable_entries_of_a_queue_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     let id = lease(1);
     let unreadable = [
         String::new(),
@@ -276,7 +276,11 @@ fn unreadable_entries_of_a_queue_are_skipped() {
             let behind: Vec<String> = behind.into_iter().collect();
             enqueue(&server, "k", &[junk, &behind].concat());
             let turn = pass(&mut redis, "k", 0);
-            assert_eq!(heard(&server, &mut ear).len(), behind.len(), "{junk:?}");
+            assert_eq!(
+                received(&server, &mut subscriber).len(),
+                behind.len(),
+                "{junk:?}"
+            );
             if behind.is_empty() {
                 assert_eq!(turn.value, None, "{junk:?}");
             } else {
@@ -293,7 +297,7 @@ fn unreadable_entries_of_a_queue_are_skipped() {
 fn long_queued_waiters_confirm_their_grants() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[holder(1)]);
+    let mut subscriber = listen(&mut clients, &[holder(1)]);
     let second = 1_000_000;
     let since_1970 = 1_700_000_000 * second;
     // The ttl, the µs since the waiter joined, and the longest time for which it has the key before it
@@ -309,7 +313,7 @@ fn long_queued_waiters_confirm_their_grants() {
         // The waiter was late at an earlier turn.
         (60_000, since_1970, None),
     ] {
-        let told = format!("ttl {ttl} after {waited} µs");
+        let case = format!("ttl {ttl} after {waited} µs");
         let asked = ttl.to_string();
         granted(&come(&mut redis, "k", 0, "+"));
         let (now, micros): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
@@ -317,20 +321,20 @@ fn long_queued_waiters_confirm_their_grants() {
         come_for(&asked, &mut redis, "k", 1, &mode);
         let turn = pass(&mut redis, "k", 0);
         let micros = granted_to(1, &turn, false);
-        assert!(turn.left <= unconfirmed.unwrap_or(ttl), "{told}: {turn:?}");
+        assert!(turn.left <= unconfirmed.unwrap_or(ttl), "{case}: {turn:?}");
         assert!(
             turn.left > unconfirmed.unwrap_or(ttl) / 2,
-            "{told}: {turn:?}"
+            "{case}: {turn:?}"
         );
         let mark = if unconfirmed.is_some() { "?" } else { "" };
-        let [(_, message)] = &heard(&server, &mut ear)[..] else {
-            panic!("{told}: one message");
+        let [(_, message)] = &received(&server, &mut subscriber)[..] else {
+            panic!("{case}: one message");
         };
-        assert_eq!(*message, format!("{} {mark}{micros} k", lease(1)), "{told}");
+        assert_eq!(*message, format!("{} {mark}{micros} k", lease(1)), "{case}");
         // A confirmed grant has its whole ttl.
         let said = come_for(&asked, &mut redis, "k", 1, "-");
-        assert_eq!(granted(&said), micros, "{told}");
-        assert!(ttl_of(&server, "k") > ttl / 2, "{told}");
+        assert_eq!(granted(&said), micros, "{case}");
+        assert!(ttl_of(&server, "k") > ttl / 2, "{case}");
         ask(&server, &["FLUSHALL"]);
     }
 }
@@ -349,11 +353,11 @@ fn enqueue_gone(server: &leasehold_testbed::Server, key: &str, waiters: usize) {
 fn all_waiters_of_dead_clients_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     enqueue_gone(&server, "k", 9_999);
     assert!(pass(&mut redis, "k", 0).value.is_some());
-    assert_eq!(heard(&server, &mut ear).len(), 1);
+    assert_eq!(received(&server, &mut subscriber).len(), 1);
     assert_eq!(queue_of(&server, "k"), [""; 0]);
     ask(&server, &["FLUSHALL"]);
     enqueue_gone(&server, "k", 2500);
@@ -367,39 +371,39 @@ fn waiters_near_the_front_are_notified() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let holders: Vec<String> = (1..=20).map(holder).collect();
-    let mut ear = listen(&mut clients, &holders);
+    let mut subscriber = listen(&mut clients, &holders);
     let mut near = || {
-        let heard = heard(&server, &mut ear).into_iter();
-        let texts = heard.filter(|(_, text)| text.contains(" ~ "));
+        let received = received(&server, &mut subscriber).into_iter();
+        let texts = received.filter(|(_, text)| text.contains(" ~ "));
         texts.collect::<Vec<_>>()
     };
-    let told = |n: usize| {
+    let near_message = |n: usize| {
         let channel = channel(&holder(n));
         (channel, format!("{} ~ k", &lease(n)[..16]))
     };
     queue_up(&mut redis, "k", &[TTL; 12]);
     assert_eq!(near(), [], "waiters that join learn their positions");
     pass(&mut redis, "k", 0);
-    assert_eq!(near(), [told(9)]);
+    assert_eq!(near(), [near_message(9)]);
     // Another waiter leaves.
     let left = release(&mut redis, &["k"], &[&entry(3, TTL)]);
     assert_eq!(ends(&left), ["done"]);
-    assert_eq!(near(), [told(10)]);
+    assert_eq!(near(), [near_message(10)]);
     // Three waiters at once, two of them dead.
     enqueue_gone(&server, "k", 2);
     pass(&mut redis, "k", 1);
-    assert_eq!(near(), [9, 10, 11].map(told));
+    assert_eq!(near(), [9, 10, 11].map(near_message));
     for n in [2, 4, 5] {
         pass(&mut redis, "k", n);
     }
-    assert_eq!(near(), [told(12)], "no waiter is behind");
+    assert_eq!(near(), [near_message(12)], "no waiter is behind");
 }
 
 #[test]
 fn keys_of_one_release_are_independent() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     let keys = [
         "queued", "plain", "foreign", "list", "none", "left", "queued2",
     ];
@@ -438,7 +442,7 @@ fn keys_of_one_release_are_independent() {
         let first = granted_to(1, &turn("queued"), false);
         let second = granted_to(1, &turn("queued2"), true);
         assert!(first < second, "{first}, then {second}");
-        let messages = heard(&server, &mut ear);
+        let messages = received(&server, &mut subscriber);
         let texts: Vec<&str> = messages.iter().map(|(_, text)| text.as_str()).collect();
         let wanted = [(first, "queued"), (second, "queued2")]
             .map(|(micros, key)| format!("{} {micros} {key}", lease(1)));
@@ -457,13 +461,13 @@ fn keys_of_one_release_are_independent() {
 fn a_counter_ahead_of_the_clock_costs_no_confirmation() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1].map(holder));
+    let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     let last: u64 = text_of(&server, FENCE).unwrap().parse().unwrap();
     let ahead = (last + 3_600_000_000).to_string();
     ask(&server, &["SET", FENCE, &ahead]);
     go(&mut redis, "k", 0);
-    let messages = heard(&server, &mut ear);
+    let messages = received(&server, &mut subscriber);
     let micros = last + 3_600_000_001;
     assert_eq!(
         messages,

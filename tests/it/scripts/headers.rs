@@ -149,7 +149,7 @@ fn headers_agree_with_the_code_below_them() {
 fn release_names_each_form_of_a_lease() {
     let (header, _) = halves(&RELEASE);
     let args = section(&header, "ARGV");
-    for form in ["`!` and a holder", "`,`, its ttl in ms, `,` and its holder"] {
+    for form in ["`<lease id>!<holder>`", "`<lease id>,<ttl in ms>,<holder>`"] {
         let args = args.replace("\n--   ", " ");
         assert!(args.contains(form), "{form:?} in {args}");
     }

@@ -319,20 +319,20 @@ fn channel(holder: &str) -> String {
 /// Subscribes to the channels of these holders, as their clients would.
 fn listen<'a>(connection: &'a mut Connection, holders: &[String]) -> PubSub<'a> {
     connection.set_read_timeout(Some(SOON)).unwrap();
-    let mut ear = connection.as_pubsub();
+    let mut subscriber = connection.as_pubsub();
     for holder in holders {
-        ear.subscribe(channel(holder)).unwrap();
+        subscriber.subscribe(channel(holder)).unwrap();
     }
-    ear.subscribe("so far").unwrap();
-    ear
+    subscriber.subscribe("so far").unwrap();
+    subscriber
 }
 
 /// The channel and text of each message since the last call.
-fn heard(server: &Server, ear: &mut PubSub) -> Vec<(String, String)> {
+fn received(server: &Server, subscriber: &mut PubSub) -> Vec<(String, String)> {
     ask(server, &["PUBLISH", "so far", ""]);
     let mut messages = Vec::new();
     loop {
-        let message = ear.get_message().unwrap();
+        let message = subscriber.get_message().unwrap();
         if message.get_channel_name() == "so far" {
             return messages;
         }

@@ -9,7 +9,7 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, call, channel, come, connect, entries, entry, go,
-    granted, heard, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up,
+    granted, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up, received,
     release, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, server};
@@ -192,8 +192,8 @@ fn a_waiter_returns_to_its_former_position() {
 fn each_key_of_one_call_has_its_own_queue() {
     let server = server();
     let mut redis = connect(&server);
-    let keys = ["told", "free", "foreign", "polls", "unasked", "behind"];
-    for key in ["told", "polls", "unasked", "behind"] {
+    let keys = ["notified", "free", "foreign", "polls", "unasked", "behind"];
+    for key in ["notified", "polls", "unasked", "behind"] {
         ask(&server, &["SET", key, &value(TWO), "PX", "50000"]);
     }
     ask(&server, &["SET", "foreign", "theirs"]);
@@ -214,14 +214,15 @@ fn each_key_of_one_call_has_its_own_queue() {
         "queued",
     ];
     assert_eq!(kinds(&out), wanted);
-    let [told, polls, behind] = [0, 3, 5].map(|n| queued(&out[n]));
-    assert!(told.0 <= 50_000 && polls.0 <= 50_000, "{out:?}");
-    assert_eq!([told.1, polls.1, behind.1], [0, 0, 1]);
+    let [notified, polls, behind] = [0, 3, 5].map(|n| queued(&out[n]));
+    assert!(notified.0 <= 50_000 && polls.0 <= 50_000, "{out:?}");
+    assert_eq!([notified.1, polls.1, behind.1], [0, 0, 1]);
     let marked = value(TWO) + " +";
-    let values = ["told", "polls", "unasked", "foreign"].map(|key| text_of(&server, key).unwrap());
+    let values =
+        ["notified", "polls", "unasked", "foreign"].map(|key| text_of(&server, key).unwrap());
     assert_eq!(values, [&*marked, &marked, &value(TWO), "theirs"]);
     let queue = |key| queue_of(&server, key);
-    assert_eq!(queue("told"), [format!("{},70000,host/7/0", lease(0))]);
+    assert_eq!(queue("notified"), [format!("{},70000,host/7/0", lease(0))]);
     assert_eq!(queue("polls"), [format!("{},0,host/7/0", lease(3))]);
     let last = format!("{},70005,host/7/0", lease(5));
     assert_eq!(queue("behind"), [entry(8, TTL), last]);
@@ -234,7 +235,7 @@ fn each_key_of_one_call_has_its_own_queue() {
 fn keys_of_one_call_are_served_under_rising_tokens() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     let keys = ["k1", "k2", "free", "own"];
     queue_up(&mut redis, "k1", &[TTL]);
     queue_up(&mut redis, "k2", &["0"]);
@@ -259,7 +260,7 @@ fn keys_of_one_call_are_served_under_rising_tokens() {
     assert_eq!(text_of(&server, FENCE), Some(tokens[3].to_string()));
     let message = format!("{} {} k1", lease(1), tokens[0]);
     let channel = channel(&holder(1));
-    assert_eq!(heard(&server, &mut ear), [(channel, message)]);
+    assert_eq!(received(&server, &mut subscriber), [(channel, message)]);
 }
 
 #[test]
@@ -356,12 +357,12 @@ fn a_waiter_removes_only_its_own_entry() {
 fn a_lease_that_may_be_queued_is_released_if_granted() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[2].map(holder));
+    let mut subscriber = listen(&mut clients, &[2].map(holder));
     queue_up(&mut redis, "k", &[TTL, TTL]);
     assert_eq!(leave(&mut redis, "k", 0, TTL), Said::Number(1));
     // The key went to caller 2, since caller 1 is not subscribed.
     assert!(value_of(&server).starts_with(&format!("lh1 {}", lease(2))));
-    assert_eq!(heard(&server, &mut ear).len(), 1);
+    assert_eq!(received(&server, &mut subscriber).len(), 1);
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(1));
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(0));
     assert_eq!(ask(&server, &["EXISTS", "k"]), Reply::Int(0));
@@ -427,7 +428,7 @@ fn commas_in_a_holder_name_are_harmless() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let hosts = [",", "a,b", "0,a,", ",,5000,"].map(|host| format!("{host}/1/0"));
-    let mut ear = listen(&mut clients, &hosts);
+    let mut subscriber = listen(&mut clients, &hosts);
     let ask_for = |redis: &mut Connection, holder: &str, n: usize, mode: &str| {
         let args = [holder, &lease(n), "50000", mode];
         call(redis, &ACQUIRE, &[FENCE, "k"], &args).remove(0)
@@ -450,7 +451,7 @@ fn commas_in_a_holder_name_are_harmless() {
         // The waiter joined long ago.
         let message = format!("{} ?{micros} k", lease(1));
         let channel = channel(host);
-        assert_eq!(heard(&server, &mut ear), [(channel, message)]);
+        assert_eq!(received(&server, &mut subscriber), [(channel, message)]);
         ask(&server, &["FLUSHALL"]);
     }
 }

@@ -5,7 +5,7 @@ use leasehold_testbed::Reply;
 use super::grants::pass;
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire,
-    come, connect, go, granted, has_selectors, heard, holder, kinds, listen, queue_up, say,
+    come, connect, go, granted, has_selectors, holder, kinds, listen, queue_up, received, say,
     text_of,
 };
 use crate::steady::steady;
@@ -149,7 +149,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
 fn a_release_without_a_token_frees_the_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     let mut freed = |what: &str, spoil: &[&str]| {
         ask(&server, &["DEL", FENCE]);
         queue_up(&mut redis, "a", &[TTL, "0"]);
@@ -157,7 +157,7 @@ fn a_release_without_a_token_frees_the_key() {
         ask(&server, spoil);
         let turn = pass(&mut redis, "a", 0);
         assert_eq!(turn.value, None, "{what:?}");
-        assert_eq!(heard(&server, &mut ear), [], "{what:?}");
+        assert_eq!(received(&server, &mut subscriber), [], "{what:?}");
     };
     for broken in BROKEN {
         freed(broken, &["SET", FENCE, broken]);

@@ -71,9 +71,9 @@ fn authorities_of_the_system_are_trusted() {
             .env("SSL_CERT_FILE", &file)
             .env_remove("SSL_CERT_DIR");
         let child = Child::start_by(command, lock_with_the_systems_authorities, &tls.url());
-        let told: String = child.told(6 * SOON);
+        let errors: String = child.receive(6 * SOON);
         child.finish(SOON);
-        assert!(told.contains(outcome), "{told}");
+        assert!(errors.contains(outcome), "{errors}");
     }
 }
 

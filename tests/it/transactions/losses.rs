@@ -12,15 +12,15 @@ use crate::support::{
     lost_within, millis, server, value_of,
 };
 
-/// The reason of the loss if `theft` runs between the closure and its writes.
+/// The reason of the loss if `change` runs between the closure and its writes.
 #[track_caller]
-fn reason(what: &str, theft: impl Fn(&Server)) -> LossReason {
+fn reason(what: &str, change: impl Fn(&Server)) -> LossReason {
     let (server, recorder) = (silent_server(), Recorder::new());
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let client = builder.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
-    let (runs, result) = write(&guard, |_| theft(&server));
+    let (runs, result) = write(&guard, |_| change(&server));
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost, "{what}: {error}");
     assert_eq!(error.key(), Some("k"), "{what}");
@@ -174,7 +174,7 @@ fn a_watch_on_another_connection_would_protect_nothing() {
     let done: Reply = {
         ask(&server, &["DEL", DATA]);
         watch().exec(&mut writing).unwrap();
-        ask(&server, &["SET", &in_redis("k"), "stolen"]);
+        ask(&server, &["SET", &in_redis("k"), "taken"]);
         let _: Option<Vec<String>> = pipe.query(&mut writing).unwrap();
         ask(&server, &["EXISTS", DATA])
     };

@@ -69,7 +69,7 @@ fn stolen_locks_lose_no_money() {
         let losses = tasks
             .into_iter()
             .map(|task| task.within(WORK, "moving money"));
-        assert!(losses.sum::<usize>() > 0, "no lock was stolen in time");
+        assert!(losses.sum::<usize>() > 0, "no lock was lost in time");
     });
     assert_eq!(balances(&server), (1000 - 8 * 50, 8 * 50));
 }

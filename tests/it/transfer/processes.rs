@@ -37,11 +37,11 @@ fn a_lock_keeps_its_token_through_processes() {
     let mut last = String::new();
     for _ in 0..3 {
         let child = Child::start(adopt_and_hand_over, &server.url());
-        assert_eq!(child.told::<u64>(START), token);
-        let holder: String = child.told(SOON);
+        assert_eq!(child.receive::<u64>(START), token);
+        let holder: String = child.receive(SOON);
         assert_ne!(holder, last, "each process is a holder of its own");
         last = holder;
-        assert_eq!(child.told::<String>(SOON), "done");
+        assert_eq!(child.receive::<String>(SOON), "done");
         assert!(third.mutex("k").try_lock().unwrap().is_none());
         child.finish(SOON);
         assert!(is_held(&server, "k"), "the ticket outlives its process");
@@ -74,7 +74,7 @@ fn a_killed_adopter_leaves_the_lock_its_ttl() {
     ask(&server, &["PEXPIRE", &in_redis("k"), "120000"]);
     client.fenced_value("ticket").write(token, ticket).unwrap();
     let mut child = Child::start(adopt_and_hold, &server.url());
-    assert_eq!(child.told::<u64>(START), token);
+    assert_eq!(child.receive::<u64>(START), token);
     child.kill();
     assert!(is_held(&server, "k"));
     ask(&server, &["PEXPIRE", &in_redis("k"), "300"]);

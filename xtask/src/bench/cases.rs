@@ -6,14 +6,14 @@ use std::time::Duration;
 use leasehold_load::{Keys, Way};
 
 pub struct Case {
-    /// The first word says which keys: `own` or `one`.
+    /// The first word says which keys the threads want: `own` or `one`.
     pub name: &'static str,
     pub processes: usize,
     /// Threads of each process.
     pub threads: usize,
     pub keys: Keys,
     pub hold: Duration,
-    /// All processes and the server share one core.
+    /// Whether all processes and the server share one core.
     pub pinned: bool,
 }
 
@@ -134,7 +134,7 @@ pub fn way_name(way: Way) -> String {
     }
 }
 
-/// The commands of a way that only scripts call: Redis counts them beside the script calls.
+/// The commands that only the scripts of a way call. Redis counts these commands in addition to the script calls.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
         Way::Limit | Way::Drop | Way::Unlock => &[

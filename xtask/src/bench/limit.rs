@@ -1,7 +1,7 @@
-//! The speed limit of leasehold's scripts: group commit on two connections, as the library does it, and
-//! nothing else. No deadlines, timers, renewals or tracking; tokens are not read, and exclusion holds only
-//! without faults. It writes and reads by itself, because redis-rs is part of the library's cost. The
-//! difference to the library is that cost.
+//! Measures the speed limit of leasehold's scripts: group commit on two connections, as in the library, and nothing
+//! else. This code has no deadlines, timers, renewals or tracking. It does not read tokens, and keeps exclusion only
+//! without faults. It does not use redis-rs, which is a part of the library's cost. The difference between this limit
+//! and the library's speed is the cost of the library.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// The prefix of the queues' keys.
 const QUEUE: &[u8] = b"limit:~queue:";
 
-/// As many as the library has.
+/// The number of connections for requests, as in the library.
 const LANES: usize = 2;
 const MAX_BATCH: usize = 128;
 const MAX_OWED: usize = 64;
@@ -38,7 +38,7 @@ pub struct Limit {
 }
 
 struct Lane {
-    /// A thread writes and reads here.
+    /// Whether a thread leads: it writes to the connection and reads from it.
     led: bool,
     wire: Option<Wire>,
     queue: Vec<Request>,
@@ -47,13 +47,13 @@ struct Lane {
 struct Request {
     key: Arc<str>,
     lease: [u8; 32],
-    /// The waiter for the reply; `None` for a release.
+    /// The thread that waits for the reply. `None` for a release.
     waiter: Option<Arc<Waiter>>,
 }
 
 struct Waiter {
     thread: Thread,
-    told: AtomicU8,
+    signal: AtomicU8,
 }
 
 const NOTHING: u8 = 0;
@@ -64,17 +64,17 @@ impl Waiter {
     fn wait(&self) -> anyhow::Result<u8> {
         let started = Instant::now();
         loop {
-            match self.told.load(Ordering::Acquire) {
+            match self.signal.load(Ordering::Acquire) {
                 NOTHING => thread::park_timeout(SILENCE),
-                told => return Ok(told),
+                signal => return Ok(signal),
             }
-            // The error of a leader that failed.
+            // If a leader fails, its own error says why. The threads that wait for it end here.
             ensure!(started.elapsed() < SILENCE, "no reply came");
         }
     }
 
-    fn wake(&self, told: u8) {
-        self.told.store(told, Ordering::Release);
+    fn wake(&self, signal: u8) {
+        self.signal.store(signal, Ordering::Release);
         self.thread.unpark();
     }
 }
@@ -141,7 +141,7 @@ impl Limit {
         self.write_releases(&mut state)
     }
 
-    /// No thread waits for these replies; the next leader reads them.
+    /// Writes releases. No thread waits for their replies, which the next leader reads.
     fn write_releases(&self, lane: &mut Lane) -> anyhow::Result<()> {
         let wire = lane.wire.as_mut().context("nobody leads")?;
         if lane.queue.is_empty() || wire.owed >= MAX_OWED {
@@ -259,7 +259,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Leaves the last line in `line`.
+    /// Reads one reply. Its last line stays in `line`.
     fn read(&mut self) -> anyhow::Result<()> {
         self.read_line()?;
         let said = || String::from_utf8_lossy(&self.line);
@@ -315,7 +315,7 @@ impl Locker for Limited {
         write!(&mut self.lease[..], "{:032x}", self.taken)?;
         let waiter = Arc::new(Waiter {
             thread: thread::current(),
-            told: AtomicU8::new(NOTHING),
+            signal: AtomicU8::new(NOTHING),
         });
         let request = self.request(Some(waiter));
         self.limit.acquire(&self.limit.lanes[self.lane], request)

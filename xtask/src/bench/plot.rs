@@ -3,7 +3,7 @@
 use super::run::Outcome;
 use crate::chart::{Chart, Colour, Series};
 
-/// The ratio of each way in each case; that of `raw` is 1 everywhere.
+/// A plot of the ratio of each way to `raw` in each case. The ratio of `raw` itself is 1.
 pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
     let names: Vec<_> = results.iter().map(|result| result.name).collect();
     let longest = results.iter().max_by_key(|result| result.rows.len());
@@ -30,7 +30,7 @@ pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
     chart.ratios()
 }
 
-/// The waits of each way at one rate for all; at full speed where a way could not keep that rate.
+/// A plot of the waits of each way: all at the same rate, or all at full speed if a way could not keep that rate.
 pub fn waits(result: &Outcome) -> anyhow::Result<String> {
     let is_paced = result.rows.iter().any(|row| row.paced.is_some());
     let pace = if is_paced {
@@ -57,7 +57,7 @@ pub fn waits(result: &Outcome) -> anyhow::Result<String> {
     chart.lines()
 }
 
-/// The colour of a way in every chart: dark ways keep plotters' colours, light ones get others.
+/// The colour of a way, the same in every chart.
 fn colour(way: &str) -> Colour {
     match way {
         "drop" => Colour(0x1b, 0x5e, 0xa8),

@@ -9,10 +9,10 @@ use super::cases::Case;
 use super::programs::Programs;
 use crate::stop::Stop;
 
-/// By then a process has received the start order, and has its threads.
+/// The time from the start order to the start of a round, in which a process receives the order and starts its threads.
 const NOTICE: Duration = Duration::from_millis(20);
 const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
-/// By then scripts are loaded and connections made. Not measured.
+/// The length of a round that is not measured, in which scripts are loaded and connections are made.
 const WARM_UP: Duration = Duration::from_millis(60);
 /// How long a process may be silent, beyond the time of its work.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -21,13 +21,13 @@ pub struct ProcessGroup {
     pub way: Way,
     processes: Vec<Process<Tally>>,
     notice: Duration,
-    /// Connections that stay open, of all processes together.
+    /// The number of connections that stay open, in all processes together.
     pub connections: u64,
 }
 
 /// One round of a group.
 pub struct Measured {
-    /// Of all processes.
+    /// The sum over all processes.
     pub tally: Tally,
     pub stats: ServerStats,
     window: Duration,
@@ -70,7 +70,7 @@ impl ProcessGroup {
             let program = &mut programs.load(way);
             processes.push(Process::start(name, program, &assignment)?);
         }
-        // An empty tally of each process, once it has connected.
+        // Each process sends an empty tally once it has connected.
         for process in &processes {
             stop.message(process, SILENCE)?;
         }

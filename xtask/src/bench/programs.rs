@@ -35,7 +35,7 @@ impl Programs {
         })
     }
 
-    /// The ways of a case that there is a program for.
+    /// The ways of a case for which there is a program.
     pub fn ways(&self, case: &Case) -> impl Iterator<Item = Way> + use<> {
         let has_peers = self.peers.is_some();
         let ways = case.ways().iter().copied();

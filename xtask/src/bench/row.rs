@@ -1,5 +1,4 @@
-//! The results of one way of locking in a case: figures per pair of lock and release. Only formats itself as
-//! JSON.
+//! The results of one way of locking in a case. Most figures are per pair of lock and release.
 
 use std::time::Duration;
 
@@ -24,10 +23,10 @@ pub struct Row {
     /// The locks of the thread that got the fewest, divided by those of the thread that got the most: the
     /// median round.
     pub fairness: f64,
-    /// The wait from request to lock, with each thread requesting as soon as it has released; `None` if no
-    /// lock was acquired.
+    /// The waits from request to lock at full speed: each thread requests a lock as soon as it has released one. `None`
+    /// if no lock was acquired.
     pub wait: Option<Quantiles>,
-    /// The same at one rate for all ways; `None` for a way that cannot keep the rate.
+    /// The waits at a rate that is the same for all ways. `None` if this way cannot keep the rate.
     pub paced: Option<Paced>,
     /// Connections that stay open, of all processes together.
     pub connections: u64,
@@ -47,7 +46,7 @@ pub struct Paced {
     pub wait: Quantiles,
 }
 
-/// In µs.
+/// Quantiles of waits, in µs.
 #[derive(Clone, Copy, Serialize)]
 pub struct Quantiles {
     pub p50: f64,
@@ -57,7 +56,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of all rounds together; `None` without a wait.
+    /// The quantiles over all rounds together. `None` if there was no wait.
     pub fn of(rounds: &[Measured]) -> anyhow::Result<Option<Self>> {
         let mut waits = Waits::new()?;
         for round in rounds {

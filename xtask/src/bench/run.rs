@@ -1,5 +1,5 @@
-//! Runs one case: all ways in turn, round by round, so that other load on the machine affects all alike.
-//! First as fast as each way can, then at one rate for all, which every way can keep.
+//! Runs one case: in each round, all ways in turn, so that other load on the machine affects all alike. In the first
+//! part, each way is as fast as it can be. In the second part, all ways have the same rate, which each can keep.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::stop::Stop;
 
 /// The rate of the second part, as a share of the raw commands' rate in the first.
 pub const PACE: f64 = 0.5;
-/// A way that was not this much faster than the rate would be measured beyond its limit, where waits grow
-/// without end.
+/// A way is measured at the rate only if it was faster than the rate by this factor. Otherwise it might be beyond its
+/// limit, where waits grow without end.
 pub const ROOM: f64 = 1.25;
 
 /// How much to measure.
@@ -26,7 +26,8 @@ pub const ROOM: f64 = 1.25;
 pub struct Effort {
     pub rounds: usize,
     pub window: Duration,
-    /// Where threads sleep for up to 200 ms in between, a round has to last longer.
+    /// The length of a round in a contended case. Threads then sleep for up to 200 ms at a time, so such a round has to
+    /// be longer.
     pub contended_window: Duration,
     pub paced_rounds: usize,
     pub paced_window: Duration,
@@ -138,7 +139,7 @@ fn one_core(server: &Server) -> anyhow::Result<usize> {
     Ok(core)
 }
 
-/// All rounds of one way together; `None` if it could not keep the rate after all.
+/// The waits of one way over all rounds. `None` if the way could not keep the rate after all.
 fn paced_waits(rounds: &[Measured], rate: f64) -> anyhow::Result<Option<Paced>> {
     let mut kept = true;
     for round in rounds {
@@ -155,7 +156,7 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// In each round another group begins.
+    /// Runs all rounds. Each round begins with another group.
     fn take(
         &self,
         groups: &mut [ProcessGroup],

@@ -35,8 +35,8 @@ fn between(sorted: &[f64], part: f64) -> f64 {
     below + (above - below) * place.fract()
 }
 
-/// Each figure divided by the figure at the same index of another row: what drifts between rounds drifts in
-/// both. A round whose baseline is zero (the machine did something else) is left out.
+/// Divides each figure by the figure of the same round in the baseline `to`: other load in a round affects both
+/// figures. A round whose baseline is zero (the machine did something else) is left out.
 pub fn ratios<'a>(figures: &'a [f64], to: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
     assert_eq!(figures.len(), to.len(), "every round has both");
     let pairs = figures.iter().zip(to).filter(|(_, floor)| **floor > 0.0);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn rounds_are_compared_one_by_one() {
-        // The machine was twice as slow in the second round: the ratio stays the same.
+        // In the second round, the machine was half as fast, and the ratio stays the same.
         let (floor, figures) = ([100.0, 50.0, 100.0], [200.0, 100.0, 300.0]);
         let spread = Spread::of(ratios(&figures, &floor));
         assert_eq!((spread.low, spread.median, spread.high), (2.0, 2.0, 2.5));

@@ -61,7 +61,7 @@ fn cells(row: &Row) -> [String; HEADER.len()] {
     ]
 }
 
-/// Three digits; no decimals from a hundred on.
+/// A figure with three digits. From a hundred on, it has no decimals.
 fn written(figure: f64) -> String {
     let size = figure.abs();
     let decimals = match size {

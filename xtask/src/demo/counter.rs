@@ -1,5 +1,5 @@
-//! Scene one: many threads of several processes increment a counter by reading and writing, without the lock
-//! and with it. Counts the increments itself, and does not rely on the lock.
+//! Scene one: many threads of several processes increment a counter by reading and writing it, first without the lock
+//! and then with it. The processes count their increments, so the check does not rely on the lock.
 
 use std::time::Duration;
 

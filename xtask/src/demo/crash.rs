@@ -12,13 +12,13 @@ use crate::namespace::Namespace;
 use crate::stop::Stop;
 
 const LOCK: &str = "crash";
-/// The holder is killed about half-way between two renewals: right after one, the whole ttl would still be
-/// left, and the waiter could not be within it by any measure.
+/// The rest of the ttl at which the holder is killed, about half-way between two renewals. Right after a renewal, the
+/// whole ttl would be left, and the wait could not be shorter than the ttl.
 const LEFT_AT_DEATH: RangeInclusive<Duration> =
     Duration::from_millis(2_300)..=Duration::from_millis(2_600);
 /// How often to read the ttl.
 const LOOK: Duration = Duration::from_millis(10);
-/// How far two clocks' readings of one moment may be apart.
+/// How far the readings of two clocks may differ at the same moment.
 const READING: Duration = Duration::from_millis(20);
 
 pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The first line that a process reads: its server and its job.
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
-    /// Not on the command line, where every user of the machine could read its password.
+    /// The URL of Redis. It is not on the command line, where every user of the machine could read its password.
     pub url: String,
     /// The library's prefix.
     pub prefix: String,
@@ -37,7 +37,7 @@ pub struct Increment {
     pub time: Duration,
 }
 
-/// To a process, after its assignment. When its input ends, so does the process.
+/// A message to a process, after its assignment. The process ends when its input ends.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     Go,
@@ -45,13 +45,13 @@ pub enum Order {
     Release,
 }
 
-/// From a process.
+/// A message from a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// Connected: waits for `Order::Go`.
+    /// The process has connected, and waits for `Order::Go`.
     Ready,
     Incremented(Tally),
-    /// Another process has the lock: waits for it.
+    /// Another process has the lock, and this process waits.
     Waiting,
     Held {
         token: u64,
@@ -76,10 +76,10 @@ pub enum Message {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     pub increments: u64,
-    /// From the start to the end of the last increment.
+    /// The time from the start to the end of the last increment.
     pub took: Duration,
-    /// Grants whose token was not above the one before.
+    /// The number of grants whose token was not greater than the token before.
     pub out_of_order: u64,
-    /// The waits for the lock: ns, how often.
+    /// How often each wait for the lock occurred: (ns, count).
     pub waits: Vec<(u64, u64)>,
 }

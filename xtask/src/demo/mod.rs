@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: shows the lock's promises on a real Redis in a few seconds. Each line that it prints
-//! is measured first; a promise that does not hold ends the demo as a failure.
+//! `cargo xtask demo`: shows the lock's promises on a real Redis in a few seconds. The demo measures everything before
+//! it prints it, and fails if a promise does not hold.
 
 mod actor;
 mod counter;

@@ -36,11 +36,11 @@ pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {
         Message::Lost { reason } => reason,
         other => bail!(holder.0.unexpected("Lost", &other)),
     };
-    let told = start.elapsed();
+    let delay = start.elapsed();
 
     ensure!(
-        told <= TTL,
-        "the holder was notified only {told:.2?} after the write, not within {TTL:?}"
+        delay <= TTL,
+        "the holder was notified only {delay:.2?} after the write, not within {TTL:?}"
     );
     let (lost, objection) = holder.condition(stop)?;
     ensure!(
@@ -60,7 +60,7 @@ pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {
         value.as_deref() == Some(FOREIGN),
         "the former holder's unlock() changed the other user's value"
     );
-    println!("   Overwritten with {means}; its holder was notified {told:.2?} later: {reason}.");
+    println!("   Overwritten with {means}; its holder was notified {delay:.2?} later: {reason}.");
     Ok(())
 }
 
@@ -104,7 +104,7 @@ fn command_line(program: &str, namespace: &Namespace) -> Option<Command> {
     if let Some(user) = settings.username() {
         command.args(["--user", user]);
     }
-    // In the environment: every user of the machine can read arguments.
+    // The password is passed in the environment, since every user of the machine can read arguments.
     if let Some(password) = settings.password() {
         command.env("REDISCLI_AUTH", password);
     }

@@ -35,7 +35,7 @@ impl Run {
         format!("{made} increments, the counter is {counted}: {lost}.")
     }
 
-    /// Over the time of the slowest process, including its last waits.
+    /// The rate over the time of the slowest process, including its last waits.
     fn per_second(&self, increments: u64) -> String {
         let took = self.tallies.iter().map(|tally| tally.took).max();
         let took = took.unwrap_or_default().as_secs_f64();

@@ -103,7 +103,7 @@ impl<'a> Incrementer<'a> {
                 Some(lock) => {
                     let asked = Instant::now();
                     let mutex = self.client.mutex(lock);
-                    // As `client.with_lock(..)`, for closures that need the fencing token.
+                    // Like `client.with_lock(..)`, but the closure gets the fencing token.
                     mutex.with(|guard| {
                         self.waits.record(asked.elapsed())?;
                         self.increment_once(guard.fencing_token())

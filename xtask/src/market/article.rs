@@ -1,4 +1,4 @@
-//! The figures of the article: sixty seconds on the article's machine. No figures of leasehold.
+//! The figures of the article, for sixty seconds on the article's machine.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ impl fmt::Display for Figure {
 }
 
 impl Figure {
-    /// The ratio to `other`, as text: if one of the two is a bound, so is the ratio.
+    /// The ratio to `other`, as text. If one of the two figures is a bound, the ratio is a bound, too.
     pub fn over(self, other: Figure) -> String {
         let ratio = self.number / other.number;
         match (self.less, other.less) {
@@ -60,7 +60,7 @@ const fn row(listed: f64, bought: Figure, retries: Figure, wait: Figure) -> Row 
     }
 }
 
-/// For each load (1x1, 5x1, 5x5) its three ways, as in `Way::ALL`; it has no fourth.
+/// The rows of each load (1x1, 5x1, 5x5): the article's three ways, in the order of `Way::ALL`.
 #[rustfmt::skip]
 pub const TABLE: [[Row; 3]; 3] = [
     [

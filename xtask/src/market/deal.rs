@@ -1,14 +1,14 @@
-//! A deal on the market: what it reads, how it decides, what it writes. The same for every way of exclusion;
-//! excludes nobody itself.
+//! A deal on the market: what it reads, how it decides, and what it writes. A deal is the same for every way of
+//! exclusion, and does not exclude others itself.
 
 use redis::{Cmd, ConnectionLike, Pipeline, RedisResult, Value, from_redis_value};
 
 use super::world::{Keys, Offer};
 
 pub enum Deal<'a> {
-    /// From its seller's inventory to the market.
+    /// Moves an item from its seller's inventory to the market.
     List(&'a Offer),
-    /// From the market to `buyer`'s inventory, and the price to its seller.
+    /// Moves an item from the market to `buyer`'s inventory, and the price to its seller.
     Buy { offer: &'a Offer, buyer: &'a str },
 }
 

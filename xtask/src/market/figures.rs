@@ -154,8 +154,7 @@ fn sentence(title: &str, points: &[Point]) -> String {
         let mut points = points.iter();
         points.find(|point| point.load == last && point.way == way)
     };
-    // The charts of this machine have both kinds of WATCH; the article has one kind, which is like the plain
-    // one.
+    // The charts of this machine have two kinds of WATCH. The article has one kind, which is like plain WATCH.
     let (watch, name) = match find(Way::PlainWatch) {
         Some(plain) => (Some(plain), "plain WATCH"),
         None => (find(Way::Watch), "WATCH"),
@@ -214,8 +213,7 @@ fn is_shown(figure: f64) -> bool {
     figure > 1e-6 && figure < 1e12
 }
 
-/// A chart in SVG: under each load a line for each way, with its name to the left and its figure beside the
-/// dot.
+/// A chart in SVG. Each load has a line for each way, with the way's name to the left and its figure beside the dot.
 fn chart(heading: &str, unit: &str, scale: &Scale, points: &[Point]) -> anyhow::Result<String> {
     let mut body = String::new();
     let mut y = TOP;
@@ -230,7 +228,7 @@ fn chart(heading: &str, unit: &str, scale: &Scale, points: &[Point]) -> anyhow::
             let (left, middle) = (PLOT.0, y + LINE / 2.0);
             let (name, colour, text) = (point.way.name(), colour(point.way), text(point));
             let right = scale.at(point.figure.unwrap_or(0.0));
-            // A missing figure has neither a line nor a dot.
+            // A missing figure has no line and no dot.
             let radius = if is_known(point) { 5 } else { 0 };
             let baseline = middle + 4.0;
             writeln!(
@@ -280,7 +278,7 @@ fn text(point: &Point) -> String {
     figure.map_or_else(unknown, |figure| format!("{less}{}", number(figure)))
 }
 
-/// At least three digits, as far as there are that many before the point, and commas between thousands.
+/// A figure as text. It has decimals only below 100, and commas between thousands.
 fn number(figure: f64) -> String {
     if figure == 0.0 {
         return "0".to_owned();

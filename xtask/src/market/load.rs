@@ -1,5 +1,5 @@
-//! A load of sellers and buyers, and one run of it: a process for each seller and buyer, so that no two share
-//! a connection or a client of the lock library. Checks the books of every run; prints nothing.
+//! A load of sellers and buyers, and its runs. Each seller and each buyer is a process, so no two of them share a
+//! connection or a client of the lock library. Checks the books of every run.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub struct Load {
     /// Without sellers, the market is stocked from the start.
     pub sellers: usize,
     pub buyers: usize,
-    /// Buyers want one of this many cheapest items; without it any item.
+    /// Buyers want one of this many cheapest items. `None`: they want any item.
     pub among: Option<u32>,
     /// How long a buyer works between reading and writing.
     pub length: Duration,
@@ -39,9 +39,9 @@ pub struct Run {
     pub bought: u64,
     pub retries: u64,
     pub late: u64,
-    /// From the wish to buy to the purchase.
+    /// How long purchases took, from the wish to buy.
     pub waits: Waits,
-    /// Of the purchases that were given up at the end, the one with the most time spent on it.
+    /// The longest time that was spent on a purchase that was given up at the end.
     pub unfinished: Option<Duration>,
     /// The time of the slowest process.
     pub took: Duration,
@@ -91,7 +91,8 @@ impl Load {
         self.sum_up(way, &tallies)
     }
 
-    /// Sellers and buyers, by name. Stock belongs to a seller that does nothing.
+    /// The names of the sellers and the buyers. If the market is stocked, its items belong to a seller that does
+    /// nothing.
     fn traders(&self) -> (Vec<String>, Vec<String>) {
         let names = |what: &str, count| (1..=count).map(|n| format!("{what}-{n}")).collect();
         (
@@ -104,7 +105,7 @@ impl Load {
         if self.sellers > 0 {
             return 0;
         }
-        // The longer a buyer works on each deal, the fewer deals fit in.
+        // A buyer cannot make more deals than its work on each deal allows.
         let most = self.buyers as f64 / self.length.as_secs_f64();
         let stock = STOCK_PER_SECOND.min(most) * time.as_secs_f64();
         stock.min(LARGEST_STOCK) as u64
@@ -183,7 +184,7 @@ impl Load {
 }
 
 impl Run {
-    /// Over the time of the slowest process.
+    /// The purchases per second, over the time of the slowest process.
     pub fn per_second(&self) -> f64 {
         self.bought as f64 / self.took.as_secs_f64()
     }

@@ -31,24 +31,24 @@ pub enum Part {
 /// How a buyer buys.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Buying {
-    /// The buyer wants one of this many cheapest items; without it any item.
+    /// The buyer wants one of this many cheapest items. `None`: it wants any item.
     pub among: Option<u32>,
     /// How long the buyer works between reading and writing.
     pub length: Duration,
-    /// Whether an empty market will fill again; if not, the buyer ends.
+    /// Whether an empty market will fill again. If not, the buyer ends when the market is empty.
     pub restocked: bool,
 }
 
-/// To a process, after its assignment.
+/// A message to a process, after its assignment.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     Go,
 }
 
-/// From a process.
+/// A message from a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// Connected: waits for `Order::Go`.
+    /// The process has connected, and waits for `Order::Go`.
     Ready,
     Traded(Tally),
 }
@@ -64,9 +64,9 @@ pub struct Tally {
     pub retries: u64,
     /// Purchases that found the item sold.
     pub late: u64,
-    /// From the start to the end of the last deal.
+    /// The time from the start to the end of the last deal.
     pub took: Duration,
-    /// How long purchases took, from the wish to buy: ns, how often.
+    /// How often each duration of a purchase occurred, from the wish to buy: (ns, count).
     pub waits: Vec<(u64, u64)>,
     /// The time spent on the purchase that was given up at the end.
     pub unfinished: Option<Duration>,

@@ -1,5 +1,5 @@
-//! The ways of excluding others from a deal: WATCH (optimized and plain), one lock, a lock per item, and a
-//! lock per item whose transaction writes only while it is held. Knows nothing of what is read or written.
+//! The ways of excluding others from a deal: WATCH (optimized and plain), one lock, a lock per item, and a lock per
+//! item with a transaction that writes only while the lock is held.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ impl Way {
 
 /// The outcome of a deal.
 pub struct Outcome {
-    /// `None`: time was over before the deal could be made.
+    /// `None` if the time was over before the deal could be made.
     pub verdict: Option<Verdict>,
     /// How often the deal was begun again because something had changed.
     pub retries: u64,
@@ -66,7 +66,7 @@ pub struct Trader {
     pub way: Way,
     /// How long the trader works between reading and writing.
     pub length: Duration,
-    /// When the trader stops to retry.
+    /// The time after which the trader does not retry any more.
     pub end: Instant,
 }
 
@@ -101,23 +101,23 @@ impl Trader {
                 return Ok(Outcome { verdict, retries });
             }
             if self.way != Way::PlainWatch {
-                // Longer each time, so that traders that collided do not collide again at once.
+                // The pause grows with each attempt, so that traders that collided do not collide again at once.
                 pause(pauses.mul_f64(fastrand::f64()));
                 pauses = LONGEST_PAUSE.min(pauses * 2);
             }
         }
     }
 
-    /// All in one round trip: no other comes between reading and writing.
+    /// Sends WATCH and all reads in one round trip.
     fn watch(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
         let mut before = redis::pipe();
-        // Ends the WATCH of a deal that was not made; here that costs no round trip.
+        // Ends the WATCH of an earlier deal that was not made. In this batch, that costs no round trip.
         before.cmd("UNWATCH").ignore();
         before.cmd("WATCH").arg(deal.watched(&self.keys)).ignore();
         Ok(deal.read(&self.keys, before, &mut self.connection)?)
     }
 
-    /// As it is mostly written, and as the article seems to have it: a round trip for each command.
+    /// Uses WATCH as most programs do, and as the article seems to do: with a round trip for each command.
     fn watch_plainly(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
         let mut watch = redis::cmd("WATCH");
         let () = watch
@@ -139,14 +139,15 @@ impl Trader {
             let written = self.write(deal)?;
             ensure!(written, "a transaction that watches nothing was refused");
         }
-        // Drops the guard: no wait for the release to be confirmed.
+        // The guard is dropped here, without waiting for the confirmation of its release.
         Ok(Outcome {
             verdict: Some(verdict),
             retries: 0,
         })
     }
 
-    /// Two round trips at the start (WATCH of the lock's key, then reads), where the lock alone has one.
+    /// Makes the deal in a transaction of the lock. It begins with two round trips: WATCH of the lock's key, then the
+    /// reads. With the lock alone, one round trip is enough.
     fn transacting(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
         let guard = self.locks.mutex(deal.offer().member()).lock()?;
         let mut tries = 0;
@@ -165,7 +166,7 @@ impl Trader {
         })
     }
 
-    /// `false`: a watched key has changed, and nothing was written.
+    /// Returns false if a watched key has changed, so nothing was written.
     fn write(&mut self, deal: &Deal<'_>) -> anyhow::Result<bool> {
         let mut pipe = redis::pipe();
         pipe.atomic();
@@ -175,10 +176,10 @@ impl Trader {
     }
 }
 
-/// As if the trader worked on the deal.
+/// Pauses, as if the trader worked on the deal.
 pub fn pause(time: Duration) {
     if !time.is_zero() {
-        // No message ever comes: the wait ends with the time.
+        // No message ever comes, so the wait ends with its time-out.
         let _ = never::<()>().recv_timeout(time);
     }
 }

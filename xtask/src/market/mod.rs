@@ -1,6 +1,6 @@
-//! `cargo xtask market`: sellers and buyers of a game's market, kept apart by WATCH, by one lock, by a lock
-//! per item, and by a lock per item with its transaction; beside the figures of the article that compared the
-//! first three. The books are checked after every run: a wrong result ends the command as a failure.
+//! `cargo xtask market`: compares ways to keep the sellers and buyers of a game's market apart: WATCH, one lock, a lock
+//! per item, and a lock per item with its transaction. Shows the results beside those of an article that compared the
+//! first three ways. Checks the market's books after every run, and fails if they are wrong.
 
 mod article;
 mod deal;
@@ -80,7 +80,7 @@ const fn lasting(milliseconds: u64) -> Load {
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    // A program that cargo did not start goes on as it is.
+    // A program that cargo did not start continues as it is.
     if cfg!(debug_assertions) && !options.quick && env::var_os("CARGO").is_some() {
         begin_anew_optimized(stop)?;
     }
@@ -101,7 +101,8 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces this process by an optimized build of itself: a debug build would mostly measure itself.
+/// Replaces this process by an optimized build of the same program, since a debug build would mostly measure its own
+/// slowness.
 fn begin_anew_optimized(stop: &Stop) -> anyhow::Result<()> {
     let mut again = Command::new(optimized("xtask", &[], stop)?);
     let error = again.args(env::args_os().skip(1)).exec();

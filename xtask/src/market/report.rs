@@ -1,5 +1,4 @@
-//! The results of the runs, as tables beside the article's: for the terminal and for the page. Measures
-//! nothing.
+//! Tables of the runs' results beside the article's results, for the terminal and for the page.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ pub struct Scene {
     pub runs: Vec<Run>,
 }
 
-/// The article's three loads: the figures of this machine, and behind the bar the article's.
+/// The article's three loads: the figures of this machine, and to the right of the bar the article's figures.
 pub fn compared(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "load",
@@ -180,7 +179,7 @@ fn milliseconds(time: Option<Duration>) -> String {
     })
 }
 
-/// As text; a dash if one of the two is missing.
+/// The ratio as text. A dash if one of the two numbers is missing.
 fn ratio(number: Option<f64>, of: Option<f64>) -> String {
     let ratio = number.zip(of).map(|(number, of)| number / of);
     match ratio.filter(|ratio| ratio.is_finite()) {

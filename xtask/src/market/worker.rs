@@ -65,7 +65,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let mut tally = dealer.tally;
     tally.took = start.elapsed();
     tally.waits = dealer.waits.to_steps();
-    // Not before: the check at the end looks for locks that no client will release any more.
+    // Comes before the report: after all reports, the market is checked for locks that no client will release any more.
     locks.shutdown(SHUTDOWN)?;
     say(&Message::Traded(tally))
 }
@@ -100,7 +100,7 @@ impl Dealer {
         Ok(())
     }
 
-    /// Into the inventory. Many at a time, because this is not part of the comparison.
+    /// Makes many items at a time and puts them into the inventory, since this is no part of the comparison.
     fn make_items(&mut self) -> anyhow::Result<Vec<String>> {
         let numbers = self.tally.made..self.tally.made + BATCH;
         let items: Vec<String> = numbers.map(|n| format!("{}-{n}", self.who)).collect();
@@ -120,7 +120,7 @@ impl Dealer {
                 if !buying.restocked {
                     break;
                 }
-                // An empty market is no contention, so this is no wait to buy.
+                // An empty market is no contention, so the wait for new items does not count.
                 wanted = None;
                 pause(EMPTY_PAUSE.mul_f64(0.5 + fastrand::f64()));
                 continue;

@@ -1,5 +1,5 @@
-//! The market's data in Redis, as in the article, and what must be true of it at the end: no money made or
-//! lost, each item in exactly one place, no lock left. Knows nothing of how deals are made.
+//! The market's data in Redis, as in the article, and the check of this data at the end: no money was made or lost,
+//! each item is in exactly one place, and no lock is left.
 
 use std::collections::HashMap;
 
@@ -74,7 +74,7 @@ impl Offer {
     }
 }
 
-/// The traders, and the totals that must come out at the end.
+/// The traders, and the number of items at the start.
 pub struct World {
     keys: Keys,
     sellers: Vec<String>,
@@ -176,9 +176,9 @@ pub struct Books {
 pub struct Stock {
     funds: Vec<(String, i64)>,
     offered: Vec<String>,
-    /// By seller.
+    /// The items in the inventory of each seller.
     unlisted: Vec<(String, Vec<String>)>,
-    /// By buyer.
+    /// The items in the inventory of each buyer.
     bought: Vec<(String, Vec<String>)>,
     locks: Vec<String>,
 }

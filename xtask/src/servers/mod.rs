@@ -69,8 +69,8 @@ impl Choice {
     }
 }
 
-/// A script that puts a server into the folder that is its first argument, as `redis-server`; and its further
-/// arguments.
+/// A script, and its arguments behind the first one. The first argument is a folder, in which the script makes the
+/// program `redis-server`.
 type Source = (&'static str, &'static [&'static str]);
 
 const DEBIAN: &str = include_str!("debian.sh");
@@ -148,7 +148,7 @@ impl Release {
         Ok(program)
     }
 
-    /// Makes the folder anew: complete, or not at all.
+    /// Downloads the server into a new folder. After an error, there is no folder.
     fn download(self, folder: &Path, stop: &Stop) -> anyhow::Result<()> {
         let unfinished = folder.with_file_name(format!("{}.unfinished", self.name()));
         for old in [folder, &unfinished] {
@@ -203,7 +203,7 @@ pub fn version_of(program: &Path) -> anyhow::Result<String> {
 /// The servers of this machine beside `main`, with their versions: those that were downloaded before, and those on
 /// PATH. Each version once.
 pub fn others_present(main: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
-    // A main server that does not tell its version is one that is unlike all others.
+    // If the main server does not tell its version, it counts as unlike all others.
     let mut versions: Vec<String> = version_of(main).into_iter().collect();
     let mut found = Vec::new();
     let downloaded = Release::ALL.into_iter().map(Release::downloaded);

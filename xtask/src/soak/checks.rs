@@ -1,19 +1,19 @@
 //! The checks of a round's records. Each finding names the records that contradict each other.
 //!
-//! A guard counts as held from its grant until the end of validity that its last look gave, or until it
-//! reported its loss, or was released. All times are on one clock, so no machine is too slow for the checks:
+//! A guard counts as held from its grant until the end of the validity that it last reported, or until it reported its
+//! loss, or was released. All times are on one clock, so the checks hold on a slow machine, too:
 //!
-//! - No two holds of one key overlap. Except where Redis lost the first grant (`Excuse`) between the request
-//!   of the first and the grant of the second.
+//! - No two holds of one key overlap. The exception (`Excuse`): Redis lost the first grant, between the request of the
+//!   first and the grant of the second.
 //! - A lost grant is held no longer than its ttl after Redis lost it.
 //! - No loss is reported before its time, unless Redis did lose the grant.
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
-//! - A request that comes after a valid hold gets a greater token, without exception; and so does a hold that
-//!   is seen later, unless a grant was lost meanwhile. An adopted lock keeps its token.
-//! - Three faults excuse nothing: a switch-over, for which the replica catches up while writes are paused;
-//!   guards dropped in an outage; and contention on one key.
-//! - Calls end by their deadlines, plus what the library documents and `SLACK`, less the time for which their
-//!   process was stopped; and all calls do end.
+//! - A request that comes after a valid hold gets a greater token, without exception. A hold that is seen later also
+//!   has a greater token, unless a grant was lost meanwhile. An adopted lock keeps its token.
+//! - Three faults excuse nothing: a switch-over (the replica catches up while writes are paused), guards dropped in an
+//!   outage, and contention on one key.
+//! - All calls end. They end by their deadlines, plus the time that the library documents, `SLACK`, and the time for
+//!   which their process was stopped.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use super::records::{Doing, Outcome};
 const SLACK: Duration = Duration::from_secs(10);
 /// The longest wait, with the number of competitors and the faults of a round.
 const STARVED: Duration = Duration::from_secs(60);
-/// Reasons that only Redis can give.
-const TOLD_BY_REDIS: [&str; 3] = ["Deleted", "TakenOver", "ForceUnlocked"];
+/// The reasons of losses that only Redis can cause.
+const CAUSED_BY_REDIS: [&str; 3] = ["Deleted", "TakenOver", "ForceUnlocked"];
 
 /// A broken promise, and the time at which it shows.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ fn of_hold(text: &str, hold: &Hold) -> Violation {
     }
 }
 
-/// `holds` are of one key, by the time of their grants.
+/// Checks that no two of `holds` overlap. They are of one key, sorted by the time of their grants.
 fn exclusion(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
     let mut held: Vec<&Hold> = Vec::new();
     for &hold in holds.iter().filter(|hold| hold.seen.is_some()) {
@@ -158,7 +158,7 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
         if rises(before, after) {
             continue;
         }
-        // The holder with the smaller token had lost its grant, and did not know it yet.
+        // The holder with the smaller token had lost its grant, and did not know of the loss yet.
         let is_excused = |excuse: &Excuse| {
             excuse.is_for(after) && excuse.to >= after.asked && excuse.from <= *at
         };
@@ -177,7 +177,7 @@ fn limits(hold: &Hold, found: &mut Vec<Violation>) {
 
 fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
     for excuse in excuses.iter().filter(|excuse| excuse.is_for(hold)) {
-        // A grant that came later was not lost, unless it is known to be the lost one.
+        // Only grants from before the fault were lost, unless the fault names the lost grant.
         let was_forgotten = hold.granted < excuse.from || excuse.lease.is_some();
         let was_certain = excuse.lease.is_some() || excuse.key.is_none();
         if was_certain && was_forgotten && hold.end() > excuse.to + hold.ttl {
@@ -187,7 +187,7 @@ fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
     let Some((at, reason)) = &hold.reported else {
         return;
     };
-    if !TOLD_BY_REDIS.contains(&reason.as_str()) || *at >= hold.until {
+    if !CAUSED_BY_REDIS.contains(&reason.as_str()) || *at >= hold.until {
         return;
     }
     let is_excused =
@@ -221,8 +221,8 @@ fn call_ends(call: &Call, stops: &Stops<'_>, found: &mut Vec<Violation>) {
         return;
     };
     let answers = match call.doing {
-        // For the check of the wait, and its end; for the end of a renewal in flight, and an extension (as a
-        // transfer does).
+        // These calls may need two requests. `force_unlock` reads the lock and releases it. An extension, also that of
+        // a transfer, may first wait for a renewal in flight.
         Doing::ForceUnlock | Doing::Extend | Doing::HandOver => 2,
         _ => 1,
     };

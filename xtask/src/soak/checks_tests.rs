@@ -1,4 +1,5 @@
-//! Each check on records made by hand: what it must find, and what it must not.
+//! Tests of each check, with records made by hand: violations that it must find, and correct records in which it must
+//! find nothing.
 
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ impl Thread {
             .at(granted, What::Held(grant))
     }
 
-    /// Requests the lock, and holds it at once for as long as `TTL` allows.
+    /// Requests the lock and gets it at once, with a validity of `TTL`.
     fn holds(self, from: u64, token: u64) -> Self {
         self.granted(from, from, grant(token)).sees(from, TTL)
     }
@@ -78,7 +79,7 @@ impl Thread {
     }
 }
 
-/// `token` as the time of its grant: hand-offs are not counted.
+/// A grant with the µs part `token`, and no hand-offs.
 fn grant(token: u64) -> Grant {
     Grant {
         key: 0,
@@ -176,7 +177,7 @@ fn a_grant_that_was_deleted_excuses_the_next_one() {
     let two = || thread(1).holds(50, 2).lets_go(70);
     assert_eq!(found([one(), two()], &[loses(40, 41, 1)]), NOTHING);
     assert_eq!(found([one(), two()], &[loses_all(40, 41)]), NOTHING);
-    // Another grant was deleted, or it was too late to allow the next one.
+    // In the first case, another grant was deleted. In the second, the deletion came too late to allow the next grant.
     assert!(found([one(), two()], &[loses(40, 41, 7)]).contains(&OVERLAP.to_owned()));
     assert!(found([one(), two()], &[loses(51, 52, 1)]).contains(&OVERLAP.to_owned()));
 }
@@ -235,7 +236,7 @@ fn tokens_that_fall_are_found() {
     ];
     assert_eq!(found([one(), two(4)], &[]), fell);
     assert_eq!(found([one(), two(5)], &[]), fell);
-    // No excuse for a later request, even if Redis lost everything.
+    // A later request has no excuse, even if Redis lost everything.
     assert_eq!(found([one(), two(4)], &[loses_all(15, 25)]), fell[..1]);
 }
 
@@ -345,7 +346,7 @@ fn an_error_noted_by_a_thread_is_found() {
     assert!(found([saw], &[])[0].ends_with("saw that pigs fly"));
 }
 
-/// A switch-over, guards dropped in an outage, contention: none of them makes Redis lose anything.
+/// A switch-over, guards dropped in an outage, and contention do not make Redis lose anything.
 #[test]
 fn a_fault_without_an_effect_excuses_nothing() {
     let one = || {

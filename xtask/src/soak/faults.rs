@@ -41,10 +41,10 @@ pub enum Kind {
     Contention,
     /// New clients want one key, with a long ttl, while single connections are killed.
     Raced,
-    /// Only in a race.
+    /// A single connection for requests is killed. Only in a race.
     #[value(skip)]
     PipelineKilled,
-    /// Only in a race.
+    /// A single notification connection is killed. Only in a race.
     #[value(skip)]
     NotificationsKilled,
 }
@@ -86,14 +86,14 @@ pub enum Effect {
     Stops { process: usize },
     /// A process was killed, so its calls have no end.
     Kills { process: usize, life: usize },
-    /// Redis lost all grants, or one: that of `lease`, the µs of its grant, if it is known.
+    /// Redis lost all grants, or one grant. `lease` is the time of that grant in µs, if it is known.
     Loses {
         key: Option<usize>,
         lease: Option<u64>,
     },
 }
 
-/// A fault with its time, from before its beginning to after its end.
+/// A fault with its time: from a moment before its beginning to a moment after its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub kind: Kind,
@@ -108,13 +108,13 @@ pub struct Subjects {
     /// Whether the server keeps its data over a restart.
     pub remembers: bool,
     pub processes: Vec<Process>,
-    /// The first processes reach the server through one of these each, which never fails ..
+    /// Each of the first processes reaches the server through one of these proxies, which never fail.
     pub addresses: Vec<Proxy>,
-    /// .. and the others through these.
+    /// The other processes reach the server through these proxies, which fail.
     pub proxies: Vec<Proxy>,
 }
 
-/// The target of a fault; each has one fault at a time.
+/// The target of a fault. Each target has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Server,
@@ -141,7 +141,7 @@ enum Then {
 pub struct Faults {
     random: Random,
     ongoing: Vec<Ongoing>,
-    /// The next fault, which needs all others to have ended.
+    /// The next fault, if it must wait until all other faults have ended.
     wants_quiet: Option<Kind>,
     kinds: Vec<(usize, Kind)>,
     inject: Option<Defect>,
@@ -269,14 +269,15 @@ impl Faults {
         })
     }
 
-    /// Runs without other faults, so that only the end of the ttl explains the loss of one of many locks.
+    /// Drops many guards while the server is stopped. No other fault happens meanwhile, so only the end of the ttl
+    /// explains the loss of a lock.
     fn drop_many(&mut self, subjects: &mut Subjects) -> anyhow::Result<Then> {
         let process = self.random.below(subjects.processes.len());
         let process = &mut subjects.processes[process];
         process.hold(MASS)?;
         let from = now();
         subjects.servers.primary.stop();
-        // The server goes on whatever the result.
+        // This resumes the server after `time`, even if the drop fails.
         let time = self.time();
         self.ongoing.push(Ongoing {
             subject: Subject::Server,
@@ -311,7 +312,7 @@ impl Faults {
         });
     }
 
-    /// Shorter or longer than most ttls.
+    /// A random duration of a fault, shorter or longer than most ttls.
     fn time(&mut self) -> Duration {
         if self.random.one_in(3) {
             self.random.millis(1000, 3000)
@@ -377,7 +378,7 @@ impl Faults {
                 let list = list.as_text().unwrap_or_default();
                 let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
                 let ids: Vec<String> = list.lines().filter_map(id).collect();
-                // The last connection may be that of this request.
+                // If this is the only connection, it is that of this request.
                 let some = ids.get(self.random.below(ids.len().max(1)));
                 let some =
                     some.context("CLIENT LIST names at least the connection of the request")?;
@@ -387,7 +388,8 @@ impl Faults {
         Ok(())
     }
 
-    /// GETDEL, to know whose lock it was. Hot keys are locked most of the time.
+    /// Deletes a key, mostly a hot one, since hot keys are locked most of the time. GETDEL also returns whose lock it
+    /// was.
     fn delete_some_key(&mut self, server: &Server) -> anyhow::Result<Effect> {
         let key = if self.random.one_in(4) {
             self.random.below(KEYS)
@@ -453,7 +455,7 @@ impl Faults {
                 effect = Effect::Stops { process };
             }
             Subject::Proxy(proxy) => mend(&subjects.proxies[proxy]),
-            // It ends by itself.
+            // This fault ends by itself.
             Subject::Contend => {}
             Subject::Server => match ended.kind {
                 Kind::ServerStopped | Kind::DroppedInOutage => subjects.servers.primary.resume(),
@@ -466,7 +468,7 @@ impl Faults {
                         };
                     }
                 }
-                // CLIENT PAUSE ends by itself; at once, where the soak is stopped meanwhile.
+                // CLIENT PAUSE ends by itself. UNPAUSE ends it earlier if the soak is stopped.
                 _ => drop(subjects.servers.primary.command(&["CLIENT", "UNPAUSE"])?),
             },
         }

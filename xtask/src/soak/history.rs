@@ -1,5 +1,5 @@
-//! The records of a round, put together: which thread held which lock from when to when, by its own guard,
-//! and which calls it made. Judges nothing.
+//! The history of a round, from the records of all threads: which thread held which lock, from when to when (according
+//! to its own guard), and which calls it made.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ pub struct Hold {
     pub key: usize,
     pub token: u64,
     pub adopted: bool,
-    /// Before the call that acquired it, and after.
+    /// The times before and after the call that acquired the lock.
     pub asked: u64,
     pub granted: u64,
     /// A moment at which the guard was known to be valid; `None` if it never was.
     pub seen: Option<u64>,
     /// The end of its validity, unless it changes later.
     pub until: u64,
-    /// Before the release.
+    /// The time before the release.
     pub released: Option<u64>,
-    /// After the guard reported its loss, and the reason.
+    /// The time after the guard reported its loss, and the reason.
     pub reported: Option<(u64, String)>,
     /// The longest requested ttl, in ns.
     pub ttl: u64,
@@ -31,7 +31,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Until when it was certainly held.
+    /// The time until which the lock was certainly held.
     pub fn end(&self) -> u64 {
         let reported = self.reported.as_ref().map_or(u64::MAX, |(at, _)| *at);
         self.until
@@ -51,7 +51,7 @@ pub struct Call {
     pub doing: Doing,
     pub key: Option<usize>,
     pub from: u64,
-    /// In ns; `None` for as long as it takes.
+    /// The longest time that the call may wait, in ns. `None` for no limit.
     pub allowed: Option<u64>,
     pub returned: Option<(u64, Outcome)>,
 }
@@ -121,7 +121,8 @@ impl History {
         history
     }
 
-    /// An extended lock may be handed off: it is one key in Redis.
+    /// Gives all holds of one grant the longest of their ttls. An extended lock may be handed off, and these holds
+    /// share a key in Redis.
     fn share_ttls(&mut self) {
         let mut longest: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         for hold in &self.holds {

@@ -23,7 +23,7 @@ pub enum Defect {
     Nobody,
 }
 
-/// No process has this number.
+/// The process and thread of an injected record. No real process has this number.
 const NOBODY: Who = Who {
     process: 999,
     life: 0,

@@ -1,5 +1,5 @@
-//! The end of a round, when all faults have ended: every client ends, every lock can be acquired, and nothing
-//! is left.
+//! The checks at the end of a round, when all faults have ended: every client ends, every lock can be acquired, and
+//! nothing is left.
 
 use std::path::Path;
 use std::time::Duration;
@@ -53,13 +53,13 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
                     "{} does not end its work: see the calls that never ended",
                     process.name()
                 ));
-                // For a look at it, if it were still there.
+                // A process that hangs is killed, so that the other checks can go on.
                 process.signal(Signal::KILL)?;
             }
         }
     }
     let server = &subjects.servers.primary;
-    // Also on the server that was the primary before.
+    // The connections to both servers count, since the other server may have been the primary before.
     let all = || {
         let mut all = connections(server)?;
         all.extend(connections(&subjects.servers.replica)?);
@@ -119,7 +119,7 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     for key in keys {
         let ttl = server.command(&["PTTL", key])?.as_int();
         let ttl = ttl.context("PTTL answers with a number")?;
-        // The key has gone meanwhile.
+        // The ttl is -2 if the key is gone.
         if ttl != -2 {
             ttls.push((key.to_owned(), ttl));
         }

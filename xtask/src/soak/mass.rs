@@ -9,9 +9,10 @@ use leasehold::{Client, Error, LossReason, MutexGuard};
 use super::messages::LONGEST_TTL;
 use super::worker::settings;
 
-/// Threads that acquire them.
+/// The number of threads that acquire the locks.
 const TAKERS: usize = 8;
-/// A drop does no I/O while the server is down. (For a busy machine, and a build without optimization.)
+/// The limit for dropping all guards, on a busy machine and without optimization. A drop does no I/O while the server
+/// is down.
 const DROPS: Duration = Duration::from_secs(10);
 
 /// The guards, and their client, which outlives them: it has to carry out their releases.
@@ -55,7 +56,7 @@ impl Mass {
         for guard in &self.guards {
             let lost = guard.check().err();
             let reason = lost.as_ref().and_then(Error::loss_reason);
-            // Only the end of the ttl can end the lock: there was no other fault.
+            // There was no other fault, so only the end of the ttl can end the lock.
             if reason.is_some_and(|reason| *reason != LossReason::Expired) {
                 wrong.push(format!("one of many locks was lost: {guard:?}: {reason:?}"));
             }

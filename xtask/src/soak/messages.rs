@@ -15,13 +15,13 @@ pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 
 const HOT_KEYS: usize = 3;
 const COLD_KEYS: usize = 60;
-/// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
-/// with one pipeline and one transaction at a time, and two for renewals.
+/// The idle connections that a client's pool may keep after its shutdown, if a forgotten guard keeps the client: one of
+/// its pipeline, one of a transaction, and two for renewals.
 pub const KEPT_CONNECTIONS: usize = 4;
 /// The keys that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
 pub const KEYS: usize = DRAWN_KEYS + 2;
-/// In a race: longer than any wait.
+/// The ttl in a race, longer than any wait.
 pub const RACE_TTL: Duration = Duration::from_secs(60);
 
 /// Every thread wants the first keys.
@@ -66,7 +66,7 @@ pub struct Assignment {
     pub threads: usize,
 }
 
-/// To a process, after its assignment. When its input ends, so does the process.
+/// A message to a process, after its assignment. The process ends when its input ends.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Begin nothing new, end the client, and report what is left.
@@ -86,11 +86,11 @@ pub enum Order {
 /// The work of a process's clients in a race.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Raced {
-    /// How often they left traces in Redis.
+    /// How often the clients left traces in Redis.
     pub raised: u64,
 }
 
-/// From a process.
+/// A message from a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     Ready,

@@ -1,8 +1,8 @@
 //! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections and the
 //! processes fail, and their records are checked against the library's promises.
 //!
-//! The soak runs in rounds. Each has a primary with a replica, processes and records of its own; it ends with
-//! the end of all faults, and is checked then. In every other round a killed server loses its data.
+//! The soak runs in rounds. Each round has a primary with a replica, processes and records of its own. At the end of a
+//! round, all faults end, and the records are checked. In every other round, a killed server loses its data.
 
 mod checks;
 #[cfg(test)]
@@ -43,7 +43,7 @@ use round::Round;
 
 /// For how long the processes work, per round.
 const ROUND: Duration = Duration::from_secs(25);
-/// A shorter rest is not worth a round.
+/// The shortest round. If less time is left, no further round begins.
 const SHORTEST_ROUND: Duration = Duration::from_secs(2);
 
 /// The servers that the soak uses.
@@ -169,7 +169,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     outcome
 }
 
-/// Short enough to type.
+/// A random seed that is short enough to type.
 fn fresh_seed() -> u64 {
     Uuid::new_v4().as_u64_pair().1 % 1_000_000_000
 }

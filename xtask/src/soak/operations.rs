@@ -1,5 +1,5 @@
-//! One thread of the soak: what it does with locks, operation after operation, and its records of that.
-//! Records each call and each look before or after it, as `records` says.
+//! One thread of the soak: its operations on locks, and its records of them. `records` says what is recorded before a
+//! call and what after it.
 
 mod contention;
 pub mod race;
@@ -18,8 +18,8 @@ use super::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use super::tickets;
 use super::worker::{END, Shared};
 
-/// How late a signal may be after the guard itself knows: counted twice, because a process that was stopped
-/// finds its time-out passed when it is resumed.
+/// How long after the guard itself a signal may report the loss. The thread waits for this time twice: a process that
+/// was stopped finds its time-out passed when it is resumed.
 const SIGNAL: Duration = Duration::from_secs(10);
 
 /// How often each operation is drawn.
@@ -231,7 +231,7 @@ impl<'a> Thread<'a> {
         false
     }
 
-    /// Looks at the guard a few times, as work would.
+    /// Checks the guard a few times, as a worker would.
     fn stay(&mut self, guard: &MutexGuard) {
         let looks = self.random.below(3);
         for _ in 0..looks {
@@ -478,7 +478,7 @@ impl<'a> Thread<'a> {
         self.records.write(What::Forced { key, since, lease });
     }
 
-    /// As a program that panics in the wrong place: a forgotten guard must end by itself.
+    /// Forgets a guard, as a program with a bug might. The lock must end by itself.
     fn forget(&mut self, key: usize) {
         let mutex = self.shared.leaky_client().mutex(key_name(key));
         let time = self.random.millis(50, 1000);

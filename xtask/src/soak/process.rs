@@ -1,4 +1,4 @@
-//! A process of the soak as its parent sees it: when it is killed, the next one takes its place.
+//! The parent's handle of a process of the soak. When the process is killed, a new one takes its place.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Process {
     }
 
     pub fn wait_until_ready(&self) -> anyhow::Result<()> {
-        match self.current.hear(START)? {
+        match self.current.try_message(START)? {
             Some(Message::Ready) => Ok(()),
             other => bail!("{} sent {other:?} instead of Ready", self.name()),
         }
@@ -48,7 +48,7 @@ impl Process {
         }
     }
 
-    /// Makes the process drop them, and returns once it has.
+    /// Makes the process drop these locks, and returns once it has done so.
     pub fn drop_held(&mut self) -> anyhow::Result<()> {
         self.current.order(&Order::Drop)?;
         match self.reply()? {
@@ -77,9 +77,9 @@ impl Process {
         self.current.order(&Order::Go { until })
     }
 
-    /// The work of the clients, once all of them have ended; `None` if they have not within `limit`.
+    /// Waits until all clients have ended, and returns their work. `None` if they have not ended within `limit`.
     pub fn raced(&self, limit: Duration) -> anyhow::Result<Option<Raced>> {
-        match self.current.hear(limit)? {
+        match self.current.try_message(limit)? {
             Some(Message::Raced(raced)) => Ok(Some(raced)),
             Some(other) => Err(self.current.unexpected("Raced", &other)),
             None => Ok(None),
@@ -88,8 +88,8 @@ impl Process {
 
     fn reply(&self) -> anyhow::Result<Message> {
         loop {
-            match self.current.hear(START)? {
-                // The process was restarted, and nobody has read its message.
+            match self.current.try_message(START)? {
+                // The process was restarted, and this first message was not read yet.
                 Some(Message::Ready) => {}
                 Some(answer) => return Ok(answer),
                 None => bail!("{} does not reply", self.name()),
@@ -104,17 +104,16 @@ impl Process {
     /// The threads that the process reports as left once it has finished, and whether a client is kept;
     /// `None` if it does not report within `limit`.
     pub fn remaining(&self, limit: Duration) -> anyhow::Result<Option<(Vec<String>, bool)>> {
-        match self.current.hear(limit)? {
+        match self.current.try_message(limit)? {
             Some(Message::Finished { threads, is_kept }) => Ok(Some((threads, is_kept))),
-            // The process was restarted, and nobody has read its message; or its race took longer than the
-            // wait for it.
+            // An earlier message that was not read: the process was restarted, or its race took too long.
             Some(Message::Ready | Message::Raced(_)) => self.remaining(limit),
             Some(other) => Err(self.current.unexpected("Finished", &other)),
             None => Ok(None),
         }
     }
 
-    /// SIGKILL, and a new process in its place.
+    /// Kills the process with SIGKILL, and starts a new one in its place.
     pub fn kill_and_start_anew(&mut self) -> anyhow::Result<()> {
         self.current.kill()?;
         let mut assignment = self.assignment.clone();
@@ -131,9 +130,9 @@ impl Process {
         self.current.signal(signal)
     }
 
-    /// Reads its messages so far: only that it has begun, or has failed.
+    /// Reads the messages so far. Fails if the process has failed.
     pub fn check(&self) -> anyhow::Result<()> {
-        match self.current.hear(Duration::ZERO)? {
+        match self.current.try_message(Duration::ZERO)? {
             None | Some(Message::Ready) => Ok(()),
             Some(other) => Err(self.current.unexpected("nothing", &other)),
         }

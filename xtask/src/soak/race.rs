@@ -1,10 +1,8 @@
-//! A race: new clients of all processes want one key while single connections are killed, without other
-//! faults. The ttl is far too long to help, so a waiter that is not woken, and a lock that is not released,
-//! show.
+//! A race: new clients of all processes want one key while single connections are killed, without other faults. The ttl
+//! is longer than the race, so a waiter that is not woken or a lock that is not released stays noticeable.
 //!
-//! The clients' guards are checked as all others are. In addition they leave traces in Redis under the lock:
-//! a counter that is read, then written, so that two holders at a time lose an update; the number of holders
-//! inside; and their tokens.
+//! The clients' guards are checked as all others are. In addition, holders leave three traces in Redis: a counter that
+//! they read and then write (two holders at a time lose an update), the number of holders inside, and their tokens.
 
 use std::time::Duration;
 
@@ -42,7 +40,8 @@ pub struct Outcome {
     pub is_hung: bool,
 }
 
-/// `subjects` have no other faults. Returns when all clients of the race have ended, or should have.
+/// Runs a race. `subjects` must have no other faults. Returns when all clients of the race have ended, or after
+/// [`BOUND`].
 pub fn run(
     subjects: &mut Subjects,
     random: &mut Random,
@@ -73,7 +72,7 @@ pub fn run(
     for process in &mut subjects.processes {
         process.go(until)?;
     }
-    // A single waiter, too: the next one would wake those that were left asleep.
+    // Half of the races have a single kill, since a further kill could wake waiters that the first one left asleep.
     let kills = match random.one_in(2) {
         true => 1,
         false => 2 + random.below(19),
@@ -123,7 +122,7 @@ pub fn run(
     Ok(outcome)
 }
 
-/// As violations of the round.
+/// The findings as violations of the round.
 pub fn violations(found: Vec<String>, from: u64) -> impl Iterator<Item = Violation> {
     found.into_iter().map(move |text| Violation {
         text: format!("in a race: {text}"),

@@ -1,5 +1,5 @@
-//! Random numbers from a seed: the same numbers for the same seed and the same stream. (The times of events
-//! depend on the machine, so no two runs are exact copies.)
+//! Random numbers from a seed: the same seed and the same place give the same numbers. (The times of events depend on
+//! the machine, so no two runs are exact copies.)
 
 use std::time::Duration;
 

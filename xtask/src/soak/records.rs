@@ -1,5 +1,5 @@
-//! The records of the threads of all processes: one file per thread, one JSON value per line, each written at
-//! once, so that it outlives a SIGKILL. Judges nothing.
+//! The records of the threads of all processes. Each thread has a file, with one JSON value per line. Each line is
+//! written at once, so it outlives a SIGKILL.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// The thread and process that wrote a record; a process that replaces a killed one has the next life.
+/// The thread and the process that wrote a record. A process that replaces a killed one has the same number and the
+/// next life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Who {
     pub process: usize,
@@ -17,7 +18,7 @@ pub struct Who {
     pub thread: usize,
 }
 
-/// The next work of a thread: an operation is several calls.
+/// The next work of a thread. An operation makes several calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Operation {
     WithLock,
@@ -36,9 +37,9 @@ pub enum Operation {
     ForceUnlock,
     Forget,
     Reopen,
-    /// By one of many clients that want one key.
+    /// The work of one of many clients that want one key.
     Contend,
-    /// By a thread of a race.
+    /// The work of a thread of a race.
     Race,
 }
 
@@ -74,43 +75,44 @@ pub struct Grant {
     pub key: usize,
     pub token: u64,
     pub ttl: u64,
-    /// The limit up to which it may be held.
+    /// The longest time for which the lock may be held.
     pub at_most: Option<u64>,
-    /// It continues the grant of another lease.
+    /// Whether the lock was adopted: it continues the grant of another lease.
     pub adopted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     Began(Operation),
-    /// Before the call. `allowed` is the longest wait, in ms; `None` for as long as it takes.
+    /// Written before a call. `allowed` is the longest wait, in ms. `None` for no limit.
     Called {
         doing: Doing,
         key: Option<usize>,
         allowed: Option<u64>,
     },
-    /// After the call, which began at `since`: writing the record before it takes time.
+    /// Written after a call, which began at `since`. (That is later than the record before the call, since writing a
+    /// record takes time.)
     Returned {
         since: u64,
         outcome: Outcome,
     },
-    /// After the call that granted the lock.
+    /// Written after the call that granted the lock.
     Held(Grant),
-    /// From before a look at a guard that was valid, and for this many more ns.
+    /// A check of a guard that was valid, for this many more ns. The time is from before the check.
     Seen {
         left: u64,
     },
-    /// From before its ttl was extended to this, in ms.
+    /// An extension to this ttl, in ms. The time is from before the extension.
     Extended {
         ttl: u64,
     },
-    /// After the guard reported its loss.
+    /// Written after the guard reported its loss.
     Lost {
         reason: String,
     },
-    /// From before the release.
+    /// The time is from before the release.
     Releasing,
-    /// After `force_unlock`, which was called at `since`: the grant that it ended, if that is known.
+    /// Written after `force_unlock`, which was called at `since`: the grant that it ended, if that is known.
     Forced {
         key: usize,
         since: u64,
@@ -173,7 +175,7 @@ pub fn read(folder: &Path) -> anyhow::Result<Vec<Record>> {
             continue;
         }
         let text = fs::read_to_string(&path)?;
-        // A SIGKILL cut what follows the last line feed.
+        // Text after the last line feed is a line that a SIGKILL has cut.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         for line in whole.lines() {
             let record = serde_json::from_str(line);

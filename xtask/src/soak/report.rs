@@ -17,7 +17,7 @@ use crate::table::plain;
 const SHOWN: usize = 5;
 /// Records shown around each violation.
 const LINES: usize = 60;
-/// How far around, in ns.
+/// Records within this time around a violation are shown, in ns.
 const AROUND: u64 = 200_000_000;
 
 /// The sums over all rounds.
@@ -30,7 +30,7 @@ pub struct Totals {
     losses: BTreeMap<String, u64>,
     calls: BTreeMap<Doing, Calls>,
     races: Races,
-    /// From when Redis lost a grant until its holder was notified.
+    /// The longest time from the moment when Redis lost a grant until its holder knew of the loss.
     worst_delay: Duration,
 }
 
@@ -38,7 +38,7 @@ pub struct Totals {
 #[derive(Default)]
 struct Races {
     grants: u64,
-    /// How often the key came to another process than the one before.
+    /// How often a grant went to another process than the grant before.
     changes: u64,
     longest_wait: Duration,
 }
@@ -101,7 +101,7 @@ impl Totals {
     }
 }
 
-/// How long a holder whose grant is known to be lost went on holding.
+/// The longest time for which a holder still held a grant that Redis is known to have lost.
 fn worst_delay(history: &History) -> Duration {
     let mut worst = 0;
     for excuse in history
@@ -162,7 +162,7 @@ impl Totals {
     }
 }
 
-/// The violations of a round with the records around them; times count from `start`.
+/// The violations of a round, with the records around them. Times count from `start`.
 pub fn findings(
     violations: &[Violation],
     records: &[Record],

@@ -29,13 +29,14 @@ pub struct Round<'a> {
     pub time: Duration,
     pub processes: usize,
     pub threads: usize,
-    /// The faults to choose from; none means all.
+    /// The faults to choose from. If this is empty, all faults are used.
     pub only: &'a [Kind],
     pub inject: Option<Defect>,
 }
 
 impl Round<'_> {
-    /// The number of violations; each is printed. After Ctrl-C the round ends as usual, only earlier.
+    /// Plays the round, and prints each violation. Returns their number. After Ctrl-C, the round ends as usual, but
+    /// earlier.
     pub fn play(
         &self,
         stop: &Stop,
@@ -81,7 +82,7 @@ impl Round<'_> {
         let records = records::read(folder)?;
         let history = History::new(&records, &faults);
         totals.add(&history, &faults);
-        // Violations about hanging calls come first: only some are shown.
+        // Violations about hanging calls come first, since only the first violations are shown.
         let mut violations = found;
         violations.extend(checks::all(&history, &faults));
         violations.extend(left);
@@ -90,7 +91,7 @@ impl Round<'_> {
         Ok(violations.len())
     }
 
-    /// Runs everything; returns what was left behind at the end.
+    /// Runs the processes and the faults. Returns the violations that show at the end.
     fn work(
         &self,
         folder: &Path,

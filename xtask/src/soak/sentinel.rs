@@ -34,7 +34,7 @@ struct Hold {
     written: Option<(Instant, Instant)>,
 }
 
-/// The time from the begin of a fault until the group is whole again.
+/// The beginning of a fault, and the time at which the group is whole again.
 type Fault = (Instant, Instant);
 
 #[derive(Default)]
@@ -216,7 +216,7 @@ fn hold_once(
 /// Compares the holds with the guarantees: one holder at a time, rising tokens, no stale write.
 fn check(holds: &[Hold], faults: &[Fault]) -> Findings {
     let mut findings = Findings::default();
-    // A fault may lose a grant from before it, or one that the old primary gave during the fault.
+    // A fault may lose an earlier grant, or a grant that the old primary gave during the fault.
     let is_excused = |from: Instant, to: Instant| {
         let overlaps = |(begun, ended): &Fault| *begun <= to && from <= *ended;
         faults.iter().any(overlaps)
@@ -314,7 +314,7 @@ mod tests {
             assert_eq!(found.violations.len(), violations, "{fault:?}");
             assert_eq!(found.overlaps, 1 - violations);
         }
-        // For longer than a ttl.
+        // These holds overlap for longer than a ttl.
         let holds = [hold(start, 1, 10, 18), hold(start, 2, 12, 20)];
         assert_eq!(check(&holds, &at(11, 12)).violations.len(), 1);
     }
@@ -338,7 +338,7 @@ mod tests {
                 ..hold(start, token, granted, ended)
             }
         };
-        // The second holder writes first.
+        // Here the second holder writes first.
         let holds = [written(3, 10, 12, 11), written(2, 13, 15, 14)];
         let found = check(&holds, &[]).violations;
         assert!(

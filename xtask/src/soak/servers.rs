@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use leasehold_testbed::{Proxy, Server, eventually};
 
-/// How long the replica may take to have all data of the primary, and on a disk if necessary.
+/// The limit for the replica to have all data of the primary, and to have it on disk if necessary.
 const IN_STEP: Duration = Duration::from_secs(20);
 /// Longer than a switch-over takes.
 const PAUSE: &str = "10000";
@@ -26,8 +26,8 @@ impl Servers {
                 // Otherwise a restart could bring back old data from the server's time as a replica.
                 .arg("rdb-del-sync-files", "yes");
             if remembers {
-                // Replied writes are in the file: a kill of the process, unlike one of the machine, leaves
-                // them there.
+                // Acknowledged writes are in the file, and stay there when the process is killed. (They might not if
+                // the machine failed.)
                 server = server
                     .arg("appendonly", "yes")
                     .arg("appendfsync", "no")
@@ -43,8 +43,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// The replica becomes the primary, and new connections through `addresses` go there; all others stay.
-    /// Writes are paused until the replica has all of them, so every promise holds: nothing is excused.
+    /// Makes the replica the primary. New connections through `addresses` go to it, and existing connections stay.
+    /// Writes are paused until the replica has all of them, so every promise holds, and nothing is excused.
     pub fn switch_over<'a>(
         &mut self,
         addresses: impl Iterator<Item = &'a Proxy>,
@@ -54,7 +54,7 @@ impl Servers {
         let follows = || {
             let state = info(replica, "replication")?;
             let file = info(replica, "persistence")?;
-            // By then the full copy that it received is in its file, too.
+            // The full copy that the replica received must be in its file, too.
             let is_written = file.contains("aof_rewrite_in_progress:0")
                 && file.contains("aof_rewrite_scheduled:0");
             anyhow::Ok(
@@ -141,11 +141,11 @@ mod tests {
                     assert!(role(&before).contains("slave"));
                 }
             }
-            // The data that it received is in its file, too.
+            // The server has the data that it received as a replica in its file.
             servers.primary.kill();
             servers.primary.restart().unwrap();
             let exists = || servers.primary.command(&["EXISTS", "k"]).unwrap().as_int();
-            // Until then it replies that it is loading its file.
+            // While the server loads its file, it replies with an error.
             assert!(eventually(IN_STEP, || exists().is_some()));
             assert_eq!(exists(), Some(i64::from(remembers)));
         }

@@ -1,4 +1,4 @@
-//! Locks in transfer between processes: each ticket is a file, and the process that renames the file gets the
+//! Tickets for transfers between processes. Each ticket is a file, and the process that renames the file gets the
 //! ticket.
 
 use std::fs;

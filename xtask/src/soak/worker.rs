@@ -61,7 +61,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
                     let until = Instant::now() + Duration::from_millis(millis);
                     for _ in 0..clients {
                         let (thread, client) = shared.contender()?;
-                        // No wait for single threads: the end of the scope waits for all.
+                        // The end of the scope waits for these threads.
                         scope.spawn(move || thread.contend(&client, until));
                     }
                 }
@@ -90,7 +90,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         threads.is_empty()
     });
     say(&Message::Finished { threads, is_kept })?;
-    // Until the parent has checked what is left elsewhere.
+    // Waits until the parent has checked Redis for leftovers, and ends the input.
     orders.recv().map(|_| ()).or(Ok(()))
 }
 
@@ -111,7 +111,7 @@ fn run_race(racers: Vec<Racers<'_>>, until: u64) {
     raced.expect("a race fails only with its server or its parent");
 }
 
-/// Threads that clients of this process have left, by name; empty where threads cannot be seen.
+/// The names of threads that clients of this process have left. Empty on systems where threads cannot be listed.
 fn threads_of_leasehold(is_kept: bool) -> Vec<String> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
@@ -131,14 +131,14 @@ pub struct Shared {
     pub assignment: Assignment,
     /// The same for all clients of this process.
     pub ttl: Duration,
-    /// `Some` until the end.
+    /// The current client, `Some` until the end.
     client: Mutex<(Option<Client>, Random)>,
     is_ending: AtomicBool,
     /// The number of the next thread.
     next_thread: AtomicUsize,
     /// The last `Mass` that was ordered.
     mass: Mutex<Option<Mass>>,
-    /// The client whose guards are forgotten: guards of no other client are.
+    /// The only client whose guards are forgotten.
     leaky: OnceLock<Client>,
 }
 
@@ -179,7 +179,7 @@ impl Shared {
         Ok(Thread::new(self, writer, random))
     }
 
-    /// A client of its own, and the thread that uses it.
+    /// A new client for contention, and the thread that uses it.
     fn contender(&self) -> anyhow::Result<(Thread<'_>, Client)> {
         let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
         let settings = settings(&self.assignment.url, self.ttl);
@@ -269,7 +269,7 @@ impl Shared {
     }
 }
 
-/// The server may be down just now.
+/// Makes a client without connecting, since the server may be down now.
 fn new_client(url: &str, ttl: Duration, random: &mut Random) -> anyhow::Result<Client> {
     let pipelines = 1 + random.below(4);
     let hand_offs = random.weighted(&[(1, 0), (1, 4), (2, 256)]);

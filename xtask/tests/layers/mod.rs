@@ -9,7 +9,7 @@ use proc_macro2::Span;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-/// From the bottom up. A module may import from its own layer and from those below.
+/// The layers, from the bottom up. A module may import from its own layer and from those below it.
 const LAYERS: [(&str, &[&str]); 6] = [
     (
         "base",
@@ -202,7 +202,7 @@ impl<'ast> Visit<'ast> for Mentions {
         visit::visit_path(self, path);
     }
 
-    /// The inside of a macro is not syntax yet: only its tokens can be checked.
+    /// The inside of a macro is not parsed, so only its tokens can be checked.
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
         if item
             .tokens

@@ -19,11 +19,11 @@ fn watch_on_another_connection_stops_nothing() {
     let server = server();
     let mut holder = Raw::open(&server, "k", "holder");
     let mut other_connection = Raw::open(&server, "k", "holder");
-    let mut thief = Raw::open(&server, "k", "thief");
+    let mut other = Raw::open(&server, "k", "other");
     assert!(holder.take(LONG_TTL));
 
     other_connection.ask::<()>("WATCH", &[]);
-    thief.ask::<()>("SET", &["thief"]);
+    other.ask::<()>("SET", &["other"]);
     assert!(write(&mut holder, "of a lock that was lost"));
 
     // The correct way: WATCH, compare, MULTI and EXEC on one connection.
@@ -31,7 +31,7 @@ fn watch_on_another_connection_stops_nothing() {
     holder.ask::<()>("WATCH", &[]);
     let found: String = holder.ask("GET", &[]);
     assert_eq!(found, holder.token);
-    thief.ask::<()>("SET", &["thief"]);
+    other.ask::<()>("SET", &["other"]);
     assert!(!write(&mut holder, "refused"));
     let data = ask(&server, &["GET", DATA]);
     assert_eq!(data.as_text(), Some("of a lock that was lost"));
@@ -42,7 +42,7 @@ fn watch_on_another_connection_stops_nothing() {
     let guard = client.mutex("k").lock().unwrap();
     let refused = guard.transaction(|_, pipe| {
         pipe.set(DATA, "ours");
-        ask(&server, &["SET", &in_redis("k"), "thief"]);
+        ask(&server, &["SET", &in_redis("k"), "other"]);
         Ok(())
     });
     assert!(refused.unwrap_err().is_lease_lost());
@@ -53,9 +53,9 @@ fn watch_on_another_connection_stops_nothing() {
 fn watch_after_the_loss_needs_a_token_check() {
     let server = server();
     let mut holder = Raw::open(&server, "k", "holder");
-    let mut thief = Raw::open(&server, "k", "thief");
+    let mut other = Raw::open(&server, "k", "other");
     assert!(holder.take(LONG_TTL));
-    thief.ask::<()>("SET", &["thief"]);
+    other.ask::<()>("SET", &["other"]);
     holder.ask::<()>("WATCH", &[]);
     assert!(write(&mut holder, "late"));
     let found: String = holder.ask("GET", &[]);

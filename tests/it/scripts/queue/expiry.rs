@@ -6,8 +6,8 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{expire, queued, value_of};
 use crate::scripts::{
-    ACQUIRE, FENCE, Said, TTL, call, channel, come, connect, entry, go, granted, heard, holder,
-    join, lease, leave, listen, queue_name, queue_of, queue_up, text_of, ttl_of,
+    ACQUIRE, FENCE, Said, TTL, call, channel, come, connect, entry, go, granted, holder, join,
+    lease, leave, listen, queue_name, queue_of, queue_up, received, text_of, ttl_of,
 };
 use crate::support::{SOON, ask, server};
 
@@ -90,7 +90,7 @@ fn a_queue_without_its_lock_expires() {
 fn the_first_waiter_is_granted_on_request() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     for ttl in ["5000", "0"] {
         let before = queue_up(&mut redis, "k", &[ttl, TTL]);
         expire(&server);
@@ -106,7 +106,11 @@ fn the_first_waiter_is_granted_on_request() {
         let left = ttl_of(&server, "k");
         let asked_ttl: i64 = asked_ttl.parse().unwrap();
         assert!((1_000..=asked_ttl).contains(&left), "{left}");
-        assert_eq!(heard(&server, &mut ear), [], "the caller has the reply");
+        assert_eq!(
+            received(&server, &mut subscriber),
+            [],
+            "the caller has the reply"
+        );
         ask(&server, &["FLUSHALL"]);
     }
 }
@@ -115,7 +119,7 @@ fn the_first_waiter_is_granted_on_request() {
 fn a_later_request_grants_the_first_waiter() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     // Caller 3 joins anew, or at a position behind the first waiter.
     let late = "+8888888888888888";
     for (n, mode, ahead) in [(2, "-", 0), (3, "+", 1), (3, "0", 1), (3, late, 1)] {
@@ -131,7 +135,7 @@ fn a_later_request_grants_the_first_waiter() {
         assert_eq!(value, wanted);
         let message = format!("{} {micros} k", lease(1));
         let channel = channel(&holder(1));
-        assert_eq!(heard(&server, &mut ear), [(channel, message)]);
+        assert_eq!(received(&server, &mut subscriber), [(channel, message)]);
         assert_eq!(queue_of(&server, "k").len() as i64, ahead + 1);
         ask(&server, &["FLUSHALL"]);
     }
@@ -139,14 +143,14 @@ fn a_later_request_grants_the_first_waiter() {
     queue_up(&mut redis, "k", &["5000", TTL]);
     expire(&server);
     granted(&come(&mut redis, "k", 3, "+1000000000000000"));
-    assert_eq!(heard(&server, &mut ear), []);
+    assert_eq!(received(&server, &mut subscriber), []);
 }
 
 #[test]
 fn a_caller_without_a_queue_mode_takes_a_free_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let mut ear = listen(&mut clients, &[1].map(holder));
+    let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     expire(&server);
     let micros = granted(&come(&mut redis, "k", 3, ""));
@@ -158,5 +162,5 @@ fn a_caller_without_a_queue_mode_takes_a_free_key() {
     assert_eq!(value_of(&server), wanted + " +");
     assert_eq!(go(&mut redis, "k", 3), Said::Number(1));
     assert!(value_of(&server).starts_with(&format!("lh1 {}", lease(1))));
-    assert_eq!(heard(&server, &mut ear).len(), 1);
+    assert_eq!(received(&server, &mut subscriber).len(), 1);
 }

@@ -34,7 +34,7 @@ impl Thread<'_> {
         self.unlock_now(guard, key);
     }
 
-    /// So short that hundreds of clients are granted the lock within seconds.
+    /// Holds the lock for so short a time that hundreds of clients get it within seconds.
     fn stay_shortly(&mut self, guard: &leasehold::MutexGuard) {
         thread::sleep(self.random.millis(0, 3));
         self.look(guard);

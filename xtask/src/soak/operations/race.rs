@@ -1,5 +1,5 @@
-//! A client of a race: its threads want one key all the time. Every failure is a violation here, because the
-//! only fault is killed single connections.
+//! A client of a race: its threads want one key all the time. Every failure of a call is a violation here, since the
+//! only fault is that single connections are killed.
 
 use std::thread;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl<'a> Racers<'a> {
         })
     }
 
-    /// Runs until the moment `until`; then the client is dropped.
+    /// Races until the time `until`, and then drops the client.
     pub fn race(self, until: u64) -> anyhow::Result<Raced> {
         let Self {
             client,
