@@ -59,6 +59,16 @@ const CLOCK_STEP: Limits = Limits {
     ..LIMITS
 };
 
+const RESTART_AND_CLOCK_STEP: Limits = Limits {
+    restarts: 1,
+    ..CLOCK_STEP
+};
+
+const RENEWAL: Limits = Limits {
+    renewals: 1,
+    ..LIMITS
+};
+
 /// Runs the checker until it has found `wanted`, or has visited all states. Returns what it has found.
 fn check(rules: Rules, limits: Limits, wanted: HasDiscoveries) -> BTreeSet<&'static str> {
     let begin = Instant::now();
@@ -89,8 +99,14 @@ fn assert_holds(rules: Rules, limits: Limits, reached: &[&str]) {
     }
 }
 
-/// Expects that the promise can be broken.
-fn assert_breaks(promise: &'static str, rules: Rules, limits: Limits) {
+/// Expects that the promise can be broken after this change of the rules.
+fn assert_breaks(
+    promise: &'static str,
+    mut rules: Rules,
+    limits: Limits,
+    change: impl FnOnce(&mut Rules),
+) {
+    change(&mut rules);
     let wanted = HasDiscoveries::AnyOf([promise].into());
     let found = check(rules, limits, wanted);
     assert!(found.contains(promise), "kept: {promise}, with {rules:?}");
@@ -107,11 +123,8 @@ fn late_requests_break_no_promise() {
 
 #[test]
 fn restarts_and_clock_steps_break_no_promise() {
-    let limits = Limits {
-        restarts: 1,
-        ..CLOCK_STEP
-    };
-    assert_holds(RULES, limits, &[WRITE_BACK, "vote after a quarantine"]);
+    let reached = [WRITE_BACK, "vote after a quarantine"];
+    assert_holds(RULES, RESTART_AND_CLOCK_STEP, &reached);
 }
 
 #[test]
@@ -145,127 +158,86 @@ fn renewals_break_no_promise() {
 
 #[test]
 fn one_node_of_three_cannot_grant() {
-    let rules = Rules {
-        majority: NODES / 2,
-        ..RULES
-    };
-    assert_breaks(EXCLUSION, rules, LIMITS);
-    assert_breaks(ORDER, rules, LIMITS);
+    for promise in [EXCLUSION, ORDER] {
+        assert_breaks(promise, RULES, LIMITS, |rules| rules.majority = NODES / 2);
+    }
 }
 
 #[test]
 fn one_node_of_three_cannot_renew() {
-    let rules = Rules {
-        renewal_majority: NODES / 2,
-        ..EQUAL_CLOCKS
-    };
-    let limits = Limits {
-        renewals: 1,
-        ..LIMITS
-    };
-    assert_breaks(EXCLUSION, rules, limits);
+    assert_breaks(EXCLUSION, EQUAL_CLOCKS, RENEWAL, |rules| {
+        rules.renewal_majority = NODES / 2;
+    });
 }
 
 #[test]
 fn a_reply_to_the_acquire_renews_nothing() {
-    let rules = Rules {
-        separate_replies: false,
-        ..EQUAL_CLOCKS
-    };
-    let limits = Limits {
-        renewals: 1,
-        ..LIMITS
-    };
-    assert_breaks(EXCLUSION, rules, limits);
+    assert_breaks(EXCLUSION, EQUAL_CLOCKS, RENEWAL, |rules| {
+        rules.separate_replies = false;
+    });
 }
 
 #[test]
 fn without_the_write_back_a_later_token_is_smaller() {
-    let rules = Rules {
-        writes_back: false,
-        ..RULES
-    };
-    assert_breaks(ORDER, rules, LIMITS);
+    assert_breaks(ORDER, RULES, LIMITS, |rules| rules.writes_back = false);
 }
 
 #[test]
 fn a_write_back_under_another_lease_does_not_count() {
-    let rules = Rules {
-        stores_under_lease: false,
-        ..RULES
-    };
-    assert_breaks(ORDER, rules, LIMITS);
+    assert_breaks(ORDER, RULES, LIMITS, |rules| {
+        rules.stores_under_lease = false;
+    });
 }
 
 #[test]
 fn without_the_quarantine_leases_overlap() {
-    let rules = Rules {
-        quarantine: 0,
-        ..RULES
-    };
-    assert_breaks(EXCLUSION, rules, RESTART);
+    assert_breaks(EXCLUSION, RULES, RESTART, |rules| rules.quarantine = 0);
 }
 
 #[test]
 fn a_quarantine_shorter_than_the_ttl_is_too_short() {
-    let rules = Rules {
-        quarantine: RULES.ttl - 1,
-        ..RULES
-    };
-    let limits = Limits {
-        restarts: 1,
-        ..CLOCK_STEP
-    };
-    assert_breaks(EXCLUSION, rules, limits);
+    assert_breaks(EXCLUSION, RULES, RESTART_AND_CLOCK_STEP, |rules| {
+        rules.quarantine = rules.ttl - 1;
+    });
 }
 
 #[test]
 fn clocks_that_step_beyond_the_drift_let_leases_overlap() {
-    let rules = Rules {
-        clock_offset: RULES.drift + 1,
-        ..RULES
-    };
-    assert_breaks(EXCLUSION, rules, CLOCK_STEP);
+    assert_breaks(EXCLUSION, RULES, CLOCK_STEP, |rules| {
+        rules.clock_offset = rules.drift + 1;
+    });
 }
 
 #[test]
 fn clocks_that_differ_by_the_quarantine_let_tokens_decrease() {
-    let rules = Rules {
-        clock_offset: RULES.quarantine,
-        ..RULES
-    };
-    assert_breaks(ORDER, rules, RESTART);
+    assert_breaks(ORDER, RULES, RESTART, |rules| {
+        rules.clock_offset = rules.quarantine;
+    });
 }
 
 #[test]
 fn a_proposal_too_far_ahead_lets_tokens_decrease() {
-    let rules = Rules {
-        lead: (RULES.quarantine - RULES.clock_offset) * UNITS_PER_TICK,
-        ..RULES
-    };
-    assert_breaks(ORDER, rules, RESTART);
+    assert_breaks(ORDER, RULES, RESTART, |rules| {
+        rules.lead = (rules.quarantine - rules.clock_offset) * UNITS_PER_TICK;
+    });
 }
 
 #[test]
 fn a_validity_from_the_replies_on_is_too_long() {
-    let rules = Rules {
-        valid_from_request: false,
-        ..EQUAL_CLOCKS
-    };
-    assert_breaks(EXCLUSION, rules, LIMITS);
+    assert_breaks(EXCLUSION, EQUAL_CLOCKS, LIMITS, |rules| {
+        rules.valid_from_request = false;
+    });
 }
 
 #[test]
 fn a_reused_lease_id_lets_leases_overlap() {
-    let rules = Rules {
-        new_lease_ids: false,
-        ..EQUAL_CLOCKS
-    };
     let limits = Limits {
         ticks: 0,
         attempts: [2, 1],
         late_requests: 1,
         ..LIMITS
     };
-    assert_breaks(EXCLUSION, rules, limits);
+    assert_breaks(EXCLUSION, EQUAL_CLOCKS, limits, |rules| {
+        rules.new_lease_ids = false;
+    });
 }

@@ -104,6 +104,21 @@ impl Fixture {
         lease
     }
 
+    /// While the server is stopped, one caller leads, and the acquire of `other` times out. Then the server resumes, and
+    /// the leader acquires `leader`.
+    #[track_caller]
+    fn time_out_behind_a_leader(&self) {
+        self.server.stop();
+        std::thread::scope(|scope| {
+            let leader = scope.spawn(|| self.acquire_within("leader", LONG));
+            assert!(eventually(LONG, || self.pipeline.state.lock().is_led));
+            let (_, outcome) = self.acquire_within("other", Duration::from_millis(20));
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+            self.server.resume();
+            leader.join().unwrap().1.unwrap();
+        });
+    }
+
     fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
         self.pipeline
             .execute_one(command, MonotonicTime::now().after(limit))
@@ -407,15 +422,7 @@ fn undos_on_a_cluster_are_written_slot_by_slot() {
 fn the_late_grant_of_a_timed_out_caller_is_released() {
     let f = fixture();
     f.acquire("warm-up");
-    f.server.stop();
-    std::thread::scope(|scope| {
-        let leader = scope.spawn(|| f.acquire_within("leader", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
-        let (_, outcome) = f.acquire_within("other", Duration::from_millis(20));
-        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
-        f.server.resume();
-        leader.join().unwrap().1.unwrap();
-    });
+    f.time_out_behind_a_leader();
     while f.pipeline.run_maintenance() {}
     assert!(f.exists("leader"));
     assert!(!f.exists("other"));
@@ -464,15 +471,7 @@ fn a_pings_failure_is_no_reason_of_other_requests() {
     f.server.command(&set_password).unwrap();
     let refused = f.pipeline.shared.own_connection(LONG).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
-    f.server.stop();
-    std::thread::scope(|scope| {
-        let leader = scope.spawn(|| f.acquire_within("leader", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
-        let (_, outcome) = f.acquire_within("other", Duration::from_millis(20));
-        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
-        f.server.resume();
-        leader.join().unwrap().1.unwrap();
-    });
+    f.time_out_behind_a_leader();
 }
 
 #[test]
