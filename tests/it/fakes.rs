@@ -96,8 +96,8 @@ impl Drop for Fake {
     }
 }
 
-/// A port of 127.0.0.1 on which nothing listens, nor will while the tests run: the near end of a connection
-/// uses it.
+/// A port of 127.0.0.1 on which no server listens. An open connection occupies the port, so no server can get it while
+/// the tests run.
 pub fn closed_port() -> u16 {
     static HELD: LazyLock<(TcpListener, TcpStream)> = LazyLock::new(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -10,8 +10,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::steady::steady;
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, lock, lost_within, make_first_join_earlier, millis, secs, server, value_of,
-    wait_for_queue, wake_up_connections, within,
+    is_held, lock, lost_within, make_first_join_earlier, millis, notification_connections, secs,
+    server, value_of, wait_for_queue, within,
 };
 
 fn proxied() -> (Server, Proxy) {
@@ -355,7 +355,7 @@ fn a_waiter_far_away_has_its_turn() {
         task
     });
     // The waiter is notified by now.
-    assert!(eventually(SOON, || wake_up_connections(&server) >= 4));
+    assert!(eventually(SOON, || notification_connections(&server) >= 4));
     make_first_join_earlier(&server, "k", secs(3600));
     proxy.delay(millis(300));
     let before = notified_connections(&server);

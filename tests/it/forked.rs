@@ -197,7 +197,7 @@ pub fn a_parent(parent: &Parent) {
         1
     });
     let Some(pid) = seen else {
-        // In the child, calls that began before the fork end as well.
+        // In the child, calls that began before the fork end, too.
         end_with(move || {
             assert_forked(value);
             assert!(lost.try_recv().is_err());
@@ -210,7 +210,7 @@ pub fn a_parent(parent: &Parent) {
     };
     assert_eq!(value.unwrap(), 1);
     assert_ends_well(pid);
-    // The parent renews over the connections that the child had as well.
+    // The parent still renews on its connections, although the child has copies of them.
     recorder.wait_for_more(2, What::Renewed, "renewed");
     // A pipeline may have connected since then, but no connection was replaced.
     let after = connections(&parent.url);

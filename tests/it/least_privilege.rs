@@ -100,7 +100,7 @@ impl Trial {
     }
 }
 
-/// The features of each trial, and the trial. The rights of the first are dropped one by one.
+/// Each trial with the features that it needs. The test drops the rights of the first feature one by one.
 #[expect(clippy::type_complexity, reason = "it is the table")]
 const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["locks"], use_locks),
@@ -209,10 +209,14 @@ fn be_notified(trial: &Trial) -> Result<(), Effect> {
     let guard = holder.mutex("k").lock().map_err(text)?;
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().map_err(text).and_then(unlocked));
-    let decided =
-        || recorder.count(What::WakeUpsRefused, "") > 0 || notified_clients(&trial.server) == 2;
+    let decided = || {
+        recorder.count(What::NotificationsRefused, "") > 0 || notified_clients(&trial.server) == 2
+    };
     expect!(eventually(SOON, decided), "neither refused nor subscribed");
-    expect!(recorder.count(What::WakeUpsRefused, "") == 0, "refused");
+    expect!(
+        recorder.count(What::NotificationsRefused, "") == 0,
+        "refused"
+    );
     expect!(
         eventually(secs(2), || queued(&trial.server, "k") == 1),
         "not queued"

@@ -37,7 +37,7 @@ fn a_lock_waits_behind_one_batch_of_releases() {
     let guard = client.mutex("unrelated").lock().unwrap();
     let left = keys(&server);
     proxy.delay(millis(0));
-    // Done are only the releases written before the request, its own batch, and some batches written since.
+    // Redis has carried out only the releases written before the request, those in its batch, and some later batches.
     assert!(left > MANY - 8 * 128, "only {left} were still held");
     guard.unlock().unwrap();
 }

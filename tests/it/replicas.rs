@@ -61,7 +61,7 @@ impl Replicated {
         self.replicas[replica].1.hold_replies(false);
     }
 
-    /// The primary is gone, and the replica takes its place.
+    /// Kills the primary, and makes the replica the primary.
     fn fail_over_to(&mut self, replica: usize) {
         self.primary.kill();
         ask(&self.replicas[replica].0, &["REPLICAOF", "NO", "ONE"]);
@@ -154,7 +154,8 @@ fn other_locks_work_during_a_shortage() {
     assert_all_become_free(&servers.primary);
 }
 
-/// Another client's release grants the lock by a message. Its holder has to hear of the replicas first.
+/// Another client's release grants the lock to a waiter by a message. The waiter may use the grant only after the
+/// replicas have acknowledged it.
 #[test]
 fn a_grant_from_the_queue_has_to_be_acknowledged() {
     let servers = Replicated::start(1);

@@ -276,13 +276,13 @@ fn delayed_releases_are_logged_and_gauged() {
     let guard = client.mutex("k").lock().unwrap();
     server.stop();
     assert!(!guard.unlock().unwrap().is_confirmed());
-    let owed = || receivers.level("leasehold_release_retries");
-    assert!(eventually(SOON, || owed() == Some(1.0)));
+    let retries = || receivers.level("leasehold_release_retries");
+    assert!(eventually(SOON, || retries() == Some(1.0)));
     assert!(eventually(SOON, || !receivers
         .recorded("release delayed")
         .is_empty()));
     server.resume();
-    assert!(eventually(SOON, || owed() == Some(0.0)));
+    assert!(eventually(SOON, || retries() == Some(0.0)));
     assert!(client.mutex("k").try_lock().unwrap().is_some());
 }
 
@@ -342,9 +342,9 @@ fn panicking_receivers_break_no_lock_or_thread() {
         renewed.try_iter().for_each(drop);
     }
     client.shutdown(SOON).unwrap();
-    let told_on = RECORDED_ON.lock().unwrap();
-    let told_on: Vec<_> = told_on.iter().map(String::as_str).collect();
-    assert_eq!(told_on, ["leasehold-callbacks"]);
+    let recorded_on = RECORDED_ON.lock().unwrap();
+    let recorded_on: Vec<_> = recorded_on.iter().map(String::as_str).collect();
+    assert_eq!(recorded_on, ["leasehold-callbacks"]);
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn be_notified_by_shard(cluster: &Cluster) -> Result<(), Effect> {
     let is_heard = !has_shards || eventually(secs(2), has_shard_channel);
     unlocked(guard)?;
     waiter.within(SOON, "the waiter")?;
-    assert_eq!(recorder.count(What::WakeUpsRefused, ""), 0);
+    assert_eq!(recorder.count(What::NotificationsRefused, ""), 0);
     match is_heard {
         true => Ok(()),
         false => Err("no shard channel".to_owned()),

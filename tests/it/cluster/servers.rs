@@ -42,7 +42,7 @@ fn connections_are_made_where_keys_are_used() {
         .zip(&before)
         .map(|(after, before)| after - before)
         .collect();
-    // One pipeline for the key. The connections that asked for the slot map are closed.
+    // The key uses one pipeline. The connections that asked for the slot map are closed.
     assert_eq!(made, [1, 0, 0, 0, 0, 0]);
 }
 
@@ -112,7 +112,7 @@ fn a_node_known_as_stopped_costs_no_lease_of_other_nodes() {
         .start()
         .unwrap();
     let [stopped, other, _] = key_on_each(&cluster);
-    // One renewal that waits for this whole time costs the leases of 2 s.
+    // A lease of 2 s is lost if its renewal waits for this whole time.
     let client = steady(&cluster.url()).command_timeout(secs(3)).build();
     let client = client.unwrap();
     let hold = |key: &str, number: u64, ttl| {
@@ -123,7 +123,7 @@ fn a_node_known_as_stopped_costs_no_lease_of_other_nodes() {
     };
     let _on_stopped: Vec<_> = (0..12)
         .map(|number| {
-            // So that they are not due together.
+            // The pause keeps the renewals from being due together.
             thread::sleep(millis(100));
             hold(&stopped, number, secs(9))
         })
@@ -200,7 +200,7 @@ fn waiters_are_notified_on_every_node() {
         let before = published();
         guard.unlock().unwrap();
         waiting.within(SOON, "the waiter").unlock().unwrap();
-        // A message on a shard channel reaches this node only. All nodes pass on a plain one.
+        // A message on a shard channel reaches this node only. All nodes forward a message on a plain channel.
         let kind = usize::from(!has_shards);
         assert!(
             published()[kind] > before[kind],
@@ -223,7 +223,7 @@ fn queue_entries(server: &Server) -> Vec<String> {
         .collect()
 }
 
-/// From Redis 7 on.
+/// Redis has shard channels from version 7 on.
 fn has_shard_channels(server: &Server) -> bool {
     !matches!(
         server.command(&["PUBSUB", "SHARDCHANNELS", "*"]).unwrap(),

@@ -1,7 +1,8 @@
-//! The behaviours of a lock, as one list that runs on each backend; and, in `counterexamples`, the mistakes
-//! of known designs. docs/conformance.md says which statement each test shows.
+//! The behaviours of a lock, as one list that runs on each backend. `counterexamples` has the mistakes of known
+//! designs. docs/conformance.md says which requirement each test checks.
 //!
-//! A behaviour that is in no list below is dead code, which the compiler refuses; so no store skips one.
+//! The compiler refuses a behaviour that no list below names, since it is dead code. So every behaviour runs on the
+//! stores of its list.
 
 mod admin;
 mod backend;

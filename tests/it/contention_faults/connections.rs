@@ -10,12 +10,12 @@ use crate::contention_faults::{
     KEY, Turns, assert_kept, client, connections, kill, kill_notifications,
 };
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, secs, server,
-    wait_for_queue, wake_up_connections,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, notification_connections,
+    secs, server, wait_for_queue,
 };
 
 /// A grant without a notification takes about a second, and a ttl takes sixty.
-const WITHOUT_WORD: Duration = Duration::from_secs(6);
+const WITHOUT_NOTIFICATION: Duration = Duration::from_secs(6);
 
 /// Four clients with two threads each take turns while the test calls `fault` repeatedly.
 fn take_turns_under(fault: impl Fn(&Server)) {
@@ -81,7 +81,7 @@ fn a_release_without_notification_connections_is_found_soon() {
         proxy.refuse(true);
         kill_notifications(&server);
         assert_kept(held.unlock());
-        let entered = waiter.within(WITHOUT_WORD, "the grant without a notification");
+        let entered = waiter.within(WITHOUT_NOTIFICATION, "the grant without a notification");
         proxy.refuse(false);
         assert_kept(entered.unlock());
     }
@@ -115,7 +115,7 @@ fn releases_during_notification_disconnects_are_found_soon() {
                 drop(held);
             }),
         }
-        let entered = waiter.within(WITHOUT_WORD, "the grant after the release");
+        let entered = waiter.within(WITHOUT_NOTIFICATION, "the grant after the release");
         assert_kept(entered.unlock());
     }
     assert_all_become_free(&server);
@@ -137,18 +137,21 @@ fn an_unreachable_waiter_delays_no_other() {
     proxy.refuse(true);
     proxy.cut_all();
     // The notification connections of this holder and of the second waiter are left.
-    let noticed = || wake_up_connections(&server) <= 2;
+    let noticed = || notification_connections(&server) <= 2;
     assert!(
         eventually(SOON, noticed),
         "Redis sees that the client has gone"
     );
     assert_kept(held.unlock());
-    let entered = second.within(WITHOUT_WORD, "the grant in the place of the killed client");
+    let entered = second.within(
+        WITHOUT_NOTIFICATION,
+        "the grant in the place of the killed client",
+    );
     assert!(!first.is_done(), "the client cannot ask");
     proxy.refuse(false);
     wait_for_queue(&server, KEY, 1);
     assert_kept(entered.unlock());
-    drop(first.within(WITHOUT_WORD, "the grant after the return"));
+    drop(first.within(WITHOUT_NOTIFICATION, "the grant after the return"));
     assert_all_become_free(&server);
 }
 
@@ -179,7 +182,7 @@ fn many_waits_survive_broken_notifications() {
         assert_kept(guard.unlock());
     }
     for waiter in waiters {
-        drop(waiter.within(WITHOUT_WORD, "the grant after the release"));
+        drop(waiter.within(WITHOUT_NOTIFICATION, "the grant after the release"));
     }
     assert_all_become_free(&server);
 }

@@ -15,8 +15,8 @@ use crate::child::{Child, Parent};
 use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, make_first_join_earlier, millis, queue,
-    secs, server, value_of, wait_for_queue, wake_up_connections,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, make_first_join_earlier, millis,
+    notification_connections, queue, secs, server, value_of, wait_for_queue,
 };
 
 /// The delay to allow for on a busy machine.
@@ -37,11 +37,11 @@ fn builder_of_process(url: &str) -> Builder {
     steady(url).ttl(millis(number(url, TTL)))
 }
 
-/// The entry of a holder, in any process. It holds the lock for a moment, and checks with a counter in Redis that no
-/// other holder has it.
-struct Entry(redis::Connection);
+/// A section of code that only the holder enters, in any process. A counter in Redis shows whether two holders are
+/// inside at the same time.
+struct CriticalSection(redis::Connection);
 
-impl Entry {
+impl CriticalSection {
     fn open(url: &str) -> Self {
         let redis = redis::Client::open(url).unwrap();
         Self(redis.get_connection_with_timeout(SOON).unwrap())
@@ -128,11 +128,11 @@ impl Waiter {
 
 pub fn wait_once(parent: &Parent) {
     let client = builder_of_process(&parent.url).build().unwrap();
-    let mut entry = Entry::open(&parent.url);
+    let mut section = CriticalSection::open(&parent.url);
     parent.tell(client.holder_id().to_string());
     let guard = client.mutex(KEY).lock().unwrap();
     parent.tell("entered");
-    entry.stay(&guard, millis(20));
+    section.stay(&guard, millis(20));
     guard.unlock().unwrap();
     parent.tell("left");
     parent.wait_for_end();
@@ -194,7 +194,7 @@ fn kill_in_queue(places: &[usize]) {
     }
     let living = waiters.len() - places.len();
     // The client of this test, which holds the lock, has a notification connection, too.
-    let noticed = || wake_up_connections(&server) <= living + 1;
+    let noticed = || notification_connections(&server) <= living + 1;
     assert!(
         eventually(SOON, noticed),
         "Redis sees that the clients have gone"
@@ -242,7 +242,7 @@ fn a_pattern_subscriber_hides_no_killed_waiter() {
     let mut waiters = Waiter::line(&server, 2);
     waiters[0].child.kill();
     // The connections of the other waiter and of the holder are left.
-    let noticed = || wake_up_connections(&server) <= 2;
+    let noticed = || notification_connections(&server) <= 2;
     assert!(
         eventually(SOON, noticed),
         "Redis sees that the client has gone"
@@ -276,10 +276,10 @@ fn a_stopped_waiter_loses_its_turn_and_knows() {
         ttl + SLACK,
         "the grant after the ttl of the stopped process",
     );
-    let mut entry = Entry::open(&server.url());
+    let mut section = CriticalSection::open(&server.url());
 
     still.resume();
-    entry.stay(&second, millis(700));
+    section.stay(&second, millis(700));
     second.check().unwrap();
     wait_for_queue(&server, KEY, 1);
     second.unlock().unwrap();

@@ -7,7 +7,7 @@ use leasehold::Client;
 use leasehold::crossbeam_channel::bounded;
 use leasehold_testbed::{Proxy, Server, eventually};
 
-use crate::contention_faults::relay::{Relay, Words};
+use crate::contention_faults::relay::{Delivery, Relay};
 use crate::contention_faults::{KEY, Turns, assert_kept, client, kill_notifications, unhurried};
 use crate::support::{
     SOON, Task, ask, assert_all_become_free, in_redis, lease_of, millis, secs, server, value_of,
@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 /// A waiter without notifications asks again within a second, and a ttl takes sixty.
-const WITHOUT_WORD: Duration = Duration::from_secs(6);
+const WITHOUT_NOTIFICATION: Duration = Duration::from_secs(6);
 
 fn relayed() -> (Server, Relay) {
     let server = server();
@@ -38,7 +38,7 @@ fn a_lost_grant_notification_costs_a_moment() {
         waiters.push(Task::start(move || mutex.lock().unwrap()));
         wait_for_queue(&server, &key, 1);
     }
-    relay.let_words(Words::Lost);
+    relay.set_delivery(Delivery::Lost);
     let rounds: Vec<Task<()>> = waits
         .into_iter()
         .zip(held.into_iter().zip(waiters))
@@ -46,7 +46,7 @@ fn a_lost_grant_notification_costs_a_moment() {
             Task::start(move || {
                 thread::sleep(wait);
                 assert_kept(held.unlock());
-                drop(waiter.within(WITHOUT_WORD, "the grant without a notification"));
+                drop(waiter.within(WITHOUT_NOTIFICATION, "the grant without a notification"));
             })
         })
         .collect();
@@ -73,7 +73,10 @@ fn a_grant_lost_with_all_connections_is_found() {
         // This also drops the notifications that were held back.
         proxy.cut_all();
         proxy.hold_replies(false);
-        drop(waiter.within(WITHOUT_WORD, "the grant after all connections broke"));
+        drop(waiter.within(
+            WITHOUT_NOTIFICATION,
+            "the grant after all connections broke",
+        ));
     }
     assert_all_become_free(&server);
 }
@@ -99,7 +102,7 @@ fn a_grant_without_any_notification_is_found() {
         let keys = [KEY, "~fence", "~queue:k"].map(in_redis);
         let eval = ["EVAL", script, "3", &keys[0], &keys[1], &keys[2]];
         ask(&server, &eval);
-        let entered = waiter.within(WITHOUT_WORD, "the grant without a notification");
+        let entered = waiter.within(WITHOUT_NOTIFICATION, "the grant without a notification");
         assert!(entered.fencing_token() > held.fencing_token());
         drop((held, entered));
         assert!(eventually(SOON, || value_of(&server, KEY).is_none()));
@@ -116,9 +119,13 @@ fn grants_continue_while_notifications_are_lost_or_late() {
     turns.go_on_under(|| {
         // Each lost notification costs a second, until the client sees that it receives none.
         let lost = fault == 1;
-        relay.let_words(if lost { Words::Lost } else { Words::HeldBack });
+        relay.set_delivery(if lost {
+            Delivery::Lost
+        } else {
+            Delivery::HeldBack
+        });
         thread::sleep(millis(10 + 7 * (fault % 5)));
-        relay.let_words(Words::Pass);
+        relay.set_delivery(Delivery::Pass);
         fault += 1;
     });
     assert_all_become_free(&server);
@@ -133,9 +140,9 @@ fn a_late_grant_notification_takes_no_lock() {
     let mutex = waiting.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, KEY, 1);
-    relay.let_words(Words::HeldBack);
+    relay.set_delivery(Delivery::HeldBack);
     assert_kept(held.unlock());
-    let first = waiter.within(WITHOUT_WORD, "the grant without a notification");
+    let first = waiter.within(WITHOUT_NOTIFICATION, "the grant without a notification");
     assert_kept(first.unlock());
 
     // The client is queued again when the notification of its first grant comes.
@@ -143,13 +150,13 @@ fn a_late_grant_notification_takes_no_lock() {
     let mutex = waiting.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, KEY, 1);
-    relay.let_words(Words::Pass);
+    relay.set_delivery(Delivery::Pass);
     thread::sleep(millis(300));
     assert!(!waiter.is_done(), "another client has it");
     held.check().unwrap();
     assert_eq!(crate::support::queued(&server, KEY), 1, "the wait goes on");
     assert_kept(held.unlock());
-    let second = waiter.within(WITHOUT_WORD, "its second grant");
+    let second = waiter.within(WITHOUT_NOTIFICATION, "its second grant");
     // The late notification does not make the client release its new grant either.
     thread::sleep(millis(300));
     assert!(value_of(&server, KEY).is_some());
@@ -171,12 +178,12 @@ fn waiters_gone_before_their_notification_return_the_grant() {
     let mutex = next.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, KEY, 2);
-    relay.let_words(Words::HeldBack);
+    relay.set_delivery(Delivery::HeldBack);
     assert_kept(held.unlock());
     drop(give_up);
     // The wait was cancelled, unless the machine was so slow that the client got the lock before.
     let _ = leaver.within(SOON, "the end of the wait");
     drop(waiter.within(secs(5), "the grant of the remaining waiter"));
-    relay.let_words(Words::Pass);
+    relay.set_delivery(Delivery::Pass);
     assert_all_become_free(&server);
 }

@@ -25,7 +25,8 @@ fn client(url: &str) -> Client {
     builder(url).ttl(LONG_TTL).build().unwrap()
 }
 
-/// A client for which no fault is meant: as [`client`], with time-outs that a busy machine does not reach.
+/// A client that must not notice the faults. It has the ttl of [`client`], and time-outs that a busy machine does not
+/// reach.
 fn unhurried(url: &str) -> Client {
     steady(url).ttl(LONG_TTL).build().unwrap()
 }
@@ -127,8 +128,8 @@ impl Turns {
         self.tasks.iter().all(Task::is_done)
     }
 
-    /// Calls `fault` repeatedly until all threads have finished; returns how often. After each fault a grant
-    /// must follow soon.
+    /// Calls `fault` again and again until all threads have finished, and returns the number of calls. Fails if no
+    /// grant follows a fault soon.
     #[track_caller]
     fn go_on_under(self, mut fault: impl FnMut()) -> usize {
         let mut faults = 0;

@@ -9,20 +9,20 @@ use std::thread;
 
 use crate::support::millis;
 
-/// The fate of the server's messages on notification connections.
+/// How the relay treats the server's messages on notification connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Words {
+pub enum Delivery {
     Pass,
-    /// Messages are dropped. A connection that has lost a message delivers none any more, as when the way back is
-    /// broken.
+    /// The relay drops messages. A connection that has lost one message delivers no later ones, as if the network had
+    /// failed in this direction.
     Lost,
     HeldBack,
 }
 
 pub struct Relay {
     port: u16,
-    words: Arc<AtomicU8>,
+    delivery: Arc<AtomicU8>,
     ended: Arc<AtomicBool>,
 }
 
@@ -30,11 +30,11 @@ impl Relay {
     pub fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let words = Arc::new(AtomicU8::new(Words::Pass as u8));
+        let delivery = Arc::new(AtomicU8::new(Delivery::Pass as u8));
         let ended = Arc::new(AtomicBool::new(false));
         let relay = Self {
             port,
-            words: Arc::clone(&words),
+            delivery: Arc::clone(&delivery),
             ended: Arc::clone(&ended),
         };
         thread::spawn(move || {
@@ -44,7 +44,7 @@ impl Relay {
                 }
                 // Without a server the client sees its connection closed.
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) {
-                    connect(client, server, &words);
+                    connect(client, server, &delivery);
                 }
             }
         });
@@ -56,14 +56,14 @@ impl Relay {
     }
 
     /// Sets the fate of all messages from now on; messages held back are delivered.
-    pub fn let_words(&self, words: Words) {
-        self.words.store(words as u8, Ordering::Release);
+    pub fn set_delivery(&self, delivery: Delivery) {
+        self.delivery.store(delivery as u8, Ordering::Release);
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.let_words(Words::Pass);
+        self.set_delivery(Delivery::Pass);
         self.ended.store(true, Ordering::Release);
         // Wakes the thread that accepts.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
@@ -71,14 +71,14 @@ impl Drop for Relay {
 }
 
 /// Passes bytes on between both ends until one of them is closed.
-fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
+fn connect(client: TcpStream, server: TcpStream, delivery: &Arc<AtomicU8>) {
     let is_listening = Arc::new(AtomicBool::new(false));
     let [client, server] = [client, server].map(|stream| {
         stream.set_nodelay(true).unwrap();
         Arc::new(stream)
     });
     let ends = (Arc::clone(&client), Arc::clone(&server));
-    let (is_known, words) = (Arc::clone(&is_listening), Arc::clone(words));
+    let (is_known, delivery) = (Arc::clone(&is_listening), Arc::clone(delivery));
     thread::spawn(move || {
         // The connection's purpose shows in its name, which is among the first bytes.
         pass(&ends.0, &ends.1, |bytes| {
@@ -93,9 +93,9 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     thread::spawn(move || {
         pass(&server, &client, |_| {
             while !is_lost && is_listening.load(Ordering::Acquire) {
-                match words.load(Ordering::Acquire) {
-                    lost if lost == Words::Lost as u8 => is_lost = true,
-                    held if held == Words::HeldBack as u8 => thread::sleep(millis(1)),
+                match delivery.load(Ordering::Acquire) {
+                    lost if lost == Delivery::Lost as u8 => is_lost = true,
+                    held if held == Delivery::HeldBack as u8 => thread::sleep(millis(1)),
                     _ => return true,
                 }
             }

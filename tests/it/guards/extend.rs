@@ -152,14 +152,14 @@ fn extending_a_lost_lock_fails_and_changes_nothing() {
     // The thread that finds the loss notifies all others.
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
 
-    let guard = client.mutex("stolen").lock().unwrap();
-    overwrite(&server, "stolen", "5000");
+    let guard = client.mutex("overwritten").lock().unwrap();
+    overwrite(&server, "overwritten", "5000");
     let error = guard.extend(secs(30)).unwrap_err();
     assert!(
         matches!(error.loss_reason(), Some(LossReason::TakenOver { .. })),
         "{error}"
     );
-    assert!(expires_in(&server, "stolen").is_none_or(|left| left <= secs(5)));
+    assert!(expires_in(&server, "overwritten").is_none_or(|left| left <= secs(5)));
 }
 
 #[test]

@@ -93,13 +93,13 @@ fn a_signal_is_never_ready_after_release() {
         }
     }
     signals.iter().for_each(assert_silent);
-    // Not when another client takes or deletes the lock,
+    // The signals stay silent when another client overwrites or deletes the lock.
     overwrite(&server, "k", "60000");
     ask(&server, &["DEL", &in_redis("k")]);
-    // not when the client ends, nor when it is gone,
+    // They stay silent when the client is shut down and dropped.
     client.shutdown(secs(5)).unwrap();
     drop((mutex, client));
-    // and not when the ttl has passed.
+    // They stay silent after the ttl has passed.
     std::thread::sleep(millis(500));
     signals.iter().for_each(assert_silent);
 }

@@ -316,7 +316,8 @@ fn a_flood_of_forged_forces_causes_few_requests() {
     eval.exec(&mut attacker(&server, &rights)).unwrap();
     wait_for_messages(&server, &owner);
     guard.check().unwrap();
-    // Usually less than a second after the last forged message was refuted. The true message is believed all the same.
+    // This message usually comes less than a second after the last forged message was refuted. The client believes it,
+    // since it is true.
     let operator = client(&server);
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let by = operator.holder_id().clone();

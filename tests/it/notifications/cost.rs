@@ -7,8 +7,8 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, connections, millis, reads, reads_during, script_calls, secs, server,
-    tracked, wait_for_queue, wake_up_connections,
+    LONG_TTL, SOON, Task, connections, millis, notification_connections, reads, reads_during,
+    script_calls, secs, server, tracked, wait_for_queue,
 };
 
 fn client(server: &Server) -> Client {
@@ -49,7 +49,7 @@ fn an_uncontended_lock_costs_two_calls() {
         client.with_lock("k", || ()).unwrap();
         assert_eq!(script_calls(&server) - before, 2 * (TIMES + 1));
         if longest < SHORT {
-            assert_eq!(wake_up_connections(&server), 0);
+            assert_eq!(notification_connections(&server), 0);
             assert_eq!(tracked(&server), 0);
             return;
         }
@@ -63,11 +63,11 @@ fn try_lock_opens_no_notification_connection() {
     let (holder, client) = (client(&server), client(&server));
     let held = holder.mutex("k").lock().unwrap();
     // Only the holder has a notification connection, since it holds the lock for long.
-    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    assert!(eventually(SOON, || notification_connections(&server) == 1));
     for _ in 0..20 {
         assert!(client.mutex("k").try_lock().unwrap().is_none());
     }
-    assert_eq!(wake_up_connections(&server), 1);
+    assert_eq!(notification_connections(&server), 1);
     held.unlock().unwrap();
 }
 
@@ -116,7 +116,7 @@ fn a_grant_is_notified_without_polling() {
         })
         .collect();
     costs.sort_unstable();
-    // Two requests of the holder and one of the waiter. On a busy machine some clients ask again.
+    // The holder sends two requests, and the waiter sends one. On a busy machine some clients ask again.
     assert_eq!(costs[ROUNDS / 2], 3, "{costs:?}");
 }
 
@@ -136,14 +136,14 @@ fn a_client_has_one_notification_connection() {
     for n in 0..20 {
         wait_for_queue(&server, &format!("held-{n}"), 1);
     }
-    assert!(eventually(SOON, || wake_up_connections(&server) == 2));
+    assert!(eventually(SOON, || notification_connections(&server) == 2));
     // The connections of each client: two pipelines, two for renewals, one for notifications.
     assert!(connections(&server) <= 10);
     drop(held);
     for waiter in waiters {
         waiter.within(SOON, "entering").unwrap();
     }
-    assert_eq!(wake_up_connections(&server), 2);
+    assert_eq!(notification_connections(&server), 2);
     drop((holder, client));
     let closed = eventually(SOON, || connections(&server) == 0);
     assert!(closed, "{} connections are left", connections(&server));

@@ -10,7 +10,7 @@ use leasehold_testbed::{Server, eventually};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, connections_made, info_number, lost_within,
-    millis, notified_clients, secs, server, wait_for_queue, wake_up_connections,
+    millis, notification_connections, notified_clients, secs, server, wait_for_queue,
 };
 
 /// Permissions without which a user can get no notifications.
@@ -63,7 +63,7 @@ fn a_client_without_notifications_polls_and_reports_once() {
             let held = holder.mutex(key).lock().unwrap();
             let mutex = client.mutex(key);
             let waiter = Task::start(move || mutex.lock().unwrap());
-            recorder.wait_for(1, What::WakeUpsRefused, "");
+            recorder.wait_for(1, What::NotificationsRefused, "");
             wait_for_queue(&server, key, 1);
             if round % 2 == 0 {
                 drop(held);
@@ -74,9 +74,9 @@ fn a_client_without_notifications_polls_and_reports_once() {
             guard.check().unwrap();
             guard.unlock().unwrap();
         }
-        let reports = recorder.count(What::WakeUpsRefused, "");
+        let reports = recorder.count(What::NotificationsRefused, "");
         assert_eq!(reports, 1, "server {n}");
-        assert!(wake_up_connections(&server) <= 1, "the holder's");
+        assert!(notification_connections(&server) <= 1, "the holder's");
     }
 }
 
@@ -99,7 +99,7 @@ fn without_notifications_a_renewal_finds_a_loss() {
     let client = client(&limited(&server, LACKS[1]), &recorder);
     let mutex = client.mutex("k").ttl(secs(3));
     let guard = mutex.lock().unwrap();
-    recorder.wait_for(1, What::WakeUpsRefused, "");
+    recorder.wait_for(1, What::NotificationsRefused, "");
     ask(&server, &["DEL", "leasehold:k"]);
     let reason = guard.lost_signal().recv_timeout(SOON).unwrap();
     assert_eq!(reason, leasehold::LossReason::Deleted);
@@ -197,7 +197,7 @@ fn notified_and_polling_waiters_both_progress() {
             let (turns, server) = (Arc::clone(&turns), Arc::clone(&server));
             Task::start(move || take_turns(&server, &mutex, &witness, &turns, TOTAL))
         });
-        recorder.wait_for(1, What::WakeUpsRefused, "");
+        recorder.wait_for(1, What::NotificationsRefused, "");
         wait_for_queue(&server, "k", 2);
         held.unlock().unwrap();
         let [by_polling, by_notified] = tasks.map(|task| task.within(secs(60), "all grants"));
@@ -226,7 +226,7 @@ fn clients_that_may_not_publish_keep_their_connections() {
     wait_for_queue(&server, "k", CLIENTS);
     // Each client has opened all its connections by now.
     for recorder in &recorders {
-        recorder.wait_for(1, What::WakeUpsRefused, "");
+        recorder.wait_for(1, What::NotificationsRefused, "");
     }
     assert!(
         eventually(SOON, || notified_clients(&server) == 1),

@@ -247,7 +247,7 @@ fn notifications_work_with_every_login_and_socket() {
             entered.saturating_duration_since(start)
         });
         assert_most_within(AT_ONCE, waits.into());
-        assert_eq!(recorder.count(What::WakeUpsRefused, ""), 0, "{url}");
+        assert_eq!(recorder.count(What::NotificationsRefused, ""), 0, "{url}");
     }
 }
 

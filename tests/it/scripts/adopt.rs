@@ -5,9 +5,9 @@ use leasehold_testbed::Server;
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, call, come, connect, ends, entries, go,
-    granted, holder, kinds, lease, listen, queue_of, queue_up, received, release, text_of, ttl_of,
-    value,
+    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, acquire_as, call, connect, ends, entries,
+    granted, holder, kinds, lease, listen, queue_of, queue_up, received, release, release_as,
+    text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -76,14 +76,14 @@ fn earlier_waiters_are_granted_after_the_adopter() {
     let mut subscriber = listen(&mut clients, &[0, 1, 2, ADOPTER].map(holder));
     queue_up(&mut redis, "k", &[TTL, TTL]);
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));
-    assert_eq!(kinds(&[come(&mut redis, "k", 3, "+")]), ["queued"]);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 3, "+")]), ["queued"]);
     assert_eq!(
         received(&server, &mut subscriber),
         [],
         "nobody has been granted"
     );
-    assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"]);
-    assert_eq!(ends(&[go(&mut redis, "k", ADOPTER)]), ["done"]);
+    assert_eq!(ends(&[release_as(&mut redis, "k", 0)]), ["taken"]);
+    assert_eq!(ends(&[release_as(&mut redis, "k", ADOPTER)]), ["done"]);
     let value = text_of(&server, "k").unwrap();
     assert!(value.starts_with(&format!("lh1 {} ", lease(1))), "{value}");
     assert!(value.ends_with(" +"), "{value}");
@@ -247,8 +247,8 @@ fn without_memory_a_ticket_stays_valid() {
 fn a_later_grant_exceeds_the_adopted_token() {
     let server = server();
     let mut redis = connect(&server);
-    let before = granted(&come(&mut redis, "k", 0, ""));
+    let before = granted(&acquire_as(&mut redis, "k", 0, ""));
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));
-    go(&mut redis, "k", ADOPTER);
-    assert!(granted(&come(&mut redis, "k", 1, "")) > before);
+    release_as(&mut redis, "k", ADOPTER);
+    assert!(granted(&acquire_as(&mut redis, "k", 1, "")) > before);
 }

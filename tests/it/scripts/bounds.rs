@@ -7,9 +7,9 @@ use leasehold_testbed::{Reply, Server};
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, acquire, call, come,
-    connect, ends, entry, go, granted, holder, kinds, lease, listen, queue_name, queue_of,
-    queue_up, received, release, text_of, ttl_of,
+    ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, acquire, acquire_as,
+    call, connect, ends, entry, granted, holder, kinds, lease, listen, queue_name, queue_of,
+    queue_up, received, release, release_as, text_of, ttl_of,
 };
 use crate::support::{ask, info_number, server};
 
@@ -46,7 +46,7 @@ fn served(server: &Server, redis: &mut Connection, first: &str) -> String {
     ask(server, &["FLUSHALL"]);
     queue_up(redis, "k", &[TTL]);
     ask(server, &["ZADD", &queue_name("k"), "7", first]);
-    assert_eq!(go(redis, "k", 0), Said::Number(1));
+    assert_eq!(release_as(redis, "k", 0), Said::Number(1));
     let value = text_of(server, "k").expect("one of the callers has it");
     value.split(' ').nth(1).unwrap().to_owned()
 }
@@ -59,7 +59,7 @@ fn a_request_takes_ten_thousand_entries_at_most() {
     forge(&server, 1..115_000, JUNK);
     forge(&server, 115_000..230_000, DEAD);
     let forged = queued(&server);
-    assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
+    assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1));
     assert_eq!(queued(&server), forged - VISITED);
     assert_eq!(text_of(&server, "k"), None, "the key is free");
     // Later requests skip the rest of the queue. Until then, the lock is granted past so long a queue.
@@ -67,7 +67,7 @@ fn a_request_takes_ten_thousand_entries_at_most() {
     let _ear = listen(&mut clients, &[holder(1)]);
     for n in 2.. {
         let before = queued(&server);
-        let said = come(&mut redis, "k", n, "+");
+        let said = acquire_as(&mut redis, "k", n, "+");
         let taken = before - queued(&server);
         assert!(taken <= VISITED, "{taken}");
         let value = text_of(&server, "k").unwrap();
@@ -77,7 +77,7 @@ fn a_request_takes_ten_thousand_entries_at_most() {
             break;
         }
         granted(&said);
-        assert_eq!(go(&mut redis, "k", n), Said::Number(1));
+        assert_eq!(release_as(&mut redis, "k", n), Said::Number(1));
     }
 }
 
@@ -92,7 +92,7 @@ fn a_full_queue_of_dead_waiters_ends_in_one_call() {
         ask(&server, &["SET", "k", &(value.replace(" +", "") + " +")]);
         forge(&server, 1..dead as usize + 1, DEAD);
         assert_eq!(queued(&server), VISITED);
-        assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
+        assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1));
         assert_eq!(queued(&server), 0);
         assert_eq!(text_of(&server, "k").is_some(), is_served);
         ask(&server, &["FLUSHALL"]);
@@ -106,11 +106,11 @@ fn a_waiter_behind_a_forged_queue_is_notified() {
     let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     forge(&server, 1..VISITED as usize + 1, JUNK);
-    go(&mut redis, "k", 0);
+    release_as(&mut redis, "k", 0);
     let messages = received(&server, &mut subscriber);
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert_eq!(messages[0].1, format!("{} ~ k", &lease(1)[..16]));
-    granted(&come(&mut redis, "k", 1, "-"));
+    granted(&acquire_as(&mut redis, "k", 1, "-"));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn an_entry_longer_than_any_is_skipped() {
             &["ZADD", &queue_name("k"), "9000000000000000", &ninth],
         );
         let before = server.calls("publish").unwrap();
-        go(&mut redis, "k", 0);
+        release_as(&mut redis, "k", 0);
         let after = server.calls("publish").unwrap();
         assert_eq!(after - before, published, "{length}");
     }
@@ -174,9 +174,9 @@ fn a_foreign_newest_entry_is_removed() {
         ("inf", "x"),
     ] {
         ask(&server, &["FLUSHALL"]);
-        let first = granted(&come(&mut redis, "k", 0, ""));
+        let first = granted(&acquire_as(&mut redis, "k", 0, ""));
         ask(&server, &["ZADD", &queue, place, forged]);
-        let said = come(&mut redis, "k", 1, "+");
+        let said = acquire_as(&mut redis, "k", 1, "+");
         let Said::Queued { since, .. } = said else {
             panic!("not queued: {said:?}");
         };
@@ -193,7 +193,7 @@ fn an_impossible_queue_position_is_ignored() {
     queue_up(&mut redis, "k", &[TTL]);
     for place in ["inf", "-inf", "-5", "1.5", "1e300", "90071992540000000"] {
         ask(&server, &["ZADD", &queue, place, &entry(1, TTL)]);
-        let said = come(&mut redis, "k", 1, "-");
+        let said = acquire_as(&mut redis, "k", 1, "-");
         assert_eq!(kinds(&[said]), ["contended"], "{place}");
     }
 }
@@ -215,7 +215,7 @@ fn a_value_longer_than_a_lock_is_foreign_and_stays() {
     for value in forged_values() {
         ask(&server, &["SET", "k", &value]);
         for mode in ["", "+", "0", "-", "-+"] {
-            let said = come(&mut redis, "k", 1, mode);
+            let said = acquire_as(&mut redis, "k", 1, mode);
             assert_eq!(said.text(), "FOREIGN string", "{mode:?}");
         }
         let said = call(&mut redis, &INSPECT, &["k"], &[]);
@@ -236,7 +236,7 @@ fn a_value_longer_than_a_lock_is_foreign_and_stays() {
     }
     let longest = format!("lh1 {ONE} 1795263780943818 {} +", "h".repeat(128));
     ask(&server, &["SET", "k", &longest, "PX", TTL]);
-    let said = come(&mut redis, "k", 1, "");
+    let said = acquire_as(&mut redis, "k", 1, "");
     assert_eq!(kinds(&[said]), ["contended"]);
 }
 
@@ -246,7 +246,7 @@ fn an_empty_string_is_foreign_and_not_free() {
     let mut redis = connect(&server);
     ask(&server, &["SET", "k", ""]);
     for mode in ["", "+", "0", "-", "-+", "+7"] {
-        let said = come(&mut redis, "k", 1, mode);
+        let said = acquire_as(&mut redis, "k", 1, mode);
         assert_eq!(said.text(), "FOREIGN string", "{mode:?}");
     }
     let said = call(&mut redis, &INSPECT, &["k"], &[]);
@@ -323,7 +323,7 @@ fn scripts_read_the_beginning_of_a_value_only() {
     ask(&server, &["SET", FENCE, "1795263780943818"]);
     queue_up(&mut redis, "a", &[TTL]);
     ask(&server, &["SETRANGE", FENCE, &end, "x"]);
-    let (bytes, said) = needed(&server, || go(&mut redis, "a", 0));
+    let (bytes, said) = needed(&server, || release_as(&mut redis, "a", 0));
     assert_eq!(said, Said::Number(1));
     assert!(bytes < LITTLE, "release: {bytes} bytes");
     assert_eq!(text_of(&server, "a"), None, "the key is free");

@@ -1,11 +1,12 @@
-//! lua/release.lua when a client takes a lock away. The script notifies the owner first, and then grants from the
-//! queue as for any release. With `?` (not with `!`) it leaves a new grant alone whose holder does not listen yet.
+//! lua/release.lua when a client takes a lock away. The script notifies the holder first, and then grants the key to
+//! the first waiter as any release does. With `?` in place of `!`, the script does not take a new grant away while its
+//! holder does not listen yet.
 
 use redis::Connection;
 
 use super::{
-    FENCE, MICROS, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, holder, kinds,
-    lease, listen, queue_of, queue_up, received, release, text_of, ttl_of, value,
+    FENCE, MICROS, ONE, Said, TTL, TWO, acquire_as, channel, connect, ends, entries, holder, kinds,
+    lease, listen, queue_of, queue_up, received, release, release_as, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -63,12 +64,12 @@ fn the_first_waiter_is_granted_and_the_others_stay() {
     let message = (channel(&holder(1)), format!("{} {} k", lease(1), micros[1]));
     assert_eq!(received(&server, &mut subscriber), [message]);
     assert_eq!(
-        ends(&[go(&mut redis, "k", 0)]),
+        ends(&[release_as(&mut redis, "k", 0)]),
         ["taken"],
         "the lock has ended"
     );
     for n in 1..=3 {
-        assert_eq!(ends(&[go(&mut redis, "k", n)]), ["done"]);
+        assert_eq!(ends(&[release_as(&mut redis, "k", n)]), ["done"]);
     }
     assert_eq!(text_of(&server, "k"), None);
 }
@@ -87,7 +88,7 @@ fn an_unreachable_owner_loses_the_lock() {
     ask(&server, &["ACL", "SETUSER", "default", "resetchannels"]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     assert_eq!(text_of(&server, "k"), None);
-    assert_eq!(kinds(&[come(&mut redis, "k", 1, "")]), ["granted"]);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 1, "")]), ["granted"]);
 }
 
 #[test]
@@ -160,7 +161,8 @@ fn a_failed_force_affects_no_other_key() {
     assert_eq!(alone.collect::<Vec<_>>(), together);
 }
 
-/// A caller of the script has read the owner before.
+/// A caller of the script has read the owner of the key before. By now the key may have another owner, whom the script
+/// leaves alone.
 #[test]
 fn only_the_named_owner_is_forced_and_notified() {
     let server = server();

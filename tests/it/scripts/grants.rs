@@ -5,9 +5,9 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
-    TTL, channel, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors,
-    holder, kinds, lease, listen, queue_name, queue_of, queue_up, received, release, say, text_of,
-    ttl_of, value,
+    TTL, acquire_as, acquire_for, channel, connect, ends, entries, entry, eval, granted,
+    has_selectors, holder, kinds, lease, listen, queue_name, queue_of, queue_up, received, release,
+    release_as, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -210,7 +210,7 @@ fn an_unservable_queue_frees_the_key() {
     } else {
         let value = queue_up(&mut redis, "k", &ttls);
         say(&server, NO_COUNTER);
-        let said = go(&mut redis, "k", 0);
+        let said = release_as(&mut redis, "k", 0);
         assert!(said.text().starts_with("NOPERM"), "{said:?}");
         say(&server, ALL_KEYS);
         assert_eq!(text_of(&server, "k"), Some(value));
@@ -222,7 +222,7 @@ fn an_unservable_queue_frees_the_key() {
         let counter = ask(&server, &["GET", FENCE]);
         say(&server, spoil);
         for key in ["k", "k2"] {
-            assert_eq!(go(&mut redis, key, 0), Said::Number(1), "{spoil:?}");
+            assert_eq!(release_as(&mut redis, key, 0), Said::Number(1), "{spoil:?}");
         }
         assert_eq!(ask(&server, &["EXISTS", "k", "k2"]), Reply::Int(0));
         let is_same = ask(&server, &["GET", FENCE]) == counter;
@@ -230,7 +230,7 @@ fn an_unservable_queue_frees_the_key() {
         assert_eq!(received(&server, &mut subscriber), [], "{spoil:?}");
         say(&server, mend);
         // The waiters are granted the lock once that is possible.
-        let said = come(&mut redis, "k", 1, "-");
+        let said = acquire_as(&mut redis, "k", 1, "-");
         assert_eq!(kinds(&[said]), ["granted"], "{spoil:?}");
     }
 }
@@ -315,10 +315,10 @@ fn long_queued_waiters_confirm_their_grants() {
     ] {
         let case = format!("ttl {ttl} after {waited} µs");
         let asked = ttl.to_string();
-        granted(&come(&mut redis, "k", 0, "+"));
+        granted(&acquire_as(&mut redis, "k", 0, "+"));
         let (now, micros): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
         let mode = format!("+{}", now * second + micros - waited);
-        come_for(&asked, &mut redis, "k", 1, &mode);
+        acquire_for(&asked, &mut redis, "k", 1, &mode);
         let turn = pass(&mut redis, "k", 0);
         let micros = granted_to(1, &turn, false);
         assert!(turn.left <= unconfirmed.unwrap_or(ttl), "{case}: {turn:?}");
@@ -332,7 +332,7 @@ fn long_queued_waiters_confirm_their_grants() {
         };
         assert_eq!(*message, format!("{} {mark}{micros} k", lease(1)), "{case}");
         // A confirmed grant has its whole ttl.
-        let said = come_for(&asked, &mut redis, "k", 1, "-");
+        let said = acquire_for(&asked, &mut redis, "k", 1, "-");
         assert_eq!(granted(&said), micros, "{case}");
         assert!(ttl_of(&server, "k") > ttl / 2, "{case}");
         ask(&server, &["FLUSHALL"]);
@@ -361,7 +361,7 @@ fn all_waiters_of_dead_clients_are_skipped() {
     assert_eq!(queue_of(&server, "k"), [""; 0]);
     ask(&server, &["FLUSHALL"]);
     enqueue_gone(&server, "k", 2500);
-    assert_eq!(kinds(&[come(&mut redis, "k", 2, "+")]), ["granted"]);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 2, "+")]), ["granted"]);
     assert_eq!(queue_of(&server, "k"), [""; 0]);
 }
 
@@ -466,7 +466,7 @@ fn a_counter_ahead_of_the_clock_costs_no_confirmation() {
     let last: u64 = text_of(&server, FENCE).unwrap().parse().unwrap();
     let ahead = (last + 3_600_000_000).to_string();
     ask(&server, &["SET", FENCE, &ahead]);
-    go(&mut redis, "k", 0);
+    release_as(&mut redis, "k", 0);
     let messages = received(&server, &mut subscriber);
     let micros = last + 3_600_000_001;
     assert_eq!(

@@ -42,12 +42,11 @@ const TTL: &str = "60000";
 /// The time of the grant in [`value`].
 const MICROS: &str = "1795263780943818";
 
-/// After this command the fence counter can be read, but not written, and keys that begin with `k` can be
-/// used. Needs Redis 7: see [`has_selectors`].
+/// After this command, the user can use keys that begin with `k`, and can read the fence counter, but not write it.
+/// Needs Redis 7: see [`has_selectors`].
 const READS_THE_COUNTER: &str = "ACL SETUSER default resetkeys ~k* %R~p:~fence (+eval ~*)";
 const READS_IT_NO_MORE: &str = "ACL SETUSER default clearselectors allkeys";
-/// After this command keys that begin with `k` can be used, and the fence counter not at all: Redis refuses
-/// the whole call.
+/// After this command, the user can use only keys that begin with `k`. Redis refuses each call with the fence counter.
 const NO_COUNTER: &str = "ACL SETUSER default resetkeys ~k*";
 const ALL_KEYS: &str = "ACL SETUSER default allkeys";
 
@@ -250,7 +249,7 @@ fn holder(n: usize) -> String {
     format!("host/{n}/0")
 }
 
-/// Caller `n` as an entry of a queue: with its ttl in ms, or `0` if it polls.
+/// The entry of caller `n` in a queue. The ttl is in ms; `0` means that the caller polls.
 fn entry(n: usize, ttl: &str) -> String {
     format!("{},{ttl},{}", lease(n), holder(n))
 }
@@ -263,32 +262,33 @@ fn queue_of(server: &Server, key: &str) -> Vec<String> {
     entries.iter().map(Reply::to_string).collect()
 }
 
-/// Caller `n` requests the key for [`TTL`], with this queue mode.
-fn come(connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
-    come_for(TTL, connection, key, n, mode)
+/// Caller `n` tries to acquire the key with [`TTL`], in this queue mode.
+fn acquire_as(connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
+    acquire_for(TTL, connection, key, n, mode)
 }
 
-fn come_for(ttl: &str, connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
+fn acquire_for(ttl: &str, connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
     let args = [&holder(n), &lease(n), ttl, mode];
     call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
 }
 
-/// Caller `n` requests the key for `ttl`, or for [`TTL`] and polls if `ttl` is `0`.
+/// Caller `n` tries to acquire the key with `ttl`, and joins the queue to be notified. If `ttl` is `0`, the caller uses
+/// [`TTL`] and polls.
 fn join(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
     if ttl == "0" {
-        return come(connection, key, n, "0");
+        return acquire_as(connection, key, n, "0");
     }
-    come_for(ttl, connection, key, n, "+")
+    acquire_for(ttl, connection, key, n, "+")
 }
 
 /// Caller `n` releases the key that it holds.
-fn go(connection: &mut Connection, key: &str, n: usize) -> Said {
+fn release_as(connection: &mut Connection, key: &str, n: usize) -> Said {
     release(connection, &[key], &[&lease(n)]).remove(0)
 }
 
-/// Caller `n` gives back the key, or its place in the queue with this ttl.
+/// Caller `n` releases the key, or leaves the queue that it joined with this ttl.
 fn leave(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
-    // A caller that polls requests [`TTL`].
+    // A caller that polls acquires with [`TTL`].
     let ttl = if ttl == "0" { TTL } else { ttl };
     let may_be_queued = format!("{},{ttl},{}", lease(n), holder(n));
     release(connection, &[key], &[&may_be_queued]).remove(0)
@@ -297,7 +297,7 @@ fn leave(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
 /// Caller 0 acquires the key, and for each of `ttls` the next caller joins its queue. Returns the value.
 #[track_caller]
 fn queue_up(connection: &mut Connection, key: &str, ttls: &[&str]) -> String {
-    let micros = granted(&come(connection, key, 0, ""));
+    let micros = granted(&acquire_as(connection, key, 0, ""));
     for (n, ttl) in (1..).zip(ttls) {
         let said = join(connection, key, n, ttl);
         assert_eq!(kinds(&[said]), ["queued"], "caller {n}");
@@ -306,7 +306,7 @@ fn queue_up(connection: &mut Connection, key: &str, ttls: &[&str]) -> String {
     format!("lh1 {} {micros} {}{mark}", lease(0), holder(0))
 }
 
-/// The queue that callers from `first` on form with these ttls.
+/// The entries of callers `first`, `first + 1`, .. with these ttls.
 fn entries(first: usize, ttls: &[&str]) -> Vec<String> {
     (first..).zip(ttls).map(|(n, ttl)| entry(n, ttl)).collect()
 }

@@ -59,22 +59,22 @@ impl Lock {
     fn make(redis: &mut Connection, numbers: &mut Numbers, n: usize) -> Self {
         let key = format!("k{n}");
         let [first, ticket, owner] = [(); 3].map(|()| numbers.lease());
-        let mut come = |lease: &str, mode: &str| {
+        let mut acquire_as = |lease: &str, mode: &str| {
             let args = [&*holder(numbers.below(9)), lease, "900000", mode];
             call(redis, &ACQUIRE, &[FENCE, &key], &args).remove(0)
         };
-        come(&first, "");
+        acquire_as(&first, "");
         assert_eq!(ends(&release(redis, &[&key], &[&first])), ["done"]);
-        let mut come = |lease: &str, mode: &str| {
+        let mut acquire_as = |lease: &str, mode: &str| {
             let args = [&*holder(n % 9), lease, "900000", mode];
             call(redis, &ACQUIRE, &[FENCE, &key], &args).remove(0)
         };
-        let Said::Text(micros) = come(&ticket, "") else {
+        let Said::Text(micros) = acquire_as(&ticket, "") else {
             panic!("the lock is free");
         };
         let queue: Vec<String> = (0..n % 2 * 4).map(|_| numbers.lease()).collect();
         for (lease, mode) in queue.iter().zip(["0", "+", "+", "0"]) {
-            assert!(matches!(come(lease, mode), Said::Queued { .. }));
+            assert!(matches!(acquire_as(lease, mode), Said::Queued { .. }));
         }
         let args = [&*holder(1), &ticket, &micros, &owner, ""];
         let said = call(redis, &ADOPT, &[&key], &args);

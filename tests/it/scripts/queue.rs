@@ -8,9 +8,9 @@ use leasehold_testbed::{Reply, Server, eventually};
 use redis::Connection;
 
 use super::{
-    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, call, channel, come, connect, entries, entry, go,
+    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, acquire_as, call, channel, connect, entries, entry,
     granted, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up, received,
-    release, text_of, ttl_of, value,
+    release, release_as, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, server};
 
@@ -64,19 +64,19 @@ fn waiters_queue_in_arrival_order() {
     assert_eq!(text_of(&server, FENCE), Some(micros.to_string()));
     // After an endless key got a ttl, the reply has that ttl to the millisecond.
     ask(&server, &["PERSIST", "k"]);
-    assert_eq!(queued(&come(&mut redis, "k", 4, "0")).0, 60_000);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 4, "0")).0, 60_000);
 }
 
 #[test]
 fn queue_positions_rise_whatever_the_clock_says() {
     let server = server();
     let mut redis = connect(&server);
-    let micros = granted(&come(&mut redis, "k", 0, ""));
+    let micros = granted(&acquire_as(&mut redis, "k", 0, ""));
     let hour = 3_600_000_000;
     let mut next = 1;
     let mut join_next = |redis: &mut Connection| {
         next += 1;
-        queued(&come(redis, "k", next, "+")).2
+        queued(&acquire_as(redis, "k", next, "+")).2
     };
     let by_clock = join_next(&mut redis);
     assert!(
@@ -87,8 +87,8 @@ fn queue_positions_rise_whatever_the_clock_says() {
     ask(&server, &["SET", FENCE, &(micros + hour).to_string()]);
     let next_by_clock = join_next(&mut redis);
     assert!((by_clock + 1..by_clock + hour).contains(&next_by_clock));
-    // The newest waiter is ahead of the clock, as after the clock was set back: by an hour; where a short form of the
-    // number has an exponent; and near the largest integer of a double.
+    // The newest waiter is ahead of the clock, as if the clock had been set back. Its places are an hour ahead, a
+    // number whose short form has an exponent, and a number near the largest integer of a double.
     for newest in [micros + hour, 8_888_888_888_888_887, 9_007_000_000_000_000] {
         let newest_of_all = newest.to_string();
         ask(
@@ -117,7 +117,7 @@ fn a_waiter_joins_once_and_on_request() {
         (3, "-", "contended", 0),
         (3, "", "contended", 0),
     ] {
-        let said = come(&mut redis, "k", n, mode);
+        let said = acquire_as(&mut redis, "k", n, mode);
         assert_eq!(
             kinds(std::slice::from_ref(&said)),
             [kind],
@@ -134,7 +134,7 @@ fn a_waiter_joins_once_and_on_request() {
         );
     }
     // A waiter that joins anew is the last.
-    assert_eq!(queued(&come(&mut redis, "k", 1, "+")).1, 1);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 1, "+")).1, 1);
     assert_eq!(queue_of(&server, "k"), [entry(2, "0"), entry(1, TTL)]);
     assert_eq!(value_of(&server), value);
 }
@@ -146,14 +146,14 @@ fn a_repeated_request_keeps_its_queue_position() {
     queue_up(&mut redis, "k", &[]);
     let places = ["0", "+", "+"].map(|mode| {
         let n = queue_of(&server, "k").len() + 1;
-        queued(&come(&mut redis, "k", n, mode))
+        queued(&acquire_as(&mut redis, "k", n, mode))
     });
     for (n, place) in (1..).zip(places) {
-        let (_, ahead, since) = queued(&come(&mut redis, "k", n, "-"));
+        let (_, ahead, since) = queued(&acquire_as(&mut redis, "k", n, "-"));
         assert_eq!((ahead, since), (place.1, place.2));
     }
     leave(&mut redis, "k", 1, "0");
-    let ahead = [2, 3].map(|n| queued(&come(&mut redis, "k", n, "-")).1);
+    let ahead = [2, 3].map(|n| queued(&acquire_as(&mut redis, "k", n, "-")).1);
     assert_eq!(ahead, [0, 1]);
 }
 
@@ -165,8 +165,8 @@ fn a_waiter_returns_to_its_former_position() {
     let former = since_of(&server, &entry(2, TTL));
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(1));
     let again = format!("+{former}");
-    // The waiter asks under another lease, as a client does.
-    let (_, ahead, since) = queued(&come(&mut redis, "k", 9, &again));
+    // The waiter asks under another lease, since a client uses a lease id for one entry only.
+    let (_, ahead, since) = queued(&acquire_as(&mut redis, "k", 9, &again));
     assert_eq!((ahead, since), (1, former));
     let waiters = [1, 9, 3].map(|n| entry(n, TTL));
     assert_eq!(queue_of(&server, "k"), waiters);
@@ -176,14 +176,17 @@ fn a_waiter_returns_to_its_former_position() {
         .map(|waiter| since_of(&server, waiter))
         .collect();
     assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
-    // The same if the queue has gone meanwhile, and the key is free.
+    // The former place also counts if the queue is gone and the key is free.
     expire(&server);
     ask(&server, &["DEL", &queue_name("k")]);
-    granted(&come(&mut redis, "k", 4, &again));
-    assert_eq!(queued(&come(&mut redis, "k", 5, &again)).2, former);
-    // The position is invalid.
+    granted(&acquire_as(&mut redis, "k", 4, &again));
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 5, &again)).2, former);
+    // Modes with an invalid place do not join the queue.
     for mode in ["+x", "+ ", "+1 2"] {
-        assert_eq!(kinds(&[come(&mut redis, "k", 6, mode)]), ["contended"]);
+        assert_eq!(
+            kinds(&[acquire_as(&mut redis, "k", 6, mode)]),
+            ["contended"]
+        );
     }
     assert_eq!(queue_of(&server, "k"), [entry(5, TTL)]);
 }
@@ -239,7 +242,7 @@ fn keys_of_one_call_are_served_under_rising_tokens() {
     let keys = ["k1", "k2", "free", "own"];
     queue_up(&mut redis, "k1", &[TTL]);
     queue_up(&mut redis, "k2", &["0"]);
-    granted(&come(&mut redis, "own", 0, ""));
+    granted(&acquire_as(&mut redis, "own", 0, ""));
     join(&mut redis, "own", 7, TTL);
     ask(&server, &["DEL", "k1", "k2", "own"]);
     let mut args = vec![holder(7)];
@@ -272,19 +275,19 @@ fn a_full_queue_takes_no_more_until_a_waiter_leaves() {
         redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,host/%d/0', n + 100, n + 100)) end";
     ask(&server, &["EVAL", fill, "1", &queue_name("k")]);
     let waiters = || ask(&server, &["ZCARD", &queue_name("k")]).as_int();
-    assert_eq!(queued(&come(&mut redis, "k", 3, "+")).1, 9_999);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 3, "+")).1, 9_999);
     assert_eq!(waiters(), Some(10_000));
     for mode in ["+", "0"] {
-        let said = come(&mut redis, "k", 4, mode);
+        let said = acquire_as(&mut redis, "k", 4, mode);
         assert_eq!(kinds(&[said]), ["contended"], "{mode}");
         assert_eq!(waiters(), Some(10_000), "{mode}");
     }
-    assert_eq!(kinds(&[come(&mut redis, "k", 4, "-")]), ["contended"]);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 4, "-")]), ["contended"]);
     // The other keys are queued as before.
-    assert_eq!(queued(&come(&mut redis, "k", 3, "-")).1, 9_999);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 3, "-")).1, 9_999);
     assert_eq!(leave(&mut redis, "k", 2, "0"), Said::Number(1));
-    assert_eq!(queued(&come(&mut redis, "k", 4, "+")).1, 9_999);
-    assert_eq!(kinds(&[come(&mut redis, "k", 5, "+")]), ["contended"]);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 4, "+")).1, 9_999);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 5, "+")]), ["contended"]);
 }
 
 #[test]
@@ -311,13 +314,13 @@ fn a_waiter_leaves_from_any_position() {
 
             let again = leave(&mut redis, "k", n, ttl);
             assert_eq!(again, Said::Text(value.clone()), "again");
-            let said = come(&mut redis, "k", n, "-");
+            let said = acquire_as(&mut redis, "k", n, "-");
             assert_eq!(
                 kinds(&[said]),
                 ["contended"],
                 "the waiter is no longer queued"
             );
-            let ahead = queued(&come(&mut redis, "k", n, "0")).1;
+            let ahead = queued(&acquire_as(&mut redis, "k", n, "0")).1;
             assert_eq!(ahead, rest.len() as i64);
             rest.push(entry(n, "0"));
             assert_eq!(queue_of(&server, "k"), rest, "the waiter comes last");
@@ -347,7 +350,7 @@ fn a_waiter_removes_only_its_own_entry() {
         assert_eq!(queue_of(&server, "k"), waiters, "{other}");
     }
     // The caller joined to poll, and then to be notified. It leaves both entries.
-    queued(&come(&mut redis, "k", 1, "0"));
+    queued(&acquire_as(&mut redis, "k", 1, "0"));
     assert_eq!(queue_of(&server, "k").len(), 3);
     assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Number(1));
     assert_eq!(queue_of(&server, "k"), waiters[1..]);
@@ -387,8 +390,8 @@ fn a_waiter_may_neither_release_nor_renew() {
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[TTL]);
     let shown = Said::Text(value.clone());
-    assert_eq!(go(&mut redis, "k", 10), shown);
-    assert_eq!(go(&mut redis, "k", 1), shown);
+    assert_eq!(release_as(&mut redis, "k", 10), shown);
+    assert_eq!(release_as(&mut redis, "k", 1), shown);
     let waiting = call(&mut redis, &RENEW, &["k"], &[&lease(1), "90000"]);
     assert_eq!(waiting, [shown]);
     assert_eq!(value_of(&server), value);
@@ -397,7 +400,10 @@ fn a_waiter_may_neither_release_nor_renew() {
     // Only 256 bytes of a long value are shown.
     let long = value + &"x".repeat(500);
     ask(&server, &["SET", "k", &long]);
-    assert_eq!(go(&mut redis, "k", 1), Said::Text(long[..256].to_owned()));
+    assert_eq!(
+        release_as(&mut redis, "k", 1),
+        Said::Text(long[..256].to_owned())
+    );
 }
 
 #[test]
@@ -410,7 +416,7 @@ fn the_values_of_others_are_never_joined() {
         ask(&server, &["SET", "k", &value, "PX", "50000"]);
         assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Text(value.clone()));
         for mode in ["-", "0", "+", "+1795263780943818"] {
-            let said = come(&mut redis, "k", 1, mode);
+            let said = acquire_as(&mut redis, "k", 1, mode);
             assert_eq!(kinds(&[said]), ["foreign"], "{value:?}");
         }
         assert_eq!(value_of(&server), value);
@@ -419,7 +425,7 @@ fn the_values_of_others_are_never_joined() {
     }
     ask(&server, &["DEL", "k"]);
     ask(&server, &["RPUSH", "k", "theirs"]);
-    assert_eq!(kinds(&[come(&mut redis, "k", 1, "+")]), ["foreign"]);
+    assert_eq!(kinds(&[acquire_as(&mut redis, "k", 1, "+")]), ["foreign"]);
     assert_eq!(queue_of(&server, "k"), [""; 0]);
 }
 
@@ -444,7 +450,7 @@ fn commas_in_a_holder_name_are_harmless() {
         assert_eq!(left, [Said::Number(1)]);
         assert_eq!(queue_of(&server, "k"), [entry(2, TTL)]);
         queued(&ask_for(&mut redis, host, 1, "+1000000000000000"));
-        assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
+        assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1));
         let value = value_of(&server);
         let micros = value.split(' ').nth(2).unwrap();
         assert_eq!(value, format!("lh1 {} {micros} {host} +", lease(1)));

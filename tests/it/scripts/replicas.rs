@@ -3,7 +3,7 @@
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, MICROS, ONE, RELEASE, RENEW, Said, TTL, TWO, acquire, call, come, connect,
+    ADOPT, FENCE, MICROS, ONE, RELEASE, RENEW, Said, TTL, TWO, acquire, acquire_as, call, connect,
     queue_up, ttl_of, value,
 };
 use crate::support::{ask, server};
@@ -80,7 +80,7 @@ fn a_replica_never_reports_a_held_lock() {
         ("k", 2, "+"),
         ("k", 1, "-"),
     ] {
-        let said = come(&mut connection, key, n, mode);
+        let said = acquire_as(&mut connection, key, n, mode);
         assert!(
             said.text().starts_with("READONLY"),
             "{key} {mode:?}: {said:?}"

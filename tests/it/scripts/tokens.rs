@@ -5,8 +5,8 @@ use leasehold_testbed::Reply;
 use super::grants::pass;
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire,
-    come, connect, go, granted, has_selectors, holder, kinds, listen, queue_up, received, say,
-    text_of,
+    acquire_as, connect, granted, has_selectors, holder, kinds, listen, queue_up, received,
+    release_as, say, text_of,
 };
 use crate::steady::steady;
 use crate::support::{ask, in_redis, server, value_of};
@@ -70,10 +70,13 @@ fn tokens_of_one_call_are_counted_past_a_million() {
 fn tokens_are_not_below_their_bounds() {
     let server = server();
     let mut redis = connect(&server);
-    // Ahead of the clock, at a carry into the upper digits.
+    // This bound is ahead of the clock, and the next number carries into the upper digits.
     let ahead = 4_000_000_000_999_999_u64;
     let far = ahead + 1_000_000_000;
-    assert!(matches!(&come(&mut redis, "taken", 7, ""), Said::Text(_)));
+    assert!(matches!(
+        &acquire_as(&mut redis, "taken", 7, ""),
+        Said::Text(_)
+    ));
     let acquire = |redis: &mut _, keys: &[&str], bounds: &[u64]| {
         let leases: Vec<String> = (0..keys.len()).map(|n| n.to_string().repeat(32)).collect();
         let mut args = vec!["host/1/a"];
@@ -98,15 +101,15 @@ fn tokens_are_not_below_their_bounds() {
     assert_eq!(tokens[1..], [ahead, ahead + 1, tokens[3]]);
     assert!(is_contended(&said[3]), "{said:?}");
     assert!((ahead + 2..far).contains(&tokens[3]), "{tokens:?}");
-    // Later grants stay above.
-    assert_eq!(granted(&come(&mut redis, "f", 0, "")), tokens[3] + 1);
-    // A grant that was made before has to be above the bound, too.
+    // Later grants have greater tokens.
+    assert_eq!(granted(&acquire_as(&mut redis, "f", 0, "")), tokens[3] + 1);
+    // An acquire that finds its lease granted already gets a token above the bound, too.
     let again = acquire(&mut redis, &["f"], &[ahead]);
     assert_eq!(granted(&again[0]), tokens[3] + 1);
     let again = acquire(&mut redis, &["f"], &[far]);
     assert_eq!(granted(&again[0]), far);
     assert_eq!(micros_of(&text_of(&server, "f").unwrap()), far);
-    assert_eq!(granted(&come(&mut redis, "g", 0, "")), far + 1);
+    assert_eq!(granted(&acquire_as(&mut redis, "g", 0, "")), far + 1);
 }
 
 #[test]
@@ -126,11 +129,14 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
         for n in 0..3 {
             let turn = pass(&mut redis, "a", n);
             let token = rises(micros_of(&turn.value.unwrap()), "the first waiter");
-            assert_eq!(granted(&come(&mut redis, "a", n + 1, "-")), token);
-            rises(granted(&come(&mut redis, "b", n, "")), "another key's");
-            go(&mut redis, "b", n);
+            assert_eq!(granted(&acquire_as(&mut redis, "a", n + 1, "-")), token);
+            rises(
+                granted(&acquire_as(&mut redis, "b", n, "")),
+                "another key's",
+            );
+            release_as(&mut redis, "b", n);
         }
-        go(&mut redis, "a", 3);
+        release_as(&mut redis, "a", 3);
         if round % 5 == 0 {
             ask(&server, &["DEL", FENCE]);
         }
@@ -140,7 +146,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
     let value = queue_up(&mut redis, "a", &[TTL]);
     let turn = pass(&mut redis, "a", 0).value.unwrap();
-    let other = granted(&come(&mut redis, "b", 0, ""));
+    let other = granted(&acquire_as(&mut redis, "b", 0, ""));
     let tokens = [micros_of(&value), micros_of(&turn), other];
     assert_eq!(tokens, [1, 2, 3].map(|n| ahead + n));
 }

@@ -12,8 +12,8 @@ use crate::support::{
 
 use super::{Group, OUTAGE, patient};
 
-/// The primary goes away as `fail` says. A lock with copies is still held, its waiter waits on, and both go on with the
-/// new primary.
+/// `fail` ends the primary. A lock that the replicas have stays held, its waiter continues to wait, and the new primary
+/// serves both.
 fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize)) -> usize {
     let (holder, other) = (group.client(), group.client());
     let before = group.group.primary().unwrap();

@@ -19,8 +19,8 @@ pub enum What {
     Lost,
     Unavailable,
     /// This event has no key, and is counted under the empty key.
-    WakeUpsRefused,
-    /// The same.
+    NotificationsRefused,
+    /// This event has no key, and is counted under the empty key.
     SentinelsUnavailable,
 }
 
@@ -113,7 +113,7 @@ impl EventHandler for Recorder {
     }
 
     fn notifications_refused(&self, _: &Error) {
-        self.note_of(What::WakeUpsRefused, "");
+        self.note_of(What::NotificationsRefused, "");
     }
 
     fn sentinels_unavailable(&self, _: &Error) {

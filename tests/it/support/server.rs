@@ -80,7 +80,7 @@ pub fn channel_of(client: &Client) -> String {
 }
 
 /// The number of notification connections, with those that are being set up.
-pub fn wake_up_connections(server: &Server) -> usize {
+pub fn notification_connections(server: &Server) -> usize {
     clients_with(server, "")
 }
 

@@ -140,26 +140,26 @@ fn endless_foreign_writes_end_in_a_conflict() {
 }
 
 #[test]
-fn a_lock_stolen_during_a_conflict_is_lost() {
+fn a_lock_deleted_during_a_conflict_is_lost() {
     let server = super::silent_server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
-    for stolen_in_run in [2, 100] {
-        let guard = client.mutex(format!("k{stolen_in_run}")).lock().unwrap();
+    for deleted_in_run in [2, 100] {
+        let guard = client.mutex(format!("k{deleted_in_run}")).lock().unwrap();
         let mut runs = 0;
         let result = guard.transaction(|conn, pipe| {
             runs += 1;
             watch(conn, DATA)?;
             pipe.set("written", runs);
             set(&server, &format!("foreign {runs}"));
-            if runs == stolen_in_run {
+            if runs == deleted_in_run {
                 ask(&server, &["DEL", &in_redis(guard.key())]);
             }
             Ok(())
         });
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
-        assert_eq!(runs, stolen_in_run);
+        assert_eq!(runs, deleted_in_run);
     }
     assert_eq!(ask(&server, &["EXISTS", "written"]).as_int(), Some(0));
     guard.unlock().unwrap();

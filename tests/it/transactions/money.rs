@@ -39,8 +39,8 @@ fn balances(server: &Server) -> (i64, i64) {
     (balance("a").unwrap(), balance("b").unwrap())
 }
 
-/// Takes the lock away from its holder, again and again while `work` runs.
-fn steal_during(server: &Server, work: impl FnOnce()) {
+/// Deletes the key of the lock again and again while `work` runs.
+fn delete_lock_during(server: &Server, work: impl FnOnce()) {
     let (done, is_done) = bounded::<()>(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -55,11 +55,11 @@ fn steal_during(server: &Server, work: impl FnOnce()) {
 }
 
 #[test]
-fn stolen_locks_lose_no_money() {
+fn deleted_locks_lose_no_money() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
     let clients = [client(&server), client(&server)];
-    steal_during(&server, || {
+    delete_lock_during(&server, || {
         let tasks: Vec<_> = (0..8)
             .map(|n| {
                 let client = clients[n % 2].clone();
@@ -78,7 +78,7 @@ fn stolen_locks_lose_no_money() {
 fn processes_lose_no_money() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
-    steal_during(&server, || {
+    delete_lock_during(&server, || {
         let children =
             [(); 3].map(|()| Child::start(move_money_in_a_process_of_its_own, &server.url()));
         children.into_iter().for_each(|child| child.finish(WORK));

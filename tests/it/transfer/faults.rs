@@ -226,7 +226,8 @@ fn an_adoption_for_a_departed_caller_is_undone() {
     late.mutex("warm").inspect().unwrap();
     let ticket = lock(&old, "k").into_ticket().unwrap();
     proxy.delay(millis(700));
-    // The first thread leads; the second leads after the first reply, and takes the third along.
+    // The first thread becomes the leader. The second becomes the leader after the first reply, and writes the request
+    // of the third thread in its batch.
     let looks = ["first", "second"].map(|key| {
         let mutex = late.mutex(key);
         let look = Task::start(move || mutex.inspect());
@@ -239,7 +240,7 @@ fn an_adoption_for_a_departed_caller_is_undone() {
         let _ = look.within(SOON, "looking");
     }
     match outcome {
-        // On a busy machine the third thread may lead.
+        // On a busy machine, the third thread may become the leader.
         Ok(guard) => drop(guard),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
     }

@@ -6,8 +6,8 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{expire, queued, value_of};
 use crate::scripts::{
-    ACQUIRE, FENCE, Said, TTL, call, channel, come, connect, entry, go, granted, holder, join,
-    lease, leave, listen, queue_name, queue_of, queue_up, received, text_of, ttl_of,
+    ACQUIRE, FENCE, Said, TTL, acquire_as, call, channel, connect, entry, granted, holder, join,
+    lease, leave, listen, queue_name, queue_of, queue_up, received, release_as, text_of, ttl_of,
 };
 use crate::support::{SOON, ask, server};
 
@@ -25,7 +25,7 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
         assert!(range.contains(&lives), "{lives} in {range:?}");
     };
     queue_up(&mut redis, "k", &[]);
-    come(&mut redis, "k", 1, "+");
+    acquire_as(&mut redis, "k", 1, "+");
     // The queue's life does not depend on the ttl of a waiter's lease.
     lives(70_000..=80_000);
     for (left, n, ttl, range) in [
@@ -39,14 +39,14 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
     }
     // A waiter that asks again prolongs the queue; a caller without a queue mode does not.
     ask(&server, &["PEXPIRE", "k", "900000"]);
-    come(&mut redis, "k", 20, "");
-    come(&mut redis, "k", 20, "-");
+    acquire_as(&mut redis, "k", 20, "");
+    acquire_as(&mut redis, "k", 20, "-");
     lives(100_000..=110_000);
-    queued(&come(&mut redis, "k", 1, "-"));
+    queued(&acquire_as(&mut redis, "k", 1, "-"));
     lives(910_000..=920_000);
     // A shorter ttl does not shorten the queue's life.
     ask(&server, &["PEXPIRE", "k", "1000"]);
-    queued(&come(&mut redis, "k", 1, "-"));
+    queued(&acquire_as(&mut redis, "k", 1, "-"));
     lives(910_000..=920_000);
     ask(&server, &["PEXPIRE", "k", "900000"]);
     // If the queue's ttl exceeds the lock's by ten seconds, a waiter that joins leaves it as it is.
@@ -55,11 +55,11 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
         (905_000, 13, 910_000..=920_000),
     ] {
         ask(&server, &["PEXPIRE", &queue_name("k"), &before.to_string()]);
-        queued(&come(&mut redis, "k", n, "+"));
+        queued(&acquire_as(&mut redis, "k", n, "+"));
         lives(range);
     }
     // The waiters behind the waiter that got the grant have as much time as before.
-    go(&mut redis, "k", 0);
+    release_as(&mut redis, "k", 0);
     lives(910_000..=920_000);
 }
 
@@ -69,7 +69,7 @@ fn a_queue_without_its_lock_expires() {
     let mut redis = connect(&server);
     queue_up(&mut redis, "k", &[]);
     ask(&server, &["PEXPIRE", "k", "300"]);
-    queued(&come(&mut redis, "k", 1, "+"));
+    queued(&acquire_as(&mut redis, "k", 1, "+"));
     let lives = queue_ttl(&server);
     assert!((19_000..=20_300).contains(&lives), "{lives}");
     expire(&server);
@@ -79,7 +79,7 @@ fn a_queue_without_its_lock_expires() {
     assert!(eventually(SOON, gone), "only the counter is left");
     assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Number(0));
     // The lease may be queued. Its request acquires no free key, since the caller may be gone.
-    assert_eq!(come(&mut redis, "k", 1, "-"), Said::Number(0));
+    assert_eq!(acquire_as(&mut redis, "k", 1, "-"), Said::Number(0));
     assert_eq!(
         ask(&server, &["EXISTS", "k", &queue_name("k")]),
         Reply::Int(0)
@@ -125,7 +125,7 @@ fn a_later_request_grants_the_first_waiter() {
     for (n, mode, ahead) in [(2, "-", 0), (3, "+", 1), (3, "0", 1), (3, late, 1)] {
         queue_up(&mut redis, "k", &["5000", TTL]);
         expire(&server);
-        let said = come(&mut redis, "k", n, mode);
+        let said = acquire_as(&mut redis, "k", n, mode);
         let (left, seen, _) = queued(&said);
         assert!((1..=5_000).contains(&left), "{said:?}");
         assert_eq!(seen, ahead, "{n} as {mode:?}");
@@ -142,7 +142,7 @@ fn a_later_request_grants_the_first_waiter() {
     // A caller whose former position is before the first waiter's is granted the lock itself.
     queue_up(&mut redis, "k", &["5000", TTL]);
     expire(&server);
-    granted(&come(&mut redis, "k", 3, "+1000000000000000"));
+    granted(&acquire_as(&mut redis, "k", 3, "+1000000000000000"));
     assert_eq!(received(&server, &mut subscriber), []);
 }
 
@@ -153,14 +153,14 @@ fn a_caller_without_a_queue_mode_takes_a_free_key() {
     let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
     expire(&server);
-    let micros = granted(&come(&mut redis, "k", 3, ""));
+    let micros = granted(&acquire_as(&mut redis, "k", 3, ""));
     let wanted = format!("lh1 {} {micros} {}", lease(3), holder(3));
     assert_eq!(value_of(&server), wanted);
     assert_eq!(queue_of(&server, "k"), [entry(1, TTL)]);
     // The waiter asks again. This makes the new holder's release grant from the queue.
-    assert_eq!(queued(&come(&mut redis, "k", 1, "-")).1, 0);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 1, "-")).1, 0);
     assert_eq!(value_of(&server), wanted + " +");
-    assert_eq!(go(&mut redis, "k", 3), Said::Number(1));
+    assert_eq!(release_as(&mut redis, "k", 3), Said::Number(1));
     assert!(value_of(&server).starts_with(&format!("lh1 {}", lease(1))));
     assert_eq!(received(&server, &mut subscriber).len(), 1);
 }

@@ -6,9 +6,9 @@ use redis::Connection;
 
 use super::{expire, queued, value_of};
 use crate::scripts::{
-    FENCE, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire, come, connect, ends, entries,
-    entry, go, granted, has_selectors, join, kinds, leave, queue_name, queue_of, queue_up, say,
-    text_of, ttl_of,
+    FENCE, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire, acquire_as, connect, ends,
+    entries, entry, granted, has_selectors, join, kinds, leave, queue_name, queue_of, queue_up,
+    release_as, say, text_of, ttl_of,
 };
 use crate::support::{ask, server};
 
@@ -16,17 +16,17 @@ use crate::support::{ask, server};
 fn goes_round(server: &Server, redis: &mut Connection, spoilt: &str) {
     for mode in ["", "+", "0", "+1795263780943818"] {
         let case = format!("{spoilt} as {mode:?}");
-        granted(&come(redis, "k", 4, mode));
+        granted(&acquire_as(redis, "k", 4, mode));
         let queue = ask(server, &["TYPE", &queue_name("k")]);
         for other in ["+", "0", "-", ""] {
-            let said = come(redis, "k", 5, other);
+            let said = acquire_as(redis, "k", 5, other);
             assert_eq!(kinds(&[said]), ["contended"], "{case}, then {other:?}");
         }
-        granted(&come(redis, "k", 4, "-"));
-        assert_eq!(go(redis, "k", 4), Said::Number(1), "{case}");
+        granted(&acquire_as(redis, "k", 4, "-"));
+        assert_eq!(release_as(redis, "k", 4), Said::Number(1), "{case}");
         assert_eq!(text_of(server, "k"), None, "{case}");
         assert_eq!(ask(server, &["TYPE", &queue_name("k")]), queue, "{case}");
-        assert_eq!(come(redis, "k", 5, "-"), Said::Number(0), "{case}");
+        assert_eq!(acquire_as(redis, "k", 5, "-"), Said::Number(0), "{case}");
     }
 }
 
@@ -74,13 +74,13 @@ fn an_unusable_queue_blocks_nobody() {
         say(&server, &format!("ACL SETUSER default -{command}"));
         // Each caller gets a result that a header documents.
         for (n, mode) in [(1, "-"), (2, "-"), (3, "+"), (4, "0"), (5, ""), (6, "+7")] {
-            let said = come(&mut redis, "k", n, mode);
+            let said = acquire_as(&mut redis, "k", n, mode);
             assert_ne!(kinds(&[said]), ["granted"], "{command}: {mode:?}");
         }
-        assert_eq!(go(&mut redis, "k", 0), Said::Number(1), "{command}");
+        assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1), "{command}");
         ask(&server, &["DEL", "k"]);
         // The queue is unchanged: a new caller gets the key, or the first waiter does.
-        let said = come(&mut redis, "k", 7, "+");
+        let said = acquire_as(&mut redis, "k", 7, "+");
         let has_it = text_of(&server, "k").is_some();
         // A script that cannot write a value grants nothing.
         let wanted = command != "set";
@@ -98,18 +98,18 @@ fn free_keys_are_granted_past_an_unusable_queue() {
     expire(&server);
     say(&server, "ACL SETUSER default -zpopmin");
     assert_eq!(
-        come(&mut redis, "k", 1, "-"),
+        acquire_as(&mut redis, "k", 1, "-"),
         Said::Number(0),
         "the caller asks anew"
     );
     assert_eq!(queue_of(&server, "k"), [""; 0]);
     join(&mut redis, "k", 1, TTL);
-    assert_eq!(go(&mut redis, "k", 1), Said::Number(1));
+    assert_eq!(release_as(&mut redis, "k", 1), Said::Number(1));
     say(&server, "ACL SETUSER default +zpopmin");
     queue_up(&mut redis, "k", &[TTL]);
     expire(&server);
     say(&server, "ACL SETUSER default -zpopmin");
-    granted(&come(&mut redis, "k", 2, "+"));
+    granted(&acquire_as(&mut redis, "k", 2, "+"));
     assert_eq!(
         queue_of(&server, "k"),
         [entry(1, TTL)],
@@ -126,15 +126,15 @@ fn nobody_is_queued_without_a_settable_ttl() {
         // The queue has no ttl, and the script cannot set one.
         ask(&server, &["PERSIST", &queue_name("k")]);
         say(&server, &format!("ACL SETUSER default -{command}"));
-        let said = come(&mut redis, "k", 3, "+");
+        let said = acquire_as(&mut redis, "k", 3, "+");
         assert_ne!(kinds(&[said]), ["queued"], "{command}");
         assert_eq!(queue_of(&server, "k"), entries(1, &["0", TTL]), "{command}");
         // The polling waiter is granted the lock; the one that asks leaves the queue.
         ask(&server, &["DEL", "k"]);
-        let said = come(&mut redis, "k", 2, "-");
+        let said = acquire_as(&mut redis, "k", 2, "-");
         assert_ne!(kinds(&[said]), ["queued"], "{command}");
         assert_eq!(queue_of(&server, "k"), [""; 0], "{command}");
-        let said = come(&mut redis, "k", 3, "+");
+        let said = acquire_as(&mut redis, "k", 3, "+");
         assert_ne!(kinds(&[said]), ["queued"], "{command}");
         assert_eq!(queue_of(&server, "k"), [""; 0], "{command}");
         say(&server, "ACL SETUSER default +@all");
@@ -156,11 +156,11 @@ fn nobody_joins_without_the_marker() {
     ] {
         say(&server, spoil);
         for mode in ["+", "0", "+7"] {
-            let said = come(&mut redis, "k", 2, mode);
+            let said = acquire_as(&mut redis, "k", 2, mode);
             assert_eq!(kinds(&[said]), ["contended"], "{spoil}: {mode}");
         }
         // The waiter stays queued, and asks again once the lock has expired.
-        assert_eq!(queued(&come(&mut redis, "k", 1, "-")).1, 0, "{spoil}");
+        assert_eq!(queued(&acquire_as(&mut redis, "k", 1, "-")).1, 0, "{spoil}");
         assert_eq!(value_of(&server), value, "{spoil}");
         assert_eq!(queue_of(&server, "k"), waiters, "{spoil}");
         say(&server, mend);
@@ -174,18 +174,18 @@ fn without_memory_waiters_leave_but_never_join() {
     let value = queue_up(&mut redis, "k", &[TTL, "0"]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     for mode in ["+", "0", "+7"] {
-        let said = come(&mut redis, "k", 3, mode);
+        let said = acquire_as(&mut redis, "k", 3, mode);
         assert_eq!(kinds(&[said]), ["contended"], "{mode}");
     }
     assert_eq!(queue_of(&server, "k"), entries(1, &[TTL, "0"]));
     assert_eq!(value_of(&server), value);
-    let stay = [1, 2].map(|n| queued(&come(&mut redis, "k", n, "-")).1);
+    let stay = [1, 2].map(|n| queued(&acquire_as(&mut redis, "k", n, "-")).1);
     assert_eq!(stay, [0, 1], "a waiter stays queued");
     for (n, ttl) in [(1, TTL), (2, "0")] {
         assert_eq!(leave(&mut redis, "k", n, ttl), Said::Number(1));
     }
     assert_eq!(ask(&server, &["EXISTS", &queue_name("k")]), Reply::Int(0));
-    assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
+    assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1));
     // No caller acquires a free key either, whether others are queued for it or not.
     for waiters in [&[][..], &[TTL]] {
         ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
@@ -193,7 +193,7 @@ fn without_memory_waiters_leave_but_never_join() {
         ask(&server, &["DEL", "k"]);
         ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
         for mode in ["+", "0", "+7", ""] {
-            let said = come(&mut redis, "k", 3, mode);
+            let said = acquire_as(&mut redis, "k", 3, mode);
             assert!(said.text().starts_with("OOM"), "{mode:?}: {said:?}");
         }
         assert_eq!(queue_of(&server, "k"), entries(1, waiters));
@@ -217,7 +217,7 @@ fn an_unwritable_counter_grants_no_waiter() {
         let counter = text_of(&server, FENCE);
         say(&server, spoil);
         for mode in ["+", "0", "+7", ""] {
-            let said = come(&mut redis, "k", 3, mode);
+            let said = acquire_as(&mut redis, "k", 3, mode);
             assert_eq!(
                 ends(std::slice::from_ref(&said)),
                 ["refused"],
@@ -228,7 +228,7 @@ fn an_unwritable_counter_grants_no_waiter() {
             let queue = queue_of(&server, "k");
             assert_eq!(queue, [entry(1, TTL)], "{spoil}, {mode:?}");
         }
-        let said = come(&mut redis, "k", 1, "-");
+        let said = acquire_as(&mut redis, "k", 1, "-");
         assert_eq!(kinds(&[said]), ["contended"], "{spoil}");
         say(&server, mend);
         assert_eq!(text_of(&server, FENCE), counter, "{spoil}");
