@@ -577,6 +577,7 @@ fn notifications_leave_a_sentinel_that_names_an_unreachable_server() {
 }
 
 /// Real servers under a scripted sentinel, which names one primary after another.
+#[cfg(test)]
 #[cfg(feature = "__server_tests")]
 mod switches {
     use leasehold_testbed::{Server, eventually};
