@@ -1,15 +1,18 @@
 //! A private Redis Cluster: servers of its own on 127.0.0.1, joined by commands. Moves slots and lets nodes fail over.
 
+use std::net::Ipv4Addr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
-use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
+use crate::{Error, Proxy, Reply, Server, ServerBuilder, TlsFiles, eventually};
 
 /// The number of slots of every Cluster.
 const SLOTS: usize = 16_384;
 /// How long the nodes may take to agree, on a busy machine.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
+/// When a planned fail-over is asked for again: a node gives it up after 5 s.
+const ASK_AGAIN: Duration = Duration::from_secs(6);
 /// How many keys are listed and moved by one command.
 const KEYS_TO_LIST: &str = "1000000";
 const KEYS_AT_A_TIME: usize = 100;
@@ -48,6 +51,12 @@ impl ClusterBuilder {
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
+    }
+
+    /// Nodes announce their ports without a host, so a client stays at the host of its URL: see [`Cluster::proxies`].
+    /// Needs Redis 7.
+    pub fn without_hosts(self) -> Self {
+        self.arg("cluster-preferred-endpoint-type", "unknown-endpoint")
     }
 
     /// Adds a line to the redis.conf of each node: see [`ServerBuilder::arg`].
@@ -213,6 +222,20 @@ impl Cluster {
         &mut self.nodes[node]
     }
 
+    /// A proxy in front of each node, in their order, and the URL of a client that uses the proxies for all its
+    /// connections, also after a redirect. The proxies have the ports of the nodes, on `127.0.0.<host>`. So each of
+    /// several clients can have proxies of its own. Needs [`ClusterBuilder::without_hosts`]; works without TLS only.
+    ///
+    /// # Errors
+    /// The system does not give these addresses.
+    pub fn proxies(&self, host: u8) -> Result<(Vec<Proxy>, String), Error> {
+        let address = Ipv4Addr::new(127, 0, 0, host);
+        let proxies = self.nodes.iter();
+        let proxies = proxies.map(|node| Proxy::start_at(address, node.port()));
+        let url = self.url().replace("127.0.0.1", &address.to_string());
+        Ok((proxies.collect::<Result<_, _>>()?, url))
+    }
+
     /// The slot of a key.
     ///
     /// # Panics
@@ -360,7 +383,16 @@ impl Cluster {
     pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
         let replica = self.replica_of(master);
         run_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
-        self.wait_until_master(replica)?;
+        let mut asked = Instant::now();
+        let serves = || {
+            // The other masters refuse to vote if the last election was a moment before.
+            if asked.elapsed() > ASK_AGAIN {
+                let _ = self.nodes[replica].command(&["CLUSTER", "FAILOVER"]);
+                asked = Instant::now();
+            }
+            serves(&self.nodes[replica])
+        };
+        wait_for_agreement(serves, "the replica did not take over")?;
         Ok(replica)
     }
 
@@ -369,10 +401,10 @@ impl Cluster {
     /// # Errors
     /// The node is no master within a minute.
     pub fn wait_until_master(&self, node: usize) -> Result<(), Error> {
-        let serves = || {
-            own_line(&self.nodes[node]).is_some_and(|own| own.is_master && !own.ranges.is_empty())
-        };
-        wait_for_agreement(serves, "the replica did not take over")
+        wait_for_agreement(
+            || serves(&self.nodes[node]),
+            "the replica did not take over",
+        )
     }
 
     /// Waits until all running nodes have the same view of the roles and the slots, know a master for each slot, and
@@ -494,6 +526,11 @@ fn is_ok(node: &Server) -> bool {
         has("role:master") || has("master_link_status:up")
     });
     is_up && follows
+}
+
+/// Whether the node is a master with slots.
+fn serves(node: &Server) -> bool {
+    own_line(node).is_some_and(|own| own.is_master && !own.ranges.is_empty())
 }
 
 fn own_line(node: &Server) -> Option<NodeLine> {

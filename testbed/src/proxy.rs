@@ -1,5 +1,7 @@
 //! A TCP proxy that can make the network fail. The bytes that it delivers are unchanged and in order.
 
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -23,8 +25,20 @@ impl Proxy {
     /// # Errors
     /// The system gives no port or no thread.
     pub fn start(upstream_port: u16) -> Result<Proxy, Error> {
-        let failed = |error| Error::io("a proxy on 127.0.0.1 cannot be started", error);
         let listener = port::listen().map_err(failed)?;
+        Self::listen(listener, upstream_port)
+    }
+
+    /// Starts a proxy in front of the server at `port` on 127.0.0.1. The proxy has the same port, on `host`.
+    ///
+    /// # Errors
+    /// The system does not give this address, or no thread.
+    pub(crate) fn start_at(host: Ipv4Addr, port: u16) -> Result<Proxy, Error> {
+        let listener = TcpListener::bind((host, port)).map_err(failed)?;
+        Self::listen(listener, port)
+    }
+
+    fn listen(listener: TcpListener, upstream_port: u16) -> Result<Proxy, Error> {
         let port = listener.local_addr().map_err(failed)?.port();
         let relay = Arc::new(Relay::new(listener, upstream_port).map_err(failed)?);
         let runner = Arc::clone(&relay);
@@ -107,6 +121,10 @@ impl Proxy {
     fn fault(&self, change: impl FnOnce(&mut Faults)) {
         self.relay.with(|state| change(&mut state.faults));
     }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::io("a proxy on the loopback interface cannot be started", error)
 }
 
 impl Drop for Proxy {

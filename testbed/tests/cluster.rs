@@ -1,7 +1,9 @@
 //! The private Cluster, with real servers.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use leasehold_testbed::{Cluster, Reply, Server};
+use std::time::Duration;
+
+use leasehold_testbed::{Cluster, Reply, Server, eventually};
 
 fn ask(server: &Server, command: &[&str]) -> Reply {
     server.command(command).unwrap()
@@ -59,6 +61,31 @@ fn a_slot_moves_with_its_keys() {
     assert!(is_error(&ask(source, &["GET", "k"]), "MOVED"));
     assert_eq!(ask(target, &["GET", "k"]).as_text(), Some("x"));
     assert_eq!(cluster.master_of(slot), to);
+}
+
+#[test]
+fn a_client_of_the_proxies_stays_at_their_address() {
+    let cluster = Cluster::builder().without_replicas().without_hosts();
+    let cluster = cluster.start().unwrap();
+    let (proxies, url) = cluster.proxies(3).unwrap();
+    let ports = cluster.nodes().iter().map(Server::port);
+    assert!(ports.eq(proxies.iter().map(leasehold_testbed::Proxy::port)));
+    assert!(url.starts_with("redis+cluster://127.0.0.3:"), "{url}");
+    let node = cluster.master_of_key("k");
+    let other = &cluster.nodes()[(node + 1) % 3];
+    let port = proxies[node].port();
+    let Reply::Error(moved) = set(other, "k") else {
+        panic!("the other node serves the key");
+    };
+    assert!(
+        moved.starts_with("MOVED") && moved.ends_with(&format!(" :{port}")),
+        "{moved}"
+    );
+    let client = std::net::TcpStream::connect(("127.0.0.3", port)).unwrap();
+    assert!(eventually(Duration::from_secs(10), || proxies[node]
+        .connections()
+        == 1));
+    drop(client);
 }
 
 #[test]

@@ -116,7 +116,7 @@ const CONFORMANCE: &[&str] = &[
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // These tests mostly wait for time-outs and ttls, so more of them run at a time than there are cores.
@@ -144,6 +144,22 @@ const CHECKS: [Check; 12] = [
             "--no-install",
             "--topology",
             "sentinel",
+            "--minutes",
+            "0.5",
+        ],
+    ),
+    check(
+        "soak of a Cluster",
+        &[
+            "run",
+            "--locked",
+            "--package",
+            "xtask",
+            "--",
+            "soak",
+            "--no-install",
+            "--topology",
+            "cluster",
             "--minutes",
             "0.5",
         ],

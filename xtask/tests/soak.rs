@@ -40,8 +40,54 @@ fn a_clean_soak_prints_its_seed() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     assert!(
-        said.contains("seed 11") && said.contains("No violations."),
+        said.contains("seed 11") && said.contains("All of it holds."),
         "{said}"
+    );
+}
+
+#[test]
+fn a_clean_soak_of_a_cluster_names_its_fail_overs() {
+    let output = soak(&[
+        "--topology",
+        "cluster",
+        "--seed",
+        "13",
+        "--only",
+        "failed-over",
+    ]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains("faults: FailedOver") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_orphaned_lock_in_a_cluster_is_found() {
+    assert_finds_among(
+        &["--topology", "cluster", "--only", "slot-moved"],
+        "nobody",
+        "has a ttl of",
+    );
+}
+
+#[test]
+fn two_holders_in_a_cluster_are_found() {
+    assert_finds_among(
+        &["--topology", "cluster", "--only", "connections-killed"],
+        "overlap",
+        "two holders at the same time",
+    );
+}
+
+#[test]
+fn faults_of_another_topology_are_refused() {
+    let output = soak(&["--topology", "cluster", "--only", "switched-over"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && told.contains("has no fault"),
+        "{told}"
     );
 }
 
@@ -79,6 +125,11 @@ fn two_holders_are_found_in_process_records() {
 #[test]
 fn a_falling_token_is_found_in_process_records() {
     assert_finds("token", "a later request got a smaller token");
+}
+
+#[test]
+fn an_accepted_stale_write_is_found_in_process_records() {
+    assert_finds("write", "a stale write was accepted");
 }
 
 #[test]

@@ -10,8 +10,11 @@
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
 //! - A request that comes after a valid hold gets a greater token, without exception. A hold that is seen later also
 //!   has a greater token, unless a grant was lost meanwhile. An adopted lock keeps its token.
-//! - Three faults excuse nothing: a switch-over (the replica catches up while writes are paused), guards dropped in an
-//!   outage, and contention on one key.
+//! - A fenced value accepts no write under a smaller token than that of a write that had ended before, unless Redis
+//!   lost the earlier write.
+//! - On a Cluster, no key is seen for longer than its ttl after its holder has ended.
+//! - These faults excuse nothing: a planned switch-over or fail-over (the replica catches up while writes are paused),
+//!   a move of a slot, guards dropped in an outage, and contention on one key.
 //! - All calls end. They end by their deadlines, plus the time that the library documents, `SLACK`, and the time for
 //!   which their process was stopped.
 
@@ -19,14 +22,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::faults::Fault;
-use super::history::{Call, Excuse, History, Hold, Stops};
-use super::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
+use super::history::{Call, Excuse, History, Hold, Stops, Write};
+use super::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, key_name};
 use super::records::{Doing, Outcome};
 
 /// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
 /// The longest wait, with the number of competitors and the faults of a round.
 const STARVED: Duration = Duration::from_secs(60);
+/// For how long a master's writes may be missing on its replica, on a busy machine.
+const REPLICATION: Duration = Duration::from_secs(2);
+/// How long after its ttl a key may still be seen, on a busy machine.
+const GONE: Duration = Duration::from_secs(2);
 /// The reasons of losses that only Redis can cause.
 const CAUSED_BY_REDIS: [&str; 3] = ["Deleted", "TakenOver", "ForceUnlocked"];
 
@@ -39,14 +46,26 @@ pub struct Violation {
     pub to: u64,
 }
 
-pub fn all(history: &History, faults: &[Fault]) -> Vec<Violation> {
-    let mut found = Vec::new();
+/// Contradictions that a lost grant or write explains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explained {
+    /// Pairs of holders of one lock at the same time: because of `force_unlock`, and because Redis lost a grant.
+    pub forced: u64,
+    pub lost: u64,
+    /// The longest time with two holders.
+    pub longest: Duration,
+    /// Writes of fenced values under smaller tokens than that of a lost write.
+    pub writes: u64,
+}
+
+pub fn all(history: &History, faults: &[Fault]) -> (Vec<Violation>, Explained) {
+    let (mut found, mut explained) = (Vec::new(), Explained::default());
     let mut keys: BTreeMap<usize, Vec<&Hold>> = BTreeMap::new();
     for hold in &history.holds {
         keys.entry(hold.key).or_default().push(hold);
     }
     for holds in keys.values() {
-        exclusion(holds, &history.excuses, &mut found);
+        exclusion(holds, &history.excuses, &mut found, &mut explained);
         order_of_asking(holds, &mut found);
         order_of_holding(holds, &history.excuses, &mut found);
     }
@@ -57,6 +76,7 @@ pub fn all(history: &History, faults: &[Fault]) -> Vec<Violation> {
     for call in &history.calls {
         call_ends(call, &Stops(faults), &mut found);
     }
+    writes(history, &mut found, &mut explained);
     for (at, who, text) in &history.wrong {
         found.push(Violation {
             text: format!("{who:?} saw that {text}"),
@@ -65,7 +85,7 @@ pub fn all(history: &History, faults: &[Fault]) -> Vec<Violation> {
             to: *at,
         });
     }
-    found
+    (found, explained)
 }
 
 fn of_holds(text: &str, one: &Hold, other: &Hold) -> Violation {
@@ -87,7 +107,12 @@ fn of_hold(text: &str, hold: &Hold) -> Violation {
 }
 
 /// Checks that no two of `holds` overlap. They are of one key, sorted by the time of their grants.
-fn exclusion(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
+fn exclusion(
+    holds: &[&Hold],
+    excuses: &[Excuse],
+    found: &mut Vec<Violation>,
+    explained: &mut Explained,
+) {
     let mut held: Vec<&Hold> = Vec::new();
     for &hold in holds.iter().filter(|hold| hold.seen.is_some()) {
         held.retain(|earlier| earlier.end() > hold.granted);
@@ -106,7 +131,15 @@ fn exclusion(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
                     && excuse.from <= second.granted
                     && first.end() <= excuse.to + first.ttl
             };
-            if !excuses.iter().any(is_excused) {
+            let excused = excuses.iter().filter(|excuse| is_excused(excuse));
+            if let Some(is_forced) = excused.map(|excuse| excuse.is_forced).max() {
+                let both = hold.end().min(other.end()) - hold.granted;
+                match is_forced {
+                    true => explained.forced += 1,
+                    false => explained.lost += 1,
+                }
+                explained.longest = explained.longest.max(Duration::from_nanos(both));
+            } else {
                 found.push(of_holds("two holders at the same time", first, second));
             }
         }
@@ -166,6 +199,123 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
             found.push(of_holds("a later hold had a smaller token", before, after));
         }
     }
+}
+
+fn writes(history: &History, found: &mut Vec<Violation>, explained: &mut Explained) {
+    let mut keys: BTreeMap<usize, Vec<&Write>> = BTreeMap::new();
+    for write in &history.writes {
+        keys.entry(write.key).or_default().push(write);
+    }
+    for (key, mut writes) in keys {
+        let mut ended = writes.clone();
+        ended.sort_by_key(|write| write.to);
+        writes.sort_by_key(|write| write.from);
+        let mut ended = ended.into_iter().peekable();
+        let mut greatest: Option<&Write> = None;
+        for write in writes {
+            while let Some(before) = ended.next_if(|before| before.to < write.from) {
+                if greatest.is_none_or(|greatest| greatest.token <= before.token) {
+                    greatest = Some(before);
+                }
+            }
+            let Some(before) = greatest.filter(|before| before.token > write.token) else {
+                continue;
+            };
+            let is_excused = |excuse: &Excuse| {
+                let loses_values = !excuse.is_forced && excuse.lease.is_none();
+                loses_values && excuse.is_for_key(key) && loses(excuse, before, write)
+            };
+            if history.excuses.iter().any(is_excused) {
+                explained.writes += 1;
+                // From now on the value has the smaller token.
+                greatest = Some(write);
+                continue;
+            }
+            found.push(Violation {
+                text: format!("a stale write was accepted:\n  {before:?}\n  {write:?}"),
+                key: Some(key),
+                from: before.from,
+                to: write.to,
+            });
+        }
+    }
+}
+
+/// Whether the excuse explains that `before` was lost when `after` was accepted. A server without its data has lost all
+/// writes, a replica that takes over the last ones only.
+fn loses(excuse: &Excuse, before: &Write, after: &Write) -> bool {
+    let is_lost = excuse.key.is_none() || before.to + REPLICATION.as_nanos() as u64 >= excuse.from;
+    is_lost && excuse.to >= before.from && excuse.from <= after.to
+}
+
+/// A grant in a lock's key, as it was seen in Redis.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting {
+    pub key: usize,
+    /// The µs of the grant.
+    pub lease: u64,
+    pub first: u64,
+    pub last: u64,
+}
+
+/// Finds the keys that were seen for longer than their ttl after their holders had ended.
+pub fn keys_without_holders(
+    sightings: &[Sighting],
+    history: &History,
+    faults: &[Fault],
+) -> Vec<Violation> {
+    let mut holds: BTreeMap<(usize, u64), Vec<&Hold>> = BTreeMap::new();
+    for hold in &history.holds {
+        holds
+            .entry((hold.key, hold.lease()))
+            .or_default()
+            .push(hold);
+    }
+    let nanos = |time: Duration| time.as_nanos() as u64;
+    let mut found = Vec::new();
+    for sighting in sightings {
+        let holds = holds.get(&(sighting.key, sighting.lease));
+        let (ended, ttl) = match holds {
+            Some(holds) => {
+                let ended = holds.iter().map(|hold| ends(hold, &Stops(faults)));
+                let ttl = holds.iter().map(|hold| hold.ttl).max();
+                (ended.max().unwrap_or_default(), ttl.unwrap_or_default())
+            }
+            // No caller has got this grant: nothing renews it.
+            None => (sighting.first, nanos(LONGEST_TTL)),
+        };
+        // The network, or a stopped server, may have held back the last renewal.
+        let delays = faults.iter().filter(|fault| fault.delays_requests());
+        let delays = delays.map(|fault| {
+            fault
+                .to
+                .min(sighting.last)
+                .saturating_sub(fault.from.max(ended))
+        });
+        let until = ended.saturating_add(ttl + nanos(GONE) + delays.sum::<u64>());
+        if sighting.last > until {
+            let key = key_name(sighting.key);
+            let late = Duration::from_nanos(sighting.last - until);
+            found.push(Violation {
+                text: format!(
+                    "{key} stays for {late:?} without a holder: {sighting:?}:\n  {holds:?}"
+                ),
+                key: Some(sighting.key),
+                from: ended,
+                to: sighting.last,
+            });
+        }
+    }
+    found
+}
+
+/// When the hold had certainly ended, and was renewed no more.
+fn ends(hold: &Hold, stops: &Stops<'_>) -> u64 {
+    let reported = hold.reported.as_ref().map(|(at, _)| *at);
+    let limit = hold.at_most.map(|most| hold.granted + most);
+    let killed = stops.killed_at(hold.who);
+    let ends = [hold.released, reported, limit, killed];
+    ends.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
 fn limits(hold: &Hold, found: &mut Vec<Violation>) {
@@ -249,6 +399,7 @@ fn may_fail(doing: Doing, kind: &str) -> bool {
         "Shutdown" => true,
         "LeaseLost" => matches!(doing, Doing::Unlock | Doing::Extend | Doing::HandOver),
         "Cancelled" => doing == Doing::CancelledLock,
+        "StaleToken" => doing == Doing::Write,
         "NotHeld" => doing == Doing::Adopt,
         _ => false,
     }

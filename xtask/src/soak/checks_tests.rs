@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::checks::{all, overrun};
+use super::checks::{Sighting, all, keys_without_holders, overrun};
 use super::faults::{Effect, Fault, Kind};
 use super::history::{History, Stops};
 use super::records::{Doing, Grant, Outcome, Record, What, Who};
@@ -116,7 +116,7 @@ fn history<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> History {
 
 /// The first lines of the findings.
 fn found<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> Vec<String> {
-    let violations = all(&history(threads, faults), faults);
+    let (violations, _) = all(&history(threads, faults), faults);
     let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
     violations.iter().map(|one| first(&one.text)).collect()
 }
@@ -362,4 +362,94 @@ fn a_fault_without_an_effect_excuses_nothing() {
         ["a loss was reported without a cause:"]
     );
     assert!(found([one(), two()], &none()).contains(&OVERLAP.to_owned()));
+}
+
+/// The key 0 may have lost grants and writes between these times.
+fn may_lose(from: u64, to: u64) -> Fault {
+    fault(from, to, Effect::MayLose { keys: vec![0, 7] })
+}
+
+#[test]
+fn a_fail_over_explains_two_holders_of_its_keys_for_a_ttl() {
+    let one = || thread(0).holds(0, 1).lets_go(900);
+    let two = || thread(1).holds(50, 2);
+    let explained = |faults: &[Fault]| all(&history([one(), two()], faults), faults).1.lost;
+    assert_eq!(found([one(), two()], &[may_lose(20, 60)]), NOTHING);
+    assert_eq!(explained(&[may_lose(20, 60)]), 1);
+    assert_eq!(found([one(), two()], &[may_lose(60, 80)]), [OVERLAP]);
+    let others = fault(20, 60, Effect::MayLose { keys: vec![7] });
+    assert_eq!(found([one(), two()], &[others]), [OVERLAP]);
+    // The first holder goes on for longer than a ttl.
+    let long = || thread(0).holds(0, 1).sees(1000, TTL);
+    assert_eq!(found([long(), two()], &[may_lose(20, 60)]), [OVERLAP]);
+}
+
+impl Thread {
+    fn writes(self, since: u64, at: u64, token: u64) -> Self {
+        let (key, since) = (0, since * MILLI);
+        self.at(at, What::Written { key, token, since })
+    }
+}
+
+#[test]
+fn a_stale_write_is_found() {
+    let stale = ["a stale write was accepted:"];
+    let later = |from, to| [thread(0).writes(10, 20, 5), thread(1).writes(from, to, 4)];
+    assert_eq!(found(later(21, 30), &[]), stale);
+    // It may have come first.
+    assert_eq!(found(later(19, 30), &[]), NOTHING);
+    let rising = [thread(0).writes(10, 20, 5), thread(1).writes(21, 30, 5)];
+    assert_eq!(found(rising, &[]), NOTHING);
+}
+
+#[test]
+fn a_fail_over_explains_the_loss_of_the_last_writes() {
+    let late = |at| [thread(0).writes(10, 20, 5), thread(1).writes(at, at + 1, 4)];
+    let stale = ["a stale write was accepted:"];
+    assert_eq!(found(late(30), &[may_lose(15, 40)]), NOTHING);
+    assert_eq!(found(late(30), &[may_lose(32, 40)]), stale);
+    // The replica had the first write long before.
+    assert_eq!(found(late(9_000), &[may_lose(8_000, 8_500)]), stale);
+    assert_eq!(found(late(9_000), &[loses_all(8_000, 8_500)]), NOTHING);
+    // The deletion of a lock loses no value.
+    assert_eq!(found(late(30), &[loses(15, 25, 1)]), stale);
+}
+
+#[test]
+fn a_key_without_a_holder_is_found_after_its_ttl() {
+    let sighting = |lease, last: u64| Sighting {
+        key: 0,
+        lease,
+        first: 0,
+        last: last * MILLI,
+    };
+    let finds = |thread: Thread, sighting, faults: &[Fault]| {
+        let history = history([thread], faults);
+        keys_without_holders(&[sighting], &history, faults).len()
+    };
+    let released = || thread(0).holds(0, 1).lets_go(500);
+    // One ttl after the release, and 2 s for a busy machine.
+    assert_eq!(finds(released(), sighting(1, 3_400), &[]), 0);
+    assert_eq!(finds(released(), sighting(1, 3_600), &[]), 1);
+    // While the holder lives, its key stays.
+    assert_eq!(finds(thread(0).holds(0, 1), sighting(1, 60_000), &[]), 0);
+    let killed = fault(
+        400,
+        500,
+        Effect::Kills {
+            process: 0,
+            life: 0,
+        },
+    );
+    assert_eq!(
+        finds(thread(0).holds(0, 1), sighting(1, 3_600), &[killed]),
+        1
+    );
+    // No caller got this grant.
+    assert_eq!(finds(released(), sighting(9, 5_900), &[]), 0);
+    assert_eq!(finds(released(), sighting(9, 6_100), &[]), 1);
+    // The last renewal waited in a stopped server.
+    let mut stopped = fault(400, 1_500, Effect::None);
+    stopped.kind = Kind::MasterStopped;
+    assert_eq!(finds(released(), sighting(1, 3_600), &[stopped]), 0);
 }

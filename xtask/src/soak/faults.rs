@@ -35,6 +35,14 @@ pub enum Kind {
     ProxyRefuses,
     /// Primary and replica change places, and connections stay open.
     SwitchedOver,
+    /// The master of a Cluster's slots is killed; its replica takes over.
+    MasterKilled,
+    /// The master of a Cluster's slots is stopped; its replica takes over.
+    MasterStopped,
+    /// A replica of a Cluster takes over as planned.
+    FailedOver,
+    /// A Cluster's slot with a lock moves to another master.
+    SlotMoved,
     /// Many guards of one client are dropped while the server is stopped.
     DroppedInOutage,
     /// Hundreds of clients want one key.
@@ -77,6 +85,11 @@ const KINDS: [(usize, Kind); 17] = [
     (4, Kind::Raced),
 ];
 
+/// The kinds that are drawn.
+pub fn kinds() -> Vec<Kind> {
+    KINDS.iter().map(|(_, kind)| *kind).collect()
+}
+
 /// The effect of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -86,6 +99,8 @@ pub enum Effect {
     Stops { process: usize },
     /// A process was killed, so its calls have no end.
     Kills { process: usize, life: usize },
+    /// Redis may have lost grants of these keys, and writes of their values.
+    MayLose { keys: Vec<usize> },
     /// Redis lost all grants, or one grant. `lease` is the time of that grant in µs, if it is known.
     Loses {
         key: Option<usize>,
@@ -100,6 +115,21 @@ pub struct Fault {
     pub from: u64,
     pub to: u64,
     pub effect: Effect,
+}
+
+impl Fault {
+    /// Whether a request may have been carried out long after it was sent, because of this fault.
+    pub fn delays_requests(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::ServerStopped
+                | Kind::ServerPaused
+                | Kind::MasterStopped
+                | Kind::ProxyDelays
+                | Kind::ProxyHolds
+                | Kind::ProcessStopped
+        )
+    }
 }
 
 /// Everything that faults are applied to.
@@ -243,7 +273,9 @@ impl Faults {
         let lasts = match subject {
             Subject::Server => self.begin_on_server(kind, subjects)?,
             Subject::Process(process) => self.begin_on_process(kind, process, subjects)?,
-            Subject::Proxy(proxy) => self.begin_on_proxy(kind, &subjects.proxies[proxy]),
+            Subject::Proxy(proxy) => {
+                begin_on_proxy(kind, &subjects.proxies[proxy], &mut self.random)
+            }
             Subject::Contend => begin_contention(subjects)?,
         };
         match lasts {
@@ -278,7 +310,7 @@ impl Faults {
         let from = now();
         subjects.servers.primary.stop();
         // This resumes the server after `time`, even if the drop fails.
-        let time = self.time();
+        let time = time(&mut self.random);
         self.ongoing.push(Ongoing {
             subject: Subject::Server,
             kind: Kind::DroppedInOutage,
@@ -312,35 +344,26 @@ impl Faults {
         });
     }
 
-    /// A random duration of a fault, shorter or longer than most ttls.
-    fn time(&mut self) -> Duration {
-        if self.random.one_in(3) {
-            self.random.millis(1000, 3000)
-        } else {
-            self.random.millis(10, 500)
-        }
-    }
-
     fn begin_on_server(&mut self, kind: Kind, subjects: &mut Subjects) -> anyhow::Result<Lasts> {
         let server = &mut subjects.servers.primary;
         let effect = match kind {
             Kind::ServerStopped => {
                 server.stop();
-                return Ok(Lasts::For(self.time()));
+                return Ok(Lasts::For(time(&mut self.random)));
             }
             Kind::ServerKilled => {
                 server.kill();
-                return Ok(Lasts::For(self.time()));
+                return Ok(Lasts::For(time(&mut self.random)));
             }
             Kind::ServerPaused => {
-                let time = self.time();
+                let time = time(&mut self.random);
                 let mode = self.random.weighted(&[(1, "ALL"), (1, "WRITE")]);
                 let millis = time.as_millis().to_string();
                 server.command(&["CLIENT", "PAUSE", &millis, mode])?;
                 return Ok(Lasts::For(time));
             }
             Kind::ConnectionsKilled => {
-                self.kill_connections(server)?;
+                kill_connections(server, &mut self.random)?;
                 Effect::None
             }
             Kind::SwitchedOver => {
@@ -367,25 +390,6 @@ impl Faults {
             _ => self.delete_some_key(server)?,
         };
         Ok(Lasts::NoTime(effect))
-    }
-
-    fn kill_connections(&mut self, server: &Server) -> anyhow::Result<()> {
-        match self.random.below(4) {
-            0 => server.command(&["CLIENT", "KILL", "TYPE", "normal"])?,
-            1 => server.command(&["CLIENT", "KILL", "TYPE", "pubsub"])?,
-            _ => {
-                let list = server.command(&["CLIENT", "LIST"])?;
-                let list = list.as_text().unwrap_or_default();
-                let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
-                let ids: Vec<String> = list.lines().filter_map(id).collect();
-                // If this is the only connection, it is that of this request.
-                let some = ids.get(self.random.below(ids.len().max(1)));
-                let some =
-                    some.context("CLIENT LIST names at least the connection of the request")?;
-                server.command(&["CLIENT", "KILL", "ID", some])?
-            }
-        };
-        Ok(())
     }
 
     /// Deletes a key, mostly a hot one, since hot keys are locked most of the time. GETDEL also returns whose lock it
@@ -416,35 +420,11 @@ impl Faults {
         let victim = &mut subjects.processes[process];
         if kind == Kind::ProcessStopped {
             victim.signal(Signal::STOP)?;
-            return Ok(Lasts::For(self.time()));
+            return Ok(Lasts::For(time(&mut self.random)));
         }
         let life = victim.life();
         victim.kill_and_start_anew()?;
         Ok(Lasts::NoTime(Effect::Kills { process, life }))
-    }
-
-    fn begin_on_proxy(&mut self, kind: Kind, proxy: &Proxy) -> Lasts {
-        let time = self.time();
-        match kind {
-            Kind::ProxyDelays => proxy.delay(self.random.millis(1, 250)),
-            Kind::ProxyHolds => match self.random.below(3) {
-                0 => proxy.black_hole(true),
-                1 => proxy.hold_requests(true),
-                _ => proxy.hold_replies(true),
-            },
-            Kind::ProxyRefuses => {
-                proxy.refuse(true);
-                proxy.cut_all();
-            }
-            _ => {
-                match self.random.one_in(2) {
-                    true => proxy.cut_all(),
-                    false => proxy.cut_after(Some(self.random.below(600))),
-                }
-                return Lasts::NoTime(Effect::None);
-            }
-        }
-        Lasts::For(time)
     }
 
     fn end(&mut self, subjects: &mut Subjects, ended: Ongoing) -> anyhow::Result<()> {
@@ -485,9 +465,61 @@ fn begin_contention(subjects: &mut Subjects) -> anyhow::Result<Lasts> {
     Ok(Lasts::For(CONTENTION_TIME))
 }
 
-enum Lasts {
+pub enum Lasts {
     For(Duration),
     NoTime(Effect),
+}
+
+/// A random duration of a fault, shorter or longer than most ttls.
+pub fn time(random: &mut Random) -> Duration {
+    if random.one_in(3) {
+        random.millis(1000, 3000)
+    } else {
+        random.millis(10, 500)
+    }
+}
+
+/// Kills the connections of callers, those of notifications, or any one.
+pub fn kill_connections(server: &Server, random: &mut Random) -> anyhow::Result<()> {
+    match random.below(4) {
+        0 => server.command(&["CLIENT", "KILL", "TYPE", "normal"])?,
+        1 => server.command(&["CLIENT", "KILL", "TYPE", "pubsub"])?,
+        _ => {
+            let list = server.command(&["CLIENT", "LIST"])?;
+            let list = list.as_text().unwrap_or_default();
+            let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
+            let ids: Vec<String> = list.lines().filter_map(id).collect();
+            // The last connection may be that of this request.
+            let some = ids.get(random.below(ids.len().max(1)));
+            let some = some.context("CLIENT LIST names at least the connection of the request")?;
+            server.command(&["CLIENT", "KILL", "ID", some])?
+        }
+    };
+    Ok(())
+}
+
+pub fn begin_on_proxy(kind: Kind, proxy: &Proxy, random: &mut Random) -> Lasts {
+    let time = time(random);
+    match kind {
+        Kind::ProxyDelays => proxy.delay(random.millis(1, 250)),
+        Kind::ProxyHolds => match random.below(3) {
+            0 => proxy.black_hole(true),
+            1 => proxy.hold_requests(true),
+            _ => proxy.hold_replies(true),
+        },
+        Kind::ProxyRefuses => {
+            proxy.refuse(true);
+            proxy.cut_all();
+        }
+        _ => {
+            match random.one_in(2) {
+                true => proxy.cut_all(),
+                false => proxy.cut_after(Some(random.below(600))),
+            }
+            return Lasts::NoTime(Effect::None);
+        }
+    }
+    Lasts::For(time)
 }
 
 /// Ends all faults of the proxy.

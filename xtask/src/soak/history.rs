@@ -56,19 +56,33 @@ pub struct Call {
     pub returned: Option<(u64, Outcome)>,
 }
 
-/// A moment, within bounds, at which Redis lost one grant or all of them because of a fault.
+/// A write of a fenced value that was accepted, between two moments.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub key: usize,
+    pub token: u64,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// A moment, within bounds, at which Redis lost one grant or all of them because of a fault or of `force_unlock`.
 #[derive(Clone, Debug)]
 pub struct Excuse {
     pub from: u64,
     pub to: u64,
     pub key: Option<usize>,
     pub lease: Option<u64>,
+    /// A program took the lock away with `force_unlock`. Otherwise Redis lost data.
+    pub is_forced: bool,
 }
 
 impl Excuse {
+    pub fn is_for_key(&self, wanted: usize) -> bool {
+        self.key.is_none_or(|key| key == wanted)
+    }
+
     pub fn is_for(&self, hold: &Hold) -> bool {
-        self.key.is_none_or(|key| key == hold.key)
-            && self.lease.is_none_or(|lease| lease == hold.lease())
+        self.is_for_key(hold.key) && self.lease.is_none_or(|lease| lease == hold.lease())
     }
 }
 
@@ -76,6 +90,7 @@ impl Excuse {
 pub struct History {
     pub holds: Vec<Hold>,
     pub calls: Vec<Call>,
+    pub writes: Vec<Write>,
     pub excuses: Vec<Excuse>,
     pub wrong: Vec<(u64, Who, String)>,
     pub began: BTreeMap<Operation, u64>,
@@ -106,16 +121,21 @@ impl History {
             history.holds.extend(state.hold);
             history.calls.extend(state.call);
         }
-        let loses = |fault: &Fault| match fault.effect {
-            Effect::Loses { key, lease } => Some(Excuse {
+        for fault in faults {
+            let lost: Vec<(Option<usize>, Option<u64>)> = match &fault.effect {
+                Effect::Loses { key, lease } => vec![(*key, *lease)],
+                Effect::MayLose { keys } => keys.iter().map(|key| (Some(*key), None)).collect(),
+                _ => Vec::new(),
+            };
+            let excuse = |(key, lease)| Excuse {
                 from: fault.from,
                 to: fault.to,
                 key,
                 lease,
-            }),
-            _ => None,
-        };
-        history.excuses.extend(faults.iter().filter_map(loses));
+                is_forced: false,
+            };
+            history.excuses.extend(lost.into_iter().map(excuse));
+        }
         history.holds.sort_by_key(|hold| hold.granted);
         history.share_ttls();
         history
@@ -176,6 +196,13 @@ impl History {
                 to: lease.map_or(at + LATE, |_| at),
                 key: Some(*key),
                 lease: *lease,
+                is_forced: true,
+            }),
+            What::Written { key, token, since } => self.writes.push(Write {
+                key: *key,
+                token: *token,
+                from: *since,
+                to: at,
             }),
             What::Wrong(text) => self.wrong.push((at, who, text.clone())),
             What::Seen { .. } | What::Extended { .. } | What::Releasing => {
@@ -231,8 +258,14 @@ impl Stops<'_> {
     }
 
     pub fn was_killed(&self, who: Who) -> bool {
+        self.killed_at(who).is_some()
+    }
+
+    /// When the process had certainly been killed.
+    pub fn killed_at(&self, who: Who) -> Option<u64> {
         let (process, life) = (who.process, who.life);
         let killed = Effect::Kills { process, life };
-        self.0.iter().any(|fault| fault.effect == killed)
+        let fault = self.0.iter().find(|fault| fault.effect == killed)?;
+        Some(fault.to)
     }
 }

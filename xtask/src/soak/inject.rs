@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 
 use super::faults::Fault;
-use super::history::{History, Hold};
+use super::history::{Excuse, History, Hold};
 use super::records::{Doing, Grant, Outcome, What, Who, Writer, read};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -15,6 +15,8 @@ pub enum Defect {
     Overlap,
     /// A later request with a smaller token
     Token,
+    /// A stale write of a fenced value that was accepted
+    Write,
     /// A call that never returned
     Hang,
     /// In a race: a lost update
@@ -32,7 +34,15 @@ const NOBODY: Who = Who {
 
 pub fn inject(what: Defect, folder: &Path, faults: &[Fault]) -> anyhow::Result<()> {
     let history = History::new(&read(folder)?, faults);
-    let has_no_excuse = |hold: &&Hold| !history.excuses.iter().any(|excuse| excuse.is_for(hold));
+    let is_excused = |hold: &Hold, excuse: &Excuse| {
+        excuse.is_for(hold) && excuse.to >= hold.asked && excuse.from <= hold.end() + hold.ttl
+    };
+    let has_no_excuse = |hold: &&Hold| {
+        !history
+            .excuses
+            .iter()
+            .any(|excuse| is_excused(hold, excuse))
+    };
     let was_seen = |hold: &&Hold| hold.seen.is_some() && hold.end() > hold.granted + 1000;
     let mut holds = history.holds.iter().filter(has_no_excuse);
     let hold = holds.find(was_seen).context("no lock was held for long")?;
@@ -40,10 +50,18 @@ pub fn inject(what: Defect, folder: &Path, faults: &[Fault]) -> anyhow::Result<(
         Defect::Overlap => (hold.granted + 500, hold.token + 1),
         Defect::Token => (hold.end() + 1, hold.token - 1),
         Defect::Hang => (hold.end(), 0),
+        Defect::Write => (hold.end() + 1, hold.token - 1),
         Defect::Update | Defect::Nobody => return Ok(()),
     };
     let mut records = Writer::create(folder, NOBODY)?;
     let key = hold.key;
+    if what == Defect::Write {
+        for (at, token) in [(at, hold.token), (at + 1_000, token)] {
+            let since = at;
+            records.write_at(at, What::Written { key, token, since });
+        }
+        return Ok(());
+    }
     records.write_at(
         at,
         What::Called {

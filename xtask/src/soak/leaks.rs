@@ -10,8 +10,8 @@ use leasehold_testbed::{Reply, Server, eventually};
 use rustix::process::Signal;
 
 use super::checks::Violation;
-use super::faults::Subjects;
 use super::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, key_name};
+use super::process::Process;
 use super::records::{Doing, Grant, Outcome, What, Who, Writer, now};
 use super::worker::END;
 
@@ -20,12 +20,27 @@ const DRAIN: Duration = Duration::from_secs(90);
 /// The limit for what should take no time.
 const SOON: Duration = Duration::from_secs(20);
 const FENCE: &str = "leasehold:~fence";
-const QUEUES: &str = "leasehold:~queue:";
+const QUEUES: &str = "leasehold:~queue";
+const VALUES: &str = "leasehold:~value";
 /// How long a queue outlives its lock at most: `lua/join.lua`.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(20);
 
+/// The servers of a round when all faults have ended.
+pub struct Remaining<'a> {
+    /// All of them: a client may have connections to each.
+    pub servers: Vec<&'a Server>,
+    /// Those that have the keys.
+    pub masters: Vec<&'a Server>,
+    /// For one more client.
+    pub url: String,
+}
+
 /// Ends the processes' work, and reports what did not end.
-pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Violation>> {
+pub fn finish(
+    processes: &mut [Process],
+    remaining: &Remaining<'_>,
+    folder: &Path,
+) -> anyhow::Result<Vec<Violation>> {
     let mut found = Vec::new();
     let mut add = |text: String| {
         let at = now();
@@ -36,14 +51,14 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
             to: at,
         });
     };
-    for process in &mut subjects.processes {
+    for process in &mut *processes {
         process.finish()?;
     }
     let mut kept = 0;
-    for process in &subjects.processes {
+    for process in &*processes {
         match process.remaining(DRAIN)? {
             Some((threads, is_kept)) => {
-                kept += usize::from(is_kept) * KEPT_CONNECTIONS;
+                kept += usize::from(is_kept) * KEPT_CONNECTIONS * remaining.masters.len();
                 if !threads.is_empty() {
                     add(format!("{} has threads left: {threads:?}", process.name()));
                 }
@@ -58,12 +73,16 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
             }
         }
     }
-    let server = &subjects.servers.primary;
-    // The connections to both servers count, since the other server may have been the primary before.
+    // The connections to all servers count, since another server may have been the primary before.
     let all = || {
-        let mut all = connections(server)?;
-        all.extend(connections(&subjects.servers.replica)?);
-        anyhow::Ok(all)
+        let all = remaining.servers.iter().map(|server| connections(server));
+        let all: Vec<Vec<String>> = all.collect::<anyhow::Result<_>>()?;
+        anyhow::Ok(all.concat())
+    };
+    let ttls = || {
+        let all = remaining.masters.iter().map(|server| ttls(server));
+        let all: Vec<Vec<(String, i64)>> = all.collect::<anyhow::Result<_>>()?;
+        anyhow::Ok(all.concat())
     };
     if !eventually(SOON, || all().is_ok_and(|left| left.len() <= kept)) {
         add(format!(
@@ -71,7 +90,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
             all()?
         ));
     }
-    for (key, ttl) in ttls(server)? {
+    for (key, ttl) in ttls()? {
         let is_queue = key.starts_with(QUEUES);
         let longest = LONGEST_TTL
             + if is_queue {
@@ -84,15 +103,15 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
         }
     }
     if !eventually(LONGEST_TTL + QUEUE_OUTLIVES + SOON, || {
-        ttls(server).is_ok_and(|left| left.is_empty())
+        ttls().is_ok_and(|left| left.is_empty())
     }) {
-        add(format!("keys are left: {:?}", ttls(server)?));
+        add(format!("keys are left: {:?}", ttls()?));
     }
-    for key in take_all(server, folder, subjects.processes.len())? {
+    for key in take_all(&remaining.url, folder, processes.len())? {
         add(format!("{} cannot be acquired", key_name(key)));
     }
-    if !eventually(SOON, || ttls(server).is_ok_and(|left| left.is_empty())) {
-        add(format!("keys are left at the end: {:?}", ttls(server)?));
+    if !eventually(SOON, || ttls().is_ok_and(|left| left.is_empty())) {
+        add(format!("keys are left at the end: {:?}", ttls()?));
     }
     Ok(found)
 }
@@ -108,13 +127,13 @@ fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     Ok(of_clients.map(str::to_owned).collect())
 }
 
-/// All keys except the fence counter, with their ttls.
+/// All keys except fence counters and fenced values, with their ttls.
 fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
         bail!("KEYS answers with an array");
     };
     let keys = keys.iter().filter_map(Reply::as_text);
-    let keys = keys.filter(|key| *key != FENCE);
+    let keys = keys.filter(|key| !key.starts_with(FENCE) && !key.starts_with(VALUES));
     let mut ttls = Vec::new();
     for key in keys {
         let ttl = server.command(&["PTTL", key])?.as_int();
@@ -128,7 +147,7 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
 }
 
 /// Acquires each lock once, with a new client; returns the locks for which that failed.
-fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
+fn take_all(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
     let (life, thread) = (0, 0);
     let who = Who {
         process,
@@ -136,7 +155,7 @@ fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Ve
         thread,
     };
     let mut records = Writer::create(folder, who)?;
-    let client = Client::open(server.url())?;
+    let client = Client::open(url)?;
     let mut refused = Vec::new();
     for key in 0..KEYS {
         records.write(What::Called {

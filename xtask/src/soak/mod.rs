@@ -1,12 +1,14 @@
 //! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections and the
 //! processes fail, and their records are checked against the library's promises.
 //!
-//! The soak runs in rounds. Each round has a primary with a replica, processes and records of its own. At the end of a
-//! round, all faults end, and the records are checked. In every other round, a killed server loses its data.
+//! The soak runs in rounds. Each round has servers, processes and records of its own. At the end of a round, all faults
+//! end, and the records are checked. The servers are a primary with a replica, or a Cluster. In every other round with
+//! a primary, a killed server loses its data. A group under sentinels has a soak of its own, in `sentinel`.
 
 mod checks;
 #[cfg(test)]
 mod checks_tests;
+mod cluster;
 mod faults;
 mod history;
 mod inject;
@@ -30,6 +32,7 @@ pub use worker::main as process;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use clap::ValueEnum as _;
 use uuid::Uuid;
 
@@ -47,12 +50,25 @@ const ROUND: Duration = Duration::from_secs(25);
 const SHORTEST_ROUND: Duration = Duration::from_secs(2);
 
 /// The servers that the soak uses.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Topology {
     /// A primary and its replica, at a fixed address
     Single,
     /// A primary and two replicas under three sentinels
     Sentinel,
+    /// Three masters and a replica of each, as a Cluster
+    Cluster,
+}
+
+impl Topology {
+    /// The faults that are drawn.
+    fn kinds(self) -> Vec<Kind> {
+        match self {
+            Self::Single => faults::kinds(),
+            Self::Sentinel => Vec::new(),
+            Self::Cluster => cluster::kinds(),
+        }
+    }
 }
 
 #[derive(clap::Args)]
@@ -74,8 +90,8 @@ pub struct Options {
     threads: u64,
     #[command(flatten)]
     provision: Provision,
-    /// The servers. `sentinel` has faults and checks of its own: with it, each of `--processes` is a client of this
-    /// process
+    /// The servers. `cluster` has faults of its own. `sentinel` has faults and checks of its own: with it, each of
+    /// `--processes` is a client of this process
     #[arg(long, value_enum, default_value_t = Topology::Single)]
     topology: Topology,
     /// Use only these faults
@@ -122,6 +138,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     if options.topology == Topology::Sentinel {
         return sentinel::run(time, options.processes, options.threads, seed, stop);
     }
+    let topology = options.topology;
+    for kind in &options.only {
+        ensure!(
+            topology.kinds().contains(kind),
+            "--topology {topology:?} has no fault {kind:?}"
+        );
+    }
     let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
     let mut totals = Totals::default();
     let mut number = options.round;
@@ -134,6 +157,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             number,
             seed,
             time: left.min(ROUND),
+            topology,
             processes: options.processes as usize,
             threads: options.threads as usize,
             only: &options.only,
@@ -147,6 +171,9 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             Ok(0) => {}
             Ok(violations) => {
                 let mut again = format!("cargo xtask soak --seed {seed} --round {number}");
+                if topology == Topology::Cluster {
+                    again.push_str(" --topology cluster");
+                }
                 if !options.only.is_empty() {
                     let names = options.only.iter().filter_map(Kind::to_possible_value);
                     let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
@@ -164,7 +191,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     bar.finish_and_clear();
     println!("{}seed {seed}", totals.text());
     if outcome.is_ok() {
-        println!("No violations.");
+        println!("All of it holds.");
     }
     outcome
 }

@@ -23,7 +23,7 @@ use super::worker::{END, Shared};
 const SIGNAL: Duration = Duration::from_secs(10);
 
 /// How often each operation is drawn.
-const OPERATIONS: [(usize, Operation); 16] = [
+const OPERATIONS: [(usize, Operation); 18] = [
     (24, Operation::WithLock),
     (24, Operation::LockDrop),
     (16, Operation::LockUnlock),
@@ -39,6 +39,8 @@ const OPERATIONS: [(usize, Operation); 16] = [
     (6, Operation::Adopt),
     (1, Operation::ForceUnlock),
     (1, Operation::Forget),
+    (6, Operation::Stay),
+    (16, Operation::Write),
     (1, Operation::Reopen),
 ];
 
@@ -110,6 +112,8 @@ impl<'a> Thread<'a> {
             Operation::Adopt => self.adopt(client),
             Operation::ForceUnlock => self.force_unlock(&mutex, key),
             Operation::Forget => self.forget(key),
+            Operation::Stay => self.lock(&mutex, key, Self::stay_long),
+            Operation::Write => self.lock(&mutex, key, Self::write),
             Operation::Reopen => self.reopen(),
             Operation::Contend | Operation::Race => unreachable!("it is never drawn"),
         }
@@ -245,6 +249,16 @@ impl<'a> Thread<'a> {
                 return;
             }
         }
+    }
+
+    /// Holds the lock for one to three ttls, so that it has to be renewed.
+    fn stay_long(&mut self, guard: MutexGuard, key: usize) {
+        let ttl = self.shared.ttl.as_millis() as u64;
+        let end = now() + self.random.millis(ttl, 3 * ttl).as_nanos() as u64;
+        while now() < end && self.look(&guard) {
+            thread::sleep(self.random.millis(10, 100));
+        }
+        self.unlock_now(guard, key);
     }
 
     /// Waits until the guard's signal comes, as it must.
@@ -495,6 +509,28 @@ impl<'a> Thread<'a> {
             thread.stay(&guard);
             std::mem::forget(guard);
         });
+    }
+
+    /// Writes the fenced value of the key, under the lock. One holder in four also writes late: its program does not
+    /// look at the guard, and releases the lock too early.
+    fn write(&mut self, guard: MutexGuard, key: usize) {
+        let (client, token) = (self.shared.client(), guard.fencing_token());
+        self.write_value(&client, key, token);
+        self.drop_guard(guard, key);
+        if self.random.one_in(4) {
+            thread::sleep(self.random.millis(0, 300));
+            self.write_value(&client, key, token);
+        }
+    }
+
+    fn write_value(&mut self, client: &Client, key: usize, token: u64) {
+        let since = now();
+        let value = client.fenced_value(key_name(key));
+        let write = || value.write(token, token.to_string());
+        let written = self.call(Doing::Write, Some(key), Some(Duration::ZERO), write);
+        if written.is_ok() {
+            self.records.write(What::Written { key, token, since });
+        }
     }
 
     fn reopen(&mut self) {

@@ -36,6 +36,10 @@ pub enum Operation {
     Adopt,
     ForceUnlock,
     Forget,
+    /// A lock is held for longer than its ttl.
+    Stay,
+    /// A fenced value is written under the lock, and sometimes again after the release.
+    Write,
     Reopen,
     /// The work of one of many clients that want one key.
     Contend,
@@ -56,6 +60,8 @@ pub enum Doing {
     HandOver,
     Adopt,
     ForceUnlock,
+    /// Of a fenced value.
+    Write,
     Shutdown,
     /// The last handle of a client is dropped.
     Close,
@@ -117,6 +123,12 @@ pub enum What {
         key: usize,
         since: u64,
         lease: Option<u64>,
+    },
+    /// After a write of the fenced value of this key, which was called at `since` and accepted.
+    Written {
+        key: usize,
+        token: u64,
+        since: u64,
     },
     /// A violation that the thread itself saw.
     Wrong(String),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use comfy_table::Table;
 
-use super::checks::{Violation, overrun};
+use super::checks::{Explained, Violation, overrun};
 use super::faults::{Effect, Fault};
 use super::history::{History, Hold, Stops};
 use super::messages::race_key;
@@ -29,6 +29,7 @@ pub struct Totals {
     faults: BTreeMap<String, u64>,
     losses: BTreeMap<String, u64>,
     calls: BTreeMap<Doing, Calls>,
+    explained: Explained,
     races: Races,
     /// The longest time from the moment when Redis lost a grant until its holder knew of the loss.
     worst_delay: Duration,
@@ -76,7 +77,11 @@ struct Calls {
 }
 
 impl Totals {
-    pub fn add(&mut self, history: &History, faults: &[Fault]) {
+    pub fn add(&mut self, history: &History, faults: &[Fault], explained: Explained) {
+        self.explained.forced += explained.forced;
+        self.explained.lost += explained.lost;
+        self.explained.longest = self.explained.longest.max(explained.longest);
+        self.explained.writes += explained.writes;
         self.rounds += 1;
         self.grants += history.holds.len() as u64;
         for (operation, count) in &history.began {
@@ -128,15 +133,28 @@ impl Totals {
             let counts: Vec<String> = counts.collect();
             let _ = writeln!(text, "{title}: {}", counts.join(", "));
         }
+        let Explained {
+            forced,
+            lost,
+            longest,
+            writes,
+        } = self.explained;
+        let _ = writeln!(
+            text,
+            "two holders at a time: {forced} by force_unlock, {lost} by a loss of data in Redis, for {longest:.1?} at \
+             most\nstale writes after a loss of data: {writes}"
+        );
         let Races {
             grants,
             changes,
             longest_wait,
         } = self.races;
-        let _ = writeln!(
-            text,
-            "races: {grants} grants, {changes} changes of owner, longest wait {longest_wait:.1?}"
-        );
+        if self.operations.contains_key("Race") {
+            let _ = writeln!(
+                text,
+                "races: {grants} grants, {changes} changes of owner, longest wait {longest_wait:.1?}"
+            );
+        }
         let _ = writeln!(
             text,
             "longest hold of a lock that was deleted: {:.1?}\n{}",

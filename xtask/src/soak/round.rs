@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use leasehold_testbed::Proxy;
 
-use super::checks;
-use super::faults::{Faults, Kind, Subjects, mend};
+use super::Topology;
+use super::checks::{self, Sighting, Violation};
+use super::cluster;
+use super::faults::{Fault, Faults, Kind, Subjects, mend};
 use super::history::History;
 use super::inject::{Defect, inject};
-use super::leaks;
+use super::leaks::{self, Remaining};
 use super::messages::Assignment;
 use super::process::Process;
 use super::random::Random;
@@ -21,17 +23,30 @@ use super::servers::Servers;
 use crate::stop::{Stop, Stopped};
 
 /// Distinguishes the random numbers of faults from those of threads.
-const OF_FAULTS: u64 = 2 << 32;
+pub const OF_FAULTS: u64 = 2 << 32;
 
 pub struct Round<'a> {
     pub number: u64,
     pub seed: u64,
     pub time: Duration,
+    pub topology: Topology,
     pub processes: usize,
     pub threads: usize,
     /// The faults to choose from. If this is empty, all faults are used.
     pub only: &'a [Kind],
     pub inject: Option<Defect>,
+}
+
+/// What happened in a round beside the records of the threads.
+#[derive(Default)]
+pub struct Events {
+    pub faults: Vec<Fault>,
+    /// The grants that were seen in Redis.
+    pub sightings: Vec<Sighting>,
+    /// Violations that the faults themselves found.
+    pub found: Vec<Violation>,
+    /// Whatever was left at the end.
+    pub left: Vec<Violation>,
 }
 
 impl Round<'_> {
@@ -67,38 +82,38 @@ impl Round<'_> {
         totals: &mut Totals,
         tick: impl Fn(String),
     ) -> anyhow::Result<usize> {
-        let random = Random::new(self.seed, &[OF_FAULTS, self.number]);
-        let mut faults = Faults::new(random, self.only, self.inject);
-        let left = self.work(folder, &mut faults, stop, tick)?;
-        let Faults {
-            done: faults,
+        let events = match self.topology {
+            Topology::Cluster => cluster::work(self, folder, stop, tick)?,
+            _ => self.work(folder, stop, tick)?,
+        };
+        let Events {
+            faults,
+            sightings,
             found,
-            ..
-        } = faults;
+            left,
+        } = events;
         fs::write(folder.join("faults"), format!("{faults:#?}\n"))?;
         if let Some(what) = self.inject {
             inject(what, folder, &faults)?;
         }
         let records = records::read(folder)?;
         let history = History::new(&records, &faults);
-        totals.add(&history, &faults);
+        let (broken, explained) = checks::all(&history, &faults);
+        totals.add(&history, &faults, explained);
         // Violations about hanging calls come first, since only the first violations are shown.
         let mut violations = found;
-        violations.extend(checks::all(&history, &faults));
+        violations.extend(broken);
+        violations.extend(checks::keys_without_holders(&sightings, &history, &faults));
         violations.extend(left);
         let text = report::findings(&violations, &records, &history, &faults, start);
         print!("{text}");
         Ok(violations.len())
     }
 
-    /// Runs the processes and the faults. Returns the violations that show at the end.
-    fn work(
-        &self,
-        folder: &Path,
-        faults: &mut Faults,
-        stop: &Stop,
-        tick: impl Fn(String),
-    ) -> anyhow::Result<Vec<checks::Violation>> {
+    /// Runs the processes and the faults on a primary and its replica.
+    fn work(&self, folder: &Path, stop: &Stop, tick: impl Fn(String)) -> anyhow::Result<Events> {
+        let random = Random::new(self.seed, &[OF_FAULTS, self.number]);
+        let mut faults = Faults::new(random, self.only, self.inject);
         let mut subjects = self.subjects(folder)?;
         for process in &subjects.processes {
             process.wait_until_ready()?;
@@ -115,7 +130,37 @@ impl Round<'_> {
         tick(format!("round {number}: finishing"));
         faults.end_all(&mut subjects)?;
         subjects.proxies.iter().for_each(mend);
-        leaks::finish(&mut subjects, folder)
+        let Servers { primary, replica } = &subjects.servers;
+        let remaining = Remaining {
+            servers: vec![primary, replica],
+            masters: vec![primary],
+            url: primary.url(),
+        };
+        let left = leaks::finish(&mut subjects.processes, &remaining, folder)?;
+        Ok(Events {
+            faults: faults.done,
+            found: faults.found,
+            left,
+            ..Events::default()
+        })
+    }
+
+    /// A process for this round.
+    pub fn start_process(
+        &self,
+        process: usize,
+        url: String,
+        folder: &Path,
+    ) -> anyhow::Result<Process> {
+        Process::start(Assignment {
+            url,
+            folder: folder.to_owned(),
+            seed: self.seed,
+            round: self.number,
+            process,
+            life: 0,
+            threads: self.threads,
+        })
     }
 
     fn subjects(&self, folder: &Path) -> anyhow::Result<Subjects> {
@@ -128,17 +173,8 @@ impl Round<'_> {
             .map(address)
             .collect::<Result<_, _>>()?;
         let urls = addresses.iter().chain(&proxies).map(Proxy::url);
-        let processes = urls.enumerate().map(|(process, url)| {
-            Process::start(Assignment {
-                url,
-                folder: folder.to_owned(),
-                seed: self.seed,
-                round: self.number,
-                process,
-                life: 0,
-                threads: self.threads,
-            })
-        });
+        let processes = urls.enumerate();
+        let processes = processes.map(|(process, url)| self.start_process(process, url, folder));
         let processes = processes.collect::<anyhow::Result<_>>()?;
         Ok(Subjects {
             servers,

@@ -123,7 +123,7 @@ pub fn run(
     }
     match findings.violations.len() {
         0 => {
-            println!("No violations.");
+            println!("All of it holds.");
             Ok(())
         }
         violations => {
