@@ -1,6 +1,6 @@
 -- Purpose: move the grant of each ticket to the caller's lease. The ticket's lease holds nothing afterwards, so a
---   ticket is good once. The token and the queue's mark stay. A ticket with the token of another grant is refused:
---   a write under a greater token would make the writes of all later holders stale.
+--   ticket can be adopted only once. The token and the queue's mark stay. A ticket with the token of another grant is
+--   refused: if its token were greater, a write under it would make the writes of all later holders stale.
 -- KEYS: lock keys
 -- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token, lease id, and the ttl
 --   in ms, or empty to keep the rest of the ttl. A ttl is never shortened.

@@ -3,10 +3,10 @@
 --   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a waiter that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
 --   A stopped process still counts as listening. So a waiter that joined more than a second ago, or more than a third
---   of its ttl ago, gets the key for a quarter of its ttl, at least 500 ms and at most 2 s. `?` in the message asks the
---   waiter to confirm the grant with an acquire. (After a third of its ttl the waiter would confirm the grant anyway,
---   since its validity counts from its joining.) Places below 10^15 are for waiters that replied too late to an earlier
---   turn: they come first, and have more time to reply.
+--   of its ttl ago, gets the key only for a quarter of its ttl, at least 500 ms and at most 2 s. `?` in the message
+--   asks the waiter to confirm the grant with an acquire. (After a third of its ttl, the waiter confirms in any case,
+--   since its validity counts from its first request.) Places below 10^15 are for waiters that replied too late to an
+--   earlier turn: these waiters come first, and have more time to reply.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the

@@ -72,7 +72,7 @@ fn cases() -> [Case; 9] {
         ("transaction", "data", |builder| {
             let client = builder.build().expect("the first request succeeds");
             let guard = client.mutex("k").lock().expect("the lock is free");
-            // The string may be complete.
+            // This call may succeed, if the string was sent completely.
             let _ = guard.transaction(|conn, _| conn.get::<_, Option<String>>("data"));
         }),
         ("pipeline", "data", |builder| {

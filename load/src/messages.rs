@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The kind of lock, and how it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
-    /// The raw commands on a connection per thread, both awaited.
+    /// The raw commands on a connection per thread. The thread awaits both replies.
     Raw,
-    /// Group commit with leasehold's scripts and nothing else; no reply to a release is awaited.
+    /// A minimal program: group commit with leasehold's scripts. A thread does not await the reply to its release.
     Limit,
     /// leasehold, dropping the guard.
     Drop,

@@ -162,7 +162,7 @@ enum Grant {
     Renewed,
 }
 
-/// A step of the model. The client or the node comes first.
+/// A step of the model. The first number is that of the client or of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Tick,
@@ -623,8 +623,8 @@ impl Quorum {
             Client::Idle => {
                 let highest = state.nodes.iter().map(|node| node.clock(state.now)).max();
                 let highest = highest.expect("there are nodes") * UNITS_PER_TICK;
-                // Two proposals are enough: one below the time of each node, which all nodes raise to their own time,
-                // and the highest.
+                // Two proposals are enough: the highest, and one below the time of each node. The nodes raise the lower
+                // proposal to their own times.
                 let mut proposals = vec![state.now * UNITS_PER_TICK, highest + self.rules.lead];
                 proposals.dedup();
                 // If both clients are in the same state, it does not matter which of them begins, so only one does.

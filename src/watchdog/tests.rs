@@ -73,7 +73,8 @@ fn fixture() -> Fixture {
 }
 
 impl Fixture {
-    /// Moves the clock. The renewal that is due then gets `answer`; false if no request was sent.
+    /// Advances the clock by `pause`, and replies with `answer` to the renewal that is due then. Returns false if no
+    /// renewal was sent.
     fn renews_after(&self, pause: Duration, answer: Result<Reply, Error>) -> bool {
         self.store.answer(move |_| answer);
         self.clock.advance(pause);

@@ -154,8 +154,8 @@ fn assert_cheap(clients: usize, cost: &ServerStats) {
     assert!(bytes <= 4096.0, "{bytes} bytes per grant: {:?}", cost.calls);
 }
 
-/// Fails unless clients were served in order. During a wait, another client may be granted the lock once if it was
-/// ahead, and once more if its next request reached Redis before this one.
+/// Fails unless clients were served in order. During one wait, each other client may be granted the lock twice: once
+/// because it was ahead, and once if its next request reached Redis before the request of this wait.
 fn assert_in_order(clients: usize, log: &Log, start: usize) {
     for (number, asked) in log.waits.iter().filter(|(_, asked)| *asked >= start) {
         let mut counts = vec![0; clients];

@@ -233,7 +233,7 @@ fn late_releases_spare_the_clients_live_grant() {
         let guard = long_waiter.within(SOON, "locking");
         guard.extend(LONG_TTL).expect("the lock is its own");
         let value = value_of(&server, "a").expect("the lock is held");
-        // The background repeats the releases. Other requests take them along.
+        // The background repeats the releases, and writes them together with other requests.
         for _ in 0..20 {
             client.with_lock("b", || ()).unwrap();
             thread::sleep(millis(20));

@@ -173,8 +173,8 @@ fn a_lease_that_is_not_renewed_is_never_passed_on() {
     }
 }
 
-/// Another client waits for a client's lock, and threads of the lock's client wait behind it. Returns the order of the
-/// grants, with `None` for the other client.
+/// `client` holds a lock. Another client waits for the lock, and then threads of `client` wait behind the other client.
+/// Returns the order of the grants, with `None` for the other client.
 fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option<usize>> {
     let other = steady(&server.url()).build().unwrap();
     let order = Arc::new(Shared::new(Vec::new()));

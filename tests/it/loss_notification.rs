@@ -310,7 +310,8 @@ fn a_late_release_keeps_the_next_holders_lock() {
                 lost_within(SOON, &lost);
             }
             leave(late);
-            // Sent on the same connection as a late release would be, so Redis carries out the release first.
+            // If the guard had written a release, this request would follow it on the same connection. So Redis would
+            // have carried out the release before.
             assert!(one.mutex("k").try_lock().unwrap().is_none());
             assert_eq!(value_of(&server, "k"), value);
             assert!(expires_in(&server, "k") > Some(LONG_TTL / 2));

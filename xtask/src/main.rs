@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // After Ctrl-C, all other errors are consequences of it.
+        // After Ctrl-C, only broken promises are reported: Ctrl-C itself causes other errors.
         Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
             eprintln!("stopped");
             ExitCode::from(EXIT_STOPPED)

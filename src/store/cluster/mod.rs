@@ -264,7 +264,7 @@ impl ClusterStore {
         }
     }
 
-    /// As [`send`](Self::send). A release that no node keeps is queued, and the background repeats it.
+    /// As [`send`](Self::send). If a release has failed and no node repeats it, queues the release for the background.
     fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);

@@ -99,7 +99,7 @@ mod tests {
         });
         flushed.unwrap();
         assert_eq!(flushes, 2);
-        // A move that brings nothing costs no second flush.
+        // If a release left for another node but did not arrive there, one flush is enough.
         let mut flushes = 0;
         let flushed = transits.flush_with(far, || {
             drop(transits.begin());

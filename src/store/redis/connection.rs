@@ -667,7 +667,7 @@ impl r2d2::ManageConnection for Connector {
 /// The contents of a reply, which decide how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplyContents {
-    /// Numbers, and values that this library wrote.
+    /// Only numbers, and values that this library wrote.
     Internal,
     /// Values of the caller: at most this many.
     Values(usize),

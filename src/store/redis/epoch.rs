@@ -183,7 +183,7 @@ mod tests {
         assert!(epoch.is_stale(&young) && epoch.is_due(&young) && epoch.is_outdated(&young));
         let next = epoch.now();
         assert!(!epoch.is_stale(&next));
-        // Sentinels that contradict each other.
+        // A second switch at once means that sentinels contradict each other.
         epoch.note_switch();
         assert!(!epoch.is_stale(&next) && epoch.replace_at(&next).is_some());
         *epoch.switched_at.lock() = Some(MonotonicTime::now().before(SHORTEST_LIFE));

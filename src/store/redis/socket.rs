@@ -336,10 +336,10 @@ impl Closer {
 
 /// The next system call of a read or write.
 enum Attempt {
-    /// The first call, which is made even after the deadline: on a busy machine, this thread may run late although the
+    /// The first call. It is made even after the deadline, since a busy machine may run this thread late although the
     /// reply came in time.
     First,
-    /// A later call, which is made before the deadline only.
+    /// A later call. It is made only before the deadline.
     Later,
 }
 

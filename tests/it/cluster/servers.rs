@@ -142,7 +142,7 @@ fn a_node_known_as_stopped_costs_no_lease_of_other_nodes() {
     cluster.node(0).resume();
 }
 
-/// The requests of a stopped node wait. Those of the other nodes go on: this counts them meanwhile.
+/// Requests to a stopped node wait. The test counts the requests to the other nodes meanwhile.
 #[test]
 fn a_stopped_node_delays_no_other_nodes_keys() {
     let mut cluster = Cluster::builder()

@@ -79,7 +79,7 @@ fn assert_kept(unlocked: Result<Released, Error>) {
     unlocked.unwrap();
 }
 
-/// Threads that take turns, and are checked to be alone.
+/// Threads that acquire the lock in turns. Each checks that no other thread holds the lock.
 struct Turns {
     witness: Arc<Witness>,
     tasks: Vec<Task<()>>,

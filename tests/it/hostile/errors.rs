@@ -118,8 +118,8 @@ fn errors_show_neither_the_password_nor_a_lease() {
     });
 }
 
-/// Calls whose replies are `error`: fails unless their errors show neither the password nor a lease id, and one of them
-/// contains `shown`.
+/// Makes calls that all get the reply `error`. Fails if an error of these calls shows the password or a lease id, or if
+/// none contains `shown`.
 fn assert_is_hidden(error: &'static str, shown: &str) {
     let server = Server::builder().password(PASSWORD).start().unwrap();
     let relay = ErrorRelay::start(server.port());

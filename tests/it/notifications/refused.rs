@@ -118,8 +118,8 @@ fn a_key_without_read_permission_costs_no_connection() {
         &[&["ACL", "SETUSER", "limited"], &rules[..]].concat(),
     );
     ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
-    // Until then, the closed connection may still send reads. Only a refused read shows that the next connection is
-    // there.
+    // The closed connection may still have sent reads under the earlier rights. A refused read shows that the next
+    // connection is there.
     assert!(eventually(SOON, || looks_refused(&server) == 1));
     let other = redis::Client::open(server.url()).unwrap();
     let mut other = other.get_connection_with_timeout(SOON).unwrap();

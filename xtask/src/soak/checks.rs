@@ -3,8 +3,8 @@
 //! A guard counts as held from its grant until the end of the validity that it last reported, or until it reported its
 //! loss, or was released. All times are on one clock, so the checks hold on a slow machine, too:
 //!
-//! - No two holds of one key overlap. The exception (`Excuse`): Redis lost the first grant, between the request of the
-//!   first and the grant of the second.
+//! - No two holds of one key overlap. One exception (`Excuse`): Redis lost the first grant, after the request of the
+//!   first hold and before the grant of the second.
 //! - A lost grant is held no longer than its ttl after Redis lost it.
 //! - No loss is reported before its time, unless Redis did lose the grant.
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.

@@ -93,7 +93,7 @@ pub fn kinds() -> Vec<Kind> {
 /// The effect of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing that could excuse a violation.
+    /// This fault excuses no violation.
     None,
     /// A process was stopped.
     Stops { process: usize },

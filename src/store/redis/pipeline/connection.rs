@@ -153,8 +153,8 @@ pub(crate) enum CommandOutcome {
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
-    /// The time at which replies are due: those to all calls in flight except the last `behind` calls. The first read
-    /// sets this time, or a write that has not ended.
+    /// The time at which the replies to the calls in flight are due, except those to the last `behind` calls. The first
+    /// read sets this time. A write that has not ended sets it, too.
     pub(super) reply_by: Option<MonotonicTime>,
     /// How many calls in flight were written after a reader had left unread replies behind.
     behind: usize,

@@ -26,7 +26,8 @@ struct World {
     server: Arc<Server>,
     faults: Faults,
     board: Arc<Board>,
-    /// The background also runs maintenance that was requested for later while callers wait, after a pause.
+    /// Time passes: the background waits for a pause, and then runs maintenance that was requested for later, even if
+    /// callers wait.
     clock_runs: bool,
     /// The replicas that have to acknowledge each acquire.
     replicas: Option<Replicas>,

@@ -195,7 +195,7 @@ fn a_script_that_is_loaded_late_is_acknowledged() {
     }
 }
 
-/// A proxy to the server that puts `said` in place of each reply to `WAIT` that counts no replica.
+/// A proxy to the server. If `WAIT` replies that no replica has acknowledged, the proxy replaces this reply by `said`.
 fn replaces_wait(server: &Server, said: &'static str) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());
