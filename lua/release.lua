@@ -42,7 +42,7 @@ for i = 1, n do
     result = value
   end
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
-    local unheard = false
+    local too_early = false
     if after and string.find(after, '^[!?]') then
       local holder = string.match(result, '^%S+', 55) or ''
       local message = string.sub(lease, 1, 16) .. ' !' .. string.sub(after, 2) .. ' ' .. key
@@ -51,13 +51,13 @@ for i = 1, n do
         -- part: listeners.lua
         if listeners == 0 then
           local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
-          unheard = granted and time[1] * 1000000 + time[2] - granted < 1000000
+          too_early = granted and time[1] * 1000000 + time[2] - granted < 1000000
         end
       end
       -- part: publish.lua
     end
     local served = nil
-    if not unheard and string.find(result, ' ', 55, true) then
+    if not too_early and string.find(result, ' ', 55, true) then
       -- `micros` is the µs part of a fencing token, as in lua/acquire.lua; false if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
@@ -68,7 +68,7 @@ for i = 1, n do
       -- part: serve.lua
       served = micros and serve(key, KEYS[n + 1 + i], micros)
     end
-    result = unheard and 2 or type(served) == 'string' and 1 or redis.pcall('DEL', key)
+    result = too_early and 2 or type(served) == 'string' and 1 or redis.pcall('DEL', key)
   elseif result ~= 1 then
     local ttl, holder = string.match(after or '', '^,(%d+),(.*)$')
     local queue, gone = KEYS[n + 1 + i], 1
