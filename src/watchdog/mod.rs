@@ -1,5 +1,5 @@
-//! Keeps the leases of a client alive. There is one timer thread, two workers that renew, and one worker that tracks
-//! keys and runs the store's maintenance. The first lease with a check starts a worker that runs checks. No lease has a
+//! Keeps the leases of a client alive. There is one timer thread, two workers that renew for each server, and one worker
+//! that tracks keys and runs the store's maintenance. The first lease with a check starts a worker that runs checks. No lease has a
 //! thread of its own.
 //!
 //! The timer thread sends no request and runs no user code.
@@ -16,6 +16,7 @@ mod model;
 #[cfg(not(shuttle))]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,13 +28,13 @@ use crate::event::{EventHandler, EventLock};
 use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Backend, Command, Notifications, Reply, Request, Store, Urgency};
+use crate::store::{Backend, Command, Notifications, Reply, Request, ServerId, Store, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
 use crate::util::threads::ThreadGroup;
-use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch};
+use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch, RenewalQueue};
 use crate::watchdog::scheduler::{Inboxes, Task, TimerTarget};
 use crate::watchdog::tracked::{TrackedLeases, tracked_key};
 
@@ -58,6 +59,8 @@ pub(crate) struct Watchdog {
     queued_to_track: AtomicUsize,
     /// The queue of the thread that runs checks, until that thread is started.
     checks: Mutex<Option<Receiver<Task>>>,
+    /// Starts the workers of further servers. `None` before `start` and after `stop`.
+    threads: Mutex<Option<ThreadGroup>>,
     command_timeout: Duration,
 }
 
@@ -76,6 +79,7 @@ impl Watchdog {
             tracked: TrackedLeases::default(),
             queued_to_track: AtomicUsize::new(0),
             checks: Mutex::new(None),
+            threads: Mutex::new(None),
             command_timeout,
         })
     }
@@ -90,16 +94,61 @@ impl Watchdog {
         *self.checks.lock() = Some(inboxes.checks);
         let watchdog = Arc::clone(self);
         threads.spawn("leasehold-timer", move || watchdog.run_timer())?;
-        for _ in 0..self.store.renewal_limits().threads {
-            let watchdog = Arc::clone(self);
-            threads
-                .spawn("leasehold-renewals", move || watchdog.run_renewals())
-                .inspect_err(|_| self.stop())?;
-        }
+        *self.threads.lock() = Some(threads.clone());
+        self.start_renewals(&self.renewals_of(ServerId::ONLY), threads)
+            .inspect_err(|_| self.stop())?;
         let (watchdog, inbox) = (Arc::clone(self), inboxes.releases);
         threads
             .spawn("leasehold-releases", move || watchdog.run_tasks(&inbox))
             .inspect_err(|_| self.stop())
+    }
+
+    /// Starts the workers of one server.
+    fn start_renewals(
+        self: &Arc<Self>,
+        queue: &Arc<RenewalQueue>,
+        threads: &ThreadGroup,
+    ) -> Result<(), Error> {
+        for _ in 0..self.store.renewal_limits().threads {
+            let (watchdog, queue) = (Arc::clone(self), Arc::clone(queue));
+            let run = move || watchdog.run_renewals(&queue);
+            threads.spawn("leasehold-renewals", run)?;
+        }
+        Ok(())
+    }
+
+    /// The queue of the renewals on `server`. Starts the workers of a new server.
+    fn renewals_of(self: &Arc<Self>, server: ServerId) -> Arc<RenewalQueue> {
+        self.scheduler.renewals.of(server, |queue| {
+            let threads = self.threads.lock();
+            let started = threads
+                .as_ref()
+                .map(|threads| self.start_renewals(queue, threads));
+            let has_workers = matches!(started, Some(Ok(())));
+            if !has_workers {
+                // Ends a worker that was started before the failure.
+                queue.end();
+            }
+            has_workers
+        })
+    }
+
+    /// Queues leases for the workers of their servers.
+    fn queue_renewals(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        let mut by_server: BTreeMap<ServerId, Vec<Arc<Lease>>> = BTreeMap::new();
+        for lease in leases {
+            let server = self.store.server_of(&lease.grant().key);
+            by_server.entry(server).or_default().push(lease);
+        }
+        for (server, leases) in by_server {
+            self.renewals_of(server).add(leases);
+        }
+    }
+
+    /// Queues `lease` for a worker that asks whether it is held.
+    fn queue_report(self: &Arc<Self>, lease: Arc<Lease>, report: LossReport) {
+        let server = self.store.server_of(&lease.grant().key);
+        self.renewals_of(server).queue_confirmation(lease, report);
     }
 
     /// Starts the thread that runs checks, unless it runs already. Checks have a thread of their own, since they may
@@ -178,6 +227,8 @@ impl Watchdog {
     /// Ends the threads, and marks every lease as lost with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
         let now = self.now();
+        // From here on, no worker is started.
+        self.threads.lock().take();
         for lease in self.scheduler.stop() {
             lease.lose(now, LossReason::Shutdown);
         }
@@ -204,10 +255,10 @@ impl Watchdog {
         }
     }
 
-    fn run_timer(&self) {
+    fn run_timer(self: &Arc<Self>) {
         while let Some(due) = self.scheduler.wait_for_due_timers() {
             let (to_renew, to_track) = self.process_due(due);
-            self.scheduler.queue_renewals(to_renew);
+            self.queue_renewals(to_renew);
             self.queue_tracking(to_track);
         }
     }
@@ -288,7 +339,7 @@ impl Watchdog {
         });
     }
 
-    fn run_tasks(&self, inbox: &Receiver<Task>) {
+    fn run_tasks(self: &Arc<Self>, inbox: &Receiver<Task>) {
         while let Ok(task) = inbox.recv() {
             match task {
                 Task::Check(leases) => self.run_checks(leases),
@@ -332,17 +383,17 @@ impl Watchdog {
     }
 
     /// Runs the checks of `leases`, and queues each renewal at once, since the next check may be slow.
-    fn run_checks(&self, leases: Vec<Arc<Lease>>) {
+    fn run_checks(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
         for lease in leases {
             if lease.run_check() {
-                self.scheduler.queue_renewals(vec![lease]);
+                self.queue_renewals(vec![lease]);
             }
         }
     }
 
-    fn run_renewals(&self) {
+    fn run_renewals(&self, queue: &RenewalQueue) {
         let at_a_time = self.store.renewal_limits().at_a_time;
-        while let Some(batch) = self.scheduler.wait_for_renewals(at_a_time) {
+        while let Some(batch) = queue.wait_for_batch(at_a_time) {
             match batch {
                 RenewalBatch::Renew(leases) => self.renew_all(&leases),
                 RenewalBatch::Confirm(report, leases) => {
@@ -354,20 +405,18 @@ impl Watchdog {
 
     /// Handles a read that did not find the lease under its key. Queues a request on a pipeline. If this request does
     /// not find the lease either, the lease is lost.
-    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
-        self.scheduler
-            .queue_confirmation(lease, LossReport::KeyRead);
+    pub(crate) fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
+        self.queue_report(lease, LossReport::KeyRead);
     }
 
     /// Handles a message that `by` unlocked the lease by force. If no other user can publish messages, marks the lease
     /// as lost at once. Otherwise queues a request that confirms the loss, one at a time for each lease.
-    pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
+    pub(crate) fn handle_force_message(self: &Arc<Self>, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.notifications.must_confirm_losses() {
             lease.lose(now, LossReason::ForceUnlocked { by });
         } else if lease.record_force_message(by, now) {
-            self.scheduler
-                .queue_confirmation(lease, LossReport::ForceMessage);
+            self.queue_report(lease, LossReport::ForceMessage);
         }
     }
 

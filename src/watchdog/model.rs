@@ -91,10 +91,11 @@ impl World {
 
     /// Runs `holders` and `clock` beside the threads of the watchdog, then `finish`.
     fn run(&self, holders: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
+        let renewals = self.watchdog.renewals_of(ServerId::ONLY);
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.watchdog.run_timer())];
             for _ in 0..RenewalLimits::USUAL.threads {
-                threads.push(scope.spawn(|| self.watchdog.run_renewals()));
+                threads.push(scope.spawn(|| self.watchdog.run_renewals(&renewals)));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
                 threads.push(scope.spawn(|| self.run_tasks(inbox)));

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::{Lease, LeasesByKey};
+use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
@@ -43,7 +44,45 @@ pub(crate) enum RenewalBatch {
     Confirm(LossReport, LeasesByKey),
 }
 
-/// The leases that wait for a worker. The number of held leases bounds the queue, since a renewal is not due again
+/// The queues of all servers. Each has workers of its own, so a server that does not reply delays no renewal on another.
+pub(super) struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
+
+impl Default for RenewalQueues {
+    /// Has the queue of [`ServerId::ONLY`].
+    fn default() -> Self {
+        let first = (ServerId::ONLY, Arc::default());
+        Self(Mutex::new(BTreeMap::from([first])))
+    }
+}
+
+impl RenewalQueues {
+    /// The queue of `server`. A server without a queue gets a new one if `start_workers` returns true for it; otherwise
+    /// it shares the queue of [`ServerId::ONLY`].
+    pub(super) fn of(
+        &self,
+        server: ServerId,
+        start_workers: impl FnOnce(&Arc<RenewalQueue>) -> bool,
+    ) -> Arc<RenewalQueue> {
+        let mut queues = self.0.lock();
+        if let Some(queue) = queues.get(&server) {
+            return Arc::clone(queue);
+        }
+        let new = Arc::default();
+        let queue = match start_workers(&new) {
+            true => new,
+            false => Arc::clone(&queues[&ServerId::ONLY]),
+        };
+        queues.insert(server, Arc::clone(&queue));
+        queue
+    }
+
+    /// Ends all queues.
+    pub(super) fn end(&self) {
+        self.0.lock().values().for_each(|queue| queue.end());
+    }
+}
+
+/// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not due again
 /// until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once more.)
 #[derive(Default)]
 pub(super) struct RenewalQueue {

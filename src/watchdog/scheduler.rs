@@ -16,7 +16,7 @@ use crate::lease::{Lease, TimerHandle};
 use crate::store::Urgency;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use crate::watchdog::renewals::{LossReport, RenewalBatch, RenewalQueue};
+use crate::watchdog::renewals::RenewalQueues;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// The delay of the store's maintenance after a request that is not urgent.
@@ -53,12 +53,12 @@ pub(crate) struct Inboxes {
     pub(crate) releases: Receiver<Task>,
 }
 
-/// Timers, the queue of renewals, and the queues of tasks.
+/// Timers, the queues of renewals, and the queues of tasks.
 pub(crate) struct Scheduler {
     clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
-    renewals: RenewalQueue,
+    pub(super) renewals: RenewalQueues,
     checks: Sender<Task>,
     /// To the thread `leasehold-releases`: tracking and maintenance.
     releases: Sender<Task>,
@@ -91,7 +91,7 @@ impl Scheduler {
             }),
             clock,
             changed: Condvar::new(),
-            renewals: RenewalQueue::default(),
+            renewals: RenewalQueues::default(),
             checks,
             releases,
             maintenance_soon: AtomicBool::new(false),
@@ -133,21 +133,6 @@ impl Scheduler {
         };
         // Fails only once the worker has ended.
         let _ = worker.send(task);
-    }
-
-    /// Queues `leases` for the workers that renew.
-    pub(crate) fn queue_renewals(&self, leases: Vec<Arc<Lease>>) {
-        self.renewals.add(leases);
-    }
-
-    /// Queues `lease` for a worker that asks whether it is held.
-    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
-        self.renewals.queue_confirmation(lease, report);
-    }
-
-    /// Waits for leases to confirm, or to renew, `at_a_time` at most; `None` once stopped.
-    pub(crate) fn wait_for_renewals(&self, at_a_time: usize) -> Option<RenewalBatch> {
-        self.renewals.wait_for_batch(at_a_time)
     }
 
     /// Sleeps until timers are due, and returns them, about [`MAX_DUE_TIMERS`] at most. Returns `None` once the

@@ -8,7 +8,7 @@ use crossbeam_channel::bounded;
 use super::*;
 use crate::event::EventLock;
 use crate::lease::{Grant, Options};
-use crate::store::{RenewalLimits, Scripted};
+use crate::store::{RenewalLimits, Scripted, ServerId};
 use crate::util::clock::Clock;
 
 #[derive(Default)]
@@ -183,7 +183,7 @@ fn a_force_message_is_not_queued_as_a_read() {
     let by = HolderId::of_text("host/1/0");
     f.store.must_confirm_losses.store(true, Ordering::SeqCst);
     f.watchdog.handle_force_message(Arc::clone(&lease), by);
-    let queued = f.watchdog.scheduler.wait_for_renewals(1);
+    let queued = f.watchdog.renewals_of(ServerId::ONLY).wait_for_batch(1);
     let Some(RenewalBatch::Confirm(report, leases)) = queued else {
         panic!("no confirmation is queued");
     };
@@ -247,7 +247,6 @@ fn due(count: usize, watchdog: &Watchdog, callbacks: &Arc<CallbackExecutor>) -> 
 fn due_leases_are_renewed_in_batches() {
     let (f, count) = (fixture(), RenewalLimits::USUAL.at_a_time + 1);
     f.watchdog
-        .scheduler
         .queue_renewals(due(count, &f.watchdog, &f.callbacks));
     for _ in 1..count {
         f.store.answer(|_| Ok(Reply::Done));
@@ -257,7 +256,8 @@ fn due_leases_are_renewed_in_batches() {
         watchdog.stop();
         Ok(Reply::Done)
     });
-    f.watchdog.run_renewals();
+    f.watchdog
+        .run_renewals(&f.watchdog.renewals_of(ServerId::ONLY));
     let at_a_time = f.store.at_a_time.lock().clone();
     assert_eq!(at_a_time.iter().sum::<usize>(), count);
     assert_eq!(at_a_time[0], MIN_BATCH);
@@ -312,7 +312,7 @@ fn a_hanging_renewal_delays_no_other() {
     for _ in 1..RenewalLimits::USUAL.at_a_time {
         store.answer(|_| Ok(Reply::Done));
     }
-    watchdog.scheduler.queue_renewals(due(
+    watchdog.queue_renewals(due(
         RenewalLimits::USUAL.at_a_time + 1,
         &watchdog,
         &callbacks,

@@ -79,6 +79,7 @@ fn a_child_process_runs_the_named_body() {
         leaks::count_threads,
         leaks::use_a_cluster,
         threads::count_threads_of_clients,
+        threads::count_threads_on_a_cluster,
         renewal_checks::count_threads,
         scale::hold_ten_thousand,
         scale::wait_by_the_hundred,

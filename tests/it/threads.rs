@@ -4,6 +4,7 @@ use leasehold::{Client, MemoryStore};
 use leasehold_testbed::eventually;
 
 use crate::child::{self, Child, Parent};
+use crate::cluster::pool::PooledCluster;
 use crate::support::{SOON, secs, server};
 
 #[test]
@@ -15,14 +16,45 @@ fn a_client_has_nine_threads_and_one_more_for_checks() {
     Child::start(count_threads_of_clients, &server.url()).finish(secs(120));
 }
 
-pub fn count_threads_of_clients(parent: &Parent) {
+#[test]
+fn a_cluster_client_has_threads_for_each_master() {
+    if child::threads().is_none() {
+        return;
+    }
+    let cluster = PooledCluster::take();
+    Child::start(count_threads_on_a_cluster, &cluster.get().url()).finish(secs(120));
+}
+
+/// Returns a function that waits until this process has so many more threads than now.
+fn count_further_threads() -> impl Fn(usize, &str) {
     let before = child::threads().unwrap();
-    let assert_more = |more: usize, what: &str| {
+    move |more, what| {
         let is_so = || child::threads().unwrap() == before + more;
         let seen = eventually(SOON, is_so);
         let found = child::threads().unwrap() - before;
         assert!(seen, "{what}: {found} threads, not {more}");
-    };
+    }
+}
+
+pub fn count_threads_on_a_cluster(parent: &Parent) {
+    let assert_more = count_further_threads();
+    let client = Client::open(&parent.url).unwrap();
+    assert_more(6, "a client without locks");
+    // Each of the three masters has some of these keys.
+    let names = || (0..30).map(|n| format!("k{n}"));
+    let lock = |name| client.mutex(name).fixed_ttl(secs(60)).lock().unwrap();
+    let guards: Vec<_> = names().map(lock).collect();
+    assert_more(6 + 3 * 5, "a client with locks that are not renewed");
+    drop(guards);
+    let lock = |name| client.mutex(name).ttl(secs(3)).lock().unwrap();
+    let guards: Vec<_> = names().map(lock).collect();
+    assert_more(6 + 3 * 5 + 2 * 2, "a client with renewed locks");
+    drop((guards, client));
+    assert_more(0, "no client");
+}
+
+pub fn count_threads_of_clients(parent: &Parent) {
+    let assert_more = count_further_threads();
     let client = Client::open(&parent.url).unwrap();
     assert_more(9, "a client");
     let guards: Vec<_> = (0..100)

@@ -45,10 +45,6 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
-/// The longest time for which renewals wait for silent nodes, after all other nodes have replied. A renewal worker then
-/// continues with the leases on the other nodes.
-const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
-
 /// The nodes of a client on a Redis Cluster.
 pub(crate) struct ClusterStore {
     me: Weak<Self>,
@@ -292,15 +288,6 @@ impl ClusterStore {
         }
     }
 
-    fn is_renewal_of_silent_node(&self, command: &Command) -> bool {
-        let key = match command {
-            Command::Renew { .. } => command.key(),
-            _ => None,
-        };
-        let owner = key.and_then(|key| self.members.owner(key.slot()));
-        owner.is_some_and(|owner| owner.is_silent())
-    }
-
     /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
     fn send_round(&self, requests: &mut [&mut Request]) {
         let mut groups: Vec<(Arc<Member>, Vec<usize>)> = Vec::new();
@@ -318,7 +305,6 @@ impl ClusterStore {
             }
         }
         if let [(member, indices)] = groups.as_slice()
-            && !member.is_silent()
             && indices.len() == requests.len()
             && let Some(node) = member.node()
         {
@@ -352,28 +338,18 @@ impl ClusterStore {
         let (submitted, completions) = Submitted::new(count);
         let mut completions = completions.into_iter();
         let mut deadline = MonotonicTime::now();
-        // Whether to wait for an outcome until the deadline. Renewals on silent nodes have less time.
-        let mut is_required = Vec::with_capacity(count);
         for (member, indices) in groups {
             let Some(node) = member.node() else { continue };
             let mut commands = Vec::with_capacity(indices.len());
             for index in indices {
                 let request = &requests[*index];
-                let is_renewal = matches!(request.command, Command::Renew { .. });
-                is_required.push(!(is_renewal && member.is_silent()));
                 deadline = deadline.max(request.deadline);
                 commands.extend(completions.next().map(|one| (request.command.clone(), one)));
             }
             node.submit(commands);
         }
-        let are_complete = |outcomes: &[Option<Outcome>]| {
-            let mut awaited = outcomes.iter().zip(&is_required);
-            awaited.all(|(outcome, is_required)| outcome.is_some() || !is_required)
-        };
-        if submitted.wait(deadline, are_complete) && !is_required.iter().all(|required| *required) {
-            let soon = MonotonicTime::now().after(SILENT_TIMEOUT).min(deadline);
-            let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
-        }
+        let are_complete = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+        let _ = submitted.wait(deadline, are_complete);
         let mut outcomes = submitted.leave().into_iter();
         for (member, indices) in groups {
             let of_node: Vec<Option<Outcome>> = outcomes.by_ref().take(indices.len()).collect();
@@ -529,10 +505,7 @@ impl ClusterStore {
 
 impl Store for ClusterStore {
     fn execute(&self, requests: &mut [Request]) {
-        // A renewal for a silent node must not keep a renewal worker for a whole command time-out.
-        if let [request] = requests
-            && !self.is_renewal_of_silent_node(&request.command)
-        {
+        if let [request] = requests {
             let (command, deadline) = (request.command.clone(), request.deadline);
             request.outcome = Some(self.send_or_queue(command, deadline));
             return;

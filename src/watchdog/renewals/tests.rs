@@ -126,3 +126,27 @@ fn confirmations_go_first_and_once() {
     };
     assert_eq!(ttls(&next), [30, 40]);
 }
+
+#[test]
+fn each_server_has_a_queue_of_its_own() {
+    let queues = RenewalQueues::default();
+    let started = || |_: &Arc<RenewalQueue>| true;
+    let first = queues.of(ServerId::ONLY, |_| panic!("it has workers"));
+    let second = queues.of(ServerId(1), started());
+    assert!(!Arc::ptr_eq(&first, &second));
+    let again = queues.of(ServerId(1), |_| panic!("it has workers"));
+    assert!(Arc::ptr_eq(&second, &again));
+    second.add(leases([30]));
+    assert!(second.wait_for_batch(AT_A_TIME).is_some());
+    queues.end();
+    for queue in [first, second] {
+        assert!(queue.wait_for_batch(AT_A_TIME).is_none());
+    }
+}
+
+#[test]
+fn a_server_without_workers_shares_the_first_queue() {
+    let queues = RenewalQueues::default();
+    let shared = queues.of(ServerId(1), |_| false);
+    assert!(Arc::ptr_eq(&shared, &queues.of(ServerId::ONLY, |_| true)));
+}
