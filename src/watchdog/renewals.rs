@@ -1,8 +1,9 @@
 //! The queue of the workers that renew leases and confirm losses.
 //!
 //! The workers first renew the lease that ends first (earliest deadline first: Liu and Layland, 1973). So a lease with
-//! a short ttl is not lost while leases with more time left are renewed. Under overload each lease is renewed just
-//! before its end, as long as one renewal per ttl is possible. Confirmations go before renewals.
+//! a short ttl is not lost while leases with more time left are renewed. Under overload, each lease is renewed just
+//! before its end, and none is lost while the machine manages one renewal per lease and ttl. Confirmations go before
+//! renewals.
 
 #[cfg(test)]
 #[cfg(shuttle)]
