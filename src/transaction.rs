@@ -241,7 +241,8 @@ impl TransactionRunner {
         conn.unwatch();
         // This connection may lead to an old primary, so a pipeline has to confirm the loss.
         self.watchdog.confirm(lease)?;
-        let message = "the connection of the transaction does not lead to the primary";
+        let message = "the connection of the transaction does not lead to the primary, and is replaced; try \
+                       again";
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
@@ -278,7 +279,8 @@ impl TransactionRunner {
                 let limit = self.begin.capacity().unwrap_or_default();
                 let waited = self.permit_timeout;
                 let message = format!(
-                    "all {limit} transactions of the client (max_transactions) were still running after {waited:?}"
+                    "all {limit} transactions of the client (`max_transactions`) were still running after {waited:?}; \
+                     raise that setting, or let closures take less time"
                 );
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
@@ -301,7 +303,7 @@ fn as_unavailable(error: Error) -> Error {
     let error = redirected(error);
     match error.kind() {
         ErrorKind::Timeout => {
-            Error::new(ErrorKind::Unavailable, "no reply in time").with_source(error)
+            Error::new(ErrorKind::Unavailable, error.message()).with_source_of(&error)
         }
         _ => error,
     }

@@ -181,7 +181,10 @@ impl Acquirer {
         // Checked before the watchdog gets the lease: the watchdog would report the loss of a lock that no caller held.
         if lease.valid_for(since).is_none() {
             self.release_unheld(key, id, ttl);
-            let message = format!("the grant came later than its ttl of {ttl:?} allows");
+            let message = format!(
+                "the grant came after the validity of its ttl of {ttl:?} had ended; use a longer ttl, or check the \
+                 load of the server and of this machine"
+            );
             return Err(Error::new(ErrorKind::Timeout, message));
         }
         if !self.watchdog.schedule(&lease) {
@@ -308,7 +311,12 @@ impl Wait<'_> {
             return Some(Err(outage.error.clone()));
         }
         let lasted = now.since(outage.since.max(started));
-        let message = format!("for {:.1} s: {}", lasted.as_secs_f64(), outage.error);
+        let reason = match outage.error.kind() {
+            // The new error says this kind.
+            ErrorKind::Unavailable => outage.error.message().to_owned(),
+            _ => outage.error.to_string(),
+        };
+        let message = format!("for {:.1} s: {reason}", lasted.as_secs_f64());
         let error = Error::new(ErrorKind::Unavailable, message);
         Some(Err(error.with_source_of(&outage.error)))
     }

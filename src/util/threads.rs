@@ -77,7 +77,9 @@ impl ThreadGroup {
                 drop(alive);
             });
         spawned.map(drop).map_err(|error| {
-            let message = format!("cannot start the thread {name}");
+            let message = format!(
+                "cannot start the thread {name}; check the limits on threads of this process"
+            );
             Error::new(ErrorKind::Unavailable, message).with_source(error)
         })
     }

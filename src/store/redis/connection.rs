@@ -13,7 +13,9 @@ use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::errors::{Attempted, error_reply, hide_password, no_reply, type_name};
+use crate::store::redis::errors::{
+    Attempted, error_reply, hide_password, no_reply, unexpected_reply,
+};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::sentinel::{HostPort, SentinelUrl, Sentinels};
@@ -524,7 +526,8 @@ impl Endpoint {
             let last = sentinels.last_primary();
             let last = last.map(|last| last.to_addr(sentinels.has_tls()));
             if last.as_ref() != Some(found.info.addr()) {
-                let what = "is no primary any more: the sentinels name another one";
+                let what = "is no primary any more: the sentinels name another one, and the client \
+                            connects to that";
                 return Err(self
                     .attempted(&found.info)
                     .about(ErrorKind::Unavailable, what));
@@ -784,8 +787,7 @@ impl Connection {
             }
             other => {
                 self.discard_and_suspect_all();
-                let message = format!("{}: PING: {}", self.address, type_name(&other));
-                Err(Error::new(ErrorKind::Protocol, message))
+                Err(unexpected_reply("PING", &other).at(&self.address))
             }
         }
     }
@@ -884,7 +886,7 @@ impl Connection {
             return Ok(());
         }
         let message = format!(
-            "the sentinels name another primary in place of {}",
+            "the sentinels name another primary in place of {}, and the client connects to that",
             self.address
         );
         Err(Error::new(ErrorKind::Unavailable, message))

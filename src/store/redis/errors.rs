@@ -207,6 +207,9 @@ fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
         (_, "LOADING") => Some("wait until the server has read its data"),
         (_, "MASTERDOWN") => Some("check the primary, and the link to it"),
         (_, "NOREPLICAS") => Some("check the replicas, and `min-replicas-to-write`"),
+        (_, "BUSY") => Some("wait for the script that runs there, or end it"),
+        (_, "MISCONF") => Some("check the disk and the log of the server"),
+        (_, "CLUSTERDOWN") => Some("check the nodes with CLUSTER INFO"),
         _ => None,
     }
 }
@@ -228,10 +231,38 @@ pub(crate) fn wait_refused(code: &str, detail: Option<&str>) -> Error {
     };
     let detail = without_arguments(detail.unwrap_or(""));
     let text = without_ids(&format!("{code} {detail}")).into_owned();
+    let text = text.trim_end_matches('.');
+    let next = match kind {
+        ErrorKind::Denied => "allow `replicas` of `cargo xtask acl`",
+        ErrorKind::Unsupported => {
+            "leave out `replicas`, or, if this is a proxy, use the URL of the server behind it"
+        }
+        _ => "use the URL of the primary",
+    };
     Error::new(
         kind,
-        format!("WAIT, which `replicas` needs, is refused: {text}"),
+        format!("WAIT, which `replicas` needs, is refused: {text}; {next}"),
     )
+}
+
+/// The error of a reply that `command` cannot have.
+pub(crate) fn unexpected_reply(command: impl fmt::Display, reply: &Value) -> Error {
+    let message = format!(
+        "unexpected reply to {command}, {}; check whether a proxy answers there",
+        type_name(reply)
+    );
+    Error::new(ErrorKind::Protocol, message)
+}
+
+/// The error if the pool has made no connection in time, and no attempt to connect has failed yet.
+pub(crate) fn no_connection(
+    address: &str,
+    timed_out: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    let message = format!(
+        "{address}: no connection in time (`connect_timeout`); check the server's load and the network"
+    );
+    Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
 }
 
 /// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in
@@ -446,7 +477,8 @@ impl Attempted<'_> {
 
     /// The error for an error reply to `command`.
     pub(super) fn refused(&self, step: Step, command: &str, error: &ServerError) -> Error {
-        let text = error.to_string();
+        // redis-rs shows some codes by names of its own.
+        let text = format!("{} {}", error.code(), error.details().unwrap_or(""));
         let reply = error_reply(error.code(), error.details());
         let kind = reply.kind();
         if repeats_login(self.info, &text) {
@@ -486,7 +518,13 @@ impl Attempted<'_> {
             // The message already has the server's text, so the error needs no source.
             _ => {
                 let reason = printable(&text, LONGEST_TEXT);
-                return self.about(kind, format_args!("refuses {step}: {reason}"));
+                let reason = reason.trim_end_matches(['.', ' ']);
+                return match next_step(kind, error.code()) {
+                    Some(next) => {
+                        self.about(kind, format_args!("refuses {step}: {reason}; {next}"))
+                    }
+                    None => self.about(kind, format_args!("refuses {step}: {reason}")),
+                };
             }
         };
         self.about(kind, what)
@@ -552,6 +590,61 @@ mod tests {
         ];
         for (code, kind) in cases {
             assert_eq!(error_reply(code, None).kind(), kind, "{code}");
+        }
+    }
+
+    #[test]
+    fn error_replies_name_the_next_step() {
+        for code in [
+            "BUSY",
+            "CLUSTERDOWN",
+            "LOADING",
+            "MASTERDOWN",
+            "MISCONF",
+            "NOREPLICAS",
+            "OOM",
+            "READONLY",
+        ] {
+            let shown = error_reply(code, Some("some text.")).to_string();
+            let (_, next) = shown.split_once("some text; ").expect(code);
+            assert!(!next.is_empty(), "{shown}");
+        }
+        let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
+        let attempted = Attempted {
+            info: &info,
+            timeout: Duration::from_secs(1),
+            setting: "connect_timeout",
+        };
+        let Value::ServerError(loading) =
+            redis::parse_redis_value(b"-LOADING Redis is loading.\r\n").unwrap()
+        else {
+            panic!("it is an error");
+        };
+        let error = attempted.refused(Step::LogIn, "HELLO", &loading);
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: h:6379 refuses the login: LOADING Redis is loading; wait until the server has read \
+             its data"
+        );
+        for (code, detail, next) in [
+            (
+                "NOPERM",
+                "no permissions",
+                "; allow `replicas` of `cargo xtask acl`",
+            ),
+            (
+                "ERR",
+                "unknown command 'WAIT'",
+                "; leave out `replicas`, or, if",
+            ),
+            (
+                "ERR",
+                "WAIT cannot be used with replica instances.",
+                "instances; use the URL of the primary",
+            ),
+        ] {
+            let shown = wait_refused(code, Some(detail)).to_string();
+            assert!(shown.contains(next), "{shown}");
         }
     }
 

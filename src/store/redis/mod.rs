@@ -273,7 +273,9 @@ impl Store for Node {
         let left = || deadline.since(MonotonicTime::now());
         let Some(_alone) = self.pinging.try_lock_for(left()) else {
             let address = shared.endpoint.address_of_server();
-            let message = format!("{address}: other pings take too long");
+            let message = format!(
+                "{address}: other pings of this client take too long; check the server's load, or ping less often"
+            );
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         let connect = || shared.own_connection(left().min(shared.connect_timeout));

@@ -9,7 +9,7 @@ use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Valu
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connector, ReplyContents};
-use crate::store::redis::errors::{classify, error_reply, sanitized, type_name, with_code};
+use crate::store::redis::errors::{classify, error_reply, sanitized, unexpected_reply, with_code};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
 use crate::store::value::is_held_by;
@@ -146,7 +146,7 @@ impl TransactionConnection {
     /// Carries out the commands of `pipe` in one transaction, unless a watched key has changed.
     pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<TransactionOutcome, Error> {
         if self.is_broken() {
-            let message = "the connection broke during a read";
+            let message = "the connection broke during a read; nothing was written";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         self.connection.check_primary()?;
@@ -251,10 +251,7 @@ impl TransactionConnection {
 
     fn unexpected(&mut self, command: &str, reply: &Value) -> Error {
         self.connection.discard_and_suspect_all();
-        Error::new(
-            ErrorKind::Protocol,
-            format!("{command}: {}", type_name(reply)),
-        )
+        unexpected_reply(command, reply).at(self.connection.address())
     }
 
     fn send_and_receive(
@@ -445,7 +442,8 @@ fn not_allowed_error(what: &str) -> Error {
 
 /// The error of a transaction that was sent, at least in part, and whose reply did not come.
 fn outcome_unknown(error: Error) -> Error {
-    let message = "no reply to EXEC: either everything was or will be written, or nothing";
+    let message = "no reply to EXEC: either everything was or will be written, or nothing; read what \
+                   the transaction would have written";
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 

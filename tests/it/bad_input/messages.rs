@@ -9,7 +9,7 @@ use leasehold_testbed::{SentinelGroup, Server, eventually};
 
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
-use crate::support::{SOON, ask, secs, server, within};
+use crate::support::{SOON, ask, millis, secs, server, within};
 
 /// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`. Fails if the message repeats
 /// the text of a source.
@@ -96,6 +96,34 @@ fn a_missing_permission_is_named() {
             "{shown}"
         );
     }
+}
+
+#[test]
+fn a_refused_wait_names_the_right() {
+    let server = server();
+    let user = ["ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*"];
+    ask(&server, &[&user[..], &["+@all", "-wait"]].concat());
+    let url = format!("redis://limited:secret@127.0.0.1:{}", server.port());
+    let client = steady(&url).replicas(1, millis(50)).build().unwrap();
+    let shown = client.mutex("k").try_lock().map(drop);
+    let shown = shown.unwrap_err().to_string();
+    let start = "Redis denies access (\"k\"): ";
+    let next = "; allow `replicas` of `cargo xtask acl`";
+    assert!(shown.starts_with(start) && shown.ends_with(next), "{shown}");
+}
+
+#[test]
+fn an_outage_is_named_once_with_its_reason() {
+    let port = closed_port();
+    let client = steady(&format!("redis://127.0.0.1:{port}")).outage_timeout(millis(100));
+    let error = client.build_lazy().unwrap().mutex("k").lock();
+    let shown = error.map(drop).unwrap_err().to_string();
+    let start = "Redis is unavailable (\"k\"): for ";
+    let end = format!(
+        " s: 127.0.0.1:{port} refuses connections; check that Redis runs there, and the port"
+    );
+    assert!(shown.starts_with(start) && shown.ends_with(&end), "{shown}");
+    assert_eq!(shown.matches("unavailable").count(), 1, "{shown}");
 }
 
 #[test]

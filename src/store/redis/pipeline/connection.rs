@@ -65,9 +65,7 @@ pub(crate) fn transaction_connection(
             Ok(connection) => return Ok(connection),
             Err(timed_out) => {
                 return Err(endpoint.last_error().unwrap_or_else(|| {
-                    let address = endpoint.address_of_server();
-                    let message = format!("{address}: no connection in time");
-                    Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
+                    errors::no_connection(&endpoint.address_of_server(), timed_out)
                 }));
             }
         }
@@ -432,12 +430,15 @@ impl PipelinedConnection {
                 }
                 Decoded::NoScript => {
                     self.connection.discard_and_suspect_all();
-                    let message = "NOSCRIPT in answer to a script's text";
+                    let message = format!(
+                        "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",
+                        self.connection.address()
+                    );
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
                 Decoded::Unexpected(error) => {
                     self.connection.discard_and_suspect_all();
-                    return Err(error);
+                    return Err(error.at(self.connection.address()));
                 }
             };
             let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
@@ -498,9 +499,8 @@ impl PipelinedConnection {
             Value::ServerError(error) => Err(errors::wait_refused(error.code(), error.details())),
             other => {
                 self.connection.discard_and_suspect_all();
-                let what = errors::type_name(&other);
-                let message = format!("unexpected reply to WAIT: {what}");
-                return Err(Error::new(ErrorKind::Protocol, message));
+                let address = self.connection.address();
+                return Err(errors::unexpected_reply("WAIT", &other).at(address));
             }
         };
         for (request, reply) in self.unacknowledged.drain(..) {

@@ -605,7 +605,8 @@ impl<'a> Leadership<'a> {
                     // Replies are missing. A flush ends only after the replies to all earlier requests.
                     Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
-                        let message = "Redis refuses releases for now";
+                        let message =
+                            "Redis refuses releases; the event `release_delayed` has the reasons";
                         flush.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
                     }
                     Ok(true) => flush.on_reply(Ok(Reply::Done)),
@@ -649,9 +650,7 @@ impl<'a> Leadership<'a> {
                     let known = shared.endpoint.last_error();
                     let is_short_of_time = known.is_none() && left < shared.connect_timeout / 2;
                     let error = known.unwrap_or_else(|| {
-                        let address = shared.endpoint.address_of_server();
-                        let message = format!("{address}: no connection in time");
-                        Error::new(ErrorKind::Unavailable, message).with_source(timeout)
+                        errors::no_connection(&shared.endpoint.address_of_server(), timeout)
                     });
                     self.refuse(&error, is_short_of_time);
                     return Err(error);
@@ -787,7 +786,8 @@ fn urgency_of(state: &PipelineState) -> Urgency {
 }
 
 fn batch_given_up() -> Error {
-    Error::new(ErrorKind::Timeout, "the request's batch was given up")
+    let message = "a panic has ended the connection of the request";
+    Error::new(ErrorKind::Timeout, message)
 }
 
 impl Drop for Leadership<'_> {

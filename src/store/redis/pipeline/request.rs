@@ -298,7 +298,7 @@ impl PendingRequest {
                 }
                 return Next::Done;
             }
-            self.report_late(&Error::new(ErrorKind::Timeout, "no answer in time"));
+            self.report_late(&caller_left());
         }
         let may_hop = self.route.hops < MOST_HOPS;
         if may_hop && matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
@@ -369,15 +369,20 @@ impl PendingRequest {
             .completion
             .take()
             .map(|completion| completion.complete(outcome));
-        let left = || Error::new(ErrorKind::Timeout, "no answer in time");
         if let Some(tracker) = &mut self.tracker {
-            let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
+            let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(caller_left));
             if let Some(error) = late {
                 tracker.report_late(&error);
             }
         }
         matches!(completed, Some(Ok(())))
     }
+}
+
+/// Why a release is late whose caller has left at its deadline.
+pub(crate) fn caller_left() -> Error {
+    let message = "the release had no reply at its caller's deadline; the client tries on";
+    Error::new(ErrorKind::Timeout, message)
 }
 
 /// The first caller of these requests that waits and can lead the pipeline.

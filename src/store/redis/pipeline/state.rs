@@ -250,7 +250,7 @@ impl PipelineState {
         batch: &mut Vec<PendingRequest>,
     ) {
         if !self.awaited.is_empty() {
-            let error = Error::new(ErrorKind::Timeout, "no answer in time");
+            let error = request::caller_left();
             for request in self.awaited.take_all() {
                 if request::is_waited_for([&request].into_iter()) {
                     self.awaited.push_back(request);

@@ -104,8 +104,8 @@ fn code_and_detail(error: &ServerError) -> (&str, &str) {
 }
 
 fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
-    let message = format!("unexpected reply to {kind:?}: {}", errors::type_name(value));
-    Decoded::Unexpected(Error::new(ErrorKind::Protocol, message))
+    let kind = format_args!("{kind:?}");
+    Decoded::Unexpected(errors::unexpected_reply(kind, value))
 }
 
 /// The outcome of one command from its result, as the script's header describes it. `None` if the script cannot return
