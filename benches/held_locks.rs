@@ -18,7 +18,7 @@ use clap::Parser;
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{Client, MutexGuard};
-use leasehold_testbed::{Reply, Server, eventually};
+use leasehold_testbed::{Cluster, Reply, Server, eventually};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 /// Counts allocated bytes, which are more exact than the resident memory of the process.
@@ -42,27 +42,99 @@ struct Options {
     /// Their ttl, in seconds: they are renewed after a third of it
     #[arg(long, default_value_t = 3)]
     ttl: u64,
+    /// Number of masters of a Cluster without replicas. Without this option, the locks are on one server
+    #[arg(long, value_parser = clap::value_parser!(u8).range(2..=16))]
+    masters: Option<u8>,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// The figures at one time.
+/// The server or the Cluster that has the locks.
+enum Servers {
+    One(Server),
+    Several(Cluster),
+}
+
+impl Servers {
+    fn start(masters: Option<u8>) -> Result<Self, Box<dyn Error>> {
+        Ok(match masters {
+            None => Self::One(Server::start()?),
+            Some(masters) => {
+                let cluster = Cluster::builder().masters(usize::from(masters));
+                Self::Several(cluster.without_replicas().start()?)
+            }
+        })
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::One(server) => server.url(),
+            Self::Several(cluster) => cluster.url(),
+        }
+    }
+
+    fn all(&self) -> &[Server] {
+        match self {
+            Self::One(server) => std::slice::from_ref(server),
+            Self::Several(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// The number of the locks in Redis: all keys except fence counters.
+    fn locks(&self) -> Result<usize, Box<dyn Error>> {
+        let mut locks = 0;
+        for server in self.all() {
+            let counters = server.command(&["KEYS", &format!("{PREFIX}~fence*")])?;
+            let (Reply::Int(keys), Reply::Array(counters)) =
+                (server.command(&["DBSIZE"])?, counters)
+            else {
+                return Err("unexpected reply to DBSIZE or KEYS".into());
+            };
+            locks += usize::try_from(keys)?.saturating_sub(counters.len());
+        }
+        Ok(locks)
+    }
+}
+
+/// The figures of the client at one time, and of each server.
 struct Reading {
     at: Instant,
     own_cpu: Duration,
-    server_cpu: Duration,
+    allocated: u64,
+    resident: u64,
+    servers: Vec<ServerReading>,
+}
+
+struct ServerReading {
+    cpu: Duration,
     /// The calls of PEXPIRE. Each renewal is one, and nothing else in this bench calls it.
     renewals: u64,
     /// The time that script calls took in Redis, and their number.
     scripts: [u64; 2],
-    allocated: u64,
-    resident: u64,
-    server_memory: u64,
+    memory: u64,
     tracked: u64,
 }
 
 impl Reading {
+    fn take(servers: &Servers) -> Result<Self, Box<dyn Error>> {
+        let heap = ALLOCATOR.stats();
+        let all = servers.all().iter().map(ServerReading::take);
+        Ok(Self {
+            at: Instant::now(),
+            own_cpu: support::own_cpu(),
+            allocated: heap.bytes_allocated.saturating_sub(heap.bytes_deallocated) as u64,
+            resident: resident().unwrap_or(0),
+            servers: all.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn server_memory(&self) -> u64 {
+        self.servers.iter().map(|server| server.memory).sum()
+    }
+}
+
+impl ServerReading {
     fn take(server: &Server) -> Result<Self, Box<dyn Error>> {
         let number = |section, name| -> Result<u64, Box<dyn Error>> {
             let reported = support::field(&support::info(server, section)?, name);
@@ -75,16 +147,11 @@ impl Reading {
             parts.find(|(name, _)| *name == what)?.1.parse().ok()
         };
         let evalsha = |what| of("cmdstat_evalsha", what).unwrap_or(0);
-        let heap = ALLOCATOR.stats();
         Ok(Self {
-            at: Instant::now(),
-            own_cpu: support::own_cpu(),
-            server_cpu: support::server_cpu(server)?,
+            cpu: support::server_cpu(server)?,
             renewals: of("cmdstat_pexpire", "calls").unwrap_or(0),
             scripts: [evalsha("usec"), evalsha("calls")],
-            allocated: heap.bytes_allocated.saturating_sub(heap.bytes_deallocated) as u64,
-            resident: resident().unwrap_or(0),
-            server_memory: number("memory", "used_memory")?,
+            memory: number("memory", "used_memory")?,
             tracked: number("stats", "tracking_total_keys")?,
         })
     }
@@ -142,14 +209,6 @@ fn hold(seconds: u64) {
     bar.finish_and_clear();
 }
 
-/// The number of the locks in Redis: all keys except the fence counter.
-fn in_redis(server: &Server) -> Result<usize, Box<dyn Error>> {
-    match server.command(&["DBSIZE"])? {
-        Reply::Int(keys) => Ok(usize::try_from(keys)?.saturating_sub(1)),
-        other => Err(format!("unexpected reply to DBSIZE: {other}").into()),
-    }
-}
-
 /// The bytes of all keys in Redis.
 fn key_bytes(guards: &[MutexGuard]) -> u64 {
     let bytes = guards.iter().map(|guard| PREFIX.len() + guard.key().len());
@@ -173,7 +232,7 @@ fn memory(options: &Options, key_bytes: u64, [empty, taken]: [&Reading; 2]) -> T
     ]);
     let resident = taken.resident.saturating_sub(empty.resident);
     table.add_row(["growth of the process".to_owned(), each(resident)]);
-    let server = taken.server_memory.saturating_sub(empty.server_memory);
+    let server = taken.server_memory().saturating_sub(empty.server_memory());
     table.add_row(["growth of Redis".to_owned(), each(server)]);
     table
 }
@@ -185,24 +244,57 @@ fn costs(options: &Options, [start, end]: [&Reading; 2]) -> Table {
     let mut table = support::table(["holding", ""]);
     table.add_row(["locks".to_owned(), options.locks.to_string()]);
     table.add_row(["for".to_owned(), format!("{seconds:.1} s")]);
-    let renewals = end.renewals - start.renewals;
-    table.add_row(["renewals".to_owned(), renewals.to_string()]);
+    let renewals = end.servers.iter().zip(&start.servers);
+    let renewals = renewals.map(|(end, start)| end.renewals - start.renewals);
+    table.add_row(["renewals".to_owned(), renewals.sum::<u64>().to_string()]);
     table.add_row(["renewals due".to_owned(), format!("{due:.0}")]);
-    let [micros, calls] = [0, 1].map(|at| (end.scripts[at] - start.scripts[at]) as f64);
-    let each = |of: f64| format!("{:.1} µs", micros / of.max(1.0));
-    table.add_row([
-        "of Redis, for each renewal".to_owned(),
-        each(renewals as f64),
-    ]);
-    table.add_row(["of Redis, for each script call".to_owned(), each(calls)]);
     let own = share(end.own_cpu - start.own_cpu);
     table.add_row(["CPU of this process, of one core".to_owned(), own]);
-    let server = share(end.server_cpu - start.server_cpu);
-    table.add_row(["CPU of Redis, of one core".to_owned(), server]);
-    table.add_row([
-        "keys in its tracking table".to_owned(),
-        end.tracked.to_string(),
-    ]);
+    table
+}
+
+/// A column for each server. `empty` is from before the first lock.
+fn costs_of_servers([empty, start, end]: [&Reading; 3]) -> Table {
+    let seconds = (end.at - start.at).as_secs_f64();
+    let heads = (1..=end.servers.len()).map(|number| format!("Redis {number}"));
+    let mut table = support::table(["each server".to_owned()].into_iter().chain(heads));
+    let mut row = |name: &str, figure: &dyn Fn([&ServerReading; 3]) -> String| {
+        let readings = empty.servers.iter().zip(&start.servers).zip(&end.servers);
+        let figures = readings.map(|((empty, start), end)| figure([empty, start, end]));
+        table.add_row([name.to_owned()].into_iter().chain(figures));
+    };
+    let scripts = |[_, start, end]: [&ServerReading; 3]| {
+        [0, 1].map(|at| (end.scripts[at] - start.scripts[at]) as f64)
+    };
+    let renewed = |[_, start, end]: [&ServerReading; 3]| (end.renewals - start.renewals) as f64;
+    row("CPU, of one core", &|[_, start, end]| {
+        format!(
+            "{:.1} %",
+            100.0 * (end.cpu - start.cpu).as_secs_f64() / seconds
+        )
+    });
+    row("renewals per second", &|of| {
+        format!("{:.0}", renewed(of) / seconds)
+    });
+    row("script calls per second", &|of| {
+        format!("{:.0}", scripts(of)[1] / seconds)
+    });
+    row("time for each renewal", &|of| {
+        format!("{:.1} µs", scripts(of)[0] / renewed(of).max(1.0))
+    });
+    row("time for each script call", &|of| {
+        let [micros, calls] = scripts(of);
+        format!("{:.1} µs", micros / calls.max(1.0))
+    });
+    row("growth of its memory, MB", &|[empty, _, end]| {
+        format!(
+            "{:.0}",
+            end.memory.saturating_sub(empty.memory) as f64 / 1e6
+        )
+    });
+    row("keys in its tracking table", &|[.., end]| {
+        end.tracked.to_string()
+    });
     table
 }
 
@@ -284,13 +376,13 @@ mod lateness {
 
 /// Drops all guards. Returns how long that took, how long it took until the locks were gone from Redis, and how many
 /// are left there.
-fn release_all(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usize) {
+fn release_all(guards: Vec<MutexGuard>, servers: &Servers) -> (Duration, Duration, usize) {
     let start = Instant::now();
     let mut left = guards.len();
     drop(guards);
     let dropped = start.elapsed();
     let _ = eventually(RELEASE_LIMIT, || {
-        left = in_redis(server).unwrap_or(left);
+        left = servers.locks().unwrap_or(left);
         left == 0
     });
     (dropped, start.elapsed(), left)
@@ -303,32 +395,35 @@ fn main() -> Result<(), Box<dyn Error>> {
         (options.seconds, options.locks) = (options.seconds.min(2), options.locks.min(500));
     }
     lateness::record();
-    let server = Server::start()?;
-    println!("{}\n", support::machine(&server)?);
+    let servers = Servers::start(options.masters)?;
+    println!("{}\n", support::machine(&servers.all()[0])?);
     let ttl = Duration::from_secs(options.ttl);
-    let client = Client::builder(server.url())
+    let client = Client::builder(servers.url())
         .prefix(PREFIX)
         .ttl(ttl)
         .build()?;
-    // The number of a client's threads must not grow with its locks.
-    client.mutex("first").lock()?.unlock()?;
+    // The number of a client's threads must not grow with its locks. On a Cluster, it grows with the servers in use.
+    for number in 0..100 {
+        client.mutex(format!("first-{number}")).lock()?.unlock()?;
+    }
     let threads_before = support::thread_count();
-    let empty = Reading::take(&server)?;
+    let empty = Reading::take(&servers)?;
     let start = Instant::now();
     let guards = take(&client, options.locks)?;
     let taking = start.elapsed();
-    let taken = Reading::take(&server)?;
+    let taken = Reading::take(&servers)?;
 
     hold(options.seconds);
-    let end = Reading::take(&server)?;
+    let end = Reading::take(&servers)?;
     let threads = [threads_before, support::thread_count()];
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    let present = in_redis(&server)?;
+    let present = servers.locks()?;
     println!("{}\n", costs(&options, [&taken, &end]));
+    println!("{}\n", costs_of_servers([&empty, &taken, &end]));
     lateness::print();
     println!("{}\n", memory(&options, key_bytes(&guards), [&empty, &end]));
 
-    let (dropping, releasing, left) = release_all(guards, &server);
+    let (dropping, releasing, left) = release_all(guards, &servers);
     println!(
         "lost: {lost}; in Redis at the end: {present}; taken in {taking:.1?} by {TAKERS} threads"
     );

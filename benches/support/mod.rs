@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Row, Table, presets};
 use hdrhistogram::Histogram;
 use leasehold_load::{cores_by_preference, pin};
 pub use leasehold_load::{description as machine, field, info, nanoseconds, own_cpu};
@@ -105,7 +105,7 @@ pub fn spread(what: &str, of: &Histogram<u64>) -> [String; 5] {
 }
 
 /// A table whose first column is text and whose other columns are figures.
-pub fn table<const N: usize>(header: [&str; N]) -> Table {
+pub fn table(header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header);
     for column in table.column_iter_mut().skip(1) {
