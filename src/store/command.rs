@@ -25,6 +25,24 @@ pub(crate) enum Command {
         /// undoes the grant.
         replicas: Option<Replicas>,
     },
+    /// Grants a free key to the lease on one node of a quorum. The token is the proposal if the node has granted no
+    /// greater one.
+    Propose {
+        key: Key,
+        lease: LeaseId,
+        ttl: Duration,
+        /// The µs part of the proposed token.
+        micros: u64,
+    },
+    /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another
+    /// lease holds the key. Sets a missing key, too.
+    Hold {
+        key: Key,
+        lease: LeaseId,
+        ttl: Duration,
+        /// The µs part of the token.
+        micros: u64,
+    },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
     /// the queue. Retries end at `until`, when the ttl has ended.
     Release {
@@ -40,6 +58,8 @@ pub(crate) enum Command {
     Renew {
         key: Key,
         lease: LeaseId,
+        /// The token of the grant, for a quorum.
+        token: u64,
         ttl: Duration,
         /// The replicas that have to acknowledge the ttl. Otherwise the outcome is `Unavailable`.
         replicas: Option<Replicas>,
@@ -96,6 +116,8 @@ impl Command {
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {
             Self::Acquire { key, .. }
+            | Self::Propose { key, .. }
+            | Self::Hold { key, .. }
             | Self::Release { key, .. }
             | Self::Renew { key, .. }
             | Self::ForceUnlock { key, .. }
@@ -210,6 +232,8 @@ pub(crate) enum Reply {
     Missing,
     /// The key was not released by force, since its holder would not be notified.
     NotListening,
+    /// A node of a quorum may have lost data, and does not vote for this time.
+    Abstained { for_another: Duration },
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.

@@ -224,7 +224,10 @@ impl Submitted {
 
     /// The outcomes so far. A caller may count only servers that have granted: an acquire whose outcome is an error may
     /// still hold its key until the store has undone it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a quorum keeps late grants"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "no store keeps late grants yet")
+    )]
     pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
     }
@@ -232,7 +235,10 @@ impl Submitted {
     /// Ends the wait. Until this value is dropped, late outcomes are still recorded, and late grants are kept. Requests
     /// that are not written yet are dropped, except releases. The store still undoes an acquire whose connection
     /// breaks.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a quorum keeps late grants"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "no store keeps late grants yet")
+    )]
     pub(crate) fn keep_late_grants(&self) {
         self.0.state.lock().interest = Interest::KeepsGrants;
     }

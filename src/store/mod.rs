@@ -5,11 +5,14 @@ pub(crate) mod cluster;
 pub(crate) mod command;
 mod completion;
 mod late_release;
+mod maintenance;
 mod memory;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
 mod observation;
+#[cfg_attr(not(test), expect(dead_code, reason = "no client makes a quorum yet"))]
+mod quorum;
 pub(crate) mod redis;
 #[cfg(all(test, not(shuttle)))]
 mod scripted;
@@ -108,6 +111,12 @@ pub(crate) trait Store: Send + Sync {
     /// How many threads should renew leases, and how many renewals they should send at a time.
     fn renewal_limits(&self) -> RenewalLimits {
         RenewalLimits::USUAL
+    }
+
+    /// Whether a renewal sets a missing key. A renewal that overlaps with the release of its lease may then set the key
+    /// again, so such a lease is released once more.
+    fn renewals_set_keys(&self) -> bool {
+        false
     }
 
     /// Marks all connections to the server of `key` as suspect, since they may lead to a server that is no longer the

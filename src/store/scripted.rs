@@ -33,6 +33,8 @@ pub(crate) struct Scripted {
     pub(crate) queue_mode: Mutex<Option<QueueMode>>,
     /// The result of `Notifications::must_confirm_losses`.
     pub(crate) must_confirm_losses: AtomicBool,
+    /// The result of `Store::renewals_set_keys`.
+    pub(crate) renewals_set_keys: AtomicBool,
     /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
     /// Called by `Notifications::request`.
@@ -90,6 +92,10 @@ impl Store for Scripted {
             self.passed_on
                 .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
         }
+    }
+
+    fn renewals_set_keys(&self) -> bool {
+        self.renewals_set_keys.load(Ordering::SeqCst)
     }
 
     fn suspect_connections(&self, _: &Key) {

@@ -19,6 +19,8 @@ pub(crate) const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
+/// Follows the prefix in the key of the mark of a quorum's node: since when it has had its data.
+const DATA: &str = "~data";
 /// Stands between the prefix and the name in the key of a lock's queue, with `:` behind it.
 const QUEUE: &str = "~queue";
 /// Stands between the prefix and the name in the key of a fenced value, with `:` behind it.
@@ -30,7 +32,9 @@ const CHANNEL: &str = "~to:";
 /// The words that no name may contain. Prefixes may be nested: under the prefix `app:`, a lock named `billing:~fence`
 /// would have the key of the fence counter of the prefix `app:billing:`. Redis compares bytes, so these words in
 /// capitals or in similar characters are harmless.
-const RESERVED_WORDS: [&str; 6] = [FENCE, "~queue:", "~queue{", "~value:", "~value{", CHANNEL];
+const RESERVED_WORDS: [&str; 7] = [
+    FENCE, DATA, "~queue:", "~queue{", "~value:", "~value{", CHANNEL,
+];
 
 /// In errors, invalid keys are cut to this number of bytes.
 const LONGEST_INVALID: usize = 32;
@@ -177,6 +181,11 @@ pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
 
+/// The key of the mark of a quorum's node: the run id of its process, and the time since which it has had its data.
+pub(crate) fn data_mark(prefix: &str) -> String {
+    [prefix, DATA].concat()
+}
+
 /// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to all
 /// other nodes.
 pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
@@ -298,6 +307,7 @@ mod tests {
         let value = |layout, prefix, name| Key::of_value(layout, prefix, name, 1024).unwrap();
         let own = [
             fence_counter(inner),
+            data_mark(inner),
             channel(inner, &HolderId::of_text("host/1/a")),
             lock.queue_parts(KeyLayout::Single).concat(),
             lock.queue_parts(KeyLayout::Slots).concat(),

@@ -542,6 +542,10 @@ impl Watchdog {
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
+        // No hand-off comes between: the ttl is still being changed. A release from now on comes after this renewal.
+        if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
+            self.store.send_release(release_after_renewal(lease, ttl));
+        }
         match outcome {
             Ok(Reply::Done) => {
                 lease.finish_ttl_change(now, asked_at, ttl);
@@ -586,8 +590,21 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
     Command::Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        token: grant.token,
         ttl,
         replicas: grant.options.replicas,
+    }
+}
+
+/// The release of a lease that ended while it was renewed.
+fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
+    let grant = lease.grant();
+    Command::Release {
+        key: grant.key.clone(),
+        lease: grant.id,
+        until: lease.key_until().after(ttl),
+        held: None,
+        queued: None,
     }
 }
 
@@ -597,6 +614,7 @@ fn confirmation(lease: &Lease) -> Command {
     Command::Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        token: grant.token,
         ttl: CONFIRMING_TTL,
         replicas: None,
     }

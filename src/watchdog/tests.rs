@@ -107,6 +107,37 @@ fn a_renewal_that_finds_a_loss_reports_one() {
     assert_eq!(f.reported.failed.load(Ordering::SeqCst), 0);
 }
 
+/// The renewal may have set the key again.
+#[test]
+fn a_lease_released_during_its_renewal_is_released_again() {
+    for sets_keys in [true, false] {
+        let f = fixture();
+        f.store.renewals_set_keys.store(sets_keys, Ordering::SeqCst);
+        let lease = scheduled_lease(&f);
+        let renewed = |outcome: Result<Reply, Error>| {
+            let now = f.clock.now();
+            assert!(lease.begin_ttl_change(now, || now));
+            let _ = f.watchdog.end_ttl_change(&lease, now, now, EVERY, outcome);
+            f.store.released.lock().clone()
+        };
+        assert_eq!(renewed(Ok(Reply::Done)), []);
+        let now = f.clock.now();
+        assert!(lease.begin_ttl_change(now, || now));
+        f.watchdog.end_lease(&lease, now).unwrap();
+        let error = Error::new(ErrorKind::Timeout, "");
+        let _ = f
+            .watchdog
+            .end_ttl_change(&lease, now, now, EVERY, Err(error));
+        let released = if sets_keys {
+            vec![lease.grant().id]
+        } else {
+            vec![]
+        };
+        assert_eq!(*f.store.released.lock(), released);
+        f.callbacks.stop();
+    }
+}
+
 /// A scheduled lease whose renewal is not due in these tests.
 fn scheduled_lease(f: &Fixture) -> Arc<Lease> {
     let grant = Grant::usual(Key::new("", "reported", 16).unwrap(), f.clock.now());

@@ -181,6 +181,10 @@ impl Keyspace {
                 ttl,
             } => self.write(key, *token, value.as_ref(), *ttl, step),
             Command::Read { key } => self.read(key),
+            Command::Propose { .. } | Command::Hold { .. } => {
+                let message = "the memory store is no node of a quorum";
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
             Command::Flush => Ok(Reply::Done),
         }
     }

@@ -12,6 +12,7 @@ use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
+use crate::store::redis::data_check::DataCheck;
 use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::errors::{
     Attempted, error_reply, hide_password, no_reply, unexpected_reply,
@@ -54,6 +55,8 @@ pub(crate) struct Endpoint {
     opening: Mutex<Opening>,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
+    /// The first request of each connection to a node of a quorum. `None` for other servers.
+    data_check: Option<DataCheck>,
     /// Called once, after the pool has opened the first connection.
     on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
@@ -147,6 +150,7 @@ impl Endpoint {
             epoch: Arc::default(),
             opening: Mutex::default(),
             is_in_cluster: false,
+            data_check: None,
             on_first_connection: Mutex::default(),
             holder: OnceLock::new(),
         }
@@ -159,6 +163,16 @@ impl Endpoint {
 
     pub(super) fn is_in_cluster(&self) -> bool {
         self.is_in_cluster
+    }
+
+    /// From now on, connections are to a node of a quorum, and begin with this check.
+    pub(crate) fn set_data_check(&mut self, check: DataCheck) {
+        self.data_check = Some(check);
+    }
+
+    /// The first request of each connection to a node of a quorum. `None` for other servers.
+    pub(crate) fn data_check(&self) -> Option<&DataCheck> {
+        self.data_check.as_ref()
     }
 
     /// Prepares TLS, if the address has it. Must be called before the first connection to such an address.
@@ -572,6 +586,7 @@ impl Endpoint {
         };
         handshake.log_in()?;
         handshake.load_missing_scripts()?;
+        handshake.check_data()?;
         Ok(connection)
     }
 

@@ -123,7 +123,7 @@ impl Questions {
             .cmd("CONFIG")
             .arg("GET")
             .arg("tracking-table-max-keys");
-        let script = ScriptKind::ALL[0].text();
+        let script = ScriptKind::Release.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
         Self {
             commands,

@@ -77,6 +77,7 @@ const CODES: &[&str] = &[
     "NOREPLICAS",
     "NOSCRIPT",
     "OOM",
+    "QUARANTINE",
     "READONLY",
     "TOOLARGE",
     "TRYAGAIN",
@@ -318,6 +319,7 @@ pub(crate) fn is_redis_code(code: &str) -> bool {
 pub(super) enum Step {
     LogIn,
     LoadScripts,
+    CheckData,
     Subscribe,
     AskSentinel,
     CheckEnvironment,
@@ -328,6 +330,7 @@ impl fmt::Display for Step {
         f.write_str(match self {
             Self::LogIn => "the login",
             Self::LoadScripts => "the loading of scripts",
+            Self::CheckData => "the check for lost data",
             Self::Subscribe => "the subscription to notifications",
             Self::AskSentinel => "the question for the primary",
             Self::CheckEnvironment => "the check of the environment",

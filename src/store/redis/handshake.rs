@@ -164,19 +164,25 @@ impl Handshake<'_> {
     /// than a script. Fails if the server does not reply as Redis does.
     pub(super) fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
-        let hashes = ScriptKind::ALL.map(ScriptKind::hash);
+        let is_in_quorum = self.endpoint.data_check().is_some();
+        let needed = ScriptKind::ALL
+            .into_iter()
+            .filter(|kind| is_in_quorum || !kind.is_of_quorum());
+        let needed: Vec<ScriptKind> = needed.collect();
+        let hashes: Vec<&str> = needed.iter().map(|kind| kind.hash()).collect();
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);
         let mut replies = self.send_and_receive(Step::LoadScripts, &exists)?;
         let known = match replies.pop().unwrap_or_default() {
             // An ACL or a proxy may forbid SCRIPT EXISTS and allow SCRIPT LOAD. If the error has another cause, SCRIPT
             // LOAD fails, too.
-            Value::ServerError(_) => [false; ScriptKind::ALL.len()],
-            reply => redis::from_redis_value(reply)
-                .map_err(|_| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,
+            Value::ServerError(_) => vec![false; needed.len()],
+            reply => redis::from_redis_value::<Vec<bool>>(reply)
+                .ok()
+                .filter(|known| known.len() == needed.len())
+                .ok_or_else(|| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,
         };
-        let missing = ScriptKind::ALL
-            .into_iter()
-            .filter(|kind| !known[*kind as usize]);
+        let missing = needed.into_iter().zip(known);
+        let missing = missing.filter_map(|(kind, is_known)| (!is_known).then_some(kind));
         let missing: Vec<ScriptKind> = missing.collect();
         if missing.is_empty() {
             return Ok(());
@@ -197,6 +203,21 @@ impl Handshake<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Does nothing
+    /// on other servers.
+    pub(super) fn check_data(&mut self) -> Result<(), Error> {
+        let Some(check) = self.endpoint.data_check() else {
+            return Ok(());
+        };
+        match self.send_and_receive(Step::CheckData, &check.call())?.pop() {
+            Some(Value::ServerError(error)) => {
+                Err(self.attempted.refused(Step::CheckData, "EVAL", &error))
+            }
+            Some(reply) if check.read(&reply) => Ok(()),
+            _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
+        }
     }
 
     fn send_and_receive(&mut self, step: Step, commands: &Pipeline) -> Result<Vec<Value>, Error> {

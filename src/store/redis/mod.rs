@@ -2,6 +2,7 @@
 //! connections for transactions. Chooses the pipeline of each request.
 
 pub(crate) mod connection;
+pub(crate) mod data_check;
 mod environment;
 mod epoch;
 mod errors;
@@ -115,7 +116,8 @@ impl Node {
                 &config.prefix,
                 config.layout,
                 config.max_reply_bytes,
-            ),
+            )
+            .with_quarantine(config.max_ttl),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             request_maintenance,
@@ -172,6 +174,13 @@ impl Node {
     pub(crate) fn queue_late_release(&self, release: Command, error: &Error) {
         if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
             pipeline.queue_late_release(release, error);
+        }
+    }
+
+    /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
+    pub(crate) fn queue_undo(&self, release: Command) {
+        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
+            pipeline.queue_undo(release);
         }
     }
 

@@ -131,6 +131,7 @@ fn renewals(count: usize) -> Vec<Request> {
     let renewal = |n: usize| Command::Renew {
         key: Key::new("p:", &n.to_string(), 100).unwrap(),
         lease: LeaseId::random(),
+        token: 0,
         ttl: LONG,
         replicas: None,
     };

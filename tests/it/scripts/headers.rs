@@ -2,14 +2,14 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, call,
-    connect, ends, kinds, value,
+    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, ONE, PROPOSE, READ, RELEASE, RENEW, Said, TTL, TWO,
+    WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 7] = [
+    let scripts: [(&str, &str); 10] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
@@ -17,6 +17,9 @@ fn all() -> Vec<(&'static str, &'static str)> {
         ("inspect", &INSPECT),
         ("write", &WRITE),
         ("read", &READ),
+        ("propose", &PROPOSE),
+        ("hold", &HOLD),
+        ("data", &DATA),
     ];
     scripts.into_iter().chain(PARTS).collect()
 }
@@ -165,6 +168,7 @@ fn undeclared(code: &str) -> Vec<&str> {
         let (command, first) = (args.next().unwrap(), args.next().unwrap());
         match command {
             "'TIME'" => true,
+            "'INFO'" => first == "'server'",
             "'PUBLISH'" => first == "channel",
             // A node refuses a shard channel of another slot than its own.
             "'SPUBLISH'" => first == "shard .. holder",
@@ -180,11 +184,13 @@ fn undeclared(code: &str) -> Vec<&str> {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
-                ["key", "counter", "KEYS[i + 1]"].contains(&first)
+                ["key", "counter", "mark", "KEYS[i + 1]"].contains(&first)
             }
-            "'HSTRLEN'" | "'HDEL'" => first == "key",
+            "'HSTRLEN'" | "'HDEL'" | "'SETRANGE'" => first == "key",
             // Reads up to a length.
-            "'GETRANGE'" => ["key", "counter"].contains(&first) && args.next() == Some("'0'"),
+            "'GETRANGE'" => {
+                ["key", "counter", "mark"].contains(&first) && args.next() == Some("'0'")
+            }
             "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
             "'EXISTS'" => ["key", "counter"].contains(&first),
@@ -203,7 +209,8 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
         let (_, code) = halves(script);
         assert_eq!(undeclared(&code), [""; 0], "{name}");
         for line in code.lines().map(str::trim_start) {
-            let named = line.starts_with("local key") || line.starts_with("local counter");
+            let declared = ["local key", "local counter", "local mark,"];
+            let named = declared.iter().any(|start| line.starts_with(start));
             assert!(!named || line.contains(" = KEYS["), "{line}");
             let queue = line.starts_with("local queue =") || line.starts_with("queue =");
             let declared = [" = nil", " = KEYS["]

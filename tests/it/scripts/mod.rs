@@ -11,6 +11,7 @@ mod headers;
 mod inspect;
 mod other_leases;
 mod queue;
+mod quorum;
 mod replicas;
 mod tokens;
 
@@ -33,6 +34,9 @@ static RENEW: Script = Script::new(|| whole(include_str!("../../../lua/renew.lua
 static ADOPT: Script = Script::new(|| whole(include_str!("../../../lua/adopt.lua")));
 static INSPECT: Script = Script::new(|| whole(include_str!("../../../lua/inspect.lua")));
 static WRITE: Script = Script::new(|| whole(include_str!("../../../lua/write.lua")));
+static PROPOSE: Script = Script::new(|| whole(include_str!("../../../lua/propose.lua")));
+static HOLD: Script = Script::new(|| whole(include_str!("../../../lua/hold.lua")));
+static DATA: Script = Script::new(|| whole(include_str!("../../../lua/data.lua")));
 static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 
 const FENCE: &str = "p:~fence";

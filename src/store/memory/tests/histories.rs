@@ -114,7 +114,7 @@ fn command() -> impl Strategy<Value = Command> {
             Command::ForceUnlock { key, lease, must_notify }
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Renew { key, lease, ttl, replicas: None }
+            Command::Renew { key, lease, token: 0, ttl, replicas: None }
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {

@@ -317,6 +317,14 @@ impl Pipeline {
         }
     }
 
+    /// Queues a release that is repeated until it finds the lease, or until the lease's ttl has ended.
+    pub(crate) fn queue_undo(&self, release: Command) {
+        let undo = PendingRequest::new(release, None).into_undo();
+        if let Some(undo) = undo.into_release(None) {
+            self.adopt_release(undo);
+        }
+    }
+
     /// Reports a release that no node has carried out as late, because of `error`, and queues it.
     pub(crate) fn queue_late_release(&self, release: Command, error: &Error) {
         let mut request = self.new_request(release, None);

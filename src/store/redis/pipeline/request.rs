@@ -166,6 +166,12 @@ impl PendingRequest {
         self
     }
 
+    /// Makes this release an undo: it is repeated until it finds the lease, or until the lease's ttl has ended.
+    pub(crate) fn into_undo(mut self) -> Self {
+        self.is_undo = true;
+        self
+    }
+
     /// Whether to write the request: a caller waits for it, or it is a release whose ttl has not ended.
     pub(crate) fn is_wanted(&self) -> bool {
         let waited_for = self
@@ -341,8 +347,9 @@ impl PendingRequest {
                 })
             }
             // A write is not repeated: if both copies arrived, the second could overwrite a value that was written
-            // between them.
-            Command::Write { .. } => self.on_not_sent(error),
+            // between them. A proposal is not repeated either, since its outcome is unknown; the quorum's store
+            // releases its lease.
+            Command::Write { .. } | Command::Propose { .. } => self.on_not_sent(error),
             _ if may_retry && self.is_wanted() => Next::RetryNow(self),
             _ => self.on_not_sent(error),
         }

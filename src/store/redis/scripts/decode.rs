@@ -118,14 +118,26 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
             return None;
         }
         (_, Value::ServerError(error)) => return Some(error_outcome(kind, error)),
-        (ScriptKind::Acquire, Value::BulkString(micros)) => {
+        (
+            ScriptKind::Acquire | ScriptKind::Propose | ScriptKind::Hold,
+            Value::BulkString(micros),
+        ) => {
             let token = std::str::from_utf8(micros).ok().and_then(value::token);
             match token {
                 Some(token) => Reply::Granted { token },
                 None => return Some(Err(foreign_value(NO_LOCK, "string"))),
             }
         }
-        (ScriptKind::Acquire, Value::Int(ms)) => {
+        (ScriptKind::Hold, Value::Array(stored)) => {
+            let [Value::BulkString(stored)] = stored.as_slice() else {
+                return None;
+            };
+            Reply::Taken {
+                by: value::holder_of(stored),
+            }
+        }
+        (ScriptKind::Hold, _) => return None,
+        (ScriptKind::Acquire | ScriptKind::Propose, Value::Int(ms)) => {
             let expires_in = millis(*ms);
             Reply::Contended {
                 expires_in,
@@ -177,11 +189,16 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, ("WRONGTYPE", _)) => {
             Ok(Reply::Taken { by: None })
         }
-        (ScriptKind::Acquire | ScriptKind::Inspect, ("FOREIGN", found)) => {
-            Err(foreign_value(NO_LOCK, found))
-        }
+        (
+            ScriptKind::Acquire | ScriptKind::Propose | ScriptKind::Hold | ScriptKind::Inspect,
+            ("FOREIGN", found),
+        ) => Err(foreign_value(NO_LOCK, found)),
         (ScriptKind::Write | ScriptKind::Read, ("FOREIGN", found)) => {
             Err(foreign_value(NO_FENCED_VALUE, found))
+        }
+        (ScriptKind::Propose | ScriptKind::Hold, ("QUARANTINE", ms)) => {
+            let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
+            Ok(Reply::Abstained { for_another })
         }
         (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
     }

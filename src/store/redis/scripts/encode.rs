@@ -16,8 +16,11 @@ pub(crate) fn encode<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
 ) {
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
-    let keys = commands.len() + queued.clone().count() + usize::from(kind.uses_counter());
-    let fixed_args = usize::from(kind.sends_holder()) + usize::from(kind.sends_limit());
+    let fixed_keys = usize::from(kind.uses_counter()) + usize::from(kind.uses_mark());
+    let keys = commands.len() + queued.clone().count() + fixed_keys;
+    let fixed_args = usize::from(kind.sends_holder())
+        + usize::from(kind.uses_mark())
+        + usize::from(kind.sends_limit());
     let has_bounds = commands.clone().any(|command| bound(command).is_some());
     let publishes = || commands.clone().any(|command| kind.publishes(command));
     let shard = context.shard_channel_start().filter(|_| publishes());
@@ -43,6 +46,9 @@ pub(crate) fn encode<'a>(
         let tag = key.map_or("", |key| key.fence_tag(context.layout));
         out.parts(&[&context.fence_counter, tag]);
     }
+    if kind.uses_mark() {
+        out.text(&context.data_mark);
+    }
     for command in commands.clone() {
         out.text(command.key().map_or("", |key| key.in_redis()));
     }
@@ -51,6 +57,9 @@ pub(crate) fn encode<'a>(
     }
     if kind.sends_holder() {
         out.text(context.holder.as_str());
+    }
+    if kind.uses_mark() {
+        out.millis(context.quarantine);
     }
     if kind.sends_limit() {
         out.number(context.max_value as u64);
@@ -84,7 +93,7 @@ fn arguments_per_key(kind: ScriptKind) -> usize {
         ScriptKind::Inspect | ScriptKind::Read => 0,
         ScriptKind::Release => 1,
         ScriptKind::Renew => 2,
-        ScriptKind::Acquire | ScriptKind::Write => 3,
+        ScriptKind::Acquire | ScriptKind::Write | ScriptKind::Propose | ScriptKind::Hold => 3,
         ScriptKind::Adopt => 4,
     }
 }
@@ -110,6 +119,17 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
                     out.text(&format!("{mode}{since}"));
                 }
             }
+        }
+        Command::Propose {
+            lease, ttl, micros, ..
+        }
+        | Command::Hold {
+            lease, ttl, micros, ..
+        } => {
+            out.lease(*lease);
+            out.millis(*ttl);
+            // The scripts compare times as text.
+            out.text(&format!("{micros:016}"));
         }
         Command::Release {
             lease,

@@ -10,7 +10,9 @@ mod tests;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
+use crate::config::MAX_TTL;
 use crate::store::command::{Command, QueueMode};
 use crate::util::id::HolderId;
 use crate::util::key::{self, KeyLayout};
@@ -32,8 +34,10 @@ struct Script {
 /// The scripts, in the order of [`ScriptKind::ALL`].
 static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
     [
+        include_str!("../../../../lua/hold.lua"),
         include_str!("../../../../lua/release.lua"),
         include_str!("../../../../lua/acquire.lua"),
+        include_str!("../../../../lua/propose.lua"),
         include_str!("../../../../lua/renew.lua"),
         include_str!("../../../../lua/adopt.lua"),
         include_str!("../../../../lua/inspect.lua"),
@@ -47,6 +51,13 @@ static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
     })
 });
 
+/// The text of the script that each connection to a node of a quorum calls first.
+pub(crate) fn data_check() -> &'static str {
+    static TEXT: LazyLock<String> =
+        LazyLock::new(|| strip_comments(&whole(include_str!("../../../../lua/data.lua"))));
+    &TEXT
+}
+
 /// Removes comments and indentation from a script, since Redis hashes the text of each EVAL.
 pub(in crate::store) fn strip_comments(script: &str) -> String {
     let lines = script.lines().map(str::trim_start);
@@ -57,8 +68,10 @@ pub(in crate::store) fn strip_comments(script: &str) -> String {
 /// The script that carries out a command. All commands of one call have the same script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptKind {
+    Hold,
     Release,
     Acquire,
+    Propose,
     Renew,
     Adopt,
     Inspect,
@@ -68,10 +81,12 @@ pub(crate) enum ScriptKind {
 
 impl ScriptKind {
     /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
-    /// releases and acquires is free.
-    pub(crate) const ALL: [Self; 7] = [
+    /// releases and acquires is free. Holds come before releases, since a hold sets a missing key.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Hold,
         Self::Release,
         Self::Acquire,
+        Self::Propose,
         Self::Renew,
         Self::Adopt,
         Self::Inspect,
@@ -82,6 +97,8 @@ impl ScriptKind {
     pub(crate) fn of(command: &Command) -> Option<Self> {
         match command {
             Command::Acquire { .. } => Some(Self::Acquire),
+            Command::Propose { .. } => Some(Self::Propose),
+            Command::Hold { .. } => Some(Self::Hold),
             Command::Release { .. } | Command::ForceUnlock { .. } => Some(Self::Release),
             Command::Renew { .. } => Some(Self::Renew),
             Command::Adopt { .. } => Some(Self::Adopt),
@@ -90,6 +107,11 @@ impl ScriptKind {
             Command::Read { .. } => Some(Self::Read),
             Command::Flush => None,
         }
+    }
+
+    /// Whether only nodes of a quorum need the script.
+    pub(crate) fn is_of_quorum(self) -> bool {
+        matches!(self, Self::Propose | Self::Hold)
     }
 
     pub(crate) fn text(self) -> &'static str {
@@ -103,7 +125,16 @@ impl ScriptKind {
 
     /// Whether the script's first key is the fence counter.
     pub(super) fn uses_counter(self) -> bool {
-        matches!(self, Self::Acquire | Self::Release)
+        matches!(
+            self,
+            Self::Acquire | Self::Release | Self::Propose | Self::Hold
+        )
+    }
+
+    /// Whether the script's second key is the mark of a node of a quorum, and its second argument the length of a
+    /// quarantine.
+    pub(super) fn uses_mark(self) -> bool {
+        self.is_of_quorum()
     }
 
     /// Whether the call has the key of the lock's queue, too.
@@ -134,7 +165,10 @@ impl ScriptKind {
 
     /// Whether the script's first argument is the holder.
     pub(super) fn sends_holder(self) -> bool {
-        matches!(self, Self::Acquire | Self::Adopt)
+        matches!(
+            self,
+            Self::Acquire | Self::Adopt | Self::Propose | Self::Hold
+        )
     }
 }
 
@@ -153,6 +187,9 @@ pub(crate) struct ScriptContext {
     layout: KeyLayout,
     /// The name of the fence counter, up to the tag.
     fence_counter: String,
+    /// The key of the mark of a node of a quorum, and the length of a quarantine there.
+    data_mark: String,
+    quarantine: Duration,
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
@@ -163,11 +200,19 @@ impl ScriptContext {
         Self {
             holder,
             fence_counter: key::fence_counter(prefix),
+            data_mark: key::data_mark(prefix),
+            quarantine: MAX_TTL,
             prefix: prefix.to_owned(),
             layout,
             max_value,
             shard_slot: ShardSlot::default(),
         }
+    }
+
+    /// Sets the length of a quarantine.
+    pub(crate) fn with_quarantine(mut self, quarantine: Duration) -> Self {
+        self.quarantine = quarantine;
+        self
     }
 
     pub(crate) fn layout(&self) -> KeyLayout {

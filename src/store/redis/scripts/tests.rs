@@ -49,6 +49,16 @@ fn a_script_call_is_encoded_as_resp() {
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
 }
 
+/// A hold sets a missing key, so a release of its lease comes after it. An acquire or a proposal comes after the release
+/// of another lease.
+#[test]
+fn holds_come_before_releases_and_grants_after() {
+    let at = |kind| ScriptKind::ALL.iter().position(|one| *one == kind);
+    assert!(at(ScriptKind::Hold) < at(ScriptKind::Release));
+    assert!(at(ScriptKind::Release) < at(ScriptKind::Acquire));
+    assert!(at(ScriptKind::Release) < at(ScriptKind::Propose));
+}
+
 /// A call whose acquires have no bound gets no argument for bounds.
 #[test]
 fn bounds_are_the_last_argument_of_acquires() {

@@ -37,6 +37,7 @@ fn renew_within(timeout: Duration, name: &str, lease: LeaseId, ttl: Duration) ->
     Command::Renew {
         key: key(name),
         lease,
+        token: 0,
         ttl,
         replicas: within(timeout),
     }

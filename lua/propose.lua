@@ -1,0 +1,50 @@
+-- Purpose: grant each free lock key to its lease on this node of a quorum, under a proposed fencing token or a greater
+--   one. "The protocol of a quorum" in ARCHITECTURE.md says how a client counts the nodes.
+--   The token is the greatest of the proposal, the time of Redis, and one more than the fence counter.
+--   A lock without a ttl gets the caller's ttl, as in lua/acquire.lua. A quorum has no queues.
+-- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
+-- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, and the proposal:
+--   µs with sixteen digits
+-- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs of
+--   the fencing token; a number: another lease holds the key, ms until the key expires; an error QUARANTINE and ms: the
+--   node does not vote for so long; an error FOREIGN and a type: the key holds no lock of this library; any other error:
+--   refused.
+local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
+local time = redis.call('TIME')
+local now = string.format('%010d%06d', time[1], time[2])
+local refused, is_new_connection = nil, false
+-- part: quarantine.lua
+-- part: fence.lua
+local results, result = n > 1 and {}, nil
+for i = 1, n do
+  local key, lease, ttl, proposal = KEYS[i + 2], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
+  result = refused
+  if not result then
+    -- part: stored.lua
+    -- part: foreign.lua
+    if value and value.err then
+      result = value
+    elseif value and string.sub(value, 1, 36) == 'lh1 ' .. lease then
+      result = string.sub(value, 38, 53)
+    elseif value then
+      result = redis.pcall('PTTL', key)
+      if result == -1 then
+        local healed = redis.pcall('PEXPIRE', key, ttl)
+        result = healed == 1 and tonumber(ttl) or healed
+      end
+    else
+      local micros = string.format('%016.0f', last + 1)
+      if now > micros then micros = now end
+      if proposal > micros then micros = proposal end
+      -- The counter is written first, so no key is granted under a token that the counter has not reached.
+      local written = redis.pcall('SET', counter, micros)
+      if not written.err then
+        last = micros
+        written = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder, 'PX', ttl)
+      end
+      result = written.err and written or micros
+    end
+  end
+  if results then results[i] = result end
+end
+return results or result

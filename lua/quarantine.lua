@@ -1,0 +1,29 @@
+-- Purpose: set `refused` while this node of a quorum must not vote, because it may have lost data: a lost lock could be
+--   granted a second time. A part of lua/propose.lua, lua/hold.lua and lua/data.lua.
+--   `mark` holds the run id of the server's process, a space, and the µs since which the server has had its data. A new
+--   process looks for a change of the run id once, with lua/data.lua, since INFO takes long. A missing mark, as after
+--   FLUSHALL, or one in the future is replaced, and the quarantine begins.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: nothing; `left` is the ms until the node votes, 0 or less if it votes; `refused` is an error QUARANTINE and
+--   these ms, another error, or nil
+local marked, run, since = redis.pcall('GETRANGE', mark, '0', '63'), nil, nil
+if type(marked) == 'string' then
+  run, since = string.match(marked, '^(%x+) (%d+)$')
+else
+  refused = marked
+end
+local is_usable = since and #since == 16 and since <= now
+if not refused and (is_new_connection or not is_usable) then
+  local info = redis.pcall('INFO', 'server')
+  local own = type(info) == 'string' and string.match(info, 'run_id:(%x+)')
+  if not own then
+    refused = type(info) == 'table' and info or { err = 'ERR INFO names no run_id' }
+  elseif own ~= run or not is_usable then
+    since = now
+    local marked_now = redis.pcall('SET', mark, own .. ' ' .. now)
+    if marked_now.err then refused = marked_now end
+  end
+end
+local left = refused and quarantine or math.ceil((quarantine * 1000 - (now - since)) / 1000)
+if not refused and left > 0 then refused = { err = 'QUARANTINE ' .. string.format('%.0f', left) } end

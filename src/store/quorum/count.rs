@@ -1,0 +1,471 @@
+//! What the replies of a quorum's nodes mean together. Pure.
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+use crate::loss::LossReason;
+use crate::store::command::Reply;
+use crate::store::completion::Outcome;
+use crate::store::value::{LockValue, micros_of};
+use crate::util::id::HolderId;
+
+/// The number of nodes of a quorum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Count(usize);
+
+/// How an acquire stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grant {
+    /// No majority has granted the key.
+    None,
+    /// A majority has granted the key. If `is_stored`, a majority has stored the token, too.
+    Token { token: u64, is_stored: bool },
+}
+
+impl Count {
+    pub(super) fn of(nodes: usize) -> Self {
+        Self(nodes)
+    }
+
+    pub(super) fn majority(self) -> usize {
+        self.0 / 2 + 1
+    }
+
+    /// Whether a majority agrees, or cannot agree any more. `outcomes` are those of all nodes.
+    pub(super) fn is_decided(
+        self,
+        outcomes: &[Option<Outcome>],
+        agrees: impl Fn(&Reply) -> bool,
+    ) -> bool {
+        let (mut agreeing, mut others) = (0, 0);
+        for outcome in outcomes.iter().flatten() {
+            match outcome {
+                Ok(reply) if agrees(reply) => agreeing += 1,
+                _ => others += 1,
+            }
+        }
+        agreeing >= self.majority() || others > self.0 - self.majority()
+    }
+
+    /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
+    /// needs the fewest write-backs.
+    pub(super) fn grant(self, outcomes: &[Option<Outcome>]) -> Grant {
+        let mut tokens: Vec<u64> = outcomes.iter().filter_map(granted).collect();
+        tokens.sort_unstable();
+        match tokens.get(self.majority() - 1) {
+            None => Grant::None,
+            Some(&token) => Grant::Token {
+                token,
+                is_stored: stored(outcomes, token) >= self.majority(),
+            },
+        }
+    }
+
+    /// The reply to an acquire that a majority has not granted. `Contended` if a majority voted, and some for another
+    /// lease.
+    pub(super) fn contention(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
+        let granted = outcomes.iter().filter_map(granted).count();
+        let contended = |outcome: &Option<Outcome>| match outcome {
+            Some(Ok(Reply::Contended { expires_in, .. })) => Some(*expires_in),
+            _ => None,
+        };
+        let mut lefts: Vec<Duration> = outcomes.iter().filter_map(contended).collect();
+        if lefts.is_empty() || granted + lefts.len() < self.majority() {
+            return None;
+        }
+        lefts.sort_unstable();
+        // When so many of the keys have expired, a majority is free.
+        let missing = self.majority().saturating_sub(granted).max(1);
+        let expires_in = lefts[missing.min(lefts.len()) - 1];
+        Some(Reply::Contended {
+            expires_in,
+            queued: None,
+        })
+    }
+
+    /// The reply to a renewal from those to its holds. `None` if no majority holds the key, but may yet.
+    pub(super) fn renewed(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
+        let held = outcomes.iter().filter_map(granted).count();
+        if held >= self.majority() {
+            return Some(Reply::Done);
+        }
+        self.taken(outcomes, false)
+    }
+
+    /// The reply to a release, or to a release by force. `None` if a majority has not said.
+    pub(super) fn released(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
+        let count = |wanted: &Reply| {
+            let same =
+                |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(reply)) if reply == wanted);
+            outcomes.iter().filter(same).count()
+        };
+        let done = count(&Reply::Done);
+        if done >= self.majority() {
+            return Some(Reply::Done);
+        }
+        if let Some(reply) = self.taken(outcomes, true) {
+            return Some(reply);
+        }
+        if count(&Reply::NotListening) > 0 {
+            return Some(Reply::NotListening);
+        }
+        // A node that never had the key need not release it.
+        let has_released = |outcome: &&Option<Outcome>| {
+            matches!(
+                outcome,
+                Some(Ok(Reply::Done | Reply::Missing | Reply::Taken { .. }))
+            )
+        };
+        let released = outcomes.iter().filter(has_released).count();
+        (done > 0 && released >= self.majority()).then_some(Reply::Done)
+    }
+
+    /// `Taken` or `Missing` if so many nodes do not have the lease that no majority can have it. A missing key counts
+    /// only if `missing_counts`.
+    fn taken(self, outcomes: &[Option<Outcome>], missing_counts: bool) -> Option<Reply> {
+        let by = |outcome: &Option<Outcome>| match outcome {
+            Some(Ok(Reply::Taken { by })) => Some(by.clone()),
+            _ => None,
+        };
+        let takers: Vec<Option<HolderId>> = outcomes.iter().filter_map(by).collect();
+        let is_missing = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(Reply::Missing)));
+        let missing = match missing_counts {
+            true => outcomes.iter().filter(is_missing).count(),
+            false => 0,
+        };
+        if takers.len() + missing <= self.0 - self.majority() {
+            return None;
+        }
+        // The most frequent one.
+        let votes = |by: &Option<HolderId>| takers.iter().filter(|other| *other == by).count();
+        match takers.iter().max_by_key(|by| votes(by)) {
+            Some(by) if votes(by) > missing => Some(Reply::Taken { by: by.clone() }),
+            Some(by) if missing == 0 => Some(Reply::Taken { by: by.clone() }),
+            _ => Some(Reply::Missing),
+        }
+    }
+
+    /// The reply to an inspection. `None` if it is unknown whether a majority has one lease.
+    pub(super) fn found(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
+        let mut values: Vec<(&LockValue, Option<Duration>)> = Vec::new();
+        let mut unknown = 0;
+        for outcome in outcomes {
+            match outcome {
+                Some(Ok(Reply::Found { value, expires_in })) => values.push((value, *expires_in)),
+                Some(Ok(Reply::Missing)) => {}
+                _ => unknown += 1,
+            }
+        }
+        let votes = |value: &LockValue| {
+            let same = |(other, _): &&(&LockValue, _)| other.lease == value.lease;
+            values.iter().filter(same).count()
+        };
+        let first = values.iter().max_by_key(|(value, _)| votes(value));
+        let most = first.map_or(0, |(value, _)| votes(value));
+        if most < self.majority() {
+            return (most + unknown < self.majority()).then_some(Reply::Missing);
+        }
+        let holder = first?.0;
+        values.retain(|(value, _)| value.lease == holder.lease);
+        // A majority has this token or a greater one, and this time or a longer one.
+        let at = self.majority() - 1;
+        let mut tokens: Vec<u64> = values.iter().map(|(value, _)| value.token).collect();
+        tokens.sort_unstable_by(|one, other| other.cmp(one));
+        let mut lefts: Vec<Duration> = values
+            .iter()
+            .map(|(_, left)| left.unwrap_or(Duration::MAX))
+            .collect();
+        lefts.sort_unstable_by(|one, other| other.cmp(one));
+        Some(Reply::Found {
+            value: Box::new(LockValue {
+                token: tokens[at],
+                queued: 0,
+                ..holder.clone()
+            }),
+            expires_in: Some(lefts[at]).filter(|left| *left < Duration::MAX),
+        })
+    }
+
+    /// The error for outcomes that no majority agrees on, with the answer of each node.
+    pub(super) fn no_majority(self, outcomes: &[Option<Outcome>], names: &[String]) -> Error {
+        let answers = outcomes.iter().zip(names);
+        let answers = answers.map(|(outcome, name)| answer(outcome.as_ref(), name));
+        let answers: Vec<String> = answers.collect();
+        let (majority, all) = (self.majority(), self.0);
+        let message = format!("no {majority} of {all} nodes agree: {}", answers.join("; "));
+        Error::new(self.kind(outcomes), message)
+    }
+
+    /// The kind of the error that keeps a majority from agreeing: an error that a retry does not mend, if more nodes
+    /// than a minority have it.
+    fn kind(self, outcomes: &[Option<Outcome>]) -> ErrorKind {
+        let lasting = |outcome: &Option<Outcome>| match outcome {
+            Some(Err(error)) if !error.is_unavailable() => Some(error.kind()),
+            _ => None,
+        };
+        let kinds: Vec<ErrorKind> = outcomes.iter().filter_map(lasting).collect();
+        match kinds.first() {
+            Some(kind) if kinds.len() > self.0 - self.majority() => *kind,
+            _ => ErrorKind::Unavailable,
+        }
+    }
+}
+
+/// The token of a node that has granted the key, or holds it.
+fn granted(outcome: &Option<Outcome>) -> Option<u64> {
+    match outcome {
+        Some(Ok(Reply::Granted { token })) => Some(*token),
+        _ => None,
+    }
+}
+
+/// How many nodes have stored the token or a greater one under the lease.
+fn stored(outcomes: &[Option<Outcome>], token: u64) -> usize {
+    let tokens = outcomes.iter().filter_map(granted);
+    tokens
+        .filter(|stored| micros_of(*stored) >= micros_of(token))
+        .count()
+}
+
+/// The answer of one node, for an error.
+fn answer(outcome: Option<&Outcome>, name: &str) -> String {
+    let said = match outcome {
+        None => "no reply in time".to_owned(),
+        Some(Err(error)) if error.names(name) => return error.message().to_owned(),
+        Some(Err(error)) if error.message().is_empty() => "no reply in time".to_owned(),
+        Some(Err(error)) => error.message().to_owned(),
+        Some(Ok(Reply::Abstained { for_another })) => {
+            format!("may have lost data, and does not vote for {for_another:.1?}")
+        }
+        Some(Ok(Reply::Contended { .. } | Reply::Found { .. })) => "held".to_owned(),
+        Some(Ok(Reply::Taken { by })) => LossReason::TakenOver { by: by.clone() }.to_string(),
+        Some(Ok(Reply::Missing)) => "not held".to_owned(),
+        Some(Ok(reply)) if reply.is_success() => "agrees".to_owned(),
+        Some(Ok(_)) => "disagrees".to_owned(),
+    };
+    format!("{name}: {said}")
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::util::id::LeaseId;
+
+    fn grants(tokens: &[u64]) -> Vec<Option<Outcome>> {
+        let granted = |token: &u64| Some(Ok(Reply::Granted { token: token << 10 }));
+        tokens.iter().map(granted).collect()
+    }
+
+    fn contended(seconds: u64) -> Option<Outcome> {
+        Some(Ok(Reply::Contended {
+            expires_in: Duration::from_secs(seconds),
+            queued: None,
+        }))
+    }
+
+    fn taken(by: &str) -> Option<Outcome> {
+        let by = Some(HolderId::of_text(by));
+        Some(Ok(Reply::Taken { by }))
+    }
+
+    fn failed(kind: ErrorKind) -> Option<Outcome> {
+        Some(Err(Error::new(kind, "why")))
+    }
+
+    fn token(token: u64, is_stored: bool) -> Grant {
+        let token = token << 10;
+        Grant::Token { token, is_stored }
+    }
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        let majorities = (1..=9).map(|nodes| Count::of(nodes).majority());
+        assert_eq!(majorities.collect::<Vec<_>>(), [1, 2, 2, 3, 3, 4, 4, 5, 5]);
+    }
+
+    #[test]
+    fn the_token_is_the_greatest_of_the_smallest_majority() {
+        for (nodes, tokens, wanted) in [
+            (1, &[7][..], token(7, true)),
+            (3, &[7], Grant::None),
+            (3, &[7, 7], token(7, true)),
+            (3, &[8, 7], token(8, false)),
+            // Two nodes have stored 8 or more.
+            (3, &[9, 7, 8], token(8, true)),
+            (5, &[4, 9, 6, 8, 7], token(7, true)),
+            (5, &[4, 9, 6, 8], token(8, false)),
+            (4, &[6, 6, 7], token(7, false)),
+            (4, &[6, 6], Grant::None),
+        ] {
+            let mut outcomes = grants(tokens);
+            outcomes.resize(nodes, None);
+            assert_eq!(Count::of(nodes).grant(&outcomes), wanted, "{tokens:?}");
+        }
+    }
+
+    #[test]
+    fn a_decision_waits_for_a_majority() {
+        let three = Count::of(3);
+        let is_decided = |outcomes: &[Option<Outcome>]| {
+            three.is_decided(outcomes, |reply| matches!(reply, Reply::Granted { .. }))
+        };
+        let none = || failed(ErrorKind::Timeout);
+        let granted = || grants(&[7]).remove(0);
+        assert!(!is_decided(&[granted(), None, None]));
+        assert!(!is_decided(&[granted(), contended(1), None]));
+        assert!(!is_decided(&[None, none(), None]));
+        assert!(is_decided(&[granted(), None, granted()]));
+        assert!(is_decided(&[none(), contended(1), None]));
+    }
+
+    #[test]
+    fn contention_needs_the_votes_of_a_majority() {
+        let left =
+            |nodes, outcomes: &[Option<Outcome>]| match Count::of(nodes).contention(outcomes)? {
+                Reply::Contended { expires_in, .. } => Some(expires_in.as_secs()),
+                other => panic!("{other:?}"),
+            };
+        let none = || failed(ErrorKind::Unavailable);
+        let granted = || grants(&[7]).remove(0);
+        assert_eq!(
+            left(3, &[contended(3), contended(1), contended(2)]),
+            Some(2)
+        );
+        assert_eq!(left(3, &[granted(), contended(3), contended(1)]), Some(1));
+        // The votes of two nodes are split.
+        assert_eq!(left(3, &[granted(), contended(3), None]), Some(3));
+        assert_eq!(left(3, &[none(), contended(3), none()]), None);
+        assert_eq!(left(3, &[none(), granted(), none()]), None);
+        assert_eq!(
+            left(4, &[granted(), granted(), contended(4), None]),
+            Some(4)
+        );
+        let abstained = Reply::Abstained {
+            for_another: Duration::ZERO,
+        };
+        let abstained = || Some(Ok(abstained.clone()));
+        assert_eq!(left(3, &[abstained(), abstained(), contended(1)]), None);
+    }
+
+    #[test]
+    fn a_lease_is_lost_when_no_majority_can_hold_it() {
+        let renewed = |outcomes: &[Option<Outcome>]| Count::of(3).renewed(outcomes);
+        let granted = || grants(&[7]).remove(0);
+        let by_b = || Reply::Taken {
+            by: Some(HolderId::of_text("host/2/b")),
+        };
+        assert_eq!(
+            renewed(&[granted(), granted(), taken("host/2/b")]),
+            Some(Reply::Done)
+        );
+        assert_eq!(renewed(&[granted(), None, taken("host/2/b")]), None);
+        assert_eq!(
+            renewed(&[granted(), failed(ErrorKind::Timeout), taken("host/2/b")]),
+            None
+        );
+        // A lost key is set again, so it does not count.
+        let missing = || Some(Ok(Reply::Missing));
+        assert_eq!(renewed(&[missing(), missing(), taken("host/2/b")]), None);
+        assert_eq!(
+            renewed(&[granted(), taken("host/2/b"), taken("host/2/b")]),
+            Some(by_b())
+        );
+    }
+
+    #[test]
+    fn a_release_needs_a_majority() {
+        let released = |outcomes: &[Option<Outcome>]| Count::of(3).released(outcomes);
+        let done = || Some(Ok(Reply::Done));
+        let missing = || Some(Ok(Reply::Missing));
+        let deaf = || Some(Ok(Reply::NotListening));
+        assert_eq!(released(&[done(), None, done()]), Some(Reply::Done));
+        assert_eq!(released(&[done(), missing(), done()]), Some(Reply::Done));
+        assert_eq!(released(&[done(), missing(), None]), Some(Reply::Done));
+        assert_eq!(released(&[done(), None, failed(ErrorKind::Timeout)]), None);
+        assert_eq!(released(&[missing(), None, None]), None);
+        assert_eq!(
+            released(&[deaf(), done(), missing()]),
+            Some(Reply::NotListening)
+        );
+        assert_eq!(
+            released(&[done(), missing(), missing()]),
+            Some(Reply::Missing)
+        );
+        assert_eq!(
+            released(&[missing(), taken("host/2/b"), taken("host/2/b")]),
+            Some(taken("host/2/b").unwrap().unwrap())
+        );
+        assert_eq!(released(&[deaf(), deaf(), None]), Some(Reply::NotListening));
+    }
+
+    #[test]
+    fn a_majority_says_which_lease_holds_the_key() {
+        let [a, b] = [LeaseId::random(), LeaseId::random()];
+        let found = |lease, micros: u64, seconds| {
+            Some(Ok(Reply::Found {
+                value: Box::new(LockValue {
+                    lease,
+                    token: micros << 10,
+                    holder: HolderId::of_text("host/1/a"),
+                    queued: 0,
+                }),
+                expires_in: Some(Duration::from_secs(seconds)),
+            }))
+        };
+        let missing = || Some(Ok(Reply::Missing));
+        let three = Count::of(3);
+        for (outcomes, wanted) in [
+            (vec![missing(), missing(), None], Some(missing())),
+            (vec![found(a, 7, 5), missing(), None], None),
+            (vec![found(a, 7, 5), found(b, 8, 5), None], None),
+            (
+                vec![found(a, 7, 5), found(b, 8, 5), missing()],
+                Some(missing()),
+            ),
+            // One of the two is the last of a majority.
+            (
+                vec![found(a, 7, 5), None, found(a, 9, 3)],
+                Some(found(a, 7, 3)),
+            ),
+            (
+                vec![found(a, 7, 5), found(a, 8, 4), found(a, 9, 3)],
+                Some(found(a, 8, 4)),
+            ),
+            (
+                vec![found(b, 7, 5), found(a, 8, 4), found(a, 9, 3)],
+                Some(found(a, 8, 3)),
+            ),
+        ] {
+            let wanted = wanted.map(|outcome| outcome.unwrap().unwrap());
+            assert_eq!(three.found(&outcomes), wanted, "{outcomes:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_each_node() {
+        let names: Vec<String> = (1..=5).map(|n| format!("host:{n}")).collect();
+        let outcomes = [
+            None,
+            failed(ErrorKind::Timeout),
+            Some(Err(Error::new(ErrorKind::Unavailable, "host:3: refused"))),
+            contended(1),
+            grants(&[7]).remove(0),
+        ];
+        let error = Count::of(5).no_majority(&outcomes, &names);
+        assert_eq!(
+            error.message(),
+            "no 3 of 5 nodes agree: host:1: no reply in time; host:2: why; host:3: refused; \
+             host:4: held; host:5: agrees"
+        );
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn a_lasting_error_of_more_than_a_minority_is_the_kind() {
+        let kind = |kinds: [ErrorKind; 3]| Count::of(3).kind(&kinds.map(failed));
+        let (denied, away) = (ErrorKind::Denied, ErrorKind::Unavailable);
+        assert_eq!(kind([denied, away, away]), away);
+        assert_eq!(kind([away, denied, denied]), denied);
+    }
+}

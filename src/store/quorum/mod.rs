@@ -1,0 +1,584 @@
+//! The store of a quorum: a [`Node`] for each of one to nine independent servers. It sends each request to all nodes at
+//! once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md says why
+//! that is safe; `quorum-model/` checks it.
+//!
+//! Each node has a thread for its I/O, so that a node without replies delays no request. The store, and not the nodes'
+//! pipelines, releases a lease that no majority has granted. (A pipeline that undid a late grant by itself could undo
+//! it after a renewal had counted that node.)
+
+mod count;
+mod proposals;
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::environment::EnvironmentFinding;
+use crate::error::{Error, ErrorKind};
+use crate::store::command::{Command, QueueMode, Reply, Request};
+use crate::store::completion::{Outcome, Submitted};
+use crate::store::maintenance::MaintenanceRequests;
+use crate::store::quorum::count::{Count, Grant};
+use crate::store::quorum::proposals::Proposals;
+use crate::store::redis::Node;
+use crate::store::redis::connection::Endpoint;
+use crate::store::redis::data_check::DataCheck;
+use crate::store::value::micros_of;
+use crate::store::{Completion, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
+
+/// The greatest number of nodes.
+const MAX_NODES: usize = 9;
+/// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a grant
+/// needs fewer write-backs, and the lock has its key on all nodes.
+const GRACE: Duration = Duration::from_millis(5);
+/// For how long callers do not wait for a node that was slower than that.
+const SILENT_FOR: Duration = Duration::from_secs(1);
+/// How long a flush waits for a silent node.
+const SILENT_FLUSH: Duration = Duration::from_millis(100);
+
+/// The nodes of a client's quorum.
+pub(crate) struct QuorumStore {
+    members: Vec<Member>,
+    names: Vec<String>,
+    count: Count,
+    proposals: Proposals,
+}
+
+/// One node of a quorum.
+struct Member {
+    endpoint: Arc<Endpoint>,
+    node: Arc<Node>,
+    maintenance: Arc<MaintenanceRequests>,
+    /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
+    /// replied.
+    silent_until: Mutex<Option<MonotonicTime>>,
+}
+
+impl Member {
+    fn is_silent(&self) -> bool {
+        let until = *self.silent_until.lock();
+        until.is_some_and(|until| MonotonicTime::now() < until)
+    }
+
+    fn note_reply(&self, has_replied: bool) {
+        let now = MonotonicTime::now();
+        let mut until = self.silent_until.lock();
+        *until = match *until {
+            _ if has_replied => None,
+            Some(until) if now < until => Some(until),
+            _ => Some(now.after(SILENT_FOR)),
+        };
+    }
+}
+
+/// The lease that a request is about, and the ttl that it asks for.
+struct Lease<'a> {
+    key: &'a Key,
+    id: LeaseId,
+    ttl: Duration,
+}
+
+impl Lease<'_> {
+    fn hold(&self, micros: u64) -> Command {
+        Command::Hold {
+            key: self.key.clone(),
+            lease: self.id,
+            ttl: self.ttl,
+            micros,
+        }
+    }
+
+    fn release(&self) -> Command {
+        Command::Release {
+            key: self.key.clone(),
+            lease: self.id,
+            until: MonotonicTime::now().after(self.ttl),
+            held: None,
+            queued: None,
+        }
+    }
+}
+
+fn is_granted(reply: &Reply) -> bool {
+    matches!(reply, Reply::Granted { .. })
+}
+
+impl QuorumStore {
+    /// Does not connect. Fails unless there are one to nine nodes with different addresses.
+    pub(crate) fn new(
+        endpoints: Vec<Endpoint>,
+        config: &Config,
+        holder: &HolderId,
+    ) -> Result<Arc<Self>, Error> {
+        Self::with_quarantine(endpoints, config, holder, config.max_ttl)
+    }
+
+    fn with_quarantine(
+        endpoints: Vec<Endpoint>,
+        config: &Config,
+        holder: &HolderId,
+        quarantine: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let names: Vec<String> = endpoints.iter().map(Endpoint::address).collect();
+        if !(1..=MAX_NODES).contains(&names.len()) {
+            let wanted = format!("1 to {MAX_NODES}");
+            return Err(Error::invalid("the number of nodes", &wanted, names.len()));
+        }
+        for (index, name) in names.iter().enumerate() {
+            if names[..index].contains(name) {
+                let wanted = "different servers";
+                return Err(Error::invalid("the nodes", wanted, format!("twice {name}")));
+            }
+        }
+        let node_config = Config {
+            max_ttl: quarantine,
+            ..config.clone()
+        };
+        let member = |(index, mut endpoint): (usize, Endpoint)| {
+            endpoint.set_data_check(DataCheck::new(&config.prefix, quarantine));
+            let (endpoint, maintenance) = (Arc::new(endpoint), Arc::default());
+            let requests: Arc<MaintenanceRequests> = Arc::clone(&maintenance);
+            let node = Node::new(
+                ServerId(index as u8),
+                Arc::clone(&endpoint),
+                &node_config,
+                holder.clone(),
+                Box::new(move |urgency| requests.request(urgency)),
+                None,
+                None,
+            );
+            Member {
+                endpoint,
+                node: Arc::new(node),
+                maintenance,
+                silent_until: Mutex::default(),
+            }
+        };
+        Ok(Arc::new(Self {
+            count: Count::of(names.len()),
+            members: endpoints.into_iter().enumerate().map(member).collect(),
+            names,
+            proposals: Proposals::new(config.max_ttl),
+        }))
+    }
+
+    /// Starts the thread of each node.
+    fn start_threads(&self, threads: &ThreadGroup) -> Result<(), Error> {
+        for member in &self.members {
+            let (node, requests) = (Arc::downgrade(&member.node), &member.maintenance);
+            let requests = Arc::clone(requests);
+            let started = threads.spawn("leasehold-node", move || requests.run(&node));
+            started.inspect_err(|_| self.stop_threads())?;
+        }
+        Ok(())
+    }
+
+    fn stop_threads(&self) {
+        for member in &self.members {
+            member.maintenance.stop();
+        }
+    }
+
+    fn all(&self) -> Vec<usize> {
+        (0..self.members.len()).collect()
+    }
+
+    /// Sends a batch of commands to each of `nodes`, and waits until `is_decided` returns true, or all have replied, but
+    /// at most until `deadline`. The outcomes are in the order of `nodes`, and within a node in the order of `commands`;
+    /// `None` for a command without a reply.
+    fn ask(
+        &self,
+        nodes: &[usize],
+        commands: &[Command],
+        deadline: MonotonicTime,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let (submitted, completions) = Submitted::new(nodes.len() * commands.len());
+        let mut completions = completions.into_iter();
+        for node in nodes {
+            let batch = commands.iter().cloned().zip(completions.by_ref());
+            self.members[*node].node.submit(batch.collect());
+        }
+        let awaited: Vec<bool> = nodes
+            .iter()
+            .map(|node| !self.members[*node].is_silent())
+            .collect();
+        if submitted.wait(deadline, &is_decided) {
+            let soon = MonotonicTime::now().after(GRACE).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| {
+                let mut of_nodes = outcomes.chunks(commands.len()).zip(&awaited);
+                of_nodes
+                    .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
+            });
+        }
+        // The nodes drop the requests that are not written yet.
+        let mut outcomes = submitted.leave();
+        for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(commands.len())) {
+            let member = &self.members[*node];
+            member.note_reply(of_node.iter().all(Option::is_some));
+            for outcome in of_node {
+                *outcome = outcome
+                    .take()
+                    .map(|outcome| member.node.naming_the_server(outcome));
+            }
+        }
+        outcomes
+    }
+
+    /// As [`ask`](Self::ask), for one command to all nodes.
+    fn ask_all(
+        &self,
+        command: &Command,
+        deadline: MonotonicTime,
+        agrees: impl Fn(&Reply) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let commands = std::slice::from_ref(command);
+        self.ask(&self.all(), commands, deadline, |outcomes| {
+            self.count.is_decided(outcomes, &agrees)
+        })
+    }
+
+    fn no_majority(&self, outcomes: &[Option<Outcome>]) -> Error {
+        self.count.no_majority(outcomes, &self.names)
+    }
+
+    /// Proposes a token for the lease to all nodes. `least` is the least token in µs.
+    fn acquire(&self, lease: &Lease<'_>, least: u64, deadline: MonotonicTime) -> Outcome {
+        let now = MonotonicTime::now();
+        // Later, the client would not believe the grant.
+        let deadline = deadline.min(now.after(lease.ttl));
+        let clock = |member: &Member| member.endpoint.data_check()?.clock().at(now);
+        let times = self.members.iter().filter_map(clock).collect();
+        let proposal = Command::Propose {
+            key: lease.key.clone(),
+            lease: lease.id,
+            ttl: lease.ttl,
+            micros: self.proposals.next(times, self.count.majority()).max(least),
+        };
+        let mut outcomes = self.ask_all(&proposal, deadline, is_granted);
+        let token = match self.count.grant(&outcomes) {
+            Grant::Token { token, is_stored } => {
+                let is_stored = is_stored || self.write_back(lease, token, &mut outcomes, deadline);
+                is_stored.then_some(token)
+            }
+            Grant::None => None,
+        };
+        if let Some(token) = token {
+            self.proposals.note(token);
+            return Ok(Reply::Granted { token });
+        }
+        self.give_up(lease, &outcomes);
+        let contention = self.count.contention(&outcomes);
+        contention.ok_or_else(|| self.no_majority(&outcomes))
+    }
+
+    /// Makes a majority store the token of a grant. Replaces the outcomes of the nodes that it asks. Returns false if no
+    /// majority has stored the token by `deadline`.
+    fn write_back(
+        &self,
+        lease: &Lease<'_>,
+        token: u64,
+        outcomes: &mut [Option<Outcome>],
+        deadline: MonotonicTime,
+    ) -> bool {
+        let has_stored = |outcome: &Option<Outcome>| {
+            let stored = match outcome {
+                Some(Ok(Reply::Granted { token })) => *token,
+                _ => return false,
+            };
+            micros_of(stored) >= micros_of(token)
+        };
+        let (done, asked): (Vec<usize>, Vec<usize>) = self
+            .all()
+            .into_iter()
+            .partition(|node| has_stored(&outcomes[*node]));
+        let missing = self.count.majority().saturating_sub(done.len());
+        let hold = lease.hold(micros_of(token));
+        let written = self.ask(&asked, std::slice::from_ref(&hold), deadline, |written| {
+            let stored = written.iter().filter(|one| has_stored(one)).count();
+            let failed = written.iter().flatten().count() - stored;
+            stored >= missing || asked.len() - failed < missing
+        });
+        let stored = written.iter().filter(|one| has_stored(one)).count();
+        for (node, outcome) in asked.into_iter().zip(written) {
+            // A node that has granted the key keeps its grant if the write-back fails.
+            if has_stored(&outcome) || outcomes[node].is_none() {
+                outcomes[node] = outcome;
+            }
+        }
+        stored >= missing
+    }
+
+    /// Releases a lease that no majority has granted, on each node that has granted it or has not said.
+    fn give_up(&self, lease: &Lease<'_>, outcomes: &[Option<Outcome>]) {
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            match outcome {
+                Some(Ok(Reply::Granted { .. })) => member.node.send_release(lease.release()),
+                Some(Ok(_)) => {}
+                // The proposal may still arrive.
+                None | Some(Err(_)) => member.node.queue_undo(lease.release()),
+            }
+        }
+    }
+
+    /// Renews leases, with one batch for each node.
+    fn renew(&self, renewals: &mut [&mut Request]) {
+        let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
+            return;
+        };
+        let hold = |request: &&mut Request| match &request.command {
+            Command::Renew {
+                key,
+                lease,
+                token,
+                ttl,
+                ..
+            } => {
+                let (id, ttl) = (*lease, *ttl);
+                Lease { key, id, ttl }.hold(micros_of(*token))
+            }
+            other => unreachable!("{other:?} is no renewal"),
+        };
+        let holds: Vec<Command> = renewals.iter().map(hold).collect();
+        let nodes = self.all();
+        let of_lease = |outcomes: &[Option<Outcome>], lease: usize| -> Vec<Option<Outcome>> {
+            let of_nodes = outcomes.chunks(holds.len());
+            of_nodes.map(|of_node| of_node[lease].clone()).collect()
+        };
+        let outcomes = self.ask(&nodes, &holds, deadline, |outcomes| {
+            (0..holds.len()).all(|lease| {
+                let outcomes = of_lease(outcomes, lease);
+                self.count.is_decided(&outcomes, is_granted)
+            })
+        });
+        for (lease, request) in renewals.iter_mut().enumerate() {
+            let outcomes = of_lease(&outcomes, lease);
+            let reply = self.count.renewed(&outcomes);
+            request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
+        }
+    }
+
+    fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
+        // A majority may agree on one lease, or on none, so each reply may decide.
+        let commands = std::slice::from_ref(command);
+        let is_decided = |outcomes: &[Option<Outcome>]| {
+            let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
+            outcomes.iter().filter(|one| is_known(one)).count() >= self.count.majority()
+                && self.count.found(outcomes).is_some()
+        };
+        let outcomes = self.ask(&self.all(), commands, deadline, is_decided);
+        let found = self.count.found(&outcomes);
+        found.ok_or_else(|| self.no_majority(&outcomes))
+    }
+
+    /// Sends a command with which the library changes no lock of a quorum yet.
+    fn unsupported(what: &str) -> Outcome {
+        let message = format!("{what} on a quorum of several servers");
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
+}
+
+impl Store for QuorumStore {
+    fn execute(&self, requests: &mut [Request]) {
+        let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew { .. });
+        let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
+            requests.iter_mut().partition(is_renewal);
+        self.renew(&mut renewals);
+        for request in others {
+            let outcome = self.execute_one(request.command.clone(), request.deadline);
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+        match &command {
+            Command::Acquire {
+                replicas: Some(_), ..
+            } => Self::unsupported("replicas"),
+            Command::Acquire {
+                key,
+                lease,
+                ttl,
+                above,
+                ..
+            } => {
+                let lease = Lease {
+                    key,
+                    id: *lease,
+                    ttl: *ttl,
+                };
+                let least = above.map_or(0, |above| above.least_micros());
+                self.acquire(&lease, least, deadline)
+            }
+            Command::Renew { .. } => {
+                let mut request = Request::new(command, deadline);
+                self.renew(&mut [&mut request]);
+                request.into_outcome()
+            }
+            Command::Release { .. } | Command::ForceUnlock { .. } => {
+                let outcomes = self.ask_all(&command, deadline, |_| true);
+                let released = self.count.released(&outcomes);
+                released.ok_or_else(|| self.no_majority(&outcomes))
+            }
+            Command::Inspect { .. } => self.inspect(&command, deadline),
+            Command::Flush => self.flush(deadline).map(|()| Reply::Done),
+            Command::Adopt { .. } => Self::unsupported("tickets"),
+            Command::Read { .. } | Command::Write { .. } => Self::unsupported("fenced values"),
+            Command::Propose { .. } | Command::Hold { .. } => Self::unsupported("votes"),
+        }
+    }
+
+    /// Refuses the requests: no caller needs one outcome of several quorums.
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (_, completion) in requests {
+            let message = "requests to submit, on a quorum of several servers";
+            completion.give_up(Error::new(ErrorKind::Unsupported, message));
+        }
+    }
+
+    /// Pings all nodes at once. Returns the time of the slowest node of the fastest majority.
+    fn ping(&self) -> Result<Duration, Error> {
+        let pings = self.call_each(|member| member.node.ping());
+        let mut took: Vec<Duration> = pings.iter().flatten().copied().collect();
+        took.sort_unstable();
+        let slowest = took.get(self.count.majority() - 1).copied();
+        slowest.ok_or_else(|| self.no_majority(&as_outcomes(&pings)))
+    }
+
+    /// Checks all nodes at once. A majority has to reply.
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let checks = self.call_each(|member| member.node.check_environment());
+        if checks.iter().flatten().count() < self.count.majority() {
+            return Err(self.no_majority(&as_outcomes(&checks)));
+        }
+        Ok(Some(
+            checks.into_iter().flatten().flatten().flatten().collect(),
+        ))
+    }
+
+    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
+        let hook = Arc::new(Mutex::new(Some(hook)));
+        for member in &self.members {
+            let hook = Arc::clone(&hook);
+            member.node.on_first_connection(Box::new(move || {
+                let hook = hook.lock().take();
+                if let Some(hook) = hook {
+                    hook();
+                }
+            }));
+        }
+    }
+
+    fn run_first_connection_hook(&self) {
+        for member in &self.members {
+            member.node.run_first_connection_hook();
+        }
+    }
+
+    fn send_release(&self, release: Command) {
+        for member in &self.members {
+            member.node.send_release(release.clone());
+        }
+    }
+
+    fn failed_releases(&self) -> usize {
+        let nodes = self.members.iter();
+        nodes.map(|member| member.node.failed_releases()).sum()
+    }
+
+    /// A hold may come after the release of its lease, and sets the key again.
+    fn renewals_set_keys(&self) -> bool {
+        true
+    }
+
+    fn end(&self) {
+        self.members.iter().for_each(|member| member.node.end());
+    }
+
+    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases.
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let soon = MonotonicTime::now().after(SILENT_FLUSH).min(deadline);
+        let flushes = self.call_each(|member| {
+            let deadline = if member.is_silent() { soon } else { deadline };
+            member.node.flush(deadline)
+        });
+        if flushes.iter().flatten().count() >= self.count.majority() {
+            return Ok(());
+        }
+        Err(self.no_majority(&as_outcomes(&flushes)))
+    }
+
+    fn close(&self) {
+        self.stop_threads();
+        self.members.iter().for_each(|member| member.node.close());
+    }
+}
+
+impl QuorumStore {
+    /// Calls `call` for each node, on a thread of its own, and waits for all of them.
+    fn call_each<T: Send>(
+        &self,
+        call: impl Fn(&Member) -> Result<T, Error> + Sync,
+    ) -> Vec<Result<T, Error>> {
+        let call = &call;
+        std::thread::scope(|scope| {
+            let start = |member| {
+                let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
+                let spawned = thread.spawn_scoped(scope, move || call(member));
+                // If no thread can start, this thread makes the call.
+                spawned.map_err(|_| call(member))
+            };
+            let calls: Vec<_> = self.members.iter().map(start).collect();
+            let result = |call| match call {
+                Ok(thread) => std::thread::ScopedJoinHandle::join(thread).unwrap_or_else(|_| {
+                    Err(Error::new(ErrorKind::Timeout, "the call has panicked"))
+                }),
+                Err(result) => result,
+            };
+            calls.into_iter().map(result).collect()
+        })
+    }
+}
+
+/// The results of calls as outcomes, for an error.
+fn as_outcomes<T>(calls: &[Result<T, Error>]) -> Vec<Option<Outcome>> {
+    let outcome =
+        |call: &Result<T, Error>| call.as_ref().map(|_| Reply::Done).map_err(Error::clone);
+    calls.iter().map(|call| Some(outcome(call))).collect()
+}
+
+impl Notifications for QuorumStore {
+    /// Starts the threads of the nodes. The nodes do not notify this client yet: its waiters poll.
+    fn start(&self, threads: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+        self.start_threads(threads)
+    }
+
+    fn stop(&self) {
+        self.stop_threads();
+        self.members.iter().for_each(|member| member.node.stop());
+    }
+
+    fn request(&self, _: &Key) {}
+
+    fn track(&self, _: Vec<TrackedKey>) -> bool {
+        false
+    }
+
+    fn queue_mode(&self, _: &Key) -> QueueMode {
+        QueueMode::None
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        true
+    }
+}

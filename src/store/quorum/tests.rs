@@ -1,0 +1,734 @@
+//! Tests of a quorum on real servers: stopped, killed and restarted ones, and lost replies.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
+use crate::loss::LossReason;
+use crate::store::value::LockValue;
+
+const LONG: Duration = Duration::from_secs(20);
+const TTL: Duration = Duration::from_secs(60);
+/// A time long before the test, and one long after it, in µs.
+const PAST: &str = "1500000000000000";
+const FUTURE: u64 = 5_000_000_000_000_000;
+
+/// The client of a quorum.
+struct Fixture {
+    store: Arc<QuorumStore>,
+    threads: ThreadGroup,
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        Notifications::stop(&*self.store);
+        self.store.end();
+        self.store.close();
+        self.threads
+            .wait_until_ended(MonotonicTime::now().after(LONG));
+    }
+}
+
+fn servers<const N: usize>() -> [Server; N] {
+    let servers = [(); N].map(|()| Server::start().unwrap());
+    servers.iter().for_each(end_quarantine);
+    servers
+}
+
+fn ask(server: &Server, args: &[&str]) -> leasehold_testbed::Reply {
+    server.command(args).unwrap()
+}
+
+/// Acts as if the server's process had had its data for long.
+fn end_quarantine(server: &Server) {
+    let info = ask(server, &["INFO", "server"]);
+    let mut lines = info.as_text().unwrap().lines();
+    let id = lines.find_map(|line| line.strip_prefix("run_id:"));
+    let mark = format!("{} {PAST}", id.unwrap().trim());
+    ask(server, &["SET", "p:~data", &mark]);
+}
+
+fn config(command_timeout: Duration) -> Config {
+    Config {
+        prefix: "p:".to_owned(),
+        command_timeout,
+        // While a killed server is connected to, its thread does not end.
+        connect_timeout: command_timeout.min(Duration::from_secs(5)),
+        ..Config::default()
+    }
+}
+
+fn endpoints(urls: &[String], config: &Config) -> Vec<Endpoint> {
+    let endpoint = |url: &String| Endpoint::new(url, config.connect_timeout, DEFAULT_MAX_REPLY);
+    urls.iter().map(|url| endpoint(url).unwrap()).collect()
+}
+
+fn client(urls: &[String], config: &Config, quarantine: Duration) -> Fixture {
+    let holder = HolderId::of_this_process();
+    let endpoints = endpoints(urls, config);
+    let store = QuorumStore::with_quarantine(endpoints, config, &holder, quarantine).unwrap();
+    let threads = ThreadGroup::new();
+    store.start_threads(&threads).unwrap();
+    Fixture { store, threads }
+}
+
+/// A client with time-outs longer than any pause of a busy machine.
+fn patient(servers: &[Server]) -> Fixture {
+    let config = config(LONG);
+    client(&urls(servers), &config, config.max_ttl)
+}
+
+fn urls(servers: &[Server]) -> Vec<String> {
+    servers.iter().map(Server::url).collect()
+}
+
+fn key(name: &str) -> Key {
+    Key::new("p:", name, 100).unwrap()
+}
+
+fn soon() -> MonotonicTime {
+    MonotonicTime::now().after(LONG)
+}
+
+impl Fixture {
+    fn acquire_by(&self, key: &Key, deadline: MonotonicTime) -> (LeaseId, Outcome) {
+        let lease = LeaseId::random();
+        let acquire = Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl: TTL,
+            queue_mode: QueueMode::None,
+            above: None,
+            replicas: None,
+        };
+        (lease, self.store.execute_one(acquire, deadline))
+    }
+
+    fn acquire(&self, key: &Key) -> (LeaseId, Outcome) {
+        self.acquire_by(key, soon())
+    }
+
+    /// Acquires a free key. Returns the lease and the token.
+    #[track_caller]
+    fn lock(&self, key: &Key) -> (LeaseId, u64) {
+        match self.acquire(key) {
+            (lease, Ok(Reply::Granted { token })) => (lease, token),
+            (_, outcome) => panic!("{outcome:?}"),
+        }
+    }
+
+    fn ask(&self, command: Command) -> Outcome {
+        self.store.execute_one(command, soon())
+    }
+
+    fn renew(&self, key: &Key, lease: LeaseId, token: u64) -> Said {
+        said(self.ask(renewal(key, lease, token)))
+    }
+
+    /// Renews the lease until all nodes hold it. On a busy machine, a node may be slower than the majority.
+    #[track_caller]
+    fn hold_on_all(&self, servers: &[Server], key: &Key, lease: LeaseId, token: u64) {
+        assert!(eventually(LONG, || {
+            assert_eq!(self.renew(key, lease, token), Ok(Reply::Done));
+            holders(servers, key, lease) == servers.len()
+        }));
+    }
+
+    fn unlock(&self, key: &Key, lease: LeaseId) -> Said {
+        said(self.ask(release(key, lease)))
+    }
+}
+
+/// An outcome with the text of its error.
+type Said = Result<Reply, String>;
+
+fn said(outcome: Outcome) -> Said {
+    outcome.map_err(|error| error.to_string())
+}
+
+fn renewal(key: &Key, lease: LeaseId, token: u64) -> Command {
+    Command::Renew {
+        key: key.clone(),
+        lease,
+        token,
+        ttl: TTL,
+        replicas: None,
+    }
+}
+
+fn release(key: &Key, lease: LeaseId) -> Command {
+    Command::Release {
+        key: key.clone(),
+        lease,
+        until: MonotonicTime::now().after(TTL),
+        held: None,
+        queued: None,
+    }
+}
+
+fn value(server: &Server, key: &Key) -> Option<String> {
+    let value = ask(server, &["GET", key.in_redis()]);
+    value.as_text().map(str::to_owned)
+}
+
+/// Whether the lease holds the key on the server.
+fn is_held(server: &Server, key: &Key, lease: LeaseId) -> bool {
+    value(server, key).is_some_and(|value| crate::store::value::is_held_by(value.as_bytes(), lease))
+}
+
+fn holders(servers: &[Server], key: &Key, lease: LeaseId) -> usize {
+    let holds = |server: &&Server| is_held(server, key, lease);
+    servers.iter().filter(holds).count()
+}
+
+fn is_free(server: &Server, key: &Key) -> bool {
+    value(server, key).is_none()
+}
+
+#[track_caller]
+fn assert_granted(outcome: Outcome) -> u64 {
+    match outcome {
+        Ok(Reply::Granted { token }) => token,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_unavailable(outcome: Outcome, part: &str) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.message().contains(part), "{error}");
+}
+
+fn contended(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(Reply::Contended { queued: None, .. }))
+}
+
+#[test]
+fn a_lock_and_its_release_take_two_requests_per_node() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    // Each node connects, and tells its time.
+    let (lease, mut last) = client.lock(&key);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    let calls = |server: &Server| server.calls("evalsha").unwrap();
+    // Returns how many nodes had the key. On a busy machine, a node may be slower than the majority.
+    let mut lock_and_unlock = || {
+        let before = servers.each_ref().map(calls);
+        let (lease, token) = client.lock(&key);
+        assert!(token > last);
+        last = token;
+        let held = servers.iter().filter_map(|server| value(server, &key));
+        let tokens = held.filter_map(|value| LockValue::parse(value.as_bytes(), 0));
+        let tokens: Vec<u64> = tokens.map(|value| value.token).collect();
+        assert!(
+            tokens.len() >= 2 && tokens.iter().all(|one| *one == token),
+            "{tokens:?}"
+        );
+        assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+        let are_free = || servers.iter().all(|server| is_free(server, &key));
+        assert!(eventually(LONG, are_free));
+        for (server, before) in servers.iter().zip(before) {
+            assert!(calls(server) - before <= 2);
+        }
+        tokens.len()
+    };
+    assert!(eventually(LONG, || lock_and_unlock() == 3));
+}
+
+#[test]
+fn another_lease_is_contended() {
+    let servers = servers::<3>();
+    let [first, second] = [(); 2].map(|()| patient(&servers));
+    let key = key("k");
+    let (lease, token) = first.lock(&key);
+    first.hold_on_all(&servers, &key, lease, token);
+    let (other, outcome) = second.acquire(&key);
+    let Ok(Reply::Contended { expires_in, queued }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(expires_in <= TTL && expires_in > TTL / 2 && queued.is_none());
+    assert_eq!(holders(&servers, &key, other), 0);
+    assert!(matches!(
+        second.unlock(&key, other),
+        Ok(Reply::Taken { by: Some(_) })
+    ));
+    first.store.send_release(release(&key, lease));
+    let mut next = None;
+    assert!(eventually(LONG, || {
+        next = Some(second.acquire(&key).1);
+        !contended(next.as_ref().unwrap())
+    }));
+    assert!(assert_granted(next.unwrap()) > token);
+}
+
+/// A minority is stopped. Its requests are written to the sockets, and no one waits for them.
+#[test]
+fn a_stopped_minority_delays_nobody() {
+    let servers = servers::<5>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, mut last) = client.lock(&key);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    let stopped = &servers[3..];
+    stopped.iter().for_each(Server::stop);
+    let started = Instant::now();
+    for _ in 0..50 {
+        let (lease, token) = client.lock(&key);
+        assert!(token > last);
+        last = token;
+        assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
+        assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    }
+    // One wait for a stopped server would take the whole time-out.
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    let (lease, token) = client.lock(&key);
+    stopped.iter().for_each(Server::resume);
+    // The nodes that are back hold the lease after the next renewal, without a restart.
+    client.hold_on_all(&servers, &key, lease, token);
+    client.store.send_release(release(&key, lease));
+    let are_free = || servers.iter().all(|server| is_free(server, &key));
+    assert!(eventually(LONG, are_free), "nothing remains");
+}
+
+#[test]
+fn a_stopped_majority_leaves_no_key_behind() {
+    let servers = servers::<3>();
+    let timeout = Duration::from_secs(1);
+    let client = client(&urls(&servers), &config(timeout), TTL);
+    let key = key("k");
+    let (held, token) = client.lock(&key);
+    servers[..2].iter().for_each(Server::stop);
+    let started = Instant::now();
+    let other = self::key("other");
+    let deadline = || MonotonicTime::now().after(timeout);
+    let (lease, outcome) = client.acquire_by(&other, deadline());
+    assert_unavailable(outcome, "no 2 of 3 nodes agree");
+    assert!(started.elapsed() < timeout + LONG / 4);
+    let renewed = client
+        .store
+        .execute_one(renewal(&key, held, token), deadline());
+    assert_unavailable(renewed, "no 2 of 3 nodes agree");
+    let released = client.store.execute_one(release(&key, held), deadline());
+    assert_unavailable(released, "no 2 of 3 nodes agree");
+    assert!(eventually(LONG, || is_free(&servers[2], &other)));
+    servers[..2].iter().for_each(Server::resume);
+    let are_free = |key: &Key| servers.iter().all(|server| is_free(server, key));
+    assert!(eventually(LONG, || are_free(&key) && are_free(&other)));
+    assert_eq!(holders(&servers, &other, lease), 0);
+    // The client needs no restart.
+    assert!(eventually(LONG, || {
+        let (lease, outcome) = client.acquire(&other);
+        outcome.is_ok() && client.unlock(&other, lease) == Ok(Reply::Done)
+    }));
+}
+
+/// All nodes grant the key, and the replies of two of them are lost.
+#[test]
+fn a_lost_reply_leaves_no_key_behind() {
+    let servers = servers::<3>();
+    let proxies = [1, 2].map(|n: usize| Proxy::start(servers[n].port()).unwrap());
+    let urls = [servers[0].url(), proxies[0].url(), proxies[1].url()];
+    let client = client(&urls, &config(LONG), TTL);
+    let key = key("k");
+    // All nodes are connected.
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    for cuts in [false, true] {
+        proxies.iter().for_each(|proxy| proxy.hold_replies(true));
+        let deadline = MonotonicTime::now().after(Duration::from_secs(3));
+        let (lease, outcome) = std::thread::scope(|scope| {
+            let acquires = scope.spawn(|| client.acquire_by(&key, deadline));
+            let granted = || servers.iter().all(|server| !is_free(server, &key));
+            assert!(eventually(LONG, granted));
+            acquires.join().unwrap()
+        });
+        assert_unavailable(outcome, "no reply in time");
+        if cuts {
+            proxies.iter().for_each(Proxy::cut_all);
+        }
+        proxies.iter().for_each(|proxy| proxy.hold_replies(false));
+        let is_released = || holders(&servers, &key, lease) == 0;
+        assert!(eventually(LONG, is_released), "cut: {cuts}");
+    }
+}
+
+/// One node is far ahead of another, so their tokens differ.
+#[test]
+fn a_token_is_written_back_to_a_majority() {
+    let mut servers = servers::<3>();
+    servers[2].kill();
+    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
+        ask(server, &["SET", "p:~fence", &counter.to_string()]);
+    }
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    assert_eq!(micros_of(token), FUTURE + 101);
+    for server in &servers[..2] {
+        let counter = ask(server, &["GET", "p:~fence"]).as_int();
+        assert_eq!(counter, Some((FUTURE + 101) as i64));
+        assert!(is_held(server, &key, lease));
+        assert!(value(server, &key).unwrap().contains("5000000000000101"));
+    }
+    // The next proposal is beyond both counters: one round trip is enough.
+    let calls = || [0, 1].map(|n: usize| servers[n].calls("evalsha").unwrap());
+    let before = calls();
+    let (_, next) = client.lock(&self::key("next"));
+    assert!(next > token);
+    assert_eq!(calls(), before.map(|before| before + 1));
+}
+
+/// The second step of a grant fails: the client does not believe the grant.
+#[test]
+fn a_grant_without_its_write_back_is_released() {
+    let mut servers = servers::<3>();
+    servers[2].kill();
+    let proxy = Proxy::start(servers[0].port()).unwrap();
+    let urls = [proxy.url(), servers[1].url(), servers[2].url()];
+    let client = client(&urls, &config(LONG), TTL);
+    let key = key("k");
+    let (lease, _) = client.lock(&key);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    ask(&servers[1], &["SET", "p:~fence", &FUTURE.to_string()]);
+    // The first node executes the proposal, and its reply comes only after the node has stopped: so does no hold.
+    proxy.hold_replies(true);
+    let deadline = MonotonicTime::now().after(Duration::from_secs(3));
+    let (lease, outcome) = std::thread::scope(|scope| {
+        let acquires = scope.spawn(|| client.acquire_by(&key, deadline));
+        assert!(eventually(LONG, || !is_free(&servers[0], &key)));
+        servers[0].stop();
+        proxy.hold_replies(false);
+        acquires.join().unwrap()
+    });
+    assert_unavailable(outcome, "no 2 of 3 nodes agree");
+    assert!(eventually(LONG, || !is_held(&servers[1], &key, lease)));
+    servers[0].resume();
+    assert!(eventually(LONG, || !is_held(&servers[0], &key, lease)));
+}
+
+#[test]
+fn a_renewal_needs_a_majority() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    let renew = || client.renew(&key, lease, token);
+    // A node that has lost the key sets it again.
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    ask(&servers[1], &["PEXPIRE", key.in_redis(), "1000"]);
+    client.hold_on_all(&servers, &key, lease, token);
+    let ttl = || {
+        ask(&servers[1], &["PTTL", key.in_redis()])
+            .as_int()
+            .unwrap()
+    };
+    assert!(eventually(LONG, || {
+        assert_eq!(renew(), Ok(Reply::Done));
+        ttl() > 30_000
+    }));
+    let theirs = format!("lh1 {} {FUTURE} host/9/x", LeaseId::random());
+    let take = |server: &Server| ask(server, &["SET", key.in_redis(), &theirs]);
+    take(&servers[0]);
+    assert_eq!(renew(), Ok(Reply::Done), "one node of three");
+    take(&servers[1]);
+    let by = Some(HolderId::of_text("host/9/x"));
+    assert_eq!(renew(), Ok(Reply::Taken { by }));
+    assert_eq!(value(&servers[1], &key), Some(theirs));
+}
+
+#[test]
+fn renewals_share_a_call_per_node() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let keys: Vec<Key> = (0..100).map(|n| key(&n.to_string())).collect();
+    let held: Vec<(LeaseId, u64)> = keys.iter().map(|key| client.lock(key)).collect();
+    // One of the leases is lost on two nodes.
+    for server in &servers[..2] {
+        ask(server, &["SET", keys[7].in_redis(), "theirs"]);
+        let theirs = format!("lh1 {} {FUTURE} host/9/x", LeaseId::random());
+        ask(server, &["SET", keys[8].in_redis(), &theirs]);
+    }
+    let renewal = |(key, (lease, token)): (&Key, &(LeaseId, u64))| {
+        Request::new(renewal(key, *lease, *token), soon())
+    };
+    let mut requests: Vec<Request> = keys.iter().zip(&held).map(renewal).collect();
+    let calls = |server: &Server| server.calls("evalsha").unwrap();
+    let before = servers.each_ref().map(calls);
+    client.store.execute(&mut requests);
+    for (server, before) in servers.iter().zip(before) {
+        // Each of the two pipelines of a node writes one batch, or a few.
+        assert!(calls(server) - before < 10);
+    }
+    for (n, request) in requests.into_iter().enumerate() {
+        match (n, request.into_outcome()) {
+            // Another user's value is an error, and no loss.
+            (7, outcome) => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Protocol),
+            (8, outcome) => assert!(matches!(outcome, Ok(Reply::Taken { .. })), "{outcome:?}"),
+            (_, outcome) => assert_eq!(said(outcome), Ok(Reply::Done), "{n}"),
+        }
+    }
+}
+
+#[test]
+fn a_release_needs_a_majority_of_nodes() {
+    let mut servers = servers::<3>();
+    let config = config(Duration::from_secs(2));
+    let client = client(&urls(&servers), &config, config.max_ttl);
+    let [first, second] = ["a", "b"].map(key);
+    let ((one, _), (two, _)) = (client.lock(&first), client.lock(&second));
+    servers[0].kill();
+    // The third node may not have had the key, which is as good as a release.
+    assert_eq!(client.unlock(&first, one), Ok(Reply::Done));
+    assert_eq!(client.unlock(&first, one), Ok(Reply::Missing));
+    servers[1].kill();
+    let deadline = MonotonicTime::now().after(config.command_timeout);
+    let released = client.store.execute_one(release(&second, two), deadline);
+    assert_unavailable(released, &servers[1].port().to_string());
+    assert!(eventually(LONG, || is_free(&servers[2], &second)));
+}
+
+#[test]
+fn a_majority_says_who_holds_the_lock() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let inspect = || said(client.ask(Command::Inspect { key: key.clone() }));
+    assert_eq!(inspect(), Ok(Reply::Missing));
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    let Ok(Reply::Found { value, expires_in }) = inspect() else {
+        panic!("two nodes have the key");
+    };
+    assert_eq!((value.lease, value.token), (lease, token));
+    assert!(expires_in.is_some_and(|left| left > TTL / 2 && left <= TTL));
+    ask(&servers[1], &["DEL", key.in_redis()]);
+    assert_eq!(inspect(), Ok(Reply::Missing));
+}
+
+#[test]
+fn a_lock_is_unlocked_by_force_on_all_nodes() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, _) = client.lock(&key);
+    let force = |must_notify| {
+        client.ask(Command::ForceUnlock {
+            key: key.clone(),
+            lease,
+            must_notify,
+        })
+    };
+    // Nothing happens while the holder's client may still be connecting.
+    assert!(matches!(force(true), Ok(Reply::NotListening | Reply::Done)));
+    assert!(matches!(force(false), Ok(Reply::Done | Reply::Missing)));
+    assert!(eventually(LONG, || servers
+        .iter()
+        .all(|server| is_free(server, &key))));
+    client.lock(&key);
+}
+
+#[test]
+fn other_requests_are_not_supported() {
+    let servers = servers::<1>();
+    let client = patient(&servers);
+    let kind = |command: Command| client.ask(command).unwrap_err().kind();
+    let key = key("k");
+    assert_eq!(
+        kind(Command::Read { key: key.clone() }),
+        ErrorKind::Unsupported
+    );
+    let acquire = Command::Acquire {
+        key,
+        lease: LeaseId::random(),
+        ttl: TTL,
+        queue_mode: QueueMode::None,
+        above: None,
+        replicas: crate::config::Replicas::new(1, TTL),
+    };
+    assert_eq!(kind(acquire), ErrorKind::Unsupported);
+    let (submitted, completions) = Submitted::new(1);
+    let inspect = Command::Inspect {
+        key: self::key("k"),
+    };
+    client.store.submit(
+        completions
+            .into_iter()
+            .map(|one| (inspect.clone(), one))
+            .collect(),
+    );
+    let outcomes = submitted.leave();
+    assert!(matches!(&outcomes[..], [Some(Err(_))]), "{outcomes:?}");
+}
+
+#[test]
+fn a_quorum_has_one_to_nine_different_nodes() {
+    let config = config(LONG);
+    let refused = |urls: &[String]| {
+        let endpoints = endpoints(urls, &config);
+        let holder = HolderId::of_this_process();
+        let store = QuorumStore::new(endpoints, &config, &holder);
+        store.err().map(|error| error.message().to_owned())
+    };
+    let urls: Vec<String> = (1..=10).map(|n| format!("redis://127.0.0.1:{n}")).collect();
+    assert_eq!(refused(&urls[..9]), None);
+    assert_eq!(refused(&urls[..1]), None);
+    let wanted = |given: &str| Some(format!("the number of nodes must be 1 to 9, not {given}"));
+    assert_eq!(refused(&[]), wanted("0"));
+    assert_eq!(refused(&urls), wanted("10"));
+    let twice = [urls[0].clone(), urls[1].clone(), urls[0].clone()];
+    let message = refused(&twice).unwrap();
+    assert!(
+        message.contains("different servers, not twice"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_ping_and_a_flush_need_a_majority() {
+    let mut servers = servers::<3>();
+    let timeout = Duration::from_secs(2);
+    let client = client(&urls(&servers), &config(timeout), TTL);
+    let deadline = || MonotonicTime::now().after(timeout);
+    assert!(client.store.ping().is_ok());
+    let found = client.store.check_environment().unwrap().unwrap();
+    let of = |server: &Server| {
+        let address = format!("127.0.0.1:{}", server.port());
+        found
+            .iter()
+            .any(|finding| finding.to_string().contains(&address))
+    };
+    assert!(servers.iter().all(of), "{found:?}");
+    client.lock(&key("k"));
+    servers[0].kill();
+    assert!(client.store.ping().is_ok());
+    assert_eq!(
+        client
+            .store
+            .flush(deadline())
+            .err()
+            .map(|error| error.kind()),
+        None
+    );
+    servers[1].kill();
+    assert_unavailable(client.store.ping().map(|_| Reply::Done), "no 2 of 3 nodes");
+}
+
+/// Two clients, two threads each, one key: no two of them hold it at the same time, and tokens increase.
+#[test]
+fn contending_clients_exclude_each_other() {
+    let servers = servers::<3>();
+    let clients = [(); 2].map(|()| patient(&servers));
+    let key = key("k");
+    let (is_held, last) = (AtomicBool::new(false), AtomicU64::new(0));
+    let grants = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for client in clients.iter().cycle().take(4) {
+            scope.spawn(|| {
+                while grants.load(Ordering::SeqCst) < 200 {
+                    match client.acquire(&key) {
+                        (lease, Ok(Reply::Granted { token })) => {
+                            assert!(!is_held.swap(true, Ordering::SeqCst), "two holders");
+                            assert!(last.swap(token, Ordering::SeqCst) < token);
+                            grants.fetch_add(1, Ordering::SeqCst);
+                            assert!(is_held.swap(false, Ordering::SeqCst));
+                            client.store.send_release(release(&key, lease));
+                        }
+                        (_, outcome) => assert!(contended(&outcome), "{outcome:?}"),
+                    }
+                    let pause = rand_pause();
+                    crate::util::sync::park_timeout(pause);
+                }
+            });
+        }
+    });
+    assert!(eventually(LONG, || servers
+        .iter()
+        .all(|server| is_free(server, &key))));
+}
+
+/// Up to 3 ms, so that split votes end.
+fn rand_pause() -> Duration {
+    let random = LeaseId::random().to_string();
+    let random = u64::from_str_radix(&random[26..], 16).unwrap();
+    Duration::from_micros(random % 3_000)
+}
+
+/// The first client holds the key on two nodes of three. One of these restarts without its data, and a second client
+/// asks. Returns the outcome of the second client.
+fn acquire_after_a_restart(quarantine: Duration) -> Outcome {
+    let mut servers = servers::<3>();
+    let config = config(LONG);
+    let [first, second] = [(); 2].map(|()| client(&urls(&servers), &config, quarantine));
+    let key = key("k");
+    let (lease, token) = first.lock(&key);
+    first.hold_on_all(&servers, &key, lease, token);
+    // As if the request to the third node had been lost.
+    ask(&servers[2], &["DEL", key.in_redis()]);
+    servers[1].restart().unwrap();
+    let (other, outcome) = second.acquire(&key);
+    if outcome.is_err() || contended(&outcome) {
+        assert!(eventually(LONG, || holders(&servers, &key, other) == 0));
+        // The first client still has its lock, and sets it again on the third node.
+        assert_eq!(first.renew(&key, lease, token), Ok(Reply::Done));
+    }
+    outcome
+}
+
+#[test]
+fn without_a_quarantine_a_restart_grants_a_lock_twice() {
+    assert_granted(acquire_after_a_restart(Duration::ZERO));
+}
+
+#[test]
+fn a_restarted_node_does_not_vote_in_its_quarantine() {
+    // The first node says that the lock is taken, the second one abstains.
+    let outcome = acquire_after_a_restart(TTL);
+    assert!(contended(&outcome), "{outcome:?}");
+}
+
+#[test]
+fn a_restarted_node_votes_after_its_quarantine() {
+    let mut servers = servers::<3>();
+    let quarantine = Duration::from_secs(2);
+    let client = client(&urls(&servers), &config(LONG), quarantine);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    servers[0].restart().unwrap();
+    let started = Instant::now();
+    assert!(eventually(LONG, || {
+        assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
+        is_held(&servers[0], &key, lease)
+    }));
+    assert!(started.elapsed() >= quarantine, "{:?}", started.elapsed());
+    // All data is lost at once: no node votes. The reason is in the error.
+    for server in &servers {
+        ask(server, &["FLUSHALL"]);
+    }
+    let (_, outcome) = client.acquire(&self::key("other"));
+    assert_unavailable(outcome, "may have lost data, and does not vote for");
+}
+
+#[test]
+fn a_loss_names_the_new_holder() {
+    let servers = servers::<1>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    let theirs = format!("lh1 {} {FUTURE} host/9/x", LeaseId::random());
+    ask(&servers[0], &["SET", key.in_redis(), &theirs]);
+    let Ok(Reply::Taken { by }) = client.renew(&key, lease, token) else {
+        panic!("the key is taken");
+    };
+    assert!(
+        LossReason::TakenOver { by }
+            .to_string()
+            .contains("host/9/x")
+    );
+}

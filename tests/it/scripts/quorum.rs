@@ -1,0 +1,343 @@
+//! The scripts of a quorum's node, called directly: proposals, holds, and the quarantine.
+
+use leasehold_testbed::{Reply, Server, eventually};
+
+use super::{
+    DATA, FENCE, HOLD, MICROS, ONE, PROPOSE, READS_IT_NO_MORE, READS_THE_COUNTER, TTL, TWO,
+    has_selectors, release, say, text_of, ttl_of, value,
+};
+use crate::support::{SOON, ask, server};
+
+const MARK: &str = "p:~data";
+/// Ahead of the time of Redis.
+const AHEAD: &str = "5000000000000000";
+/// Behind it.
+const BEHIND: &str = "1500000000000000";
+const QUARANTINE: &str = "60000";
+
+/// The result for each lock key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Vote {
+    Stored(String),
+    Contended(i64),
+    Taken(String),
+    Refused(String),
+}
+
+fn vote(reply: &Reply) -> Vote {
+    match reply {
+        Reply::Int(left) => Vote::Contended(*left),
+        Reply::Error(error) => Vote::Refused(error.trim_start_matches('-').to_owned()),
+        Reply::Array(stored) => Vote::Taken(stored[0].as_text().unwrap().to_owned()),
+        text => Vote::Stored(text.as_text().unwrap().to_owned()),
+    }
+}
+
+/// Calls a script for these locks: key, lease id, µs.
+fn call(server: &Server, script: &str, locks: &[[&str; 3]]) -> Vec<Vote> {
+    call_with(server, script, QUARANTINE, TTL, locks)
+}
+
+fn call_with(
+    server: &Server,
+    script: &str,
+    quarantine: &str,
+    ttl: &str,
+    locks: &[[&str; 3]],
+) -> Vec<Vote> {
+    let count = (locks.len() + 2).to_string();
+    let mut words = vec!["EVAL", script, &count, FENCE, MARK];
+    words.extend(locks.iter().map(|[key, _, _]| *key));
+    words.extend(["host/1/0", quarantine]);
+    for [_, lease, micros] in locks {
+        words.extend([*lease, ttl, *micros]);
+    }
+    match server.command(&words).unwrap() {
+        Reply::Array(replies) if locks.len() > 1 => replies.iter().map(vote).collect(),
+        one => vec![vote(&one); locks.len()],
+    }
+}
+
+/// A node that has its data since long ago.
+fn node() -> Server {
+    let server = server();
+    ask(&server, &["SET", MARK, &mark(&server, BEHIND)]);
+    server
+}
+
+fn mark(server: &Server, since: &str) -> String {
+    format!("{} {since}", run_id(server))
+}
+
+fn run_id(server: &Server) -> String {
+    let info = ask(server, &["INFO", "server"]);
+    let mut lines = info.as_text().unwrap().lines();
+    let id = lines.find_map(|line| line.strip_prefix("run_id:"));
+    id.unwrap().trim().to_owned()
+}
+
+fn micros_now(server: &Server) -> u64 {
+    let Reply::Array(time) = ask(server, &["TIME"]) else {
+        panic!("TIME answers with an array");
+    };
+    let number = |n: usize| time[n].as_text().unwrap().parse::<u64>().unwrap();
+    1_000_000 * number(0) + number(1)
+}
+
+fn stored(micros: &str) -> Vote {
+    Vote::Stored(micros.to_owned())
+}
+
+fn next(micros: &str) -> String {
+    (micros.parse::<u64>().unwrap() + 1).to_string()
+}
+
+#[test]
+fn a_proposal_ahead_of_time_and_counter_is_the_token() {
+    let node = node();
+    let lock = [["k", ONE, AHEAD]];
+    assert_eq!(call(&node, &PROPOSE, &lock), [stored(AHEAD)]);
+    let wanted = value(ONE).replace(MICROS, AHEAD);
+    assert_eq!(text_of(&node, "k"), Some(wanted));
+    assert_eq!(text_of(&node, FENCE).as_deref(), Some(AHEAD));
+    assert!((50_000..=60_000).contains(&ttl_of(&node, "k")));
+    // The same lease gets the same reply, and another lease learns when the key expires.
+    ask(&node, &["PEXPIRE", "k", "30000"]);
+    assert_eq!(
+        call(&node, &PROPOSE, &[["k", ONE, &next(AHEAD)]]),
+        [stored(AHEAD)]
+    );
+    let [Vote::Contended(left)] = call(&node, &PROPOSE, &[["k", TWO, AHEAD]])[..] else {
+        panic!("another lease has the key");
+    };
+    assert!((20_000..=30_000).contains(&left), "{left}");
+    assert_eq!(text_of(&node, FENCE).as_deref(), Some(AHEAD));
+}
+
+#[test]
+fn a_token_exceeds_time_and_counter() {
+    let node = node();
+    let before = micros_now(&node);
+    let [Vote::Stored(token)] = &call(&node, &PROPOSE, &[["a", ONE, BEHIND]])[..] else {
+        panic!("the key is free");
+    };
+    assert!((before..=micros_now(&node)).contains(&token.parse().unwrap()));
+    ask(&node, &["SET", FENCE, AHEAD]);
+    let locks = [["b", ONE, AHEAD], ["c", ONE, BEHIND], ["d", ONE, AHEAD]];
+    let [one, two] = [next(AHEAD), next(&next(AHEAD))];
+    let wanted = [stored(&one), stored(&two), stored(&next(&two))];
+    assert_eq!(call(&node, &PROPOSE, &locks), wanted);
+}
+
+#[test]
+fn a_hold_sets_key_and_counter_but_takes_no_key() {
+    let node = node();
+    assert_eq!(call(&node, &HOLD, &[["k", ONE, AHEAD]]), [stored(AHEAD)]);
+    let held = value(ONE).replace(MICROS, AHEAD);
+    assert_eq!(text_of(&node, "k").as_deref(), Some(&*held));
+    assert_eq!(text_of(&node, FENCE).as_deref(), Some(AHEAD));
+    // Two keys, of which another lease has one.
+    let locks = [["k", TWO, &next(AHEAD)], ["other", TWO, BEHIND]];
+    assert_eq!(
+        call(&node, &HOLD, &locks),
+        [Vote::Taken(held.clone()), stored(BEHIND)]
+    );
+    assert_eq!(text_of(&node, "k"), Some(held));
+    // A refused hold and a lower token leave the counter as it is.
+    assert_eq!(text_of(&node, FENCE).as_deref(), Some(AHEAD));
+}
+
+#[test]
+fn a_hold_never_shortens_a_ttl() {
+    let node = node();
+    let hold = |ttl| call_with(&node, &HOLD, QUARANTINE, ttl, &[["k", ONE, AHEAD]]);
+    hold("30000");
+    hold("1");
+    assert!(ttl_of(&node, "k") > 20_000);
+    hold("50000");
+    assert!(ttl_of(&node, "k") > 40_000);
+    ask(&node, &["PERSIST", "k"]);
+    hold("50000");
+    assert!(ttl_of(&node, "k") > 40_000);
+}
+
+/// After a write-back, all nodes of the majority have the same token in their values.
+#[test]
+fn a_hold_raises_the_token_of_a_value() {
+    let node = node();
+    ask(&node, &["SET", "k", &value(ONE), "PX", TTL]);
+    assert_eq!(call(&node, &HOLD, &[["k", ONE, AHEAD]]), [stored(AHEAD)]);
+    let raised = value(ONE).replace(MICROS, AHEAD);
+    assert_eq!(text_of(&node, "k"), Some(raised));
+    assert!(ttl_of(&node, "k") > 50_000);
+    let mut redis = super::connect(&node);
+    assert_eq!(super::ends(&release(&mut redis, &["k"], &[ONE])), ["done"]);
+}
+
+#[test]
+fn foreign_values_stay_and_spoil_no_other_key() {
+    let node = node();
+    ask(&node, &["SET", "text", "theirs"]);
+    ask(&node, &["LPUSH", "list", "theirs"]);
+    for script in [&**PROPOSE, &HOLD] {
+        let locks = [
+            ["text", ONE, AHEAD],
+            ["k", ONE, AHEAD],
+            ["list", ONE, AHEAD],
+        ];
+        let found = call(&node, script, &locks);
+        assert_eq!(found[0], Vote::Refused("FOREIGN string".to_owned()));
+        assert_eq!(found[1], stored(AHEAD));
+        assert_eq!(found[2], Vote::Refused("FOREIGN list".to_owned()));
+    }
+    assert_eq!(text_of(&node, "text").as_deref(), Some("theirs"));
+    assert_eq!(ask(&node, &["LLEN", "list"]).as_int(), Some(1));
+}
+
+#[test]
+fn nothing_is_granted_without_a_usable_counter() {
+    let node = node();
+    let refused = |script: &str| {
+        let votes = call(&node, script, &[["k", ONE, AHEAD]]);
+        assert!(matches!(votes[..], [Vote::Refused(_)]), "{votes:?}");
+        assert_eq!(text_of(&node, "k"), None);
+    };
+    for bad in [
+        "17",
+        "5000000000000000x",
+        "500000000000000x",
+        "9007199254000001",
+    ] {
+        ask(&node, &["SET", FENCE, bad]);
+        [&**PROPOSE, &HOLD].into_iter().for_each(refused);
+        assert_eq!(text_of(&node, FENCE).as_deref(), Some(bad));
+    }
+    ask(&node, &["DEL", FENCE]);
+    ask(&node, &["SADD", FENCE, "theirs"]);
+    [&**PROPOSE, &HOLD].into_iter().for_each(refused);
+    if has_selectors(&node) {
+        ask(&node, &["DEL", FENCE]);
+        ask(&node, &["SET", FENCE, BEHIND]);
+        let rule = READS_THE_COUNTER.replace("(", "%RW~p:~data +@all (");
+        say(&node, &rule.replace(" (+eval ~*)", ""));
+        [&**PROPOSE, &HOLD].into_iter().for_each(|script| {
+            let votes = call(&node, script, &[["k", ONE, AHEAD]]);
+            assert!(matches!(votes[..], [Vote::Refused(_)]), "{votes:?}");
+        });
+        say(&node, READS_IT_NO_MORE);
+        assert_eq!(text_of(&node, "k"), None);
+    }
+}
+
+/// The ms that a node in quarantine names.
+#[track_caller]
+fn left(votes: &[Vote]) -> u64 {
+    let [Vote::Refused(why)] = votes else {
+        panic!("{votes:?}");
+    };
+    let left = why.strip_prefix("QUARANTINE ").expect(why);
+    left.parse().unwrap()
+}
+
+fn check_data(server: &Server) -> (u64, i64) {
+    let reply = ask(server, &["EVAL", &DATA, "1", MARK, QUARANTINE]);
+    let Reply::Array(parts) = reply else {
+        panic!("{reply:?}");
+    };
+    let micros = parts[0].as_text().unwrap().parse().unwrap();
+    (micros, parts[1].as_int().unwrap())
+}
+
+#[test]
+fn a_node_without_a_mark_is_in_quarantine() {
+    let server = server();
+    for script in [&**PROPOSE, &HOLD] {
+        ask(&server, &["DEL", MARK]);
+        let before = micros_now(&server);
+        let votes = call(&server, script, &[["k", ONE, AHEAD]]);
+        assert_eq!(left(&votes), 60_000);
+        assert_eq!(text_of(&server, "k"), None);
+        let text = text_of(&server, MARK).unwrap();
+        let (run, since) = text.split_once(' ').unwrap();
+        assert_eq!(run, run_id(&server));
+        assert!((before..=micros_now(&server)).contains(&since.parse().unwrap()));
+        // The quarantine goes on, also for other clients and new connections.
+        let again = left(&call(&server, script, &[["k", ONE, AHEAD]]));
+        assert!((50_000..=60_000).contains(&again));
+        assert_eq!(text_of(&server, MARK), Some(text.clone()));
+        assert!((50_000..=60_000).contains(&check_data(&server).1));
+        assert_eq!(text_of(&server, MARK), Some(text));
+    }
+}
+
+#[test]
+fn a_quarantine_ends_when_it_has_passed() {
+    let server = server();
+    let propose = || call_with(&server, &PROPOSE, "300", TTL, &[["k", ONE, AHEAD]]).remove(0);
+    assert!(matches!(propose(), Vote::Refused(_)));
+    let since = || {
+        text_of(&server, MARK).unwrap()[41..]
+            .parse::<u64>()
+            .unwrap()
+    };
+    assert!(eventually(SOON, || propose() == stored(AHEAD)));
+    assert!(micros_now(&server) >= since() + 300_000);
+}
+
+#[test]
+fn a_release_works_in_quarantine() {
+    let server = server();
+    ask(&server, &["SET", "k", &value(ONE), "PX", TTL]);
+    left(&call(&server, &HOLD, &[["k", ONE, AHEAD]]));
+    let mut redis = super::connect(&server);
+    assert_eq!(super::ends(&release(&mut redis, &["k"], &[ONE])), ["done"]);
+}
+
+#[test]
+fn a_new_process_or_a_clock_set_back_begins_a_quarantine() {
+    let node = node();
+    let (micros, wait) = check_data(&node);
+    assert_eq!(wait, 0, "the mark is old");
+    assert!(micros <= micros_now(&node));
+    let mine = mark(&node, BEHIND);
+    assert_eq!(text_of(&node, MARK), Some(mine.clone()));
+    // The data of an earlier process, as after a restart with an old snapshot.
+    let theirs = mine.replace(&run_id(&node), &"f".repeat(40));
+    ask(&node, &["SET", MARK, &theirs]);
+    // Only new connections look for this.
+    assert_eq!(call(&node, &HOLD, &[["a", ONE, AHEAD]]), [stored(AHEAD)]);
+    assert!(check_data(&node).1 > 50_000);
+    left(&call(&node, &PROPOSE, &[["b", ONE, AHEAD]]));
+    assert!(text_of(&node, MARK).unwrap().starts_with(&run_id(&node)));
+    // Marks that no script has written, or from the future.
+    let future = mark(&node, AHEAD);
+    for bad in [
+        &*future,
+        "",
+        "x",
+        &mine[..56],
+        &format!("{mine}0"),
+        &"x".repeat(1 << 20),
+    ] {
+        let begins = |what: &str, wait: u64| {
+            assert!((59_000..=60_000).contains(&wait), "{what}: {bad:.80}");
+            assert!(text_of(&node, MARK).unwrap().starts_with(&run_id(&node)));
+        };
+        ask(&node, &["SET", MARK, bad]);
+        begins("vote", left(&call(&node, &PROPOSE, &[["b", ONE, AHEAD]])));
+        ask(&node, &["SET", MARK, bad]);
+        begins("check", check_data(&node).1.try_into().unwrap());
+    }
+    // Another user's key under the name of the mark.
+    ask(&node, &["DEL", MARK]);
+    ask(&node, &["LPUSH", MARK, "theirs"]);
+    for script in [&**PROPOSE, &HOLD] {
+        let votes = call(&node, script, &[["b", ONE, AHEAD]]);
+        let [Vote::Refused(why)] = &votes[..] else {
+            panic!("{votes:?}");
+        };
+        assert!(why.contains("WRONGTYPE"), "{why}");
+    }
+    let refused = node.command(&["EVAL", &DATA, "1", MARK, QUARANTINE]);
+    assert!(matches!(refused.unwrap(), Reply::Error(_)));
+}
