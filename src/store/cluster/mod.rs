@@ -380,6 +380,9 @@ impl ClusterStore {
             let Some(node) = member.node() else { continue };
             node.set_shard_slot(self.shard_slot_of(member.id()));
             self.reroute_releases(&member, node);
+            if self.members.lowest_slot_of(member.id()).is_none() {
+                node.give_up_waiting();
+            }
         }
         // Unlocked before the call of the listener, which may open nodes.
         let started = self.started.read().clone();

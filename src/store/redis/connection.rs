@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub(crate) struct Endpoint {
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
+    /// How often callers stopped waiting for connections, since the server is not needed any more.
+    times_given_up: AtomicU64,
     opening: Mutex<Opening>,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
@@ -148,6 +151,7 @@ impl Endpoint {
             max_reply_bytes,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
+            times_given_up: AtomicU64::new(0),
             opening: Mutex::default(),
             is_in_cluster: false,
             data_check: None,
@@ -620,6 +624,16 @@ impl Endpoint {
     /// Returns an error once the client has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         self.opening.lock().check()
+    }
+
+    /// Ends the waiting of all callers that wait for a connection now: see [`times_given_up`](Self::times_given_up).
+    pub(crate) fn give_up_waiting(&self) {
+        self.times_given_up.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A caller that waits for a connection gives up when this number changes.
+    pub(crate) fn times_given_up(&self) -> u64 {
+        self.times_given_up.load(Ordering::SeqCst)
     }
 
     /// The record of which of this endpoint's connections are suspect.

@@ -2,6 +2,7 @@
 
 use std::thread;
 
+use leasehold::Client;
 use leasehold_testbed::{Cluster, Server, eventually};
 
 use super::{client, cluster, key_on, keys};
@@ -24,6 +25,13 @@ fn replicated(cluster: &Cluster, master: usize, key: &str) -> usize {
     };
     assert!(eventually(SOON, has_key), "the key is not replicated");
     replica
+}
+
+/// A client whose attempts to connect to a killed master last longer than these tests, unless the client ends them when
+/// the replica takes over.
+fn patient(cluster: &Cluster) -> Client {
+    let patient = builder(&cluster.url()).ttl(LONG_TTL);
+    patient.connect_timeout(6 * SOON).build().unwrap()
 }
 
 #[track_caller]
@@ -78,7 +86,7 @@ fn a_killed_master_is_replaced_during_a_hold() {
 fn a_lock_is_granted_after_its_master_was_killed() {
     let mut cluster = cluster();
     let key = key_on(&cluster, 2);
-    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    let client = patient(&cluster);
     lock(&client, &key).unlock().unwrap();
     let replica = cluster.replica_of(2);
     cluster.node(2).kill();
@@ -113,7 +121,7 @@ fn a_lock_is_granted_after_its_master_was_stopped() {
 fn a_release_reaches_the_new_master() {
     let mut cluster = cluster();
     let key = key_on(&cluster, 0);
-    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    let client = patient(&cluster);
     let guard = lock(&client, &key);
     let replica = replicated(&cluster, 0, &key);
     cluster.node(0).kill();

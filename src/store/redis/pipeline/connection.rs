@@ -35,6 +35,9 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
 const GRACE: Duration = Duration::from_millis(10);
 
+/// How often a caller that waits for a connection checks whether it should give up.
+const STEP: Duration = Duration::from_millis(20);
+
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
 /// Makes the pool of the connections of pipelines and transactions, `size` at most. It connects when a connection is
@@ -50,6 +53,23 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
         .connection_timeout(RECONNECT_PAUSE * 2)
         .error_handler(Box::new(r2d2::NopErrorHandler))
         .build_unchecked(Connector(Arc::clone(endpoint)))
+}
+
+/// Takes a connection from the pool, which makes one if there is none, within `timeout`. Ends early once `is_given_up`
+/// returns true.
+pub(crate) fn connect(
+    pool: &Pool,
+    timeout: Duration,
+    is_given_up: impl Fn() -> bool,
+) -> Result<PooledConnection<Connector>, r2d2::Error> {
+    let until = MonotonicTime::now().after(timeout);
+    loop {
+        let left = until.since(MonotonicTime::now());
+        match pool.get_timeout(left.min(STEP)) {
+            Err(_) if left > STEP && !is_given_up() => {}
+            taken => return taken,
+        }
+    }
 }
 
 /// Takes a connection for one transaction from the pool, within `timeout`.

@@ -645,18 +645,22 @@ impl<'a> Leadership<'a> {
             state.is_connecting = true;
             state.unsent.extend(batch);
         }
+        let times_given_up = shared.endpoint.times_given_up();
+        let is_given_up = || shared.endpoint.times_given_up() != times_given_up;
         while self.connection.is_none() {
             if let Err(closed) = shared.endpoint.check_open() {
                 self.refuse(&closed, false);
                 return Err(closed);
             }
             let left = deadline.since(MonotonicTime::now());
-            match shared.pool.get_timeout(left.min(shared.connect_timeout)) {
+            let timeout = left.min(shared.connect_timeout);
+            match connection::connect(&shared.pool, timeout, is_given_up) {
                 Ok(mut connection) if connection.is_stale() => connection.discard(),
                 Ok(connection) => self.connection = Some(PipelinedConnection::new(connection)),
                 Err(timeout) => {
                     let known = shared.endpoint.last_error();
-                    let is_short_of_time = known.is_none() && left < shared.connect_timeout / 2;
+                    let is_short_of_time =
+                        known.is_none() && left < shared.connect_timeout / 2 && !is_given_up();
                     let error = known.unwrap_or_else(|| {
                         errors::no_connection(&shared.endpoint.address_of_server(), timeout)
                     });

@@ -316,9 +316,14 @@ impl PipelineState {
         }
     }
 
-    /// Takes out the queued releases of these keys. An undo stays, since its acquire may still arrive here; the first
+    /// Takes out the releases of these keys that were not written and that no caller waits for. An undo stays, since its acquire may still arrive here; the first
     /// call returns a copy of it.
     pub(super) fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        for request in self.unsent.take_unawaited(&keys) {
+            if let Some(release) = request.into_release(None) {
+                self.unawaited.push(release);
+            }
+        }
         let mut taken = Vec::new();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
         for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
@@ -426,11 +431,22 @@ impl AwaitedQueue {
             let is_release = matches!(request.command, Command::Release { .. });
             !is_release && completion.is_some_and(|completion| completion.is_of(caller))
         };
-        let (own, others): (Vec<_>, _) = std::mem::take(&mut self.requests)
-            .into_iter()
-            .partition(is_own);
+        self.take_if(is_own)
+    }
+
+    /// Takes out the releases of these keys for which no caller waits.
+    fn take_unawaited(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<PendingRequest> {
+        self.take_if(|request| {
+            let is_release = matches!(request.command, Command::Release { .. });
+            is_release && request.completion.is_none() && request.command.key().is_some_and(&keys)
+        })
+    }
+
+    fn take_if(&mut self, is_wanted: impl Fn(&PendingRequest) -> bool) -> Vec<PendingRequest> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let (taken, others): (Vec<_>, _) = requests.partition(is_wanted);
         self.requests = VecDeque::from(others);
-        own
+        taken
     }
 
     pub(super) fn is_empty(&self) -> bool {

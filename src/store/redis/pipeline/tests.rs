@@ -464,6 +464,31 @@ fn a_caller_withdraws_while_the_leader_connects() {
 }
 
 #[test]
+fn releases_leave_and_callers_give_up_while_the_leader_connects() {
+    let mut f = with_timeout(3 * LONG);
+    f.server.kill();
+    let release = f
+        .pipeline
+        .new_request(f.release("left", LeaseId::random()), None);
+    f.pipeline
+        .adopt_release(release.into_release(None).unwrap());
+    let pipeline = &f.pipeline;
+    std::thread::scope(|scope| {
+        let until = MonotonicTime::now().after(3 * LONG);
+        let leader = scope.spawn(move || pipeline.execute_one(acquire_of("leader"), until));
+        let is_unsent = || pipeline.state.lock().unsent.iter().count() == 2;
+        assert!(eventually(LONG, is_unsent));
+        let taken = pipeline.take_releases(|key| key.name() == "left");
+        assert_eq!(taken.len(), 1);
+        assert_eq!(pipeline.state.lock().unsent.iter().count(), 1);
+        pipeline.shared.endpoint.give_up_waiting();
+        assert!(eventually(LONG, || leader.is_finished()));
+        let error = leader.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    });
+}
+
+#[test]
 fn a_pings_failure_is_no_reason_of_other_requests() {
     let f = fixture();
     f.acquire("warm-up");

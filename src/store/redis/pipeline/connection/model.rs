@@ -28,6 +28,22 @@ pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
 }
 
 /// Models have no transactions.
+pub(crate) fn connect(
+    server: &Pool,
+    timeout: Duration,
+    _: impl Fn() -> bool,
+) -> Result<Connection, Error> {
+    if server.happens(|faults| &mut faults.connecting) {
+        pass(timeout);
+        return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+    }
+    Ok(Connection {
+        server: Arc::clone(server),
+        made_in: server.state.lock().epoch,
+        broken: false,
+    })
+}
+
 pub(crate) fn transaction_connection(
     _: &Pool,
     _: &Endpoint,
@@ -147,18 +163,6 @@ impl Server {
                 .into_iter()
                 .for_each(|command| drop(state.serve(&command)));
         }
-    }
-
-    pub(crate) fn get_timeout(self: &Arc<Self>, timeout: Duration) -> Result<Connection, Error> {
-        if self.happens(|faults| &mut faults.connecting) {
-            pass(timeout);
-            return Err(Error::new(ErrorKind::Unavailable, "no connection"));
-        }
-        Ok(Connection {
-            server: Arc::clone(self),
-            made_in: self.state.lock().epoch,
-            broken: false,
-        })
     }
 
     /// Whether a fault of this kind happens here.
