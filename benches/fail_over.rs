@@ -1,5 +1,6 @@
-//! Kills the primary of a group under sentinels, and measures the time until the next grant, and the time until the
-//! sentinels publish the new primary. Two clients acquire and release one lock all the time.
+//! Kills the primary of a group under sentinels, or a master of a Cluster, and measures the time until the next grant.
+//! Beside it stands the time until the sentinels publish the new primary, or until the Cluster accepts a write again. Two
+//! clients acquire and release one lock all the time.
 //!
 //! Exits with an error if a call fails for another reason than a lost lease.
 
@@ -10,21 +11,138 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use leasehold::Client;
-use leasehold_testbed::SentinelGroup;
+use leasehold_testbed::{Cluster, SentinelGroup};
 
 /// How long a fail-over may take before the bench fails.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Longer than a fail-over takes, so that a lock whose release was lost delays the next grant visibly.
+const TTL: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Topology {
+    Sentinel,
+    Cluster,
+}
 
 #[derive(Parser)]
 struct Options {
+    /// The servers that fail over
+    #[arg(long, value_enum, default_value = "sentinel")]
+    topology: Topology,
     /// Number of fail-overs
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// Servers with replicas, and the key of a lock on one of them.
+trait Servers {
+    /// The event with which the servers themselves have failed over.
+    const SWITCH: &'static str;
+
+    fn url(&self) -> String;
+
+    /// Kills the server that has the lock. Returns when it was killed.
+    fn kill(&mut self) -> Result<Instant, Box<dyn Error>>;
+
+    /// When the servers had failed over. Called after a grant of the new server.
+    fn switched(&mut self) -> Result<Instant, Box<dyn Error>>;
+
+    /// Restarts the killed server, and waits until it is a replica.
+    fn repair(&mut self) -> Result<(), Box<dyn Error>>;
+}
+
+struct UnderSentinels {
+    group: SentinelGroup,
+    published: Receiver<Instant>,
+    killed: usize,
+}
+
+impl Servers for UnderSentinels {
+    const SWITCH: &'static str = "+switch-master of the first sentinel";
+
+    fn url(&self) -> String {
+        self.group.url()
+    }
+
+    fn kill(&mut self) -> Result<Instant, Box<dyn Error>> {
+        self.killed = self.group.primary().ok_or("the sentinels do not agree")?;
+        self.published.try_iter().for_each(drop);
+        let at = Instant::now();
+        self.group.server_mut(self.killed).kill();
+        Ok(at)
+    }
+
+    fn switched(&mut self) -> Result<Instant, Box<dyn Error>> {
+        Ok(self.published.recv_timeout(LIMIT)?)
+    }
+
+    fn repair(&mut self) -> Result<(), Box<dyn Error>> {
+        self.group.wait_for_switch(self.killed)?;
+        self.group.server_mut(self.killed).restart()?;
+        Ok(self.group.wait_until_whole()?)
+    }
+}
+
+struct InCluster {
+    cluster: Cluster,
+    killed: usize,
+    /// Reports when the replica has accepted a write in the slot of the lock.
+    written: Option<thread::JoinHandle<Option<Instant>>>,
+}
+
+impl Servers for InCluster {
+    const SWITCH: &'static str = "the next write that the Cluster accepts";
+
+    fn url(&self) -> String {
+        self.cluster.url()
+    }
+
+    fn kill(&mut self) -> Result<Instant, Box<dyn Error>> {
+        // Without a hash tag, the whole key decides the slot. So does this tag.
+        let key = "{leasehold:k}write";
+        self.killed = self.cluster.master_of_key(key);
+        let master = &self.cluster.nodes()[self.killed];
+        let mut master = redis::Client::open(master.url())?.get_connection()?;
+        // A replica that has just begun to follow its master may lack the last second.
+        redis::cmd("SET").arg(key).arg("x").exec(&mut master)?;
+        redis::cmd("WAIT").arg(1).arg(5000).exec(&mut master)?;
+        let replica = &self.cluster.nodes()[self.cluster.replica_of(self.killed)];
+        let mut replica = redis::Client::open(replica.url())?.get_connection()?;
+        let at = Instant::now();
+        self.cluster.node(self.killed).kill();
+        self.written = Some(thread::spawn(move || {
+            while at.elapsed() < LIMIT {
+                // A replica answers MOVED.
+                if redis::cmd("SET")
+                    .arg(key)
+                    .arg("x")
+                    .exec(&mut replica)
+                    .is_ok()
+                {
+                    return Some(Instant::now());
+                }
+                thread::sleep(Duration::from_millis(2));
+            }
+            None
+        }));
+        Ok(at)
+    }
+
+    fn switched(&mut self) -> Result<Instant, Box<dyn Error>> {
+        let written = self.written.take().ok_or("no server was killed")?;
+        let written = written.join().map_err(|_| "a thread panicked")?;
+        written.ok_or_else(|| "the replica did not take over".into())
+    }
+
+    fn repair(&mut self) -> Result<(), Box<dyn Error>> {
+        self.cluster.node(self.killed).restart()?;
+        Ok(self.cluster.wait_until_ok()?)
+    }
 }
 
 /// Reports when each sentinel publishes a fail-over.
@@ -87,42 +205,34 @@ fn next_grant(
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let options = Options::parse();
-    let mut group = SentinelGroup::start()?;
-    let published = listen(&group)?;
+fn measure<S: Servers>(mut servers: S, rounds: usize) -> Result<(), Box<dyn Error>> {
     let done = Arc::new(AtomicBool::new(false));
     let (grant, granted) = channel();
     let workers: Vec<_> = (0..2)
         .map(|_| {
-            let client = Client::builder(group.url())
-                .ttl(Duration::from_secs(3))
+            let client = Client::builder(servers.url())
+                .ttl(TTL)
                 .outage_timeout(LIMIT)
                 .build()?;
             let (done, grant) = (Arc::clone(&done), grant.clone());
             Ok(thread::spawn(move || work(&client, &done, &grant)))
         })
         .collect::<Result<_, leasehold::Error>>()?;
-    let (mut sentinels, mut grants, mut behind) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 1..=options.rounds {
-        let primary = group.primary().ok_or("the sentinels do not agree")?;
+    let (mut switches, mut grants, mut behind) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 1..=rounds {
         granted.try_iter().for_each(drop);
-        published.try_iter().for_each(drop);
-        let killed = Instant::now();
-        group.server_mut(primary).kill();
+        let killed = servers.kill()?;
         let at = next_grant(&granted, killed)?;
-        let switched = published.recv_timeout(LIMIT)?;
-        sentinels.push(switched - killed);
+        let switched = servers.switched()?;
+        switches.push(switched - killed);
         grants.push(at - killed);
         behind.push(at.saturating_duration_since(switched));
         println!(
-            "fail-over {round}: published after {:?}, granted after {:?}",
+            "fail-over {round}: switched after {:?}, granted after {:?}",
             switched - killed,
             at - killed
         );
-        group.wait_for_switch(primary)?;
-        group.server_mut(primary).restart()?;
-        group.wait_until_whole()?;
+        servers.repair()?;
     }
     done.store(true, Ordering::Relaxed);
     for worker in workers {
@@ -133,8 +243,33 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (median, most) = (times[times.len() / 2], times[times.len() - 1]);
         println!("{what}: median {median:?}, maximum {most:?}");
     };
-    show("kill to +switch-master of the first sentinel", sentinels);
+    show(&format!("kill to {}", S::SWITCH), switches);
     show("kill to the next grant", grants);
-    show("+switch-master to the next grant", behind);
+    show("the servers' own switch to the next grant", behind);
     Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse();
+    match options.topology {
+        Topology::Sentinel => {
+            let group = SentinelGroup::start()?;
+            let published = listen(&group)?;
+            let servers = UnderSentinels {
+                group,
+                published,
+                killed: 0,
+            };
+            measure(servers, options.rounds)
+        }
+        Topology::Cluster => {
+            let cluster = Cluster::start()?;
+            let servers = InCluster {
+                cluster,
+                killed: 0,
+                written: None,
+            };
+            measure(servers, options.rounds)
+        }
+    }
 }
