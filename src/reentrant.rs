@@ -366,7 +366,7 @@ struct Name {
 #[derive(Default)]
 struct Holds(RefCell<HashMap<Name, Weak<Hold>>>);
 
-/// The entry of a hold in the map of its thread. Its drop removes the entry.
+/// Removes a [`Hold`] from the map of its thread when it is dropped.
 struct Entry(Name);
 
 thread_local! {

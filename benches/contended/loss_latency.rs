@@ -59,7 +59,7 @@ struct Overwrites {
     connection: redis::Connection,
     client: Client,
     others: Client,
-    /// One histogram for each of [`WAYS`] without a waiter, and one with a waiter.
+    /// For each of [`WAYS`], two histograms: without a waiter, and with one.
     latencies: [[Histogram<u64>; 2]; 4],
     /// Signals that did not come in time, or came before there was a cause.
     missing: usize,

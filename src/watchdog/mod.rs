@@ -1,6 +1,6 @@
-//! Keeps the leases of a client alive. There is one timer thread, two workers that renew for each server, and one worker
-//! that tracks keys and runs the store's maintenance. The first lease with a check starts a worker that runs checks. No lease has a
-//! thread of its own.
+//! Keeps the leases of a client alive. Its threads: one timer thread, two renewal workers per server, and one worker
+//! that tracks keys and runs the store's maintenance. One more runs the checks that users attach to leases
+//! (`Mutex::renew_while`); it starts with the first such lease. No lease has a thread of its own.
 //!
 //! The timer thread sends no request and runs no user code.
 

@@ -83,8 +83,8 @@ impl RenewalQueues {
     }
 }
 
-/// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not due again
-/// until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once more.)
+/// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not
+/// due again until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once more.)
 #[derive(Default)]
 pub(super) struct RenewalQueue {
     waiting: Mutex<Waiting>,

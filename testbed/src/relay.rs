@@ -142,7 +142,8 @@ impl Pair {
         faults.is_cut(written, wanted)
     }
 
-    /// The events to wait for. Sockets without interest are left out: a closed one is always ready.
+    /// The events to wait for. Sockets without interest are left out, since a closed one would always be
+    /// ready.
     fn interests(&self, faults: &Faults) -> impl Iterator<Item = Interest> {
         let when = |condition, flags| if condition { flags } else { PollFlags::empty() };
         let (requests_held, replies_held) = (faults.requests_held(), faults.replies_held());

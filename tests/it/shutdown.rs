@@ -306,7 +306,7 @@ fn shutdown_in_on_lost_never_deadlocks() {
     assert_eq!(error.kind(), ErrorKind::Shutdown);
 }
 
-/// Drops the client when it learns of a loss.
+/// An event handler that drops the client at the first loss.
 struct Undertaker {
     client: Mutex<Option<Client>>,
     done: Mutex<std::sync::mpsc::Sender<()>>,

@@ -41,7 +41,7 @@ pub(crate) struct MemoryServer {
     /// The clients that track each key. A change of the key is reported to each of them, once.
     trackers: Mutex<KeyMap<Vec<HolderId>>>,
     outage: Outage,
-    /// Counts the ends of outages: during each outage, notifications were lost.
+    /// Rises at the end of each outage, because notifications were lost during it.
     notification_epoch: AtomicU64,
 }
 

@@ -27,8 +27,8 @@ fn replicated(cluster: &Cluster, master: usize, key: &str) -> usize {
     replica
 }
 
-/// A client whose attempts to connect to a killed master last longer than these tests, unless the client ends them when
-/// the replica takes over.
+/// A client that tries to connect for longer than a test lasts. So a test passes only if the client gives up a killed
+/// master when the replica takes over.
 fn patient(cluster: &Cluster) -> Client {
     let patient = builder(&cluster.url()).ttl(LONG_TTL);
     patient.connect_timeout(6 * SOON).build().unwrap()

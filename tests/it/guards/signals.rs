@@ -128,7 +128,7 @@ fn a_dropped_signal_affects_no_other() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // A loop may request a new signal in each round.
+    // As in a program's loop that requests a new signal in each round.
     for _ in 0..10_000 {
         drop(guard.lost_signal());
     }

@@ -292,7 +292,8 @@ fn unreadable_entries_of_a_queue_are_skipped() {
     }
 }
 
-/// A waiter that was stopped while it waited is still subscribed.
+/// A paused process (SIGSTOP) stays subscribed, so a delivered message does not prove that the waiter runs. A waiter that
+/// was queued for long has to confirm its grant to get the whole ttl.
 #[test]
 fn long_queued_waiters_confirm_their_grants() {
     let server = server();
@@ -339,7 +340,7 @@ fn long_queued_waiters_confirm_their_grants() {
     }
 }
 
-/// Puts `count` waiters of dead clients before all others.
+/// Puts `waiters` entries of dead clients before all others.
 fn enqueue_gone(server: &leasehold_testbed::Server, key: &str, waiters: usize) {
     let fill = "for n = 1, ARGV[1] do \
         redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n + 10000, n)) end";

@@ -60,7 +60,7 @@ fn without_sentinels_a_broken_connection_costs_no_lock() {
     lock(&client, "other").unlock().unwrap();
     assert!(server.calls("script|exists").unwrap() > before);
     recorder.wait_for(1, What::SentinelsUnavailable, "");
-    // Each lock is renewed, or its ttl ends.
+    // Longer than the ttl: a lock that is not renewed in this time is lost.
     std::thread::sleep(secs(7));
     assert!(held.iter().all(|guard| !guard.is_lost()));
     kill_connections(server);

@@ -26,9 +26,9 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. The time of the callback
-    /// for credentials does not count. `any_key` is a key that this client may read. Passes `connected` a handle that
-    /// closes the socket from another thread.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`, not counting the
+    /// time of the credentials callback. `any_key` is a key that this client may read. Calls `connected` with a handle,
+    /// by which another thread can close the socket.
     ///
     /// After `Unavailable` or `Timeout`, the caller may try again soon. Any other error means that the server does not
     /// offer notifications to this client.

@@ -235,8 +235,8 @@ impl PipelinedConnection {
         self.reply_by.is_some()
     }
 
-    /// Whether a leader has left before all requests were written. Nothing is written behind them before a successor has
-    /// written the rest.
+    /// Whether a leader has left in the middle of a write. Its successor first writes the rest, and only then other
+    /// requests.
     pub(crate) fn is_half_written(&self) -> bool {
         self.sent < self.buffer.len()
     }

@@ -112,8 +112,8 @@ impl Release {
         self.attempts == 0 || now < self.until
     }
 
-    /// The most bytes of the release on the wire. It has the key and the lease id. If the key may have a queue, it also
-    /// has the queue, the ttl of the lease's entry there, and the holder.
+    /// The length of the release on the wire, at most. A release consists of the key and the lease id. If the key may
+    /// have a queue, the queue's name, the ttl of the lease's entry there and the holder id are added.
     pub(crate) fn bytes(&self) -> usize {
         release_bytes(&self.key)
     }
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(caller.wait(far), WaitEnd::Complete);
         let error = caller.take_outcomes().next().unwrap().unwrap_err();
         assert!(matches!(error.redirect(), Some(Redirect::Moved(_))));
-        // A caller that has left follows nothing.
+        // If the caller has left, the pipeline passes the release on to the other node.
         let caller = Caller::new(1);
         let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
         caller.leave();

@@ -113,7 +113,8 @@ fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
 /// this key.
 fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
-        // Scripts return at most the beginning of a string of another user. Only `read.lua` returns whole strings.
+        // All scripts but `read.lua` cut a foreign value to its first bytes. So none of them can cause this error, and
+        // the reply is unexpected.
         (_, Value::ServerError(error)) if kind != ScriptKind::Read && error.code() == TOO_LARGE => {
             return None;
         }
