@@ -1,0 +1,86 @@
+//! Real servers under a scripted sentinel, which names one primary after another.
+
+use leasehold_testbed::{Server, eventually};
+
+use super::*;
+use crate::Client;
+
+struct Group {
+    /// Dropped first: its end waits for replies of the servers.
+    client: Client,
+    servers: [Server; 2],
+    fake: Fake,
+}
+
+impl Group {
+    /// Two primaries, of which the sentinel names the first.
+    fn start() -> Self {
+        let servers = [Server::start().unwrap(), Server::start().unwrap()];
+        let fake = Fake::start(servers[0].port().into(), 1, vec![]);
+        let url = format!("redis+sentinel://127.0.0.1:{}/g", fake.port);
+        let client = Client::builder(&url)
+            .ttl(3 * LONG)
+            .command_timeout(LONG)
+            .connect_timeout(LONG)
+            .outage_timeout(LONG)
+            .build()
+            .unwrap();
+        let is_watched = || !fake.subscribed.lock().is_empty();
+        assert_eventually("a subscription", is_watched);
+        Self {
+            client,
+            servers,
+            fake,
+        }
+    }
+
+    /// Has the sentinel name the second server.
+    fn switch(&self) {
+        let [old, new] = self.servers.each_ref().map(Server::port);
+        let mut script = self.fake.script.lock();
+        (script.primary, script.epoch) = (new.into(), 2);
+        drop(script);
+        let message = format!("g 127.0.0.1 {old} 127.0.0.1 {new}");
+        self.fake.publish(&message);
+    }
+
+    fn calls(&self, server: usize) -> u64 {
+        self.servers[server].calls("evalsha").unwrap()
+    }
+}
+
+/// The connections are younger than `SHORTEST_LIFE`. The old primary works on, as one that is cut off does.
+#[test]
+fn an_old_primary_grants_no_lock_after_a_switch() {
+    let group = Group::start();
+    let locks = || (0..8).map(|n| group.client.mutex(format!("k{n}")));
+    for mutex in locks() {
+        drop(mutex.lock().unwrap());
+    }
+    let questions = || group.fake.questions.load(Ordering::SeqCst);
+    let asked = questions();
+    group.switch();
+    // The client asks again after it has handled the message.
+    assert!(eventually(LONG, || questions() > asked));
+    let before = group.calls(0);
+    let guards: Vec<_> = locks().map(|mutex| mutex.lock().unwrap()).collect();
+    assert_eq!(group.calls(0), before);
+    assert_eq!(guards.len(), 8);
+}
+
+/// The connections to a frozen server stay open. The client closes the notification connection itself.
+#[test]
+fn a_loss_is_found_while_the_old_primary_is_frozen() {
+    let group = Group::start();
+    let guard = group.client.mutex("k").lock().unwrap();
+    let lost = guard.lost_signal();
+    let is_notified = || {
+        let clients = group.servers[0].command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        clients.unwrap().as_text().is_some_and(|it| !it.is_empty())
+    };
+    assert!(eventually(LONG, is_notified));
+    group.servers[0].stop();
+    group.switch();
+    // Much less than `command_timeout`.
+    assert!(lost.recv_timeout(LONG / 2).is_ok());
+}
