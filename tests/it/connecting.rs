@@ -1,6 +1,8 @@
 //! The requests that begin a connection. None of them sends a script that the server already has.
 
-use leasehold_testbed::Server;
+use std::time::Duration;
+
+use leasehold_testbed::{Proxy, Server};
 
 use crate::support::{LONG_TTL, SOON, ask, builder, bytes_received, lock, server};
 
@@ -68,4 +70,18 @@ fn a_restarted_server_gets_no_unknown_hash() {
     let errors = ask(&server, &["INFO", "errorstats"]);
     let errors = errors.as_text().expect("INFO answers with text");
     assert!(!errors.contains("NOSCRIPT"), "{errors}");
+}
+
+/// A wait for a connection may ask the pool several times. Each time, the pool could begin one more connection.
+#[test]
+fn a_slow_network_causes_no_more_connections() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    proxy.delay(Duration::from_millis(50));
+    let client = builder(&proxy.url()).build().unwrap();
+    let guard = lock(&client, "k");
+    // One for requests. On a busy machine, the one for notifications may have been opened, too.
+    let connections = proxy.connections();
+    assert!(connections <= 2, "{connections}");
+    drop(guard);
 }

@@ -46,6 +46,9 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
+/// How long a renewal waits for the reply of the node to which its slot is moving. Then it is retried.
+const ASKED_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// The nodes of a client on a Redis Cluster.
 pub(crate) struct ClusterStore {
     me: Weak<Self>,
@@ -240,7 +243,7 @@ impl ClusterStore {
             let node = self.node(&member)?;
             let outcome = match is_asked {
                 false => node.execute_one(command.clone(), deadline),
-                true => node.ask_one(command.clone(), deadline),
+                true => node.ask_one(command.clone(), asked_until(command, deadline)),
             };
             let error = match outcome {
                 Ok(reply) => {
@@ -442,6 +445,15 @@ impl ClusterStore {
     }
 }
 
+/// The deadline of a request to the node to which its slot is moving. Renewals have little time: their worker also
+/// renews the leases of the node that has redirected them.
+fn asked_until(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
+    match command {
+        Command::Renew { .. } => deadline.min(MonotonicTime::now().after(ASKED_RENEWAL_TIMEOUT)),
+        _ => deadline,
+    }
+}
+
 /// Adds `one` to the group of `member`.
 fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, one: T) {
     match groups
@@ -546,6 +558,9 @@ impl Store for ClusterStore {
             }
         }
         for (member, requests) in &mut asked {
+            for request in requests.iter_mut() {
+                request.deadline = asked_until(&request.command, request.deadline);
+            }
             self.ask_all(member, requests);
         }
         if moved.len() > 1 {

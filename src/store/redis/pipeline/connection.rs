@@ -19,6 +19,7 @@ use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, Scr
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 use crate::util::slot::Slot;
+use crate::util::sync::park_timeout;
 
 /// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
 /// calls.
@@ -35,8 +36,9 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// How often a caller that waits for a connection checks whether it should give up.
+/// How long a caller waits for the pool before it checks, every [`CHECK`], whether it should give up.
 const STEP: Duration = Duration::from_millis(20);
+const CHECK: Duration = Duration::from_millis(5);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
@@ -64,10 +66,18 @@ pub(crate) fn connect(
 ) -> Result<PooledConnection<Connector>, r2d2::Error> {
     let until = MonotonicTime::now().after(timeout);
     loop {
+        // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
         let left = until.since(MonotonicTime::now());
-        match pool.get_timeout(left.min(STEP)) {
-            Err(_) if left > STEP && !is_given_up() => {}
-            taken => return taken,
+        let taken = pool.get_timeout(left.min(STEP));
+        if taken.is_ok() || left <= STEP || is_given_up() {
+            return taken;
+        }
+        let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
+        while MonotonicTime::now() < again && !is_given_up() {
+            if let Some(connection) = pool.try_get() {
+                return Ok(connection);
+            }
+            park_timeout(CHECK);
         }
     }
 }
