@@ -1,6 +1,6 @@
-//! Servers for tests, on real sockets. A closure handles each connection. The servers parse no commands.
+//! Servers and a proxy for tests, on real sockets. A closure handles each connection. They parse no commands.
 
-use std::io::Write;
+use std::io::{Read as _, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
@@ -53,6 +53,30 @@ pub(super) fn trickle(mut connection: TcpStream, piece: &[u8]) {
     while connection.write_all(piece).is_ok() {
         thread::park_timeout(Duration::from_millis(1));
     }
+}
+
+/// Starts a proxy to the local port `to`, which passes on what `on_reply` makes of each piece of a reply. Returns the
+/// proxy's port.
+pub(super) fn proxy(to: u16, on_reply: impl Fn(&[u8]) -> Vec<u8> + Clone + Send + 'static) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut from, &mut into));
+            let on_reply = on_reply.clone();
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(count @ 1..) = server.read(&mut bytes) {
+                    if client.write_all(&on_reply(&bytes[..count])).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
 }
 
 /// Makes a socket that listens and accepts nothing. The system accepts the first connections for the socket, and does

@@ -1,11 +1,9 @@
 //! Tests of stale and suspect connections, which are replaced before the next write.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use super::*;
+use crate::store::redis::fake_server;
 
 impl Fixture {
     /// Makes the connection stale, as if another connection had broken.
@@ -118,56 +116,44 @@ fn a_grant_of_an_old_primary_does_not_count() {
     assert!(f.pipeline.state.lock().has_work());
 }
 
+/// The switch is noted while the leader reads the reply, on its own thread: the reply is one of a replica, and so calls
+/// the hook for suspicions.
 #[test]
 fn a_reply_that_comes_after_a_switch_does_not_count() {
     let f = fixture();
     f.acquire("a");
-    f.server.stop();
+    f.ask_server(&["REPLICAOF", "127.0.0.1", "1"]);
     let caller = Caller::new(1);
     let mut leadership = f.lead_and_write(acquire_of("k"), &caller);
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| leadership.read(None, after(LONG)));
-        // Almost always, the thread waits for the reply by now. The result is the same if it does not.
-        thread::sleep(Duration::from_millis(50));
-        f.pipeline.shared.endpoint.epoch().note_switch();
-        f.server.resume();
-        let error = reading.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    });
-}
-
-/// A proxy to the server that replaces one reply once `armed` is set.
-fn proxy_with_one_bad_reply(server: &Server, armed: Arc<AtomicBool>) -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let (port, to) = (listener.local_addr().unwrap().port(), server.port());
-    thread::spawn(move || {
-        for client in listener.incoming().map_while(Result::ok) {
-            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
-            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            thread::spawn(move || std::io::copy(&mut from, &mut into));
-            let (armed, mut client, mut server) = (Arc::clone(&armed), client, server);
-            thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while let Ok(count @ 1..) = server.read(&mut bytes) {
-                    let reply = match armed.swap(false, Ordering::SeqCst) {
-                        true => b"+unexpected\r\n",
-                        false => &bytes[..count],
-                    };
-                    if client.write_all(reply).is_err() {
-                        return;
-                    }
-                }
-            });
+    let endpoint = Arc::clone(&f.pipeline.shared.endpoint);
+    let hook_calls = AtomicUsize::new(0);
+    f.pipeline.shared.endpoint.epoch().on_suspicion(move || {
+        // The switch is a suspicion, too.
+        if hook_calls.fetch_add(1, Ordering::SeqCst) == 0 {
+            endpoint.epoch().note_switch();
         }
     });
-    port
+    let error = leadership.read(None, after(LONG)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let reason = "the sentinels name another primary";
+    assert!(error.to_string().contains(reason), "{error}");
+    leadership.lose_connection(&error);
+    let outcome = caller.take_outcomes().next().unwrap();
+    let error = outcome.unwrap_err();
+    assert!(error.to_string().contains(reason), "{error}");
 }
 
 #[test]
 fn an_unexpected_reply_makes_all_connections_suspect() {
     let armed = Arc::new(AtomicBool::new(false));
     let server = Server::start().unwrap();
-    let port = proxy_with_one_bad_reply(&server, Arc::clone(&armed));
+    let replaces_one = Arc::clone(&armed);
+    let port = fake_server::proxy(server.port(), move |reply| {
+        match replaces_one.swap(false, Ordering::SeqCst) {
+            true => b"+unexpected\r\n".to_vec(),
+            false => reply.to_vec(),
+        }
+    });
     let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
     let lease = f.acquire("k");
     let epoch = f.pipeline.shared.endpoint.epoch();
