@@ -181,8 +181,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Reads the replies of a transaction. The outer error means that a reply did not come or could not be read. The
-    /// inner error was made from a reply.
+    /// Reads the replies of a transaction. The outer error means that a reply did not come, could not be read, or came
+    /// from an old primary. The inner error was made from a reply.
     fn receive_all(
         &mut self,
         pipe: &Pipeline,
@@ -212,6 +212,8 @@ impl TransactionConnection {
         Ok(match done {
             Value::Nil => Ok(TransactionOutcome::Aborted),
             Value::Array(mut replies) if replies.len() == commands => {
+                // An old primary has written everything, and the new one may lack it.
+                self.connection.check_primary()?;
                 replies.drain(..own);
                 command_outcomes(pipe, replies)
             }
@@ -440,10 +442,11 @@ fn not_allowed_error(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// The error of a transaction that was sent, at least in part, and whose reply did not come.
+/// The error of a transaction that was sent, at least in part, and whose reply did not come, or came from an old
+/// primary.
 fn outcome_unknown(error: Error) -> Error {
-    let message = "no reply to EXEC: either everything was or will be written, or nothing; read what \
-                   the transaction would have written";
+    let message = "no reply to EXEC that counts: either everything was or will be written, or nothing; \
+                   read what the transaction would have written";
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 

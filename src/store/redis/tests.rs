@@ -1,7 +1,8 @@
 //! Tests of the pipelines for callers and for renewals, on a real Redis.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,11 +48,61 @@ fn slots_are_those_of_a_cluster() {
 /// A connection for a transaction under `lease`, which holds `lock`.
 fn transaction(url: &str, lock: &Key, lease: LeaseId) -> TransactionConnection {
     let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
-    let pool = pipeline::connection::pool(&endpoint, 1);
-    let connection = pipeline::connection::transaction_connection(&pool, &endpoint, LONG);
-    let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, KeyLayout::Slots);
+    transaction_at(&endpoint, KeyLayout::Slots, lock, lease)
+}
+
+fn transaction_at(
+    endpoint: &Arc<Endpoint>,
+    layout: KeyLayout,
+    lock: &Key,
+    lease: LeaseId,
+) -> TransactionConnection {
+    let pool = pipeline::connection::pool(endpoint, 1);
+    let connection = pipeline::connection::transaction_connection(&pool, endpoint, LONG);
+    let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, layout);
     assert!(transaction.watch_and_check(lock, lease).unwrap());
     transaction
+}
+
+/// The reply to `EXEC` comes after the sentinels have named another primary, which may not know what was written.
+#[test]
+fn a_commit_of_an_old_primary_does_not_count() {
+    let server = Server::start().unwrap();
+    let endpoint: Arc<OnceLock<Arc<Endpoint>>> = Arc::default();
+    let switches = Arc::new(AtomicBool::new(false));
+    let port = fake_server::proxy(server.port(), {
+        let (endpoint, switches) = (Arc::clone(&endpoint), Arc::clone(&switches));
+        move |reply| {
+            if switches.swap(false, Ordering::SeqCst) {
+                endpoint.get().unwrap().epoch().note_switch();
+            }
+            reply.to_vec()
+        }
+    });
+    let url = format!("redis://127.0.0.1:{port}");
+    let endpoint =
+        endpoint.get_or_init(|| Arc::new(Endpoint::new(&url, LONG, DEFAULT_MAX_REPLY).unwrap()));
+    let (lock, lease) = (Key::new("p:", "lock", 100).unwrap(), LeaseId::random());
+    let value = format!("lh1 {lease} 1795263780943818 host/1/a");
+    server.command(&["SET", lock.in_redis(), &value]).unwrap();
+    let commit = |switch: bool| {
+        let mut transaction = transaction_at(endpoint, KeyLayout::Single, &lock, lease);
+        switches.store(switch, Ordering::SeqCst);
+        transaction.exec(redis::pipe().incr("n", 1))
+    };
+    assert!(matches!(
+        commit(false),
+        Ok(TransactionOutcome::Committed(_))
+    ));
+    let error = commit(true).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(
+        source.contains("the sentinels name another primary"),
+        "{source}"
+    );
+    let written = server.command(&["GET", "n"]).unwrap();
+    assert_eq!(written.as_text(), Some("2"), "the old primary has written");
 }
 
 #[test]
