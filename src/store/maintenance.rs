@@ -6,11 +6,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::store::redis::Node;
-use crate::store::{Store, Urgency};
+use crate::store::{MAINTENANCE_DELAY, Store, Urgency};
 use crate::util::clock::MonotonicTime;
-
-/// The delay of a maintenance that is not urgent.
-const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 
 /// Requests for the maintenance of one node. They wake the thread that runs it.
 #[derive(Default)]

@@ -230,10 +230,13 @@ impl RenewalLimits {
     };
 }
 
+/// The delay of the maintenance after a request that is not urgent ([`Urgency::Soon`]).
+pub(crate) const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
+
 /// How soon a store needs [`Store::run_maintenance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// Within a tenth of a second: a reply has to be read, or a release retried.
+    /// Within [`MAINTENANCE_DELAY`]: a reply has to be read, or a release retried.
     Soon,
     /// At once: a queued release can be written now.
     Now,

@@ -13,14 +13,12 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::lease::{Lease, TimerHandle};
-use crate::store::Urgency;
+use crate::store::{MAINTENANCE_DELAY, Urgency};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::renewals::RenewalQueues;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
-/// The delay of the store's maintenance after a request that is not urgent.
-const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 /// The number of due timers that are returned at a time, roughly. After the machine was suspended, all timers are due;
 /// the first leases should not wait until all timers are collected.
 const MAX_DUE_TIMERS: usize = 4096;

@@ -17,7 +17,7 @@ fn locks_of_the_new_primary_are_not_lost() {
     let client = builder.event_handler(recorder.clone()).build().unwrap();
     listen_on_the_old(&servers, &client).unlock().unwrap();
     servers.switch_over_apart();
-    servers.close_lanes();
+    servers.close_pipelines();
     let looked = tracked(&servers.old);
     let guards: Vec<MutexGuard> = (0..5).map(|n| lock(&client, &format!("k{n}"))).collect();
     // The notification connection reads the keys on the old primary, which has none of them.

@@ -70,7 +70,7 @@ impl Servers {
     }
 
     /// Closes all connections to the old primary, except those for notifications.
-    fn close_lanes(&self) {
+    fn close_pipelines(&self) {
         kill_connections(&self.old);
     }
 }

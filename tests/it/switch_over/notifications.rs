@@ -37,7 +37,7 @@ fn a_skipped_waiter_replaces_the_notification_connection() {
     let _held = listen_on_the_old(&servers, &client);
     servers.switch_over();
     // From now on, pipelines lead to the new primary, and no request is refused.
-    servers.close_lanes();
+    servers.close_pipelines();
     let other = servers.client();
     let held = lock(&other, "k");
     let mutex = client.mutex("k");

@@ -24,22 +24,22 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 const QUEUE: &[u8] = b"limit:~queue:";
 
 /// The number of connections for requests, as in the library.
-const LANES: usize = 2;
+const PIPELINES: usize = 2;
 const MAX_BATCH: usize = 128;
-const MAX_OWED: usize = 64;
+const MAX_UNANSWERED: usize = 64;
 /// How long a reply may take.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// The state that all threads of a process share.
 pub struct Limit {
-    lanes: [Mutex<Lane>; LANES],
+    pipelines: [Mutex<Pipeline>; PIPELINES],
     acquire: String,
     release: String,
 }
 
-struct Lane {
+struct Pipeline {
     /// Whether a thread leads: it writes to the connection and reads from it.
-    led: bool,
+    is_led: bool,
     wire: Option<Wire>,
     queue: Vec<Request>,
 }
@@ -82,36 +82,40 @@ impl Waiter {
 impl Limit {
     pub fn connect(url: &str) -> anyhow::Result<Self> {
         let address = url.strip_prefix("redis://").context("not a plain URL")?;
-        let lane = || {
+        let pipeline = || {
             let wire = Some(Wire::connect(address)?);
-            let (led, queue) = (false, Vec::new());
-            anyhow::Ok(Mutex::new(Lane { led, wire, queue }))
+            let (is_led, queue) = (false, Vec::new());
+            anyhow::Ok(Mutex::new(Pipeline {
+                is_led,
+                wire,
+                queue,
+            }))
         };
         let mut wire = Wire::connect(address)?;
         Ok(Self {
-            lanes: [lane()?, lane()?],
+            pipelines: [pipeline()?, pipeline()?],
             acquire: wire.load(&whole(ACQUIRE))?,
             release: wire.load(&whole(RELEASE))?,
         })
     }
 
-    fn acquire(&self, lane: &Mutex<Lane>, request: Request) -> anyhow::Result<()> {
+    fn acquire(&self, pipeline: &Mutex<Pipeline>, request: Request) -> anyhow::Result<()> {
         let own = request.waiter.clone().context("no thread waits for it")?;
-        let mut state = locked(lane);
+        let mut state = locked(pipeline);
         state.queue.push(request);
-        let is_led = std::mem::replace(&mut state.led, true);
+        let is_led = std::mem::replace(&mut state.is_led, true);
         drop(state);
         if is_led && own.wait()? == GRANTED {
             return Ok(());
         }
-        self.lead(lane, &own)
+        self.lead(pipeline, &own)
     }
 
     /// Writes and reads until `own` has its reply, and appoints the next leader.
-    fn lead(&self, lane: &Mutex<Lane>, own: &Arc<Waiter>) -> anyhow::Result<()> {
+    fn lead(&self, pipeline: &Mutex<Pipeline>, own: &Arc<Waiter>) -> anyhow::Result<()> {
         let mut is_over = false;
         while !is_over {
-            let mut state = locked(lane);
+            let mut state = locked(pipeline);
             let first = state.queue.len().min(MAX_BATCH);
             let batch: Vec<_> = state.queue.drain(..first).collect();
             let mut wire = state.wire.take().context("it is led")?;
@@ -125,9 +129,9 @@ impl Limit {
                     waiter.wake(GRANTED);
                 }
             }
-            locked(lane).wire = Some(wire);
+            locked(pipeline).wire = Some(wire);
         }
-        let mut state = locked(lane);
+        let mut state = locked(pipeline);
         let next = state
             .queue
             .iter()
@@ -137,23 +141,23 @@ impl Limit {
             next.wake(APPOINTED);
             return Ok(());
         }
-        state.led = false;
+        state.is_led = false;
         self.write_releases(&mut state)
     }
 
     /// Writes releases. No thread waits for their replies, which the next leader reads.
-    fn write_releases(&self, lane: &mut Lane) -> anyhow::Result<()> {
-        let wire = lane.wire.as_mut().context("nobody leads")?;
-        if lane.queue.is_empty() || wire.owed >= MAX_OWED {
+    fn write_releases(&self, pipeline: &mut Pipeline) -> anyhow::Result<()> {
+        let wire = pipeline.wire.as_mut().context("nobody leads")?;
+        if pipeline.queue.is_empty() || wire.unanswered >= MAX_UNANSWERED {
             return Ok(());
         }
-        self.write(wire, &std::mem::take(&mut lane.queue))
+        self.write(wire, &std::mem::take(&mut pipeline.queue))
     }
 
-    fn release(&self, lane: &Mutex<Lane>, request: Request) -> anyhow::Result<()> {
-        let mut state = locked(lane);
+    fn release(&self, pipeline: &Mutex<Pipeline>, request: Request) -> anyhow::Result<()> {
+        let mut state = locked(pipeline);
         state.queue.push(request);
-        if state.led {
+        if state.is_led {
             return Ok(());
         }
         self.write_releases(&mut state)
@@ -179,8 +183,8 @@ impl Limit {
     }
 }
 
-fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(pipeline: &Mutex<Pipeline>) -> MutexGuard<'_, Pipeline> {
+    pipeline.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Wire {
@@ -188,7 +192,7 @@ struct Wire {
     buffer: Vec<u8>,
     line: Vec<u8>,
     /// Replies that have not been read.
-    owed: usize,
+    unanswered: usize,
 }
 
 impl Wire {
@@ -199,7 +203,7 @@ impl Wire {
             stream: BufReader::with_capacity(16 * 1024, stream),
             buffer: Vec::new(),
             line: Vec::new(),
-            owed: 0,
+            unanswered: 0,
         })
     }
 
@@ -208,7 +212,7 @@ impl Wire {
         for word in ["SCRIPT", "LOAD", script] {
             self.word(word.as_bytes());
         }
-        self.owed += 1;
+        self.unanswered += 1;
         self.send()?;
         self.read_all()?;
         Ok(str::from_utf8(&self.line)?.trim_end().to_owned())
@@ -232,7 +236,7 @@ impl Wire {
                 self.buffer.extend_from_slice(b"\r\n");
             }
         }
-        self.owed += 1;
+        self.unanswered += 1;
     }
 
     fn word(&mut self, word: &[u8]) {
@@ -253,7 +257,7 @@ impl Wire {
     }
 
     fn read_all(&mut self) -> anyhow::Result<()> {
-        for _ in 0..std::mem::take(&mut self.owed) {
+        for _ in 0..std::mem::take(&mut self.unanswered) {
             self.read()?;
         }
         Ok(())
@@ -283,7 +287,7 @@ impl Wire {
 /// The lock of one thread.
 pub struct Limited {
     limit: Arc<Limit>,
-    lane: usize,
+    pipeline: usize,
     key: Arc<str>,
     lease: [u8; 32],
     taken: u64,
@@ -293,7 +297,7 @@ impl Limited {
     pub fn new(limit: &Arc<Limit>, key: String, seat: usize) -> Self {
         Self {
             limit: Arc::clone(limit),
-            lane: seat % LANES,
+            pipeline: seat % PIPELINES,
             key: key.into(),
             lease: [b'0'; 32],
             taken: (seat as u64) << 40,
@@ -318,12 +322,14 @@ impl Locker for Limited {
             signal: AtomicU8::new(NOTHING),
         });
         let request = self.request(Some(waiter));
-        self.limit.acquire(&self.limit.lanes[self.lane], request)
+        self.limit
+            .acquire(&self.limit.pipelines[self.pipeline], request)
     }
 
     async fn give(&mut self) -> anyhow::Result<()> {
         let request = self.request(None);
-        self.limit.release(&self.limit.lanes[self.lane], request)
+        self.limit
+            .release(&self.limit.pipelines[self.pipeline], request)
     }
 
     async fn pause(&mut self, time: Duration) {
