@@ -95,7 +95,7 @@ struct Work {
     request: LockRequest,
     inside: AtomicU32,
     last_token: Mutex<u64>,
-    /// The lease whose key another user deletes while it is held. The work under this lease may have company.
+    /// The lease whose key another user deletes while it is held. Another holder may then work at the same time.
     deleted: Option<LeaseId>,
 }
 

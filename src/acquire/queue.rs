@@ -59,7 +59,7 @@ struct KeyQueue {
 }
 
 /// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
-/// next first waiter goes on with the entry.
+/// next waiter takes over the entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueEntry {
     pub(crate) lease: LeaseId,

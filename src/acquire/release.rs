@@ -55,8 +55,8 @@ impl Acquirer {
         result
     }
 
-    /// The result of a release that did not find the lease in Redis. Within the validity, that is a loss. After the
-    /// validity, the key may have expired after the caller's work had ended.
+    /// The result of a release that did not find the lease in Redis. Within the validity, the lock was lost. After the
+    /// validity, the key may have expired only after the caller had asked for the release, so this is no loss.
     fn not_there(&self, lease: &Lease, reason: LossReason) -> Result<Released, Error> {
         if self.watchdog.now() < lease.valid_until() {
             return Err(Error::lost(reason));

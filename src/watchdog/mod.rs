@@ -542,7 +542,9 @@ impl Watchdog {
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
-        // No hand-off comes between: the ttl is still being changed. A release from now on comes after this renewal.
+        // If the lease has ended meanwhile, this renewal may have set the key again after the release. The lease was
+        // not handed off, since its ttl is being changed, so no holder uses its id. A release from now on comes after
+        // this renewal.
         if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
             self.store.send_release(release_after_renewal(lease, ttl));
         }

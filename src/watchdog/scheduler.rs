@@ -201,8 +201,9 @@ impl Scheduler {
         }
     }
 
-    /// Handles the timer of maintenance that was requested for soon. Only this method clears that request. An urgent
-    /// run does not clear it, since the timer is still set, and a further request would set a second timer.
+    /// Runs when the timer of [`Urgency::Soon`] has fired: queues the maintenance, and clears the request for it. An
+    /// urgent run of the maintenance does not clear that request, since the timer is still set: the next request would
+    /// set a second timer.
     pub(crate) fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.request_maintenance(Urgency::Now);

@@ -385,7 +385,7 @@ fn maintenance_for_soon_has_one_timer() {
     let f = fixture();
     let scheduler = &f.watchdog.scheduler;
     for _ in 0..3 {
-        // Each run for an urgent request leaves work, and requests the next run for soon.
+        // An urgent run that leaves work requests another run for soon.
         scheduler.request_maintenance(Urgency::Now);
         scheduler.clear_urgent_maintenance();
         scheduler.request_maintenance(Urgency::Soon);

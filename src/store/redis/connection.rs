@@ -53,7 +53,7 @@ pub(crate) struct Endpoint {
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
-    /// How often callers stopped waiting for connections, since the server is not needed any more.
+    /// Counts the calls of [`give_up_waiting`](Self::give_up_waiting).
     times_given_up: AtomicU64,
     opening: Mutex<Opening>,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
@@ -536,8 +536,8 @@ impl Endpoint {
         opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
     }
 
-    /// The counts for a connection to `found`. Fails if the sentinels have named another server meanwhile: a switch
-    /// before this call does not make the connection stale.
+    /// The counts of [`Epoch`] for a new connection to `found`. A switch before this call does not make the connection
+    /// stale, so this fails if the sentinels have named another server meanwhile.
     pub(super) fn begin_connection(&self, found: &FoundServer<'_>) -> Result<MadeIn, Error> {
         let made_in = self.epoch.now();
         if let Some(sentinels) = &self.sentinels {
@@ -626,7 +626,8 @@ impl Endpoint {
         self.opening.lock().check()
     }
 
-    /// Ends the waiting of all callers that wait for a connection now: see [`times_given_up`](Self::times_given_up).
+    /// Makes all callers that wait for a connection now give up, since no request needs this server any more. They see
+    /// that [`times_given_up`](Self::times_given_up) has changed.
     pub(crate) fn give_up_waiting(&self) {
         self.times_given_up.fetch_add(1, Ordering::SeqCst);
     }
@@ -736,7 +737,7 @@ impl Connection {
     }
 
     /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Stops at `until`, and
-    /// returns false if bytes are left; the next call goes on. Fails if bytes are left at `due`.
+    /// returns false if bytes are left; the next call continues. Fails if bytes are left at `due`.
     pub(crate) fn send_until(
         &mut self,
         bytes: &[u8],

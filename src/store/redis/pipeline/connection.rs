@@ -181,10 +181,10 @@ pub(crate) enum CommandOutcome {
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
-    /// The time at which the replies to the calls in flight are due, except those to the last `behind` calls. The first
-    /// read sets this time. A write that has not ended sets it, too.
+    /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, and by a
+    /// write that has not ended.
     pub(super) reply_by: Option<MonotonicTime>,
-    /// How many calls in flight were written after a reader had left unread replies behind.
+    /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
     behind: usize,
     /// Requests that succeeded, and that replicas have to acknowledge. The next reply to a `WAIT` decides about them.
     unacknowledged: Vec<(PendingRequest, Reply)>,

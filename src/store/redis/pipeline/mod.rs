@@ -628,8 +628,8 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Connects if there is no connection. If connecting fails, all waiting callers get the error, except if the
-    /// leader's deadline was so near that only this leader has failed.
+    /// Connects if there is no connection. If connecting fails, all waiting callers get the error. If the leader had
+    /// too little time to connect, only the leader gets it, and the requests of the others stay queued.
     fn connect(
         &mut self,
         batch: Vec<PendingRequest>,

@@ -214,7 +214,7 @@ fn a_reply_is_refused_by_what_it_announces() {
 
 #[test]
 fn many_long_strings_are_all_replaced() {
-    // The errors in place of so many strings would not fit into the limit.
+    // The errors that replace the strings would exceed the limit if they counted towards it.
     let count = LIMIT / (size_of::<Value>() + 30);
     let string = format!("$900\r\n{}\r\n", "x".repeat(900));
     let bytes = format!("*{count}\r\n{}", string.repeat(count));

@@ -380,7 +380,7 @@ fn a_batch_of_a_moving_slot_is_split_if_each_command_has_one_key() {
         let is_split = |kind, n| matches!(decode(kind, n, parsed(refusal)), Decoded::SplitBatch);
         assert!(is_split(ScriptKind::Renew, 2), "{refusal}");
         assert!(!is_split(ScriptKind::Renew, 1), "{refusal}");
-        // The fence counter and the queue would be missing in each part, too.
+        // Splitting would not help: each part has several keys, too (the fence counter, the lock's key and its queue).
         assert!(!is_split(ScriptKind::Acquire, 2), "{refusal}");
         assert!(!is_split(ScriptKind::Release, 2), "{refusal}");
     }
