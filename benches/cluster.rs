@@ -1,6 +1,6 @@
 //! The cost of a Cluster to its client: CPU time of a lock and its release, on one server and on a Cluster of three
-//! masters. A third way uses three single servers, each through a client of its own: this part of the difference comes
-//! from three connections instead of one, not from the Cluster.
+//! masters. A third way uses three single servers, each through a client of its own. It shows which part of the
+//! difference comes from three connections, and not from the Cluster.
 //!
 //! Each round measures all ways in turn, so that other load on the machine affects all alike.
 

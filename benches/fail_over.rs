@@ -1,5 +1,5 @@
 //! Kills the primary of a group under sentinels, or a master of a Cluster, and measures the time until the next grant.
-//! Beside it stands the time until the sentinels publish the new primary, or until the Cluster accepts a write again. Two
+//! Also measures the time until the sentinels publish the new primary, or until the Cluster accepts a write again. Two
 //! clients acquire and release one lock all the time.
 //!
 //! Exits with an error if a call fails for another reason than a lost lease.
@@ -41,7 +41,7 @@ struct Options {
 
 /// Servers with replicas, and the key of a lock on one of them.
 trait Servers {
-    /// The event with which the servers themselves have failed over.
+    /// What happens once the servers themselves have failed over, as the report names it.
     const SWITCH: &'static str;
 
     fn url(&self) -> String;
@@ -49,7 +49,7 @@ trait Servers {
     /// Kills the server that has the lock. Returns when it was killed.
     fn kill(&mut self) -> Result<Instant, Box<dyn Error>>;
 
-    /// When the servers had failed over. Called after a grant of the new server.
+    /// Returns when the servers themselves had failed over. Called after the new server has granted the lock.
     fn switched(&mut self) -> Result<Instant, Box<dyn Error>>;
 
     /// Restarts the killed server, and waits until it is a replica.
@@ -103,7 +103,8 @@ impl Servers for InCluster {
     }
 
     fn kill(&mut self) -> Result<Instant, Box<dyn Error>> {
-        // Without a hash tag, the whole key decides the slot. So does this tag.
+        // The lock's key has no hash tag, so the whole key decides its slot. This tag is that key, so both have one
+        // slot.
         let key = "{leasehold:k}write";
         self.killed = self.cluster.master_of_key(key);
         let master = &self.cluster.nodes()[self.killed];

@@ -39,8 +39,8 @@ const REQUESTS: f64 = 5.0;
 const KB: f64 = 4.0;
 /// The limit of the longest wait divided by the fair wait.
 const UNFAIRNESS: f64 = 2.0;
-/// A client counts as starved if it gets no grant in this many rounds, in each of which every client could hold the
-/// lock once. (A stopped client delays the others by a ttl.)
+/// A client counts as starved if it gets no grant in this many rounds. A round is the time in which every client can
+/// hold the lock once. (A stopped client delays the others by a ttl.)
 const ROUNDS: f64 = 3.0;
 /// How much longer than its ttl a key may show the same lease, as a factor: the sampler may be late.
 const TTL_TOLERANCE: f64 = 1.25;
@@ -54,7 +54,7 @@ struct Options {
     /// Seconds of measurement
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Seconds for which they go on while MONITOR counts requests
+    /// Seconds for which they compete once more while MONITOR counts requests
     #[arg(long, default_value_t = 3.0)]
     counted_seconds: f64,
     /// Seconds for which they compete before the measurement [default: a second, and two holds per client]

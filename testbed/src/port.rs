@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The ports for listeners. Linux and macOS give higher ports to outgoing connections. Otherwise a client that keeps
-/// connecting to a dead server could get the server's port as its own, connect to itself, and so keep the server from
-/// coming back.
+/// The ports for listeners. They are below the ports that Linux and macOS give to outgoing connections. Otherwise a
+/// client that tries to connect to a dead server could get the server's port for its own socket, and connect to itself.
+/// The server could then not use its port again.
 const RANGE: Range<u16> = 10_000..32_000;
 /// The distance from the port of a node of a Cluster to the port of its bus.
 const BUS_OFFSET: u16 = 10_000;

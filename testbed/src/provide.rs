@@ -203,7 +203,7 @@ mod tests {
             file
         }
 
-        /// The command that puts `name` into this PATH, for the script of a package manager.
+        /// The command with which the fake script of a package manager installs the program `name` into this PATH.
         fn putting(&self, name: &str) -> String {
             let file = self.file(name).display().to_string();
             format!("/bin/cp /bin/sh '{file}'")

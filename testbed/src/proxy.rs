@@ -84,9 +84,9 @@ impl Proxy {
         self.fault(|faults| faults.hold_replies = on);
     }
 
-    /// Cuts a connection once, after exactly this many more bytes to the server: the connection that sent the last of
-    /// these bytes. The bytes of all clients count. With `Some(0)`, the proxy does not pass on the next bytes, and cuts
-    /// their connection. `None` cancels the cut.
+    /// Cuts one connection, after exactly this many more bytes have gone to the server. The bytes of all clients count,
+    /// and the connection that sent the last of them is cut. With `Some(0)`, the next connection that sends anything is
+    /// cut, and its bytes are not passed on. `None` cancels the cut.
     pub fn cut_after(&self, bytes_to_server: Option<usize>) {
         self.fault(|faults| faults.cut_after = bytes_to_server);
     }

@@ -129,7 +129,7 @@ fn holders_lose_the_lock_before_others_enter() {
     }
     drop(guards);
     assert_all_become_free(&server);
-    // Both clients go on unchanged.
+    // Both clients still work.
     for client in [holders, waiters] {
         let mutex = client.mutex("lock-0");
         let guard = within(SOON, "locking after the outage", move || {

@@ -22,7 +22,8 @@ fn proxied() -> (Server, Proxy) {
 
 /// The builder of a client with one pipeline, whose locks have a ttl longer than any test.
 fn long_held(url: &str, recorder: &Arc<Recorder>) -> Builder {
-    // A connection attempt is refused at once, or takes as long as the machine is slow.
+    // The proxy refuses an attempt to connect at once, or accepts it. So the time-out only has to be long enough for a
+    // busy machine.
     builder(url)
         .connect_timeout(2 * SOON)
         .ttl(LONG_TTL)

@@ -184,7 +184,7 @@ fn a_dropped_cluster_client_leaves_nothing() {
     let child = Child::start(use_a_cluster, &cluster.get().url());
     for _ in 0..2 {
         let () = child.receive(12 * SOON);
-        // The child still runs, so it has closed these connections, and not the system.
+        // The child still runs, so the client has closed these connections, not the end of the process.
         for node in cluster.get().nodes() {
             let list = || ask(node, &["CLIENT", "LIST"]).as_text().unwrap().to_owned();
             // A holder's id has the number of its process. Other tests have used this Cluster before.

@@ -53,7 +53,7 @@ fn a_repeated_acquire_sends_no_request() {
     assert!(!is_held(&server, "k"));
 }
 
-/// All orders of `left`, each behind `begun`.
+/// All orders that begin with `begun` and continue with the elements of `left`.
 fn orders(begun: Vec<usize>, left: &[usize]) -> Vec<Vec<usize>> {
     if left.is_empty() {
         return vec![begun];

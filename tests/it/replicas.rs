@@ -43,7 +43,8 @@ impl Replicated {
         }
     }
 
-    /// A client whose locks `count` replicas have to acknowledge. Only a replica that is cut off needs so long.
+    /// A client whose locks `count` replicas have to acknowledge. The time-out for acknowledgements is longer than any
+    /// replica needs that is not cut off.
     fn client(&self, count: u32) -> Client {
         self.builder(count, secs(4)).build().unwrap()
     }

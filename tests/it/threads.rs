@@ -25,7 +25,7 @@ fn a_cluster_client_has_threads_for_each_master() {
     Child::start(count_threads_on_a_cluster, &cluster.get().url()).finish(secs(120));
 }
 
-/// Returns a function that waits until this process has so many more threads than now.
+/// Returns a function that waits until this process has the given number of threads more than now.
 fn count_further_threads() -> impl Fn(usize, &str) {
     let before = child::threads().unwrap();
     move |more, what| {

@@ -351,7 +351,7 @@ fn panicking_receivers_break_no_lock_or_thread() {
 fn a_callers_panic_passes_a_panicking_subscriber() {
     let _receivers = receivers();
     let client = Client::memory().unwrap();
-    // The receivers panic from before the work on, or begin during the work.
+    // The receivers panic before the work begins, or only from within the work on.
     for before in [Some(AT_SPANS), Some(ALWAYS), None] {
         let mut panicking = before.map(Panicking::begin);
         let work = || {

@@ -1,4 +1,4 @@
-//! A cancellation ends the right wait at once, by each way to cancel and in each stage; other waits go on.
+//! A cancellation ends the right wait at once, by each way to cancel and in each stage. Other waits continue.
 
 use std::sync::{Arc, Mutex as Shared};
 use std::thread;
@@ -178,13 +178,14 @@ fn a_wait_cancelled_in_advance_sends_no_request() {
         stop.send(()).unwrap();
         let mutex = client.mutex("k").cancelled_by(stopped);
         assert_cancelled(wait_by(form, &mutex));
-        // The channel's one message is used up. That the channel is disconnected stays visible to all waits.
+        // The first wait has received the only message, so this wait is not cancelled. A disconnected channel cancels
+        // every later wait.
         wait_by(form, &mutex).unwrap();
         drop(stop);
         assert_cancelled(wait_by(form, &mutex));
         assert_cancelled(wait_by(form, &mutex));
     }
-    // Of the four waits of each form, one was not cancelled.
+    // In each form, one of the four waits was not cancelled: it acquired and released the lock.
     assert_eq!(script_calls(&server), calls + 8);
 }
 

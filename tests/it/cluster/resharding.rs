@@ -213,7 +213,7 @@ fn a_transaction_follows_its_slot() {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
-/// Locks of one slot that one client holds. Every other one has moved, and the rest stays where it is.
+/// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.
 struct HalfMoved {
     cluster: Cluster,
     /// One for each node, which announces it as its address.

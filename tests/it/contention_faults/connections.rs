@@ -76,7 +76,7 @@ fn a_release_without_notification_connections_is_found_soon() {
         let mutex = waiting.mutex(KEY);
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_queue(&server, KEY, 1);
-        // In the later rounds, the client has read the key by then.
+        // The pause grows from round to round, so the connection closes before or after the client has tracked the key.
         thread::sleep(millis(10 * round));
         proxy.refuse(true);
         kill_notifications(&server);

@@ -138,7 +138,7 @@ fn a_loss_is_final_if_the_value_returns() {
     assert!(guard.unlock().unwrap_err().is_lease_lost());
 }
 
-/// Scripts refuse to go on at 2^53 µs, some 200 years from now.
+/// Scripts refuse grants at 2^53 µs, some 200 years from now.
 #[test]
 fn the_greatest_token_fits_an_i64() {
     let server = server();

@@ -69,7 +69,7 @@ fn a_loss_in_another_database_is_ignored() {
     assert_eq!(lost_within(SOON, &lost[1]), LossReason::Deleted);
     assert_silent(&lost[0]);
     assert_silent(&lost[2]);
-    // The key is still tracked, though Redis reported a key of the same name.
+    // The key is still tracked, although Redis has reported a change of the key with the same name in database 1.
     delete(&server, 7, "leasehold:k");
     assert_eq!(lost_within(SOON, &lost[2]), LossReason::Deleted);
     assert_silent(&lost[0]);

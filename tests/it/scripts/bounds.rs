@@ -62,7 +62,8 @@ fn a_request_takes_ten_thousand_entries_at_most() {
     assert_eq!(release_as(&mut redis, "k", 0), Said::Number(1));
     assert_eq!(queued(&server), forged - VISITED);
     assert_eq!(text_of(&server, "k"), None, "the key is free");
-    // Later requests skip the rest of the queue. Until then, the lock is granted past so long a queue.
+    // Later requests skip the rest of the forged entries. Until they are gone, each request that finds the key free
+    // gets it, since the queue is too long to join.
     let mut clients = connect(&server);
     let _ear = listen(&mut clients, &[holder(1)]);
     for n in 2.. {

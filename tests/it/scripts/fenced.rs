@@ -237,7 +237,7 @@ fn a_deleted_value_keeps_its_token() {
         assert_eq!(write(&mut redis, "v", 6, "late"), stale(7));
         assert_eq!(delete(&mut redis, "v", 6), stale(7));
         assert_eq!(read(&mut redis, "v"), Said::Number(0));
-        // Again under the same token, then by its holder.
+        // The holder of token 7 may delete the value a second time, and may write it again.
         assert_eq!(delete(&mut redis, "v", 7), Said::Number(1));
         assert_eq!(write(&mut redis, "v", 7, ""), Said::Number(1));
         assert_eq!(read(&mut redis, "v"), Said::Text(String::new()));

@@ -156,7 +156,7 @@ fn result_of(value: Value) -> Said {
     }
 }
 
-/// The results.
+/// Calls a script, and returns the results in its reply: an array for several locks, otherwise a single result.
 fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
     let packed = eval(script, keys, args).get_packed_command();
     connection.send_packed_command(&packed).unwrap();

@@ -58,7 +58,7 @@ fn call_with(
     }
 }
 
-/// A node that has its data since long ago.
+/// A node that has had its data for long, so it is in no quarantine.
 fn node() -> Server {
     let server = server();
     ask(&server, &["SET", MARK, &mark(&server, BEHIND)]);
@@ -261,7 +261,7 @@ fn a_node_without_a_mark_is_in_quarantine() {
         let (run, since) = text.split_once(' ').unwrap();
         assert_eq!(run, run_id(&server));
         assert!((before..=micros_now(&server)).contains(&since.parse().unwrap()));
-        // The quarantine goes on, also for other clients and new connections.
+        // The quarantine continues, also for other clients and new connections.
         let again = left(&call(&server, script, &[["k", ONE, AHEAD]]));
         assert!((50_000..=60_000).contains(&again));
         assert_eq!(text_of(&server, MARK), Some(text.clone()));
@@ -304,7 +304,7 @@ fn a_new_process_or_a_clock_set_back_begins_a_quarantine() {
     // The data of an earlier process, as after a restart with an old snapshot.
     let theirs = mine.replace(&run_id(&node), &"f".repeat(40));
     ask(&node, &["SET", MARK, &theirs]);
-    // Only new connections look for this.
+    // Only the check at the login compares the run id, so this hold succeeds.
     assert_eq!(call(&node, &HOLD, &[["a", ONE, AHEAD]]), [stored(AHEAD)]);
     assert!(check_data(&node).1 > 50_000);
     left(&call(&node, &PROPOSE, &[["b", ONE, AHEAD]]));

@@ -71,7 +71,7 @@ fn locks_survive_a_stop_of_the_primary() {
         group.group.servers()[primary].stop();
     });
     let client = group.client();
-    // The old primary continues as one, until the sentinels demote it.
+    // The old primary regards itself as the primary until the sentinels demote it.
     group.group.servers()[0].resume();
     for n in 0..20 {
         let key = format!("after-{n}");
@@ -123,7 +123,8 @@ fn a_lease_without_a_copy_is_reported_as_lost() {
     guard.unlock().unwrap();
 }
 
-/// Threads acquire and release all the time. No call fails but for a lease that was lost, and all continue.
+/// Threads acquire and release all the time. The only error is that of a lost lease, and all threads still get grants
+/// after the fail-overs.
 #[test]
 fn acquires_and_releases_continue_through_fail_overs() {
     let group = Group::start();
@@ -160,7 +161,7 @@ fn acquires_and_releases_continue_through_fail_overs() {
     let seconds = u64::try_from(parts[0].as_int().unwrap()).unwrap();
     done.store(true, Ordering::Relaxed);
     for worker in workers {
-        // The last grant is later than the last fail-over.
+        // The last grant came after the last fail-over.
         let last = worker.within(OUTAGE, "the last turn");
         assert!(
             last / 1024 / 1_000_000 + 10 >= seconds,

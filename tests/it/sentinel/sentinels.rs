@@ -1,4 +1,4 @@
-//! Sentinels that are dead, silent, or refuse the client; addresses that are none of a group.
+//! Sentinels that are dead, silent, or refuse the client; wrong addresses.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn dead_sentinels_cost_a_share_of_the_timeout_only() {
     lock(&client, "k").unlock().unwrap();
 }
 
-/// The client connects to the last primary again, and to no server that is none.
+/// The client connects to the last known primary again, but not if that server is no primary any more.
 #[test]
 fn without_sentinels_a_broken_connection_costs_no_lock() {
     let mut group = single().start().unwrap();

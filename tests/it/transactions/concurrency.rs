@@ -100,7 +100,8 @@ fn max_transactions_limits_concurrent_transactions() {
     assert!(connections(&server) <= 7);
 }
 
-/// The reason of the loss with which a transaction ends that waits for another transaction.
+/// A transaction waits for the end of another transaction, and `end_it` makes it lose its lock. Returns the reason of
+/// the loss in its error.
 fn end_of_a_wait(end_it: impl FnOnce(&Server, &Client)) -> LossReason {
     let server = server();
     let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(1);

@@ -1,4 +1,4 @@
-//! Redis is down, or does not reply. That is an error and not contention; and contention is no error.
+//! Redis is down, or does not reply. Callers get an error, not the result for a taken lock. A taken lock is no error.
 
 use std::time::{Duration, Instant};
 
