@@ -278,9 +278,15 @@ impl Client {
     /// The lock is renewed while `work` runs, however long that takes. The lock is also released if `work` panics; the
     /// panic then continues.
     ///
+    /// At the end, the lock passes to a waiting thread of this client without a request to Redis, as often and for as
+    /// long as [`Builder::hand_offs`](crate::Builder::hand_offs) and
+    /// [`Builder::hand_off_time`](crate::Builder::hand_off_time) allow. Otherwise this call releases it in Redis and
+    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. A lock that
+    /// was passed on was valid, and its client had not been notified of a loss.
+    ///
     /// # Errors
-    /// The errors of [`Mutex::lock`], and `LeaseLost` if the lock was lost before `work` returned: another holder may
-    /// have run at the same time. The value that `work` returned is dropped then.
+    /// The errors of [`Mutex::lock`], and `LeaseLost` if the client finds that the lock was lost before `work`
+    /// returned: another holder may have run at the same time. The value that `work` returned is dropped then.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

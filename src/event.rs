@@ -62,8 +62,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// client holds it. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
-    /// lock was transferred to another client. Otherwise the lock had been lost already, or its release is under
-    /// way.
+    /// lock was transferred to another client. Otherwise the lock had been lost already, another thread of this client
+    /// has it now, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key. Called once per lock, and followed by one

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use redis::{Pipeline, RedisResult};
 
+use crate::acquire::Dropped;
 use crate::client::Client;
 use crate::error::Error;
 use crate::lease::Lease;
@@ -100,6 +101,18 @@ impl MutexGuard {
             Ok(Released::Confirmed) => Ok(Released::Confirmed),
             Err(error) => Err(error.with_key(self.key())),
         }
+    }
+
+    /// Ends the hold of a closure: hands the lock off to a waiting thread of this client, as a drop does, or releases
+    /// it as [`unlock`](Self::unlock) does. A lock that is known to be lost is never handed off.
+    pub(crate) fn finish(mut self) -> Result<(), Error> {
+        self.check_process()?;
+        if self.client.handle().acquirer.hand_off(&self.lease) {
+            self.release = true;
+            self.report_released("handed_off", false);
+            return Ok(());
+        }
+        self.unlock().map(drop)
     }
 
     /// Ends this guard without a release, and returns a ticket with which another process can
@@ -487,8 +500,12 @@ impl Drop for MutexGuard {
         if self.release {
             return;
         }
-        let lost = self.client.handle().acquirer.release(&self.lease);
-        self.report_released(if lost { "lost" } else { "dropped" }, false);
+        let outcome = match self.client.handle().acquirer.release(&self.lease) {
+            Dropped::HandedOff => "handed_off",
+            Dropped::Sent => "dropped",
+            Dropped::Lost => "lost",
+        };
+        self.report_released(outcome, false);
     }
 }
 

@@ -336,9 +336,9 @@ impl Mutex {
     /// Waits for the lock, runs `work` with its guard, and releases the lock, as [`Client::with_lock`] does.
     ///
     /// # Errors
-    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned. `Forked` if
-    /// `work` forks the process and returns in the child. A release that Redis does not confirm is no error, as for
-    /// [`MutexGuard::unlock`].
+    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the client finds that the lock was lost before `work`
+    /// returned. `Forked` if `work` forks the process and returns in the child. A release that Redis does not confirm
+    /// is no error, as for [`MutexGuard::unlock`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -586,5 +586,5 @@ impl fmt::Debug for Mutex {
 /// Runs `work` under the lock of `guard`, then releases the lock and waits for Redis to confirm the release.
 fn run_under<T>(guard: MutexGuard, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
     let value = guard.run(|| work(&guard));
-    guard.unlock().map(|_| value)
+    guard.finish().map(|()| value)
 }

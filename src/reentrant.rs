@@ -240,7 +240,7 @@ fn run_under<T>(
     work: impl FnOnce(&ReentrantGuard) -> T,
 ) -> Result<T, Error> {
     let value = guard.run(|| work(&guard));
-    guard.unlock().map(|_| value)
+    guard.end_with(MutexGuard::finish).map(|_| value)
 }
 
 /// A guard of a [`ReentrantMutex`]. The lock is released when the last guard of its thread is dropped.
@@ -314,10 +314,18 @@ impl ReentrantGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn unlock(self) -> Result<Option<Released>, Error> {
+        self.end_with(MutexGuard::unlock)
+    }
+
+    /// Gives this guard up. If it is the last guard of the thread, ends the hold with `end`; otherwise returns `None`.
+    fn end_with<T>(
+        self,
+        end: impl FnOnce(MutexGuard) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
         match Rc::try_unwrap(self.hold) {
             Ok(Hold { entry, guard }) => {
                 drop(entry);
-                guard.unlock().map(Some)
+                end(guard).map(Some)
             }
             Err(hold) => hold.guard.check().map(|()| None),
         }

@@ -37,6 +37,7 @@ pub(crate) use late_releases::LateReleases;
 pub(crate) use notify::NotificationHandler;
 use outage::Outage;
 pub(crate) use queue::LocalQueues;
+pub(crate) use release::Dropped;
 use shutdown::Shutdown;
 pub(crate) use wait::Until;
 

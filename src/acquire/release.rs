@@ -14,12 +14,23 @@ use crate::store::{Command, Held, Reply};
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
+/// How the lease of a dropped guard ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// Another thread of this client has the lock now.
+    HandedOff,
+    /// The release was written or queued.
+    Sent,
+    /// The lease was lost before.
+    Lost,
+}
+
 impl Acquirer {
     /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or tells Redis to release
-    /// it. Does not wait for Redis. Returns true if the lease was lost before.
-    pub(crate) fn release(&self, lease: &Arc<Lease>) -> bool {
+    /// it. Does not wait for Redis.
+    pub(crate) fn release(&self, lease: &Arc<Lease>) -> Dropped {
         if self.hand_off(lease) {
-            return false;
+            return Dropped::HandedOff;
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.end_lease(lease, now).err();
@@ -27,10 +38,11 @@ impl Acquirer {
         self.store.send_release(release_of(lease));
         // Remove the holder after the send: Redis must get the release before the request of the next waiter.
         self.queues.remove_holder(lease);
-        if lost.is_some() {
-            self.forget_lost_entry(lease);
+        if lost.is_none() {
+            return Dropped::Sent;
         }
-        lost.is_some()
+        self.forget_lost_entry(lease);
+        Dropped::Lost
     }
 
     /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost.
@@ -82,7 +94,7 @@ impl Acquirer {
     }
 
     /// Hands the lease off to the next waiting thread of this client, if the limits of hand-offs allow it.
-    fn hand_off(&self, lease: &Arc<Lease>) -> bool {
+    pub(crate) fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let (grant, limits) = (lease.grant(), self.hand_offs);
         let mut handed = None;
         let done = self.queues.hand_off(lease, |options| {

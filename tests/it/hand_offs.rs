@@ -98,14 +98,20 @@ fn an_unlocked_guard_passes_nothing_on() {
 }
 
 #[test]
-fn with_passes_nothing_on() {
+fn a_closure_passes_its_lease_on() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
     let tasks: Vec<_> = (0..4)
-        .map(|_| {
+        .map(|n| {
             let (server, mutex) = (Arc::clone(&server), client.mutex("k"));
-            Task::start_blocked(move || mutex.with(|guard| Grant::of(&server, guard)).unwrap())
+            Task::start_blocked(move || match n % 2 {
+                0 => mutex.with(|guard| Grant::of(&server, guard)).unwrap(),
+                _ => {
+                    let mutex = mutex.reentrant();
+                    mutex.with(|guard| Grant::of(&server, guard)).unwrap()
+                }
+            })
         })
         .collect();
     unlock(held);
@@ -113,7 +119,27 @@ fn with_passes_nothing_on() {
         .into_iter()
         .map(|task| task.within(WORK, "a grant"))
         .collect();
-    assert_eq!(runs(&grants), [1; 4], "{grants:?}");
+    assert_eq!(runs(&grants), [4], "{grants:?}");
+    // Nobody waits any more, so the last closure has released the lock in Redis.
+    assert_eq!(lease_of(&server, "k"), None);
+}
+
+#[test]
+fn a_closure_that_lost_its_lock_passes_nothing_on() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    let (waiting, next) = (client.mutex("k"), client.mutex("k"));
+    let lost = waiting.with(|guard| {
+        let next = Task::start_blocked(move || next.with(MutexGuard::fencing_token));
+        ask(&server, &["DEL", &in_redis("k")]);
+        guard.lost_signal().recv_timeout(SOON).unwrap();
+        (next, guard.fencing_token())
+    });
+    assert!(
+        lost.as_ref().is_err_and(leasehold::Error::is_lease_lost),
+        "{:?}",
+        lost.err()
+    );
 }
 
 #[test]
