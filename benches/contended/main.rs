@@ -6,10 +6,10 @@
 
 mod contention;
 mod expiry;
+mod fair_mutex;
 mod false_losses;
 mod loss_latency;
 mod monitor;
-mod queue;
 mod report;
 mod role;
 #[path = "../support/mod.rs"]
@@ -28,6 +28,7 @@ use hdrhistogram::Histogram;
 use leasehold_testbed::{Server, child};
 
 use report::Report;
+use worker::Way;
 
 /// How long to measure the machine's other load, before and after each case.
 const QUIET: Duration = Duration::from_millis(300);
@@ -69,8 +70,10 @@ enum Case {
     WakeUp,
     /// From the end of a dead holder's ttl to the grant of a waiter
     Expiry,
-    /// 16 threads of one process
+    /// 16 threads of one process, which drop their guards
     Threads,
+    /// 16 threads of one process, which work in closures
+    Closures,
     /// 4 processes of one thread each
     #[value(name = "processes-4x1")]
     FourProcesses,
@@ -123,7 +126,8 @@ impl Options {
         match case {
             Case::WakeUp => wake_up::measure(server, self.notifications),
             Case::Expiry => expiry::measure(server, self.expiries),
-            Case::Threads => contention::threads(server, 16, window),
+            Case::Threads => contention::threads(server, 16, Way::Guard, window),
+            Case::Closures => contention::threads(server, 16, Way::Closure, window),
             Case::FourProcesses => contention::processes(server, [4, 1], window, counted, limits),
             Case::EightProcesses => contention::processes(server, [8, 1], window, counted, limits),
             Case::ManyThreads => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use leasehold::crossbeam_channel::Receiver;
-use leasehold::{Client, Mutex};
+use leasehold::{Client, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use crate::{role, support};
@@ -29,10 +29,20 @@ pub struct WorkerReport {
     waits: Vec<(u64, u64)>,
 }
 
+/// How the threads acquire and release the lock.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub enum Way {
+    /// With a guard that is dropped.
+    Guard,
+    /// With `Mutex::with`.
+    Closure,
+}
+
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
     pub url: String,
     pub threads: usize,
+    pub way: Way,
     pub window: Duration,
 }
 
@@ -49,7 +59,7 @@ pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()>
     let mut report = WorkerReport::default();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..assignment.threads)
-            .map(|_| scope.spawn(|| compete(&mutex, start, end)))
+            .map(|_| scope.spawn(|| compete(&mutex, assignment.way, start, end)))
             .collect();
         for thread in threads {
             let (grants, waited) = thread.join().expect("it does not panic")?;
@@ -67,6 +77,7 @@ pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()>
 /// One thread: its grants, and the wait for each.
 fn compete(
     mutex: &Mutex,
+    way: Way,
     start: u64,
     end: u64,
 ) -> Result<(Vec<Grant>, Histogram<u64>), leasehold::Error> {
@@ -80,12 +91,16 @@ fn compete(
         if asked >= end {
             return Ok((grants, waits));
         }
-        let guard = mutex.lock()?;
-        let entered = support::nanoseconds();
-        let token = guard.fencing_token();
-        drop(guard);
-        grants.push(Grant { token, entered });
-        support::record(&mut waits, Duration::from_nanos(entered - asked));
+        let enter = |guard: &MutexGuard| Grant {
+            entered: support::nanoseconds(),
+            token: guard.fencing_token(),
+        };
+        let grant = match way {
+            Way::Guard => enter(&mutex.lock()?),
+            Way::Closure => mutex.with(enter)?,
+        };
+        grants.push(grant);
+        support::record(&mut waits, Duration::from_nanos(grant.entered - asked));
     }
 }
 
