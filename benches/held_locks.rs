@@ -324,7 +324,7 @@ mod lateness {
 
     static LATE: OnceLock<Arc<Late>> = OnceLock::new();
 
-    /// Keeps [`ANSWERED`] and nothing else.
+    /// A recorder that keeps the histogram [`ANSWERED`] and drops all other metrics.
     struct OnlyLate;
 
     impl Recorder for OnlyLate {

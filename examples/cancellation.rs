@@ -28,7 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         move || work(&client, stopped)
     });
 
-    // The program is to end. With the crate `ctrlc`, the handler of Ctrl-C would own `stop` and drop it.
+    // The program ends now, so it drops `stop`. With the crate `ctrlc`, the handler of Ctrl-C would own `stop` and drop
+    // it.
     println!("stopping");
     drop(stop);
     worker.join().expect("the worker does not panic")?;

@@ -46,7 +46,7 @@ impl Replicas {
         (count > 0).then_some(Self { count, timeout })
     }
 
-    /// The demand of a `WAIT` that serves both: the greater count and the longer time.
+    /// Merges the needs of two requests that share one `WAIT`: the greater count and the longer time.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             count: self.count.max(other.count),

@@ -18,7 +18,7 @@ use crate::{beside_a_sleeper, fair_mutex, support};
 const NOTICE: Duration = Duration::from_millis(50);
 const SLEEP: Duration = Duration::from_millis(1);
 
-/// The limits for several processes, besides that none may get twice as many grants as another.
+/// The limits for several processes. One more limit is fixed: no process may get twice as many grants as another.
 pub struct Limits {
     /// Grants per second, all processes together.
     pub rate: f64,

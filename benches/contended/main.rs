@@ -102,7 +102,7 @@ enum Role {
 }
 
 impl Options {
-    /// Options that only check that the bench works.
+    /// Reduces the work of the run to a check that the bench works.
     fn reduced(self) -> Self {
         Self {
             seconds: self.seconds.min(0.2),

@@ -104,7 +104,7 @@ struct Counts {
 }
 
 impl Options {
-    /// Options that only check that the bench works.
+    /// Reduces the work of the run to a check that the bench works.
     fn reduced(self) -> Self {
         Self {
             clients: self.clients.min(4),

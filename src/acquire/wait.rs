@@ -312,7 +312,7 @@ impl Wait<'_> {
         }
         let lasted = now.since(outage.since.max(started));
         let reason = match outage.error.kind() {
-            // The new error says this kind.
+            // The new error has this kind, so its text would say it twice.
             ErrorKind::Unavailable => outage.error.message().to_owned(),
             _ => outage.error.to_string(),
         };
@@ -459,7 +459,7 @@ impl Wait<'_> {
                         acquirer.outage_of(options).end(|| self.server());
                         return Ok(Some(lease));
                     }
-                    // Redis replied too late. It did reply, so the outage begins now.
+                    // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.
                     Err(late) if late.is_unavailable() => {
                         self.note_failure(acquirer.watchdog.now(), late);
                     }

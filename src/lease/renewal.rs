@@ -251,8 +251,7 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The time at which a request for the full ttl would have led to the lease's present validity. `latest` if that is
-    /// earlier.
+    /// When a request for the full ttl would have to be sent to give the lease its present validity; `latest` at most.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
@@ -274,8 +273,8 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // The request may still reach Redis while the key exists, for at most `asked`. It then sets the ttl to `asked`
-        // once more. Several such requests do not add up.
+        // The request may still reach Redis, as long as the key exists, but at most `asked` from now on. It then sets
+        // the ttl to `asked` once more. Several such requests do not add up.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);

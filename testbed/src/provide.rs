@@ -188,8 +188,8 @@ mod tests {
             let file = self.file(name);
             let log = self.file("log").display().to_string();
             let text = format!("#!/bin/sh\necho \"{name} $*\" >>'{log}'\n{script}\n");
-            // A process of its own writes the file. A child that another test starts meanwhile would inherit a file
-            // that this process has open, and a file that is open for writing cannot be executed.
+            // Another process writes the file. If this process wrote it, a child that another test starts at that
+            // moment would inherit the open file. The system executes no file that is open for writing.
             let written = Command::new("/bin/sh")
                 .args([
                     "-c",

@@ -470,7 +470,8 @@ impl Endpoint {
                 }
                 others -= 1;
             }
-            // In less time, perhaps only the first sentinel would reply, and its answer may be outdated.
+            // With less time left, perhaps only the sentinel that is asked first would reply. Its answer may be
+            // outdated.
             if deadline <= again_at.after(self.connect_timeout / 8) {
                 return opened;
             }

@@ -233,9 +233,9 @@ impl Handshake<'_> {
         }
     }
 
-    /// The error that a server sends before it closes a new connection without reading a command: it has too many
-    /// clients, or is in protected mode. Any other error is the reply to a command, perhaps to one whose errors are
-    /// ignored.
+    /// The error of a server that refuses the connection itself, because it has too many clients or is in protected
+    /// mode. Such a server sends the error and closes the connection, and reads no command. Returns `None` for any
+    /// other error, which is the reply to a command.
     fn refused_at_accept(
         &self,
         step: Step,

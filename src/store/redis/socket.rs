@@ -183,7 +183,7 @@ pub(crate) struct Receiver {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    /// The deadline of the last read that began late, after its deadline. Each deadline allows one late read.
+    /// The deadline of the last read that began after its deadline. For each deadline, one such late read is allowed.
     last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
     #[cfg(feature = "tls")]

@@ -487,8 +487,7 @@ impl NotificationConnection {
         self.subscribe_to_shard(&mut state);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
-        // This check comes after LISTENING is set. A suspicion that comes even later finds LISTENING, and sets AWAY
-        // itself (`suspect`).
+        // A suspicion before LISTENING was set is found here. For a later one, `suspect` sets AWAY.
         if self.endpoint.epoch().replace_at(made_in).is_some() {
             self.stage.store(AWAY, Ordering::SeqCst);
         }

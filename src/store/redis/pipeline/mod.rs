@@ -285,7 +285,7 @@ impl Pipeline {
         };
         let leadership = {
             let mut state = self.state.lock();
-            // If requests are left to the background, the background writes this release behind them.
+            // If other requests are queued, they go first: the background writes them, and this release behind them.
             let is_first = !state.is_ready();
             state.enqueue_release(release);
             if state.is_led {
