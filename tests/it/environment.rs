@@ -178,7 +178,7 @@ fn each_master_in_use_is_checked() {
         });
         servers.collect::<BTreeSet<_>>()
     };
-    // One master answers for all while the client uses none.
+    // The client uses no master yet, so the check asks only one.
     assert_eq!(servers().len(), 1);
     for n in 0..30 {
         lock(&client, &format!("k{n}")).unlock().unwrap();

@@ -37,7 +37,7 @@ fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGu
             .arg(next)
             .exec(&mut connection)
             .unwrap();
-        // In turn, a round waits for the reply or does not.
+        // Every second round releases the lock with `unlock`, which waits for the reply; the others drop the guard.
         if round % 2 == 0 {
             guard.unlock().unwrap();
         }

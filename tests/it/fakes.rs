@@ -26,7 +26,7 @@ pub enum Manner {
     Garbage,
     /// Replies to every request with the same well-formed reply, which fits none.
     Parrot,
-    /// Has no script, and loads each under another hash than Redis.
+    /// Knows no script, and replies to each `SCRIPT LOAD` with another hash than Redis would.
     OtherHashes,
     /// Begins a reply and never ends it.
     Unending,

@@ -168,7 +168,7 @@ fn counts_belong_to_a_client_and_key() {
     assert_eq!(elsewhere.depth(), 1, "another key");
     drop((outer, inner, elsewhere));
 
-    // A new client may get the address of a dropped client. It is not taken for that client.
+    // A new client may get the memory address of a dropped one. Its locks must not count as held by the dropped client.
     for _ in 0..3 {
         let client = client(&server);
         let guard = client.reentrant_mutex("k").lock().unwrap();
@@ -358,8 +358,8 @@ fn ended_threads_with_fixed_ttls_report_thread_ended() {
 fn a_guard_dropped_with_its_thread_releases() {
     thread_local!(static KEPT: RefCell<Vec<ReentrantGuard>> = const { RefCell::new(Vec::new()) });
     let server = server();
-    // One destructor is registered before the thread's list of holds, and one after it: either may run first. The
-    // thread drops the client, too.
+    // The guard is in a thread-local value that is registered before the thread's list of holds, or after it. So either
+    // destructor may run first. The thread drops the client, too.
     for before in [true, false] {
         let mutex = client(&server).reentrant_mutex("k");
         let thread = thread::spawn(move || {

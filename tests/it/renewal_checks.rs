@@ -171,7 +171,7 @@ fn values_owned_by_checks_are_dropped() {
     drop(mutex);
     assert!(watched.upgrade().is_some());
     guard.unlock().unwrap();
-    // The check may just have been called.
+    // The check may be running at this moment, and then keeps its values until it returns.
     assert!(eventually(SOON, || watched.upgrade().is_none()));
 }
 

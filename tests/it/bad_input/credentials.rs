@@ -222,7 +222,7 @@ fn dropping_a_callbacks_error_may_use_the_client() {
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
-    // Until then, the callback keeps its own client alive.
+    // Drops the client that the callback owns. Otherwise the client and its callback would keep each other alive.
     *used.lock().unwrap() = None;
 }
 

@@ -165,7 +165,8 @@ fn a_closed_connection_is_named() {
 #[test]
 fn a_server_that_refuses_connections_says_why() {
     let server = Server::builder().arg("maxclients", "1").start().unwrap();
-    // The only connection that the server accepts. Those of the server's start are closed soon.
+    // This connection is the only one that the server accepts, once it has closed the connections with which the
+    // testbed started it.
     let mut only = None;
     let accepted = eventually(SOON, || {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();

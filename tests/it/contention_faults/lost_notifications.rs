@@ -131,7 +131,8 @@ fn grants_continue_while_notifications_are_lost_or_late() {
     assert_all_become_free(&server);
 }
 
-/// The notification of a grant comes after its lock was acquired, released and requested again.
+/// The client finds its grant by asking, releases the lock, and requests it again. Only then does the notification of
+/// the first grant arrive.
 #[test]
 fn a_late_grant_notification_takes_no_lock() {
     let (server, relay) = relayed();

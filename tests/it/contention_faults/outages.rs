@@ -93,7 +93,7 @@ fn grants_continue_while_the_server_stops_repeatedly() {
     let mut fault = 0;
     turns.go_on_under(|| {
         server.stop();
-        // The pause is shorter than the time-outs, and longer in every fourth round.
+        // In every fourth round, the pause is longer than the time-outs; in the others, it is shorter.
         let pause = if fault % 4 == 3 {
             TIMEOUT + millis(300)
         } else {

@@ -316,8 +316,8 @@ fn a_flood_of_forged_forces_causes_few_requests() {
     eval.exec(&mut attacker(&server, &rights)).unwrap();
     wait_for_messages(&server, &owner);
     guard.check().unwrap();
-    // This message usually comes less than a second after the last forged message was refuted. The client believes it,
-    // since it is true.
+    // This message is true. Usually it comes less than a second after a forged one was denied, when the client confirms
+    // no message, but reads the key once more.
     let operator = client(&server);
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let by = operator.holder_id().clone();

@@ -185,7 +185,7 @@ fn notified_and_polling_waiters_both_progress() {
     for (n, (server, url)) in refusing().into_iter().enumerate() {
         let recorder = Recorder::new();
         let polling = client(&url, &recorder);
-        // The last of the servers does not notify this client either.
+        // On the last of these servers, this client polls, too, since the server notifies no client.
         let notified = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
         let server = Arc::new(server);
         let (witness, turns) = (Arc::new(Witness::default()), Arc::default());

@@ -45,7 +45,7 @@ fn adopted(said: &Said) -> i64 {
     }
 }
 
-/// The value with this holder in front, as the adopter stores it.
+/// The value of a lock after the adoption: with the lease and the holder of [`ADOPTER`] in place of those of caller 0.
 fn renamed(value: &str) -> String {
     let whose = |n: usize| format!("lh1 {} ", lease(n));
     let value = value.replacen(&whose(0), &whose(ADOPTER), 1);

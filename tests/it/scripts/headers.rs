@@ -147,7 +147,7 @@ fn headers_agree_with_the_code_below_them() {
     }
 }
 
-/// The ways in which the header of release.lua says that a lease is named.
+/// The header of release.lua lists each form in which the caller may name a lease.
 #[test]
 fn release_names_each_form_of_a_lease() {
     let (header, _) = halves(&RELEASE);

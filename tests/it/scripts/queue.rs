@@ -87,8 +87,8 @@ fn queue_positions_rise_whatever_the_clock_says() {
     ask(&server, &["SET", FENCE, &(micros + hour).to_string()]);
     let next_by_clock = join_next(&mut redis);
     assert!((by_clock + 1..by_clock + hour).contains(&next_by_clock));
-    // The newest waiter is ahead of the clock, as if the clock had been set back. Its places are an hour ahead, a
-    // number whose short form has an exponent, and a number near the largest integer of a double.
+    // The place of the newest waiter is ahead of the clock, as after the clock was set back: by an hour; by so much
+    // that Lua would print the place with an exponent; and near the largest integer of a double.
     for newest in [micros + hour, 8_888_888_888_888_887, 9_007_000_000_000_000] {
         let newest_of_all = newest.to_string();
         ask(

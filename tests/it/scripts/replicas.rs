@@ -8,7 +8,7 @@ use super::{
 };
 use crate::support::{ask, server};
 
-/// The results of each script that ends or keeps a lock, for `key` and the lease [`TWO`], which has no lock.
+/// Calls the scripts that release, renew and adopt for `key`, under the lease [`TWO`], which does not hold it.
 fn said(connection: &mut Connection, key: &str) -> [Said; 3] {
     let one = |mut said: Vec<Said>| said.remove(0);
     [
