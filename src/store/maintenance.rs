@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::store::redis::Node;
 use crate::store::{MAINTENANCE_DELAY, Store, Urgency};
 use crate::util::clock::MonotonicTime;
 
@@ -43,7 +42,7 @@ impl MaintenanceRequests {
     }
 
     /// Runs the maintenance of `node` at each request, until `stop` is called or the node is dropped.
-    pub(in crate::store) fn run(&self, node: &Weak<Node>) {
+    pub(in crate::store) fn run<N: Store + ?Sized>(&self, node: &Weak<N>) {
         while self.wait() {
             let Some(node) = node.upgrade() else {
                 return;

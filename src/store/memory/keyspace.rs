@@ -38,6 +38,17 @@ pub(crate) struct Keyspace {
     queues: KeyMap<Queue>,
     /// The fence counter.
     last_micros: u64,
+    /// The mark of a quorum's node; `None` if it is missing.
+    mark: Option<Mark>,
+}
+
+/// The mark of a quorum's node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The mark is of an earlier process.
+    pub(crate) is_old: bool,
+    /// Since when the node has had its data, in µs.
+    pub(crate) since: u64,
 }
 
 #[derive(Clone)]
@@ -111,6 +122,8 @@ pub(crate) struct Step<'a> {
     pub(crate) now: MonotonicTime,
     /// The client that sent the command.
     pub(crate) by: &'a HolderId,
+    /// The length of a quarantine, if the server is a node of a quorum.
+    pub(crate) quarantine: Duration,
     /// Whether a client can be notified.
     pub(crate) listens: &'a dyn Fn(&HolderId) -> bool,
     pub(crate) notifications: &'a mut Vec<Notification>,
@@ -181,10 +194,18 @@ impl Keyspace {
                 ttl,
             } => self.write(key, *token, value.as_ref(), *ttl, step),
             Command::Read { key } => self.read(key),
-            Command::Propose { .. } | Command::Hold { .. } => {
-                let message = "the memory store is no node of a quorum";
-                Err(Error::new(ErrorKind::Unsupported, message))
-            }
+            Command::Propose {
+                key,
+                lease,
+                ttl,
+                micros,
+            } => self.propose(key, *lease, *ttl, *micros, step),
+            Command::Hold {
+                key,
+                lease,
+                ttl,
+                micros,
+            } => self.hold(key, *lease, *ttl, *micros, step),
             Command::Flush => Ok(Reply::Done),
         }
     }
@@ -563,6 +584,134 @@ impl Keyspace {
         }
     }
 
+    fn propose(
+        &mut self,
+        key: &Key,
+        lease: LeaseId,
+        ttl: Duration,
+        proposal: u64,
+        step: &mut Step<'_>,
+    ) -> Result<Reply, Error> {
+        if let Some(abstained) = self.abstained(step) {
+            return Ok(abstained);
+        }
+        let micros = match self.entries.get(key) {
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Lock(lock)) if lock.lease == lease => lock.micros,
+            Some(Entry::Lock(lock)) => {
+                return Ok(Reply::Contended {
+                    expires_in: lock.expires_at.since(step.now),
+                    queued: None,
+                });
+            }
+            None => {
+                let micros = self.micros(step.now).max(proposal);
+                self.last_micros = micros;
+                self.set(key, lease, micros, ttl, step);
+                micros
+            }
+        };
+        let token = token(micros);
+        Ok(Reply::Granted { token })
+    }
+
+    fn hold(
+        &mut self,
+        key: &Key,
+        lease: LeaseId,
+        ttl: Duration,
+        micros: u64,
+        step: &mut Step<'_>,
+    ) -> Result<Reply, Error> {
+        if let Some(abstained) = self.abstained(step) {
+            return Ok(abstained);
+        }
+        match self.entries.get_mut(key) {
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Lock(lock)) if lock.lease != lease => {
+                let by = Some(lock.holder.clone());
+                return Ok(Reply::Taken { by });
+            }
+            Some(Entry::Lock(lock)) => {
+                lock.expires_at = lock.expires_at.max(step.now.after(ttl));
+                lock.micros = micros;
+                step.notifications.push(Notification::Changed(key.clone()));
+            }
+            None => self.set(key, lease, micros, ttl, step),
+        }
+        self.last_micros = self.last_micros.max(micros);
+        let token = token(micros);
+        Ok(Reply::Granted { token })
+    }
+
+    /// Sets a free key on a node of a quorum.
+    fn set(&mut self, key: &Key, lease: LeaseId, micros: u64, ttl: Duration, step: &mut Step<'_>) {
+        let lock = Lock {
+            lease,
+            micros,
+            holder: step.by.clone(),
+            marked: false,
+            expires_at: step.now.after(ttl),
+        };
+        self.entries.insert(key.clone(), Entry::Lock(lock));
+        step.notifications.push(Notification::Changed(key.clone()));
+    }
+
+    /// The reply of a quorum's node that does not vote. A mark that is missing or in the future begins a quarantine.
+    fn abstained(&mut self, step: &Step<'_>) -> Option<Reply> {
+        let for_another = self.quarantine_left(false, step);
+        (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
+    }
+
+    /// Checks at the login of a connection whether the process is a new one, and then begins a quarantine. Returns the
+    /// time until the node votes.
+    pub(crate) fn check_data(&mut self, step: &Step<'_>) -> Duration {
+        self.quarantine_left(true, step)
+    }
+
+    fn quarantine_left(&mut self, is_new_connection: bool, step: &Step<'_>) -> Duration {
+        let now = clock_micros(step.now);
+        let is_usable = |mark: &Mark| mark.since <= now && !(is_new_connection && mark.is_old);
+        let mark = self.mark.filter(is_usable).unwrap_or(Mark {
+            is_old: false,
+            since: now,
+        });
+        self.mark = Some(mark);
+        step.quarantine
+            .saturating_sub(Duration::from_micros(now - mark.since))
+    }
+
+    /// Acts as if the node of a quorum had had its data for ever.
+    pub(crate) fn mark_as_old_node(&mut self) {
+        self.mark = Some(Mark {
+            is_old: false,
+            since: 0,
+        });
+    }
+
+    /// Acts as if a new process had started with the data.
+    pub(crate) fn restart(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.is_old = true;
+        }
+    }
+
+    /// The fence counter; 0 if it is missing.
+    #[cfg(test)]
+    pub(crate) fn counter(&self) -> u64 {
+        self.last_micros
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        self.mark
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_mark(&mut self, mark: Option<Mark>) {
+        self.mark = mark;
+    }
+
     /// The value of a lock's key, as GET returns it.
     pub(crate) fn text(&mut self, key: &Key, step: &mut Step<'_>) -> Option<String> {
         self.expire_key(key, step);
@@ -662,7 +811,8 @@ impl Keyspace {
     }
 }
 
-fn clock_micros(now: MonotonicTime) -> u64 {
+/// The time of the server's clock in µs.
+pub(crate) fn clock_micros(now: MonotonicTime) -> u64 {
     let since_boot = now.since(MonotonicTime::at_tick(0)).as_micros();
     FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0)
 }

@@ -35,6 +35,8 @@ use outage::{Mode, Outage, PendingRelease};
 /// A server in memory that clients share.
 pub(crate) struct MemoryServer {
     process: Process,
+    /// The number of this server in reports to the listeners.
+    id: ServerId,
     clock: Clock,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
@@ -50,9 +52,29 @@ static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::n
 
 impl MemoryServer {
     pub(crate) fn new() -> Arc<Self> {
+        Self::of(ServerId::ONLY, Clock::movable())
+    }
+
+    /// The nodes of a quorum. They share a clock, and have had their data for long.
+    #[cfg_attr(
+        any(not(test), shuttle),
+        expect(dead_code, reason = "no client makes a quorum yet")
+    )]
+    pub(crate) fn nodes(count: usize) -> Vec<Arc<Self>> {
+        let clock = Clock::movable();
+        let node = |index| {
+            let server = Self::of(ServerId(index as u8), clock.clone());
+            server.keyspace.lock().mark_as_old_node();
+            server
+        };
+        (0..count).map(node).collect()
+    }
+
+    fn of(id: ServerId, clock: Clock) -> Arc<Self> {
         Arc::new(Self {
             process: Process::current(),
-            clock: Clock::movable(),
+            id,
+            clock,
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
             trackers: Mutex::default(),
@@ -98,12 +120,45 @@ impl MemoryServer {
     /// Moves the clock of this server and its clients ahead. Expires keys and calls the listeners.
     pub(crate) fn advance(&self, by: Duration) {
         self.clock.advance(by);
+        self.note_moved_clock();
+        for listener in self.listeners() {
+            listener.clock_moved();
+        }
+    }
+
+    /// Moves the clock of the nodes of a quorum and of their clients ahead.
+    #[cfg_attr(
+        any(not(test), shuttle),
+        expect(dead_code, reason = "no client makes a quorum yet")
+    )]
+    pub(crate) fn advance_all(nodes: &[Arc<Self>], by: Duration) {
+        nodes[0].clock.advance(by);
+        nodes.iter().for_each(|node| node.note_moved_clock());
+        // Each client listens to all nodes, and is called once.
+        for listener in nodes[0].listeners() {
+            listener.clock_moved();
+        }
+    }
+
+    fn note_moved_clock(&self) {
         self.outage.clock_moved(self.clock.now());
         self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.expire(step)
         });
-        for listener in self.listeners() {
-            listener.clock_moved();
+    }
+
+    /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections
+    /// broke.
+    #[cfg_attr(
+        any(not(test), shuttle),
+        expect(dead_code, reason = "no client makes a quorum yet")
+    )]
+    pub(crate) fn restart(&self) {
+        self.keyspace.lock().restart();
+        self.trackers.lock().clear();
+        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        if !self.outage.is_on() {
+            self.notify_all_changed();
         }
     }
 
@@ -169,7 +224,7 @@ impl MemoryServer {
 
     fn notify_all_changed(&self) {
         for listener in self.listeners() {
-            listener.all_changed(ServerId::ONLY, &|_| true);
+            listener.all_changed(self.id, &|_| true);
         }
     }
 
@@ -183,10 +238,21 @@ impl MemoryServer {
         by: &HolderId,
         change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
     ) -> T {
+        self.change_as_node(by, Duration::ZERO, change)
+    }
+
+    /// As [`change`](Self::change), on a node of a quorum with this length of a quarantine.
+    fn change_as_node<T>(
+        &self,
+        by: &HolderId,
+        quarantine: Duration,
+        change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
+    ) -> T {
         let mut notifications = Vec::new();
         let mut step = Step {
             now: self.clock.now(),
             by,
+            quarantine,
             listens: &|holder| self.listeners.lock().contains_key(holder),
             notifications: &mut notifications,
         };
@@ -210,17 +276,17 @@ impl MemoryServer {
                 grant,
             } => {
                 if let Some(listener) = listener(&to) {
-                    listener.granted(ServerId::ONLY, &key, lease, grant);
+                    listener.granted(self.id, &key, lease, grant);
                 }
             }
             Notification::Near { to, key, lease } => {
                 if let Some(listener) = listener(&to) {
-                    listener.near(ServerId::ONLY, &key, lease);
+                    listener.near(self.id, &key, lease);
                 }
             }
             Notification::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
-                    listener.forced(ServerId::ONLY, &key, lease, by);
+                    listener.forced(self.id, &key, lease, by);
                 }
             }
             Notification::Changed(key) => {
@@ -229,7 +295,7 @@ impl MemoryServer {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
-                    if let Some(tracked) = listener.changed(ServerId::ONLY, &key) {
+                    if let Some(tracked) = listener.changed(self.id, &key) {
                         self.read_and_track(&holder, &*listener, &tracked);
                     }
                 }
@@ -253,7 +319,7 @@ impl MemoryServer {
             value
         });
         let state = KeyState::new(value.as_deref().map(str::as_bytes));
-        listener.seen(ServerId::ONLY, tracked, state);
+        listener.seen(self.id, tracked, state);
     }
 }
 
@@ -263,6 +329,8 @@ pub(crate) struct MemoryNode {
     holder: HolderId,
     request_maintenance: MaintenanceHook,
     hook: Option<LateReleaseHook>,
+    /// The length of a quarantine, if the server is a node of a quorum.
+    quarantine: Duration,
 }
 
 impl MemoryNode {
@@ -277,7 +345,19 @@ impl MemoryNode {
             holder,
             request_maintenance,
             hook,
+            quarantine: Duration::ZERO,
         }
+    }
+
+    /// Makes this the store of a quorum's node.
+    pub(crate) fn with_quarantine(mut self, quarantine: Duration) -> Self {
+        self.quarantine = quarantine;
+        self
+    }
+
+    /// The node's time at `now`, in µs.
+    pub(crate) fn micros_at(&self, now: MonotonicTime) -> u64 {
+        keyspace::clock_micros(now)
     }
 
     /// A store that does not report late releases.
@@ -305,9 +385,15 @@ impl MemoryNode {
             }
             return Err(error);
         }
-        self.server.change(&self.holder, |keyspace, step| {
-            keyspace.execute(command, step)
-        })
+        let votes = matches!(command, Command::Propose { .. } | Command::Hold { .. });
+        self.server
+            .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
+                if votes {
+                    // As if each request came on a new connection.
+                    keyspace.check_data(step);
+                }
+                keyspace.execute(command, step)
+            })
     }
 }
 

@@ -12,15 +12,21 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use crate::store::redis::scripts::ScriptKind;
 use crate::util::slot::Slot;
 
-use histories::{Operation, histories, key};
+use histories::{Operation, Subject, histories, key};
 use server::{Redis, Scripts};
 
 /// Runs generated histories on the memory store and on Redis until they differ. Returns the difference.
-fn differs(scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
-    differs_on(Redis::start(), scripts, cases, seed)
+fn differs(subject: Subject, scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
+    differs_on(Redis::start(), subject, scripts, cases, seed)
 }
 
-fn differs_on(redis: Redis, scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
+fn differs_on(
+    redis: Redis,
+    subject: Subject,
+    scripts: &Scripts,
+    cases: u32,
+    seed: u8,
+) -> Option<String> {
     let redis = std::cell::RefCell::new(redis);
     let config = Config {
         cases,
@@ -30,8 +36,8 @@ fn differs_on(redis: Redis, scripts: &Scripts, cases: u32, seed: u8) -> Option<S
     };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let result = runner.run(&histories(), |history: Vec<Operation>| {
-        let compared = redis.borrow_mut().compare(scripts, &history);
+    let result = runner.run(&histories(subject), |history: Vec<Operation>| {
+        let compared = redis.borrow_mut().compare(subject, scripts, &history);
         compared.map_err(TestCaseError::fail)
     });
     match result {
@@ -43,7 +49,14 @@ fn differs_on(redis: Redis, scripts: &Scripts, cases: u32, seed: u8) -> Option<S
 
 #[test]
 fn the_memory_store_replies_as_redis_does() {
-    if let Some(how) = differs(&Scripts::real(), 250, 1) {
+    if let Some(how) = differs(Subject::Locks, &Scripts::real(), 250, 1) {
+        panic!("{how}");
+    }
+}
+
+#[test]
+fn a_memory_node_of_a_quorum_votes_as_redis_does() {
+    if let Some(how) = differs(Subject::Votes, &Scripts::real(), 250, 1) {
         panic!("{how}");
     }
 }
@@ -62,7 +75,7 @@ fn a_cluster_node_replies_as_one_server_does() {
             // Redis 6.2 has no shard channels either.
             continue;
         }
-        let how = differs_on(redis, &scripts, 100, 2);
+        let how = differs_on(redis, Subject::Locks, &scripts, 100, 2);
         assert_eq!(how, None, "{shard_slot:?}");
     }
 }
@@ -163,14 +176,67 @@ fn a_difference_planted_in_any_script_is_found() {
         (ScriptKind::Write, "and ttl ~= '' then", "and false then"),
         (ScriptKind::Write, "redis.pcall('PEXPIRE', key, ttl)", "redis.pcall('PEXPIRE', key, ttl + 1000)"),
     ];
+    assert_found(Subject::Locks, plants);
+}
+
+#[test]
+fn a_difference_planted_in_a_vote_is_found() {
+    #[rustfmt::skip]
+    let plants: &[(ScriptKind, &str, &str)] = &[
+        (ScriptKind::Propose, "if proposal > micros then micros = proposal end", ""),
+        (ScriptKind::Propose, "if now > micros then micros = now end", ""),
+        (ScriptKind::Propose, "'%016.0f', last + 1", "'%016.0f', last"),
+        (ScriptKind::Propose, "result = string.sub(value, 38, 53)", "result = proposal"),
+        (ScriptKind::Propose, "if value and string.sub(value, 1, 36) == 'lh1 ' .. lease then", "if false then"),
+        (ScriptKind::Propose, "redis.pcall('SET', counter, micros)", "{ ok = 'OK' }"),
+        (ScriptKind::Propose, "'PX', ttl)", "'PX', ttl + 1000)"),
+        (ScriptKind::Propose, "result = refused\n", "result = nil\n"),
+        (ScriptKind::Propose, "not is_usable) then", "false) then"),
+        (ScriptKind::Propose, "and since <= now", ""),
+        (ScriptKind::Propose, "own .. ' ' .. now", "own .. ' ' .. string.format('%016.0f', now - 40000)"),
+        (ScriptKind::Propose, "left > 0", "left > 30"),
+        (ScriptKind::Hold, "~= 'lh1 ' .. lease then", "== '' then"),
+        (ScriptKind::Hold, "token > last and", "false and"),
+        (ScriptKind::Hold, "token > last and", "true and"),
+        (ScriptKind::Hold, "math.max(left, tonumber(ttl))", "tonumber(ttl)"),
+        (ScriptKind::Hold, "math.max(left, tonumber(ttl))", "left"),
+        (ScriptKind::Hold, "written == 1 and", "false and"),
+        (ScriptKind::Hold, "' ' .. token .. ' ' .. holder", "' ' .. now .. ' ' .. holder"),
+        (ScriptKind::Hold, "'PX', ttl)", "'PX', ttl + 1000)"),
+        (ScriptKind::Hold, "result = refused\n", "result = nil\n"),
+        (ScriptKind::Hold, "result = { value }", "result = token"),
+    ];
+    assert_found(Subject::Votes, plants);
+}
+
+#[track_caller]
+fn assert_found(subject: Subject, plants: &[(ScriptKind, &str, &str)]) {
     let mut missed = Vec::new();
     for (n, (kind, from, to)) in plants.iter().enumerate() {
         let scripts = Scripts::planted(*kind, from, to);
-        if differs(&scripts, 1600, n as u8).is_none() {
+        if differs(subject, &scripts, 1600, n as u8).is_none() {
             missed.push(format!("{kind:?}: {from:?} as {to:?}"));
         }
     }
     assert!(missed.is_empty(), "not found: {missed:#?}");
+}
+
+#[test]
+fn a_difference_planted_in_the_data_check_is_found() {
+    for (from, to) in [
+        ("own ~= run or", ""),
+        ("(is_new_connection or not is_usable)", "not is_usable"),
+        ("return { now, math.max(left, 0) }", "return { now, 0 }"),
+        ("and since <= now", ""),
+        (
+            "own .. ' ' .. now",
+            "run and run .. ' ' .. now or own .. ' ' .. now",
+        ),
+    ] {
+        let scripts = Scripts::planted_in_data_check(from, to);
+        let how = differs(Subject::Votes, &scripts, 1600, 3);
+        assert!(how.is_some(), "not found: {from:?} as {to:?}");
+    }
 }
 
 /// The longest pause in a history, in which keys expire.

@@ -1,4 +1,4 @@
-//! The store of a quorum: a [`Node`] for each of one to nine independent servers. It sends each request to all nodes at
+//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all nodes at
 //! once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md says why
 //! that is safe; `quorum-model/` checks it.
 //!
@@ -7,6 +7,10 @@
 //! it after a renewal had counted that node.)
 
 mod count;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod memory_tests;
+mod node;
 mod proposals;
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -25,13 +29,16 @@ use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant};
+use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::Proposals;
-use crate::store::redis::Node;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
 use crate::store::value::micros_of;
-use crate::store::{Completion, Listener, Notifications, ServerId, Store, TrackedKey};
-use crate::util::clock::MonotonicTime;
+use crate::store::{
+    Completion, Listener, MaintenanceHook, MemoryNode, MemoryServer, Node, Notifications, ServerId,
+    Store, TrackedKey,
+};
+use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
@@ -52,12 +59,12 @@ pub(crate) struct QuorumStore {
     names: Vec<String>,
     count: Count,
     proposals: Proposals,
+    clock: Clock,
 }
 
 /// One node of a quorum.
 struct Member {
-    endpoint: Arc<Endpoint>,
-    node: Arc<Node>,
+    node: Arc<dyn QuorumNode>,
     maintenance: Arc<MaintenanceRequests>,
     /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
     /// replied.
@@ -65,6 +72,17 @@ struct Member {
 }
 
 impl Member {
+    /// `node` makes the node. It gets the hook that requests the node's maintenance.
+    fn new<N: QuorumNode + 'static>(node: impl FnOnce(MaintenanceHook) -> Arc<N>) -> Self {
+        let maintenance: Arc<MaintenanceRequests> = Arc::default();
+        let requests = Arc::clone(&maintenance);
+        Self {
+            node: node(Box::new(move |urgency| requests.request(urgency))),
+            maintenance,
+            silent_until: Mutex::default(),
+        }
+    }
+
     fn is_silent(&self) -> bool {
         let until = *self.silent_until.lock();
         until.is_some_and(|until| MonotonicTime::now() < until)
@@ -98,11 +116,11 @@ impl Lease<'_> {
         }
     }
 
-    fn release(&self) -> Command {
+    fn release(&self, now: MonotonicTime) -> Command {
         Command::Release {
             key: self.key.clone(),
             lease: self.id,
-            until: MonotonicTime::now().after(self.ttl),
+            until: now.after(self.ttl),
             held: None,
             queued: None,
         }
@@ -146,30 +164,49 @@ impl QuorumStore {
         };
         let member = |(index, mut endpoint): (usize, Endpoint)| {
             endpoint.set_data_check(DataCheck::new(&config.prefix, quarantine));
-            let (endpoint, maintenance) = (Arc::new(endpoint), Arc::default());
-            let requests: Arc<MaintenanceRequests> = Arc::clone(&maintenance);
-            let node = Node::new(
-                ServerId(index as u8),
-                Arc::clone(&endpoint),
-                &node_config,
-                holder.clone(),
-                Box::new(move |urgency| requests.request(urgency)),
-                None,
-                None,
-            );
-            Member {
-                endpoint,
-                node: Arc::new(node),
-                maintenance,
-                silent_until: Mutex::default(),
-            }
+            Member::new(|request_maintenance| {
+                Arc::new(Node::new(
+                    ServerId(index as u8),
+                    Arc::new(endpoint),
+                    &node_config,
+                    holder.clone(),
+                    request_maintenance,
+                    None,
+                    None,
+                ))
+            })
         };
-        Ok(Arc::new(Self {
-            count: Count::of(names.len()),
-            members: endpoints.into_iter().enumerate().map(member).collect(),
+        let members = endpoints.into_iter().enumerate().map(member).collect();
+        Ok(Self::of(members, names, config, Clock::default()))
+    }
+
+    /// The store of a quorum of servers in memory, which share a clock.
+    pub(crate) fn of_memory(
+        servers: &[Arc<MemoryServer>],
+        config: &Config,
+        holder: &HolderId,
+    ) -> Arc<Self> {
+        let member = |server: &Arc<MemoryServer>| {
+            Member::new(|request_maintenance| {
+                let (server, holder) = (Arc::clone(server), holder.clone());
+                let node = MemoryNode::new(server, holder, request_maintenance, None);
+                Arc::new(node.with_quarantine(config.max_ttl))
+            })
+        };
+        let members = servers.iter().map(member).collect();
+        let names = (0..servers.len()).map(|n| format!("memory node {n}"));
+        let clock = servers[0].clock().clone();
+        Self::of(members, names.collect(), config, clock)
+    }
+
+    fn of(members: Vec<Member>, names: Vec<String>, config: &Config, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            count: Count::of(members.len()),
+            members,
             names,
             proposals: Proposals::new(config.max_ttl),
-        }))
+            clock,
+        })
     }
 
     /// Starts the thread of each node.
@@ -213,6 +250,9 @@ impl QuorumStore {
             .iter()
             .map(|node| !self.members[*node].is_silent())
             .collect();
+        // The caller waits by the machine's clock.
+        let now = MonotonicTime::now();
+        let deadline = now.after(deadline.since(self.clock.now()));
         if submitted.wait(deadline, &is_decided) {
             let soon = MonotonicTime::now().after(GRACE).min(deadline);
             let _ = submitted.wait(soon, |outcomes| {
@@ -254,11 +294,11 @@ impl QuorumStore {
 
     /// Proposes a token for the lease to all nodes. `least` is the least token in µs.
     fn acquire(&self, lease: &Lease<'_>, least: u64, deadline: MonotonicTime) -> Outcome {
-        let now = MonotonicTime::now();
+        let now = self.clock.now();
         // Later, the client would not believe the grant.
         let deadline = deadline.min(now.after(lease.ttl));
-        let clock = |member: &Member| member.endpoint.data_check()?.clock().at(now);
-        let times = self.members.iter().filter_map(clock).collect();
+        let time = |member: &Member| member.node.micros_at(now);
+        let times = self.members.iter().filter_map(time).collect();
         let proposal = Command::Propose {
             key: lease.key.clone(),
             lease: lease.id,
@@ -321,12 +361,13 @@ impl QuorumStore {
 
     /// Releases a lease that no majority has granted, on each node that has granted it or has not said.
     fn give_up(&self, lease: &Lease<'_>, outcomes: &[Option<Outcome>]) {
+        let release = lease.release(self.clock.now());
         for (member, outcome) in self.members.iter().zip(outcomes) {
             match outcome {
-                Some(Ok(Reply::Granted { .. })) => member.node.send_release(lease.release()),
+                Some(Ok(Reply::Granted { .. })) => member.node.send_release(release.clone()),
                 Some(Ok(_)) => {}
                 // The proposal may still arrive.
-                None | Some(Err(_)) => member.node.queue_undo(lease.release()),
+                None | Some(Err(_)) => member.node.queue_undo(release.clone()),
             }
         }
     }

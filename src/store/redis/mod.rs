@@ -184,6 +184,11 @@ impl Node {
         }
     }
 
+    /// The server's time at `now`, in µs, if the server is a node of a quorum and a connection was made.
+    pub(crate) fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        self.shared.endpoint.data_check()?.clock().at(now)
+    }
+
     /// Lets callers that wait for a connection fail now: another server has their slots.
     pub(crate) fn give_up_waiting(&self) {
         self.shared.endpoint.give_up_waiting();

@@ -10,7 +10,7 @@ use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
 use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
-use crate::store::value::{LockValue, TokenBound};
+use crate::store::value::{LockValue, TokenBound, micros_of};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
@@ -28,6 +28,30 @@ pub(super) enum Operation {
     Delete(Key),
     /// Acts as if the clock of the server were set back: moves the fence counter ahead.
     PutBack(Duration),
+    /// Sets the mark of a quorum's node: whether an earlier process has written it, and how old it is. `None` deletes
+    /// the mark.
+    Mark(Option<(bool, Age)>),
+    /// Checks the data of a quorum's node, as at the login of a connection.
+    LogIn,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Age {
+    Past(Duration),
+    /// An hour in the future.
+    Future,
+}
+
+/// The length of a quarantine in all histories.
+pub(super) const QUARANTINE: Duration = Duration::from_millis(50);
+
+/// The commands of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// Those of one server.
+    Locks,
+    /// Those of a quorum's node.
+    Votes,
 }
 
 /// On a Cluster, the keys share a slot, so that one transaction can read them.
@@ -47,21 +71,78 @@ pub(super) fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
-/// A placeholder in a ticket: it stands for the lock's real token.
+/// A placeholder in a ticket or a hold: it stands for the lock's real token.
 const RIGHT: u64 = 0;
+/// The µs of a token long before the test. It has sixteen digits, as all have.
+const PAST: u64 = 1_000_000_000_000_001;
 
-/// Returns the command. If it adopts a ticket whose token is [`RIGHT`], that token is replaced by the token in `value`,
-/// the value of the lock's key.
+/// Returns the command. If its token is [`RIGHT`], that token is replaced by the token in `value`, the value of the
+/// lock's key.
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
-    if let Command::Adopt { grant, .. } = &mut command
-        && grant.token == RIGHT
-        && let Some(value) = value
-    {
-        let lock = LockValue::parse(value.as_bytes(), 0);
-        grant.token = lock.map_or(0, |lock| lock.token);
+    let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
+    let token = lock.map(|lock| lock.token);
+    match &mut command {
+        Command::Adopt { grant, .. } if grant.token == RIGHT => {
+            grant.token = token.unwrap_or(RIGHT);
+        }
+        Command::Hold { micros, .. } if *micros == RIGHT => {
+            *micros = token.map_or(PAST, micros_of);
+        }
+        _ => {}
     }
     command
+}
+
+/// A command to a node of a quorum.
+fn vote() -> impl Strategy<Value = Command> {
+    let key = || (0..2_usize).prop_map(key);
+    let lease = || (0..3_usize).prop_map(lease);
+    let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
+    // All but the first one are ahead of both clocks.
+    let given = vec![
+        PAST,
+        5_000_000_000_000_000,
+        5_000_000_000_000_005,
+        6_000_000_000_000_000,
+    ];
+    let held = [&given[..], &[RIGHT, RIGHT, RIGHT]].concat();
+    prop_oneof![
+        6 => (key(), lease(), ttl(), select(given)).prop_map(|(key, lease, ttl, micros)| {
+            Command::Propose { key, lease, ttl, micros }
+        }),
+        6 => (key(), lease(), ttl(), select(held)).prop_map(|(key, lease, ttl, micros)| {
+            Command::Hold { key, lease, ttl, micros }
+        }),
+        3 => (key(), lease()).prop_map(|(key, lease)| {
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None }
+        }),
+        1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
+            Command::ForceUnlock { key, lease, must_notify }
+        }),
+        1 => key().prop_map(|key| Command::Inspect { key }),
+    ]
+}
+
+/// Histories of the commands to a node of a quorum. Most begin with a node that votes.
+fn votes() -> impl Strategy<Value = Vec<Operation>> {
+    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
+    let age = select(vec![
+        Age::Past(Duration::ZERO),
+        Age::Past(QUARANTINE * 4 / 5),
+        Age::Past(20 * QUARANTINE),
+        Age::Future,
+    ]);
+    let operation = prop_oneof![
+        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command }),
+        2 => pause.prop_map(Operation::Pause),
+        1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
+        1 => of((any::<bool>(), age)).prop_map(Operation::Mark),
+        1 => Just(Operation::LogIn),
+    ];
+    let usual = Operation::Mark(Some((false, Age::Past(20 * QUARANTINE))));
+    let first = prop_oneof![7 => Just(vec![usual]), 1 => Just(Vec::new())];
+    (first, vec(operation, 1..40)).prop_map(|(first, others)| [first, others].concat())
 }
 
 fn command() -> impl Strategy<Value = Command> {
@@ -130,7 +211,14 @@ fn command() -> impl Strategy<Value = Command> {
     ]
 }
 
-pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
+pub(super) fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
+    match subject {
+        Subject::Locks => locks().boxed(),
+        Subject::Votes => votes().boxed(),
+    }
+}
+
+fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let operation = prop_oneof![
         40 => (0..CLIENTS.len(), command()).prop_map(|(by, command)| Operation::Ask { by, command }),

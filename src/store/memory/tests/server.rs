@@ -8,9 +8,12 @@ use std::time::Duration;
 use leasehold_testbed::{Cluster, Server};
 use redis::{Connection, Value};
 
-use super::histories::{CLIENTS, Operation, holder, key, value_key, with_right_token};
+use super::histories::{
+    Age, CLIENTS, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_token,
+};
 use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
+use crate::store::memory::keyspace::{Mark, clock_micros};
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::scripts::{
     self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
@@ -21,18 +24,20 @@ use crate::util::id::HolderId;
 use crate::util::key::{self, Key, KeyLayout};
 use crate::util::slot::Slot;
 
-/// The texts of the scripts. One of them may have a planted difference.
-pub(super) struct Scripts(Vec<String>);
+/// The texts of the scripts, and of the data check. One of them may have a planted difference.
+pub(super) struct Scripts(Vec<String>, String);
 
 impl Scripts {
     pub(super) fn real() -> Self {
-        Self(ScriptKind::ALL.map(|kind| kind.text().to_owned()).to_vec())
+        let texts = ScriptKind::ALL.map(|kind| kind.text().to_owned());
+        Self(texts.to_vec(), scripts::data_check().to_owned())
     }
 
     /// The scripts with a first line by which Redis 7 refuses them all access to a second slot.
     pub(super) fn of_one_slot() -> Self {
-        let real = Self::real().0.into_iter();
-        Self(real.map(|text| format!("#!lua\n{text}")).collect())
+        let Self(texts, data_check) = Self::real();
+        let strict = |text: String| format!("#!lua\n{text}");
+        Self(texts.into_iter().map(strict).collect(), data_check)
     }
 
     pub(super) fn are_strict(&self) -> bool {
@@ -42,12 +47,21 @@ impl Scripts {
     /// Replaces `from` by `to` in a script, in each place where it occurs.
     pub(super) fn planted(kind: ScriptKind, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
-        let text = &mut scripts.0[kind as usize];
-        let (from, to) = (strip_comments(from), strip_comments(to));
-        assert!(text.contains(&from), "{kind:?} has {from:?}");
-        *text = text.replace(&from, &to);
+        plant(&mut scripts.0[kind as usize], from, to);
         scripts
     }
+
+    pub(super) fn planted_in_data_check(from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        plant(&mut scripts.1, from, to);
+        scripts
+    }
+}
+
+fn plant(text: &mut String, from: &str, to: &str) {
+    let (from, to) = (strip_comments(from), strip_comments(to));
+    assert!(text.contains(&from), "{text} has {from:?}");
+    *text = text.replace(&from, &to);
 }
 
 pub(super) struct Redis {
@@ -55,6 +69,8 @@ pub(super) struct Redis {
     subscriber: Connection,
     layout: KeyLayout,
     shard_slot: Option<Slot>,
+    /// The run id of the server's process.
+    run_id: String,
     /// A [`Server`] or a [`Cluster`].
     _server: Box<dyn Any>,
 }
@@ -71,6 +87,8 @@ struct Found {
     looked: [Looked; 2],
     /// Whether the fenced value exists, and when it expires.
     value: (bool, Option<MonotonicTime>),
+    /// The fence counter and the mark; `None` for those of one server.
+    node: Option<(Option<u64>, Option<Mark>)>,
     before: MonotonicTime,
     after: MonotonicTime,
 }
@@ -115,7 +133,11 @@ impl Redis {
 
     fn on(url: &str, server: Box<dyn Any>, layout: KeyLayout, shard_slot: Option<Slot>) -> Self {
         let client = redis::Client::open(url).unwrap();
-        let connection = client.get_connection().unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let info = redis::cmd("INFO").arg("server").query(&mut connection);
+        let info: String = info.unwrap();
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let run_id = run_id.unwrap().to_owned();
         let mut subscriber = client.get_connection().unwrap();
         // All clients but the last one listen. The subscription to all channels only records the messages.
         let names = &CLIENTS[..CLIENTS.len() - 1];
@@ -142,6 +164,7 @@ impl Redis {
             subscriber,
             layout,
             shard_slot,
+            run_id,
             _server: server,
         }
     }
@@ -161,10 +184,11 @@ impl Redis {
     /// step, it is unknown when keys expired, and the history runs again.
     pub(super) fn compare(
         &mut self,
+        subject: Subject,
         scripts: &Scripts,
         history: &[Operation],
     ) -> Result<(), String> {
-        let mut runs = std::iter::repeat_with(|| self.compare_once(scripts, history));
+        let mut runs = std::iter::repeat_with(|| self.compare_once(subject, scripts, history));
         let compared = runs.by_ref().take(RUNS).flatten().next();
         compared.expect("Redis is not stopped in one of the history's runs")
     }
@@ -172,13 +196,14 @@ impl Redis {
     /// Runs the history once. Returns `None` if a step took too long.
     fn compare_once(
         &mut self,
+        subject: Subject,
         scripts: &Scripts,
         history: &[Operation],
     ) -> Option<Result<(), String>> {
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
         let mut twin = Twin::default();
         for (n, operation) in history.iter().enumerate() {
-            if let Err(how) = self.step(scripts, &mut twin, operation)? {
+            if let Err(how) = self.step(subject, scripts, &mut twin, operation)? {
                 return Some(Err(format!("step {n}: {how}")));
             }
         }
@@ -188,6 +213,7 @@ impl Redis {
     /// Runs one operation on Redis and on the keyspace. Returns `None` if the operation took too long.
     fn step(
         &mut self,
+        subject: Subject,
         scripts: &Scripts,
         twin: &mut Twin,
         operation: &Operation,
@@ -211,18 +237,29 @@ impl Redis {
                 twin.keyspace.put_back(*by);
                 return Some(Ok(()));
             }
-            Operation::Ask { by, command } => (holder(*by), command),
+            Operation::Mark(mark) => {
+                let mark = mark.map(|(is_old, age)| Mark {
+                    is_old,
+                    since: self.time_of_age(age),
+                });
+                self.set_mark(mark);
+                twin.keyspace.set_mark(mark.map(mark_in_memory));
+                return Some(Ok(()));
+            }
+            Operation::Ask { by, command } => (holder(*by), Some(command)),
+            Operation::LogIn => (holder(0), None),
         };
-        let found = self.find(scripts, &by, command)?;
+        let found = self.find(subject, scripts, &by, command)?;
         // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
         // memory store has to agree with Redis in one of these cases.
-        let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
-        let at = |choice: usize, n: usize| either[choice >> n & 1];
+        let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
+        // With a quarantine, more than one time may end at the command.
+        let asked_at = [first, last, found.before, found.after];
         let mut how = String::new();
-        for choice in 0..16 {
+        for choice in 0..32 {
             let mut next = twin.clone();
-            let looked_at = [1, 2, 3].map(|n| at(choice, n));
-            match next.follow(&found, &by, command, at(choice, 0), looked_at) {
+            let looked_at = [2, 3, 4].map(|n| if choice >> n & 1 == 0 { first } else { last });
+            match next.follow(&found, &by, command, asked_at[choice % 4], looked_at) {
                 Ok(()) => {
                     *twin = next;
                     return Some(Ok(()));
@@ -234,9 +271,23 @@ impl Redis {
     }
 
     /// Runs the command and reads the keys in one transaction. Returns `None` if the transaction took too long.
-    fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Option<Found> {
-        let kind = ScriptKind::of(command).unwrap();
-        let request = self.request(scripts, kind, by, command);
+    fn find(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        by: &HolderId,
+        command: Option<&Command>,
+    ) -> Option<Found> {
+        let kind = command.map(|command| ScriptKind::of(command).unwrap());
+        let request = match command.zip(kind) {
+            Some((command, kind)) => self.request(scripts, kind, by, command),
+            None => {
+                let mut log_in = redis::cmd("EVAL");
+                log_in.arg(&scripts.1).arg(1).arg(key::data_mark("p:"));
+                let quarantine = QUARANTINE.as_millis() as u64;
+                log_in.arg(quarantine).get_packed_command()
+            }
+        };
         let mut look = redis::pipe();
         for key in [0, 1].map(key) {
             let queue = key.queue_parts(self.layout).concat();
@@ -245,6 +296,10 @@ impl Redis {
             look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
         }
         look.cmd("PTTL").arg(value_key().in_redis());
+        if subject == Subject::Votes {
+            look.cmd("GET").arg(self.fence_counter());
+            look.cmd("GET").arg(key::data_mark("p:"));
+        }
         let time = redis::cmd("TIME").get_packed_command();
         let [multi, exec] = ["MULTI", "EXEC"].map(|name| redis::cmd(name).get_packed_command());
         let look = look.get_packed_pipeline();
@@ -269,10 +324,13 @@ impl Redis {
         if after.since(before) >= GRAIN {
             return None;
         }
-        let reply = match scripts::decode(kind, 1, reply.clone()) {
-            Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
-            Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
-            _ => unreachable!("one key, and the script's text is sent"),
+        let reply = match kind {
+            None => Ok(data_check_reply(reply)),
+            Some(kind) => match scripts::decode(kind, 1, reply.clone()) {
+                Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
+                Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
+                _ => unreachable!("one key, and the script's text is sent"),
+            },
         };
         let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
         let ms = u64::try_from(left).ok();
@@ -280,12 +338,26 @@ impl Redis {
             left != -2,
             ms.map(|ms| before.after(Duration::from_millis(ms))),
         );
+        let text =
+            |n: usize| -> Option<String> { redis::from_redis_value_ref(looked.get(n)?).unwrap() };
+        let node = (subject == Subject::Votes).then(|| {
+            let counter = text(7).map(|counter| counter.parse().unwrap());
+            let mark = text(8).map(|mark| {
+                let (run_id, since) = mark.split_once(' ').unwrap();
+                Mark {
+                    is_old: run_id != self.run_id,
+                    since: since.parse().unwrap(),
+                }
+            });
+            (counter, mark)
+        });
         let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
         Some(Found {
             reply,
             published,
             looked,
             value,
+            node,
             before,
             after,
         })
@@ -302,7 +374,8 @@ impl Redis {
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is not text cannot be a lock.
         let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
-        let names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        let names =
+            ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20).with_quarantine(QUARANTINE);
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
         let call = ScriptRef::Text(&scripts.0[kind as usize]);
@@ -334,6 +407,27 @@ impl Redis {
             .arg(ahead)
             .exec(&mut self.connection)
             .unwrap();
+    }
+
+    /// The time in µs that is as old as this.
+    fn time_of_age(&mut self, age: Age) -> u64 {
+        let (secs, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.connection).unwrap();
+        let now = secs * 1_000_000 + micros;
+        match age {
+            Age::Past(age) => now - age.as_micros() as u64,
+            Age::Future => now + 3_600_000_000,
+        }
+    }
+
+    fn set_mark(&mut self, mark: Option<Mark>) {
+        let run_id = |mark: Mark| if mark.is_old { "0" } else { &*self.run_id };
+        let text = mark.map(|mark| format!("{} {}", run_id(mark), mark.since));
+        let key = key::data_mark("p:");
+        let command = match text {
+            Some(text) => redis::cmd("SET").arg(key).arg(text).clone(),
+            None => redis::cmd("DEL").arg(key).clone(),
+        };
+        command.exec(&mut self.connection).unwrap();
     }
 
     fn time(&mut self) -> MonotonicTime {
@@ -377,7 +471,7 @@ impl Twin {
         &mut self,
         found: &Found,
         by: &HolderId,
-        command: &Command,
+        command: Option<&Command>,
         asked_at: MonotonicTime,
         looked_at: [MonotonicTime; 3],
     ) -> Result<(), String> {
@@ -386,14 +480,20 @@ impl Twin {
         let mut step = Step {
             now: asked_at,
             by,
+            quarantine: QUARANTINE,
             listens: &listens,
             notifications: &mut notifications,
         };
         let value = command
-            .key()
+            .and_then(Command::key)
             .and_then(|key| self.keyspace.text(key, &mut step));
-        let command = with_right_token(command, value.as_deref());
-        let reply = self.keyspace.execute(&command, &mut step);
+        let command = command.map(|command| with_right_token(command, value.as_deref()));
+        let reply = match &command {
+            Some(command) => self.keyspace.execute(command, &mut step),
+            None => Ok(Reply::Abstained {
+                for_another: self.keyspace.check_data(&step),
+            }),
+        };
         let texts = [0, 1].map(|n| {
             step.now = looked_at[n];
             self.keyspace.text(&key(n), &mut step)
@@ -406,9 +506,9 @@ impl Twin {
         }
         for reply in [&found.reply, &reply] {
             if let (
-                Command::Acquire {
+                Some(Command::Acquire {
                     above: Some(above), ..
-                },
+                }),
                 Ok(Reply::Granted { token }),
             ) = (&command, reply)
                 && token >> 10 < above.least_micros()
@@ -430,6 +530,25 @@ impl Twin {
                 return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
             }
             self.keyspace.expire_at(&key(n), end);
+        }
+        if let Some((counter, mark)) = found.node {
+            let own = Some(self.keyspace.counter()).filter(|own| *own > 0);
+            let is_same = match (counter, own) {
+                (Some(counter), Some(own)) => self.same_token(counter << 10, own << 10),
+                _ => counter == own,
+            };
+            if !is_same {
+                return Err(format!("Redis counts {counter:?}, memory {own:?}"));
+            }
+            let (mark, own) = (mark.map(mark_in_memory), self.keyspace.mark());
+            let is_near = |one: Mark, other: Mark| {
+                let apart = Duration::from_micros(one.since.abs_diff(other.since));
+                one.is_old == other.is_old && apart <= slack
+            };
+            if mark != own && !mark.zip(own).is_some_and(|(mark, own)| is_near(mark, own)) {
+                return Err(format!("Redis has the mark {mark:?}, memory {own:?}"));
+            }
+            self.keyspace.set_mark(mark);
         }
         let end = self.keyspace.expires_at(&value_key());
         let value = (value, end);
@@ -464,10 +583,12 @@ impl Twin {
         if let Some(known) = self.tokens.get(&redis) {
             return *known == memory;
         }
-        let rises = redis > self.greatest.0 && memory > self.greatest.1;
+        // A hold may set a key under an old token.
+        let was_given = redis == memory;
+        let (last, own_last) = self.greatest;
         self.tokens.insert(redis, memory);
-        self.greatest = (redis, memory);
-        rises
+        self.greatest = (redis.max(last), memory.max(own_last));
+        was_given || redis > last && memory > own_last
     }
 
     fn same_reply(
@@ -502,6 +623,9 @@ impl Twin {
                 let same = (value.lease, &value.holder, value.queued)
                     == (own.lease, &own.holder, own.queued);
                 near && same && self.same_token(value.token, own.token)
+            }
+            (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
+                near(for_another, own)
             }
             (Ok(one), Ok(other)) => one == other,
             (Err(one), Err(other)) => one.kind() == other.kind(),
@@ -557,6 +681,20 @@ fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
         queued.map(|Queued { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
     };
     place(redis) == place(memory)
+}
+
+/// The reply of lua/data.lua, as that of a node that abstains, perhaps for no time.
+fn data_check_reply(reply: &Value) -> Reply {
+    let (_, left): (String, u64) = redis::from_redis_value_ref(reply).unwrap();
+    Reply::Abstained {
+        for_another: Duration::from_millis(left),
+    }
+}
+
+/// The mark of Redis, by the clock of the keyspace.
+fn mark_in_memory(mark: Mark) -> Mark {
+    let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
+    Mark { since, ..mark }
 }
 
 fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {

@@ -220,6 +220,7 @@ impl ServerState {
         let mut context = Step {
             now: MonotonicTime::now(),
             by,
+            quarantine: std::time::Duration::ZERO,
             listens: &|_| true,
             notifications: &mut self.notifications,
         };

@@ -1,0 +1,233 @@
+//! Tests of a quorum of servers in memory: nodes that fail, hang, and restart with and without their data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::QuorumStore;
+use crate::config::Config;
+use crate::error::ErrorKind;
+use crate::store::command::{Command, QueueMode, Reply};
+use crate::store::completion::Outcome;
+use crate::store::value::micros_of;
+use crate::store::{MemoryServer, Store};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::Key;
+
+const TTL: Duration = Duration::from_secs(30);
+const MAX_TTL: Duration = Duration::from_secs(60);
+/// For a request to nodes that hang.
+const SHORT: Duration = Duration::from_millis(20);
+const LONG: Duration = Duration::from_secs(20);
+
+/// The nodes of a quorum, and two of its clients.
+struct Fixture {
+    nodes: Vec<Arc<MemoryServer>>,
+    clients: [Arc<QuorumStore>; 2],
+    timeout: Duration,
+}
+
+fn quorum(nodes: usize) -> Fixture {
+    let nodes = MemoryServer::nodes(nodes);
+    let config = Config {
+        max_ttl: MAX_TTL,
+        ..Config::default()
+    };
+    let client = |name| QuorumStore::of_memory(&nodes, &config, &HolderId::of_text(name));
+    Fixture {
+        clients: ["host/1/a", "host/2/b"].map(client),
+        nodes,
+        timeout: LONG,
+    }
+}
+
+fn key() -> Key {
+    Key::new("p:", "k", 100).unwrap()
+}
+
+impl Fixture {
+    fn ask(&self, client: usize, command: Command) -> Outcome {
+        let deadline = self.nodes[0].clock().now().after(self.timeout);
+        self.clients[client].execute_one(command, deadline)
+    }
+
+    fn acquire(&self, client: usize) -> (LeaseId, Outcome) {
+        let lease = LeaseId::random();
+        let acquire = Command::Acquire {
+            key: key(),
+            lease,
+            ttl: TTL,
+            queue_mode: QueueMode::None,
+            above: None,
+            replicas: None,
+        };
+        (lease, self.ask(client, acquire))
+    }
+
+    #[track_caller]
+    fn lock(&self, client: usize) -> (LeaseId, u64) {
+        match self.acquire(client) {
+            (lease, Ok(Reply::Granted { token })) => (lease, token),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn assert_contended(&self, client: usize) {
+        let (_, outcome) = self.acquire(client);
+        assert!(
+            matches!(outcome, Ok(Reply::Contended { .. })),
+            "{outcome:?}"
+        );
+    }
+
+    /// How many nodes must agree, by the error of an acquire.
+    #[track_caller]
+    fn assert_no_majority(&self, client: usize, part: &str) {
+        let (_, outcome) = self.acquire(client);
+        let error = outcome.unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        assert!(error.message().contains(part), "{error}");
+    }
+
+    fn renew(&self, client: usize, (lease, token): (LeaseId, u64)) -> Outcome {
+        let renew = Command::Renew {
+            key: key(),
+            lease,
+            token,
+            ttl: TTL,
+            replicas: None,
+        };
+        self.ask(client, renew)
+    }
+
+    fn unlock(&self, client: usize, (lease, _): (LeaseId, u64)) -> Outcome {
+        let release = Command::Release {
+            key: key(),
+            lease,
+            until: self.nodes[0].clock().now().after(TTL),
+            held: None,
+            queued: None,
+        };
+        self.ask(client, release)
+    }
+
+    fn advance(&self, by: Duration) {
+        MemoryServer::advance_all(&self.nodes, by);
+    }
+}
+
+fn is_done(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(Reply::Done))
+}
+
+#[test]
+fn a_memory_quorum_grants_renews_and_releases() {
+    for nodes in [1, 3, 4, 5, 9] {
+        let quorum = quorum(nodes);
+        let held = quorum.lock(0);
+        quorum.assert_contended(1);
+        quorum.advance(TTL * 2 / 3);
+        assert!(is_done(&quorum.renew(0, held)));
+        quorum.advance(TTL * 2 / 3);
+        quorum.assert_contended(1);
+        assert!(is_done(&quorum.unlock(0, held)));
+        let (_, token) = quorum.lock(1);
+        assert!(token > held.1);
+        quorum.advance(TTL + Duration::from_millis(2));
+        let (_, last) = quorum.lock(0);
+        assert!(last > token);
+    }
+}
+
+#[test]
+fn a_failed_minority_delays_nobody() {
+    let mut quorum = quorum(5);
+    quorum.timeout = LONG;
+    quorum.nodes[1].fail(ErrorKind::Unavailable);
+    quorum.nodes[4].hang();
+    let begun = MonotonicTime::now();
+    let mut last = 0;
+    for _ in 0..50 {
+        let held = quorum.lock(0);
+        assert!(held.1 > last);
+        last = held.1;
+        assert!(is_done(&quorum.renew(0, held)));
+        assert!(is_done(&quorum.unlock(0, held)));
+    }
+    assert!(MonotonicTime::now().since(begun) < LONG / 2);
+    // The releases reach the nodes that are back, and nothing remains.
+    quorum.nodes.iter().for_each(|node| node.recover());
+    assert!(quorum.nodes.iter().all(|node| !node.delete("p:k")));
+}
+
+#[test]
+fn a_failed_majority_refuses_and_nothing_remains() {
+    let mut quorum = quorum(3);
+    let held = quorum.lock(0);
+    for (first, second) in [(0, 1), (1, 2), (0, 2)] {
+        quorum.nodes[first].hang();
+        quorum.nodes[second].fail(ErrorKind::Unavailable);
+        quorum.timeout = SHORT;
+        assert!(quorum.renew(0, held).unwrap_err().is_unavailable());
+        quorum.assert_no_majority(1, "no reply in time");
+        quorum.timeout = LONG;
+        quorum.nodes.iter().for_each(|node| node.recover());
+    }
+    assert!(is_done(&quorum.renew(0, held)));
+    assert!(is_done(&quorum.unlock(0, held)));
+    assert!(quorum.nodes.iter().all(|node| !node.delete("p:k")));
+}
+
+/// The majorities of two leases share a node. If that node has lost its data, only the quarantine prevents a second
+/// grant.
+#[test]
+fn a_restart_without_data_grants_no_lock_twice() {
+    let quorum = quorum(3);
+    let held = quorum.lock(0);
+    quorum.nodes[0].delete("p:k");
+    quorum.nodes[1].flush();
+    quorum.assert_contended(1);
+    quorum.advance(TTL / 2);
+    assert!(is_done(&quorum.renew(0, held)));
+    quorum.assert_contended(1);
+}
+
+#[test]
+fn a_restarted_node_abstains_for_a_quarantine() {
+    for keeps_data in [true, false] {
+        let quorum = quorum(3);
+        let (_, first) = quorum.lock(0);
+        for node in &quorum.nodes[..2] {
+            match keeps_data {
+                true => node.restart(),
+                false => node.flush(),
+            }
+        }
+        quorum.assert_no_majority(1, "may have lost data");
+        // All leases of before the restart end in the quarantine.
+        quorum.advance(MAX_TTL - Duration::from_secs(5));
+        quorum.assert_no_majority(1, "may have lost data");
+        quorum.advance(Duration::from_secs(10));
+        let (_, second) = quorum.lock(1);
+        assert!(second > first, "keeps its data: {keeps_data}");
+    }
+}
+
+/// One node has granted greater tokens than the others.
+#[test]
+fn a_token_is_written_back_to_a_majority_in_memory() {
+    let quorum = quorum(3);
+    for _ in 0..2 {
+        // Only these two grant. The client's next proposals are unknown to the third node.
+        quorum.nodes[2].fail(ErrorKind::Unavailable);
+        let ahead = quorum.lock(0);
+        assert!(is_done(&quorum.unlock(0, ahead)));
+        quorum.nodes[2].recover();
+        quorum.nodes[0].fail(ErrorKind::Unavailable);
+        let (lease, token) = quorum.lock(1);
+        assert!(micros_of(token) > micros_of(ahead.1));
+        assert!(is_done(&quorum.unlock(1, (lease, token))));
+        quorum.nodes[0].recover();
+    }
+}
