@@ -94,8 +94,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary that
     /// it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary again.
     fn sentinels_unavailable(&self, error: &Error) {}
-    /// The settings of Redis, or those of the client, may cost locks; or a part of the check was refused. Called for
-    /// each finding, once per client, soon after its first connection:
-    /// [`Builder::environment_check`](crate::Builder::environment_check).
+    /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
+    /// of the check was refused. The client checks once, soon after its first connection, and calls this for each
+    /// finding: [`Builder::environment_check`](crate::Builder::environment_check).
     fn environment_warning(&self, finding: &EnvironmentFinding) {}
 }

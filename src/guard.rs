@@ -280,11 +280,10 @@ impl MutexGuard {
 
     /// Extends the lock, so it lasts for at least `duration` from now. Never shortens it.
     ///
-    /// # Errors
-    /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes beyond
-    /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before, and Redis
-    /// may keep the key for longer. `Denied` and `Protocol` at once; `Forked` in a child of the process
-    /// that holds the lock.
+    /// # Errors `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes
+    /// beyond `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before,
+    /// and Redis may keep the key for longer. `Denied` or `Protocol` if Redis refuses the request, or the key has a
+    /// foreign value; `Forked` in a child of the process that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -509,8 +508,8 @@ impl Drop for MutexGuard {
     }
 }
 
-// `Client` gives the reasons. As with `parking_lot`, a panic under the lock does not poison the lock: the library
-// cannot know whether the work was half done.
+// The comment at `Client` says why this is right. As with `parking_lot`, a panic under the lock does not poison the
+// lock: the library cannot know whether the work was half done.
 impl UnwindSafe for MutexGuard {}
 impl RefUnwindSafe for MutexGuard {}
 

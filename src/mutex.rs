@@ -567,7 +567,7 @@ impl Mutex {
     }
 }
 
-// `Client` gives the reasons. The panic of a check is caught, and the check is not called again.
+// The comment at `Client` says why this is right. The panic of a check is caught, and the check is not called again.
 impl UnwindSafe for Mutex {}
 impl RefUnwindSafe for Mutex {}
 

@@ -279,7 +279,7 @@ impl EventHandler for Observer {
     }
 }
 
-/// Records how many failed releases each pipeline will retry.
+/// Records how many failed releases the pipelines of a client will retry.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
 pub(crate) fn record_retries(count: usize) {
     #[cfg(feature = "metrics")]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::workers::Career;
 
-/// If clients are served in order, one other client may get this many grants during a wait: it may have been ahead, and
-/// may have asked again before the waiter's request reached the server.
+/// The most grants that one other client gets during a wait if clients are served in order: one because it was ahead,
+/// and one because it asked again before the waiter's request reached the server.
 pub const IN_ORDER: usize = 2;
 
 /// Times are in ns.
@@ -21,7 +21,7 @@ pub struct Analysis {
     pub fair_wait: f64,
     /// The most grants to one other client during one wait.
     pub most_grants_to_another: usize,
-    /// For one request, the most later requests that were granted before it.
+    /// The most later requests that were granted before one request.
     pub most_overtaken: usize,
     /// The times from the end of a hold to the next grant, sorted.
     pub gaps: Vec<u64>,

@@ -88,7 +88,7 @@ fn drops_on_other_threads_precede_this_threads_request() {
         for round in 0..300 {
             let guard = mutex.try_lock().unwrap();
             let guard = guard.unwrap_or_else(|| panic!("contended in round {round}"));
-            // The test waits for the other thread's end, as for a message between threads.
+            // The end of the other thread tells this thread that the guard was dropped, as a message would.
             scope.spawn(move || drop(guard)).join().unwrap();
         }
     });

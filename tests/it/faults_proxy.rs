@@ -355,7 +355,7 @@ fn a_waiter_far_away_has_its_turn() {
         wait_for_queue(&server, "k", n + 1);
         task
     });
-    // The waiter is notified by now.
+    // All clients have a notification connection from here on, so the grant comes as a message.
     assert!(eventually(SOON, || notification_connections(&server) >= 4));
     make_first_join_earlier(&server, "k", secs(3600));
     proxy.delay(millis(300));

@@ -172,7 +172,8 @@ proptest! {
     ) {
         let written = format!("{before}{secret}{behind}");
         for shape in SHAPES {
-            // If no host follows, the text behind an `@` is the host, and errors show the host.
+            // The text behind the last `@` is the host, which errors show. So a password may end with `@` only if a
+            // host follows.
             let at = if at && shape.contains("@127") { "@" } else { "" };
             let raw = format!("{written}{at}");
             for password in [percent_encoded(&raw), raw] {

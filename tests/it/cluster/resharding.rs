@@ -216,7 +216,7 @@ fn a_transaction_follows_its_slot() {
 /// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.
 struct HalfMoved {
     cluster: Cluster,
-    /// One for each node, which announces it as its address.
+    /// A proxy in front of each node. The node announces the proxy as its address.
     proxies: Vec<Proxy>,
     slot: u16,
     to: usize,

@@ -9,9 +9,9 @@ use super::{
 use crate::support::{SOON, ask, server};
 
 const MARK: &str = "p:~data";
-/// Ahead of the time of Redis.
+/// A time in µs that is ahead of the clock of Redis.
 const AHEAD: &str = "5000000000000000";
-/// Behind it.
+/// A time in µs that is behind the clock of Redis.
 const BEHIND: &str = "1500000000000000";
 const QUARANTINE: &str = "60000";
 

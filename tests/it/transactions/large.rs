@@ -16,7 +16,7 @@ fn limited(server: &Server) -> Client {
     builder.max_reply_bytes(LIMIT).build().unwrap()
 }
 
-/// A string of this length.
+/// Writes a string of `len` bytes.
 fn put(server: &Server, key: &str, len: usize) {
     ask(server, &["SETRANGE", key, &(len - 1).to_string(), "x"]);
 }
