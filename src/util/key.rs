@@ -164,7 +164,7 @@ impl Key {
         [prefix, QUEUE, layout.tag(|| self.slot()), ":", name]
     }
 
-    /// The end of the name of the fence counter for the tokens of this lock, behind [`fence_counter`].
+    /// The tag that follows [`fence_counter`] in the name of this lock's fence counter; empty if the name needs none.
     pub(crate) fn fence_tag(&self, layout: KeyLayout) -> &'static str {
         layout.tag(|| self.slot())
     }

@@ -212,7 +212,8 @@ fn repeated_disconnects_report_one_delay_per_lock() {
     proxy.hold_replies(true);
     drop(guards);
     let mut events: Vec<Received> = Vec::new();
-    // Each attempt is cut before its reply comes. After all attempts have failed, some more are cut.
+    // The proxy cuts each attempt before its reply comes: until all releases were reported as delayed, and for a second
+    // more.
     let have_all_come = eventually(SOON, || {
         proxy.cut_all();
         events.extend(received.try_iter());

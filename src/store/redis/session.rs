@@ -291,7 +291,8 @@ impl TransactionConnection {
 }
 
 impl TransactionConnection {
-    /// Replaces the error of a read whose key is on another node by one that names the rule.
+    /// Replaces the error of a read that failed because its key is on another node: the new error says which keys a
+    /// transaction may use.
     fn with_slot_rule(&self, reply: Value) -> Value {
         match (&reply, &self.slot_of) {
             (Value::ServerError(error), Some(key)) if is_of_other_slot(error, key) => {

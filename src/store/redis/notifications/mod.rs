@@ -149,7 +149,7 @@ impl ConnectionState {
         opened_at.map_or(Duration::ZERO, |at| MonotonicTime::now().since(at))
     }
 
-    /// For how long the oldest command without a reply has waited for it.
+    /// How long ago the oldest command without a reply was sent.
     fn unanswered_for(&self) -> Option<Duration> {
         let (at, _) = self.unanswered.front()?;
         Some(MonotonicTime::now().since(*at))

@@ -450,7 +450,7 @@ mod tests {
         let Next::RetryLater(request) = request.on_reply(refusal("MOVED")) else {
             panic!("the release goes on without a pause");
         };
-        // After the pause it may be passed on again.
+        // After the pause, nodes may redirect the release four times again.
         assert_eq!((request.route, request.attempts), (Route::default(), 1));
     }
 
