@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 /// The number of slots of every Cluster.
-const COUNT: u16 = 16_384;
+pub(crate) const COUNT: u16 = 16_384;
 
 /// A slot of a Redis Cluster. Each slot is served by one primary, so all keys of one command must have the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,7 +99,7 @@ const STEPS: [u16; 256] = {
     steps
 };
 
-/// An error reply by which a node of a Cluster refuses a request before it does anything. The request may be sent again.
+/// Why a node of a Cluster has done nothing for a request, which may be sent again. Mostly an error reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
     /// Another node serves the slot now.
@@ -110,6 +110,8 @@ pub(crate) enum Redirect {
     TryAgain,
     /// The Cluster does not serve the slot now.
     ClusterDown,
+    /// No reply: other nodes have all slots of this one, and no connection to it could be made.
+    Retired,
 }
 
 /// A slot and the node that serves it, according to another node.

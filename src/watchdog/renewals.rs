@@ -79,7 +79,9 @@ impl RenewalQueues {
 
     /// Ends all queues.
     pub(super) fn end(&self) {
-        self.0.lock().values().for_each(|queue| queue.end());
+        // Leases are dropped after the unlock: they may own values of users.
+        let queues: Vec<_> = self.0.lock().values().map(Arc::clone).collect();
+        queues.iter().for_each(|queue| queue.end());
     }
 }
 

@@ -7,15 +7,14 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use crate::credentials::CredentialsCallback;
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::refresh;
-use crate::store::cluster::slot_map::Address;
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::url;
+use crate::store::redis::url::{self, HostPort};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
-    seeds: Vec<Address>,
+    seeds: Vec<HostPort>,
     /// The first node's address. Its login and protocol are those of all nodes.
     info: ConnectionInfo,
     credentials: Option<CredentialsCallback>,
@@ -78,23 +77,14 @@ impl ClusterAddress {
         first_error.map_or(Ok(()), Err)
     }
 
-    pub(super) fn seeds(&self) -> &[Address] {
+    pub(super) fn seeds(&self) -> &[HostPort] {
         &self.seeds
     }
 
     /// The endpoint of one node.
-    pub(super) fn endpoint(&self, node: &Address) -> Result<Endpoint, Error> {
-        let (host, port) = (node.host.clone(), node.port);
-        let addr = match self.info.addr() {
-            ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: false,
-                tls_params: None,
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        let info = self.info.clone().set_addr(addr);
+    pub(super) fn endpoint(&self, node: &HostPort) -> Result<Endpoint, Error> {
+        let has_tls = matches!(self.info.addr(), ConnectionAddr::TcpTls { .. });
+        let info = self.info.clone().set_addr(node.to_addr(has_tls));
         let (timeout, max_reply) = (self.connect_timeout, self.max_reply_bytes);
         let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
         endpoint.expect_cluster();
@@ -108,20 +98,17 @@ impl ClusterAddress {
 
     /// The addresses of the URL's nodes for messages.
     pub(crate) fn text(&self) -> String {
-        let seeds = self.seeds.iter();
-        let seeds: Vec<String> = seeds
-            .map(|seed| url::host_and_port(&seed.host, seed.port))
-            .collect();
+        let seeds: Vec<String> = self.seeds.iter().map(HostPort::to_string).collect();
         seeds.join(",")
     }
 }
 
 /// The host and port of an address.
-fn address_of(info: &ConnectionInfo) -> Option<Address> {
+fn address_of(info: &ConnectionInfo) -> Option<HostPort> {
     match info.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
             let (host, port) = (host.clone(), *port);
-            Some(Address { host, port })
+            Some(HostPort { host, port })
         }
         _ => None,
     }

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::ServerId;
-use crate::store::cluster::slot_map::Address;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::redis::Node;
+use crate::store::redis::url::HostPort;
 
 /// Numbers the masters of all clients, so that no two have the same number.
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -17,12 +17,16 @@ static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 /// A master. Its node is opened when the first request needs it.
 pub(super) struct Member {
     id: ServerId,
-    address: Address,
+    address: HostPort,
     serial: u64,
     opened: OnceLock<Opened>,
     opening: Mutex<()>,
     /// A request has timed out, and no reply has come since then.
     is_silent: AtomicBool,
+    /// Whether it serves a slot.
+    serves: AtomicBool,
+    /// It has served slots, and other masters have all of them now. Its endpoint reads this flag, too.
+    is_retired: Arc<AtomicBool>,
 }
 
 struct Opened {
@@ -31,7 +35,7 @@ struct Opened {
 }
 
 impl Member {
-    pub(super) fn new(id: ServerId, address: Address) -> Self {
+    pub(super) fn new(id: ServerId, address: HostPort) -> Self {
         Self {
             id,
             address,
@@ -39,6 +43,8 @@ impl Member {
             opened: OnceLock::new(),
             opening: Mutex::new(()),
             is_silent: AtomicBool::new(false),
+            serves: AtomicBool::new(false),
+            is_retired: Arc::default(),
         }
     }
 
@@ -46,7 +52,7 @@ impl Member {
         self.id
     }
 
-    pub(super) fn address(&self) -> &Address {
+    pub(super) fn address(&self) -> &HostPort {
         &self.address
     }
 
@@ -90,10 +96,58 @@ impl Member {
         }
     }
 
+    /// Whether the master serves a slot.
+    pub(super) fn serves_slots(&self) -> bool {
+        self.serves.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the master serves a slot. If it has lost its last slot, it is retired.
+    pub(super) fn note_slots(&self, serves: bool) {
+        let has_served = self.serves.swap(serves, Ordering::Relaxed);
+        if serves || has_served {
+            self.is_retired.store(!serves, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that another node has named this master in a redirect, so requests are sent here even without a slot.
+    pub(super) fn note_named(&self) {
+        self.is_retired.store(false, Ordering::Relaxed);
+    }
+
+    /// The flag for [`Endpoint::set_retired_flag`](crate::store::redis::connection::Endpoint::set_retired_flag).
+    pub(super) fn retired_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_retired)
+    }
+
     /// Ends the thread of the node.
     pub(super) fn stop(&self) {
         if let Some(opened) = self.opened.get() {
             opened.requests.stop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_is_retired_when_it_loses_its_last_slot() {
+        let host = "h".to_owned();
+        let master = Member::new(ServerId::ONLY, HostPort { host, port: 1 });
+        let flag = master.retired_flag();
+        let is_retired = || flag.load(Ordering::Relaxed);
+        master.note_slots(false);
+        assert!(!is_retired(), "its first slot is on the way");
+        master.note_slots(true);
+        assert!(!is_retired() && master.serves_slots());
+        for _ in 0..2 {
+            master.note_slots(false);
+            assert!(is_retired() && !master.serves_slots());
+        }
+        // Its next slot is on the way.
+        master.note_named();
+        master.note_slots(false);
+        assert!(!is_retired());
     }
 }

@@ -7,7 +7,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, ErrorKind};
 use crate::store::ServerId;
 use crate::store::cluster::member::Member;
-use crate::store::cluster::slot_map::{Address, MAX_KNOWN, MAX_MASTERS, SlotMap, SlotRange};
+use crate::store::cluster::slot_map::{MAX_KNOWN, MAX_MASTERS, SlotMap, SlotRange};
+use crate::store::redis::url::HostPort;
 use crate::util::slot::Slot;
 
 /// The masters and the slot map.
@@ -15,7 +16,7 @@ use crate::util::slot::Slot;
 pub(super) struct Members {
     table: RwLock<Table>,
     /// The replicas of the last slot map, to ask for the next one.
-    replicas: Mutex<Vec<Address>>,
+    replicas: Mutex<Vec<HostPort>>,
 }
 
 struct Table {
@@ -39,7 +40,7 @@ impl Table {
     }
 
     /// The master at `address`, which is added if it is new. `None` if there are too many.
-    fn master_at(&mut self, address: &Address) -> Option<ServerId> {
+    fn master_at(&mut self, address: &HostPort) -> Option<ServerId> {
         let has_address = |one: &Option<Arc<Member>>| {
             one.as_ref()
                 .is_some_and(|master| master.address() == address)
@@ -61,6 +62,13 @@ impl Table {
             }
         };
         Some(ServerId(u8::try_from(index).ok()?))
+    }
+
+    /// Tells each master whether it serves a slot.
+    fn note_slots(&self) {
+        for master in self.masters.iter().flatten() {
+            master.note_slots(self.slots.serves(master.id()));
+        }
     }
 }
 
@@ -104,26 +112,32 @@ impl Members {
             .map(Arc::clone)
     }
 
-    /// The master at `address`, also if it serves no slot yet.
-    pub(super) fn at(&self, address: &Address) -> Result<Arc<Member>, Error> {
+    /// The master at `address`, which a node has named in a redirect. It may serve no slot yet.
+    pub(super) fn at(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
         let mut table = self.table.write();
         let master = table.master_at(address);
         let master = master.and_then(|id| table.master(id).map(Arc::clone));
-        master.ok_or_else(too_many)
+        master
+            .inspect(|master| master.note_named())
+            .ok_or_else(too_many)
     }
 
     /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
-    pub(super) fn note_moved(&self, slot: Slot, to: &Address) -> Result<bool, Error> {
+    pub(super) fn note_moved(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
         let owner = table.master_at(to).ok_or_else(too_many)?;
-        Ok(table.slots.set(slot, owner))
+        let is_new = table.slots.set(slot, owner);
+        if is_new {
+            table.note_slots();
+        }
+        Ok(is_new)
     }
 
     /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
     /// another master now.
     pub(super) fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        let mut known: Vec<Address> = Vec::new();
+        let mut known: Vec<HostPort> = Vec::new();
         for replica in replicas {
             if known.len() < MAX_KNOWN && !known.contains(replica) {
                 known.push(replica.clone());
@@ -138,11 +152,14 @@ impl Members {
                 moved.extend(range.slots().filter(|slot| table.slots.set(*slot, owner)));
             }
         }
+        if !moved.is_empty() {
+            table.note_slots();
+        }
         moved
     }
 
     /// The addresses of all known nodes, masters first.
-    pub(super) fn addresses(&self) -> Vec<Address> {
+    pub(super) fn addresses(&self) -> Vec<HostPort> {
         let masters = self
             .all()
             .into_iter()
@@ -156,18 +173,13 @@ impl Members {
         self.table.read().slots.lowest_of(server)
     }
 
-    /// Removes `master`, unless it serves a slot or another thread uses it. Returns whether it was removed.
-    pub(super) fn remove(&self, master: &Arc<Member>) -> bool {
+    /// Removes and returns the master with this number, unless it serves a slot or another thread uses it.
+    pub(super) fn remove(&self, server: ServerId) -> Option<Member> {
         let mut table = self.table.write();
-        // The table and the caller have one reference each. Any other reference means that a thread uses the master.
-        let is_used = Arc::strong_count(master) > 2;
-        if is_used || table.slots.lowest_of(master.id()).is_some() {
-            return false;
-        }
-        if let Some(entry) = table.masters.get_mut(usize::from(master.id().0)) {
-            *entry = None;
-        }
-        true
+        let entry = table.masters.get_mut(usize::from(server.0))?;
+        let master = entry.take_if(|master| !master.serves_slots())?;
+        let removed = Arc::try_unwrap(master);
+        removed.map_err(|used| *entry = Some(used)).ok()
     }
 }
 
@@ -181,8 +193,8 @@ fn too_many() -> Error {
 mod tests {
     use super::*;
 
-    fn address(port: usize) -> Address {
-        Address {
+    fn address(port: usize) -> HostPort {
+        HostPort {
             host: "h".to_owned(),
             port: u16::try_from(port).unwrap(),
         }
@@ -258,12 +270,14 @@ mod tests {
         let members = Members::default();
         members.replace(&[range(0, 9, 1, &[])]);
         let old = members.owner(slot(0)).unwrap();
-        assert!(!members.remove(&old), "it serves slots");
+        let id = old.id();
+        drop(old);
+        assert!(members.remove(id).is_none(), "it serves slots");
+        let used = members.owner(slot(0)).unwrap();
         members.replace(&[range(0, 9, 2, &[])]);
-        let used = Arc::clone(&old);
-        assert!(!members.remove(&old), "another thread uses it");
+        assert!(members.remove(id).is_none(), "another thread uses it");
         drop(used);
-        assert!(members.remove(&old));
+        let old = members.remove(id).unwrap();
         assert_eq!(members.addresses(), [address(2)]);
         // Its number is free again.
         let next = members.at(&address(3)).unwrap();

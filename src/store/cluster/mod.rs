@@ -26,7 +26,7 @@ use crate::store::cluster::member::Member;
 use crate::store::cluster::members::Members;
 use crate::store::cluster::redirects::Attempts;
 use crate::store::cluster::refresh::Refresher;
-use crate::store::cluster::slot_map::{Address, SLOTS, resolved};
+use crate::store::cluster::slot_map::resolved;
 use crate::store::cluster::transit::{Transit, Transits};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
@@ -34,6 +34,7 @@ use crate::store::maintenance::MaintenanceRequests;
 use crate::store::redis::Node;
 use crate::store::redis::pipeline::ReleaseRouter;
 use crate::store::redis::pipeline::request::Release;
+use crate::store::redis::url::HostPort;
 use crate::store::{
     Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, ServerId, Store,
     TrackedKey, TransactionConnection, Transactions,
@@ -41,7 +42,7 @@ use crate::store::{
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyLayout};
-use crate::util::slot::{Redirect, RedirectTarget, Slot};
+use crate::util::slot::{self, Redirect, RedirectTarget, Slot};
 use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
@@ -77,6 +78,23 @@ enum Next {
     /// Send the request once to this node, which is about to become the master of its slot.
     Ask(Arc<Member>),
     End(Error),
+}
+
+/// The error of a request that was not carried out.
+struct Failed {
+    error: Error,
+    /// The last node repeats the request by itself, if it is a release.
+    is_kept: bool,
+}
+
+impl From<Error> for Failed {
+    /// The error of a request that no node got.
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            is_kept: false,
+        }
+    }
 }
 
 impl ClusterStore {
@@ -131,7 +149,9 @@ impl ClusterStore {
         member: &Member,
         started: Option<&Started>,
     ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
-        let endpoint = Arc::new(self.address.endpoint(member.address())?);
+        let mut endpoint = self.address.endpoint(member.address())?;
+        endpoint.set_retired_flag(member.retired_flag());
+        let endpoint = Arc::new(endpoint);
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
             if let Some(store) = store.upgrade() {
@@ -218,19 +238,17 @@ impl ClusterStore {
                 self.refresher.request();
             }
             Redirect::ClusterDown => self.refresher.request(),
-            Redirect::Ask(_) | Redirect::TryAgain => {}
+            Redirect::Ask(_) | Redirect::TryAgain | Redirect::Retired => {}
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects. If a release fails, `is_kept` says
-    /// that the last node repeats it by itself.
+    /// Sends one command to the node that serves its slot, and follows redirects.
     fn send(
         &self,
         command: &Command,
         slot: Slot,
         deadline: MonotonicTime,
-        is_kept: &mut bool,
-    ) -> Outcome {
+    ) -> Result<Reply, Failed> {
         let mut attempts = Attempts::until(deadline);
         let mut asked = None;
         loop {
@@ -239,7 +257,6 @@ impl ClusterStore {
                 Some(target) => target,
                 None => self.owner(slot, deadline)?,
             };
-            *is_kept = false;
             let node = self.node(&member)?;
             let outcome = match is_asked {
                 false => node.execute_one(command.clone(), deadline),
@@ -255,11 +272,11 @@ impl ClusterStore {
             if is_silence(&error) {
                 member.note_reply(false);
             }
-            *is_kept = error.redirect().is_none();
+            let is_kept = error.redirect().is_none();
             match self.on_error(&member, error, &mut attempts) {
                 Next::Again => {}
                 Next::Ask(target) => asked = Some(target),
-                Next::End(error) => return Err(error),
+                Next::End(error) => return Err(Failed { error, is_kept }),
             }
         }
     }
@@ -269,14 +286,13 @@ impl ClusterStore {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
         };
-        let mut is_kept = false;
-        let outcome = self.send(&command, slot, deadline, &mut is_kept);
-        if let (Command::Release { .. }, Err(error)) = (&command, &outcome)
-            && !is_kept
-        {
-            self.queue_late_release(command, error);
-        }
-        outcome
+        self.send(&command, slot, deadline).map_err(|failed| {
+            let Failed { error, is_kept } = failed;
+            if matches!(command, Command::Release { .. }) && !is_kept {
+                self.queue_late_release(command, &error);
+            }
+            error
+        })
     }
 
     /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
@@ -303,7 +319,11 @@ impl ClusterStore {
                     "a flush is a call of its own",
                 )),
             };
-            match owner.and_then(|owner| self.node(&owner).map(drop).map(|()| owner)) {
+            let opened = owner.and_then(|owner| {
+                self.node(&owner)?;
+                Ok(owner)
+            });
+            match opened {
                 Ok(owner) => push_to_group(&mut groups, owner, index),
                 Err(error) => request.outcome = Some(Err(error)),
             }
@@ -383,14 +403,11 @@ impl ClusterStore {
             let Some(node) = member.node() else { continue };
             node.set_shard_slot(self.shard_slot_of(member.id()));
             self.reroute_releases(&member, node);
-            if self.members.lowest_slot_of(member.id()).is_none() {
-                node.give_up_waiting();
-            }
         }
         // Unlocked before the call of the listener, which may open nodes.
         let started = self.started.read().clone();
         if let Some(started) = started {
-            let mut is_moved = vec![false; SLOTS];
+            let mut is_moved = vec![false; usize::from(slot::COUNT)];
             for slot in moved {
                 is_moved[usize::from(slot.number())] = true;
             }
@@ -401,14 +418,20 @@ impl ClusterStore {
         }
     }
 
-    /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them.
+    /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them. If such a node
+    /// cannot be opened, the release stays. So does an undo, but no copy of it is sent later: a copy for each attempt
+    /// would be too many.
     fn reroute_releases(&self, member: &Member, node: &Arc<Node>) {
         let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
         let transit = self.transits.begin();
         for release in node.take_releases(is_moved) {
             let owner = self.members.owner(release.key.slot());
             let target = owner.and_then(|owner| self.node(&owner).ok().map(Arc::clone));
-            adopt(target.as_ref().unwrap_or(node), release, &transit);
+            match target {
+                Some(target) => adopt(&target, release, &transit),
+                None if release.is_undo => {}
+                None => adopt(node, release, &transit),
+            }
         }
     }
 
@@ -417,7 +440,7 @@ impl ClusterStore {
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for member in self.members.all() {
-            if self.members.lowest_slot_of(member.id()).is_some() {
+            if member.serves_slots() {
                 continue;
             }
             if let Some(node) = member.node() {
@@ -425,14 +448,16 @@ impl ClusterStore {
                 self.reroute_releases(&member, node);
             }
             let is_idle = member.node().is_none_or(|node| node.is_idle());
-            if is_idle && self.members.remove(&member) {
-                member.stop();
-                if let Some(node) = member.node() {
-                    node.stop();
-                    node.close();
-                }
-            } else {
+            let id = member.id();
+            drop(member);
+            let Some(removed) = is_idle.then(|| self.members.remove(id)).flatten() else {
                 are_left = true;
+                continue;
+            };
+            removed.stop();
+            if let Some(node) = removed.node() {
+                node.stop();
+                node.close();
             }
         }
         are_left
@@ -472,7 +497,7 @@ fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
 }
 
 /// The address that `member` gave in a redirect.
-fn address_of(target: &RedirectTarget, member: &Member) -> Address {
+fn address_of(target: &RedirectTarget, member: &Member) -> HostPort {
     resolved(&target.host, target.port, member.address())
 }
 
@@ -504,7 +529,7 @@ impl ClusterStore {
     fn masters(&self) -> Result<Vec<Arc<Node>>, Error> {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         for member in self.members.all() {
-            if self.members.lowest_slot_of(member.id()).is_some() {
+            if member.serves_slots() {
                 nodes.extend(member.node().map(Arc::clone));
             }
         }
@@ -553,7 +578,7 @@ impl Store for ClusterStore {
                     Ok(target) => push_to_group(&mut asked, target, request),
                     Err(_) => others.push(request),
                 },
-                Redirect::Moved(_) => moved.push(request),
+                Redirect::Moved(_) | Redirect::Retired => moved.push(request),
                 Redirect::TryAgain | Redirect::ClusterDown => others.push(request),
             }
         }
@@ -590,7 +615,7 @@ impl Store for ClusterStore {
                 None => {
                     self.refresher.request();
                     let message = "no node of the Cluster is known for the key's slot yet";
-                    completion.give_up(Error::new(ErrorKind::Unavailable, message));
+                    let _ = completion.complete(Err(Error::new(ErrorKind::Unavailable, message)));
                 }
             }
         }
@@ -774,9 +799,18 @@ impl Notifications for ClusterStore {
 impl Transactions for ClusterStore {
     fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
         let deadline = MonotonicTime::now().after(self.config.connect_timeout);
-        let owner = self.owner(key.slot(), deadline)?;
-        let connection = self.node(&owner)?.transaction_connection(key);
-        connection.inspect_err(|_| self.refresher.request())
+        loop {
+            let owner = self.owner(key.slot(), deadline)?;
+            let connection = self.node(&owner)?.transaction_connection(key);
+            let Err(error) = connection else {
+                return connection;
+            };
+            let is_retired = error.redirect() == Some(&Redirect::Retired);
+            if !is_retired || MonotonicTime::now() >= deadline {
+                self.refresher.request();
+                return Err(error);
+            }
+        }
     }
 
     fn note_failure(&self, key: &Key, error: &Error) {
@@ -869,13 +903,13 @@ mod tests {
     use crate::store::cluster::slot_map::SlotRange;
 
     /// An address at which nothing listens.
-    fn address(port: u16) -> Address {
+    fn address(port: u16) -> HostPort {
         let host = "127.0.0.1".to_owned();
-        Address { host, port }
+        HostPort { host, port }
     }
 
-    /// A store whose slots are all on one master, which is away.
-    fn store() -> Arc<ClusterStore> {
+    /// A store that knows no master.
+    fn store_without_slots() -> Arc<ClusterStore> {
         let timeout = Duration::from_millis(100);
         let url = "redis+cluster://127.0.0.1:1";
         let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
@@ -884,7 +918,12 @@ mod tests {
             ..Config::default()
         };
         let holder = HolderId::of_this_process();
-        let store = ClusterStore::new(address_of_seeds.unwrap().unwrap(), &config, holder, None);
+        ClusterStore::new(address_of_seeds.unwrap().unwrap(), &config, holder, None)
+    }
+
+    /// A store whose slots are all on one master, which is away.
+    fn store() -> Arc<ClusterStore> {
+        let store = store_without_slots();
         store.members.replace(&[SlotRange {
             first: Slot::new(0).unwrap(),
             last: Slot::new(16_383).unwrap(),
@@ -894,17 +933,60 @@ mod tests {
         store
     }
 
-    #[test]
-    fn a_flush_waits_for_a_release_between_two_nodes() {
-        let store = store();
-        let key = Key::new("p:", "k", 16).unwrap();
-        let release = Command::Release {
+    fn release(key: &Key) -> Command {
+        Command::Release {
             key: key.clone(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(Duration::from_secs(60)),
             held: None,
             queued: None,
+        }
+    }
+
+    #[test]
+    fn a_submitted_request_without_a_node_ends_at_once() {
+        let store = store_without_slots();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let (submitted, completions) = Submitted::new(1);
+        let inspect = Command::Inspect { key };
+        store.submit(std::iter::once(inspect).zip(completions).collect());
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        // False before the deadline: there is no further outcome to wait for.
+        assert!(!submitted.wait(far, |_| false));
+        assert!(MonotonicTime::now() < far);
+        store.close();
+    }
+
+    #[test]
+    fn releases_for_a_node_that_cannot_open_do_not_multiply() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let old = store.members.owner(key.slot()).unwrap();
+        let node = store.node(&old).unwrap();
+        node.queue_undo(release(&key));
+        node.send_release(release(&key));
+        // No address of a host, so no endpoint can be made.
+        let bad = HostPort {
+            host: "%".to_owned(),
+            port: 2,
         };
+        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        for _ in 0..3 {
+            store.reroute_releases(&old, node);
+        }
+        store.members.note_moved(key.slot(), &address(1)).unwrap();
+        let left = node.take_releases(|_| true);
+        let undos: Vec<bool> = left.iter().map(|release| release.is_undo).collect();
+        assert_eq!(undos, [false], "a copy of the undo");
+        assert!(!node.is_idle(), "the undo itself");
+        store.close();
+    }
+
+    #[test]
+    fn a_flush_waits_for_a_release_between_two_nodes() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let release = release(&key);
         let away = Error::new(ErrorKind::Unavailable, "away");
         store.queue_late_release(release, &away);
         let old = store.open_owner(&key).unwrap();

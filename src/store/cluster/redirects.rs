@@ -32,7 +32,7 @@ impl Attempts {
     /// Waits before the next attempt, as long as `redirect` asks for. Returns the error for the caller if the deadline
     /// comes first.
     pub(super) fn wait(&mut self, redirect: &Redirect) -> Result<(), Error> {
-        if matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
+        if !matches!(redirect, Redirect::TryAgain | Redirect::ClusterDown) {
             self.redirects += 1;
             if self.redirects <= WITHOUT_PAUSE && MonotonicTime::now() < self.deadline {
                 return Ok(());
@@ -56,6 +56,9 @@ pub(super) fn given_up(redirect: &Redirect) -> Error {
         Redirect::Moved(target) | Redirect::Ask(target) => {
             let slot = target.slot.number();
             format!("the nodes of the Cluster do not agree who serves slot {slot} (MOVED); nothing was done")
+        }
+        Redirect::Retired => {
+            "the node that served the slot of the key has no slots any more; nothing was done".to_owned()
         }
         Redirect::TryAgain => {
             "the slot of the key is moving to another node of the Cluster (TRYAGAIN); nothing was done"

@@ -9,10 +9,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::ClusterStore;
-use crate::store::cluster::slot_map::{Address, SLOTS, SlotRange, read_ranges};
+use crate::store::cluster::slot_map::{SlotRange, read_ranges};
 use crate::store::redis::connection::{Endpoint, ReplyContents};
+use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
-use crate::util::slot::Slot;
+use crate::util::slot::{self, Slot};
 
 /// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -64,7 +65,7 @@ impl Refresher {
     /// Notes that a redirect has moved `slot` in the map.
     pub(super) fn note_moved(&self, slot: Slot) {
         let mut state = self.state.lock();
-        if state.moved.len() < SLOTS {
+        if state.moved.len() < usize::from(slot::COUNT) {
             state.moved.push(slot);
             self.changed.notify_all();
         }
@@ -179,7 +180,7 @@ pub(super) fn run(store: &ClusterStore) {
 /// come last.
 fn ask_nodes(
     store: &ClusterStore,
-    endpoints: &mut HashMap<Address, Arc<Endpoint>>,
+    endpoints: &mut HashMap<HostPort, Arc<Endpoint>>,
     turn: usize,
 ) -> Result<Vec<SlotRange>, Error> {
     let mut addresses = store.members.addresses();
@@ -191,7 +192,7 @@ fn ask_nodes(
     let count = addresses.len().max(1);
     addresses.rotate_left(turn % count);
     let members = store.members.all();
-    let is_silent = |address: &Address| {
+    let is_silent = |address: &HostPort| {
         let mut members = members.iter();
         members.any(|member| member.address() == address && member.is_silent())
     };
@@ -221,7 +222,7 @@ fn ask_nodes(
 /// Asks the node at `address` for the slot map.
 pub(super) fn ask(
     endpoint: &Endpoint,
-    address: &Address,
+    address: &HostPort,
     timeout: Duration,
 ) -> Result<Vec<SlotRange>, Error> {
     let mut connection = endpoint.open()?;

@@ -3,46 +3,57 @@
 use redis::Value;
 
 use crate::store::ServerId;
-use crate::util::slot::Slot;
+use crate::store::redis::url::HostPort;
+use crate::util::slot::{self, Slot};
 
-/// The number of slots.
-pub(super) const SLOTS: usize = 16_384;
 /// The most masters that a client uses at a time.
 pub(super) const MAX_MASTERS: usize = 128;
 /// The most addresses of replicas that are kept, to ask them for the slot map, too.
 pub(super) const MAX_KNOWN: usize = 256;
-/// The address of a node, from the URL or from another node.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) host: String,
-    pub(super) port: u16,
-}
 
 /// Marks a slot without a known master.
 const NONE: u8 = u8::MAX;
 
 /// The master of each slot, by its index among the servers of the store.
-pub(super) struct SlotMap(Box<[u8]>);
+pub(super) struct SlotMap {
+    owners: Box<[u8]>,
+    /// How many slots each master serves.
+    counts: [u16; MAX_MASTERS],
+}
 
 impl SlotMap {
     pub(super) fn new() -> Self {
-        Self(vec![NONE; SLOTS].into_boxed_slice())
+        Self {
+            owners: vec![NONE; usize::from(slot::COUNT)].into_boxed_slice(),
+            counts: [0; MAX_MASTERS],
+        }
     }
 
     pub(super) fn owner(&self, slot: Slot) -> Option<ServerId> {
-        let owner = self.0[usize::from(slot.number())];
+        let owner = self.owners[usize::from(slot.number())];
         (owner != NONE).then_some(ServerId(owner))
     }
 
     /// Makes `owner` the master of `slot`. Returns whether `slot` had another master before.
     pub(super) fn set(&mut self, slot: Slot, owner: ServerId) -> bool {
-        let before = std::mem::replace(&mut self.0[usize::from(slot.number())], owner.0);
+        let before = std::mem::replace(&mut self.owners[usize::from(slot.number())], owner.0);
+        if before != owner.0 {
+            if before != NONE {
+                self.counts[usize::from(before)] -= 1;
+            }
+            self.counts[usize::from(owner.0)] += 1;
+        }
         before != owner.0
+    }
+
+    /// Whether `server` serves a slot.
+    pub(super) fn serves(&self, server: ServerId) -> bool {
+        self.counts[usize::from(server.0)] > 0
     }
 
     /// The lowest slot that `server` serves.
     pub(super) fn lowest_of(&self, server: ServerId) -> Option<Slot> {
-        let lowest = self.0.iter().position(|owner| *owner == server.0)?;
+        let lowest = self.owners.iter().position(|owner| *owner == server.0)?;
         Slot::new(u16::try_from(lowest).ok()?)
     }
 }
@@ -52,8 +63,8 @@ impl SlotMap {
 pub(super) struct SlotRange {
     pub(super) first: Slot,
     pub(super) last: Slot,
-    pub(super) master: Address,
-    pub(super) replicas: Vec<Address>,
+    pub(super) master: HostPort,
+    pub(super) replicas: Vec<HostPort>,
 }
 
 impl SlotRange {
@@ -63,7 +74,7 @@ impl SlotRange {
 }
 
 /// Reads the reply of the node at `asked` to `CLUSTER SLOTS`. `None` for any other value.
-pub(super) fn read_ranges(reply: Value, asked: &Address) -> Option<Vec<SlotRange>> {
+pub(super) fn read_ranges(reply: Value, asked: &HostPort) -> Option<Vec<SlotRange>> {
     let Value::Array(ranges) = reply else {
         return None;
     };
@@ -73,7 +84,7 @@ pub(super) fn read_ranges(reply: Value, asked: &Address) -> Option<Vec<SlotRange
         .collect()
 }
 
-fn read_range(range: &Value, asked: &Address) -> Option<SlotRange> {
+fn read_range(range: &Value, asked: &HostPort) -> Option<SlotRange> {
     let Value::Array(parts) = range else {
         return None;
     };
@@ -101,7 +112,7 @@ fn slot(value: &Value) -> Option<Slot> {
 }
 
 /// Reads `[host, port, ..]`. A missing host (`nil`, `""` or `?`) is that of the node that was asked.
-fn read_node(node: &Value, asked: &Address) -> Option<Address> {
+fn read_node(node: &Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(parts) = node else {
         return None;
     };
@@ -119,12 +130,12 @@ fn read_node(node: &Value, asked: &Address) -> Option<Address> {
 }
 
 /// The address of a node that another node announced.
-pub(super) fn resolved(host: &str, port: u16, asked: &Address) -> Address {
+pub(super) fn resolved(host: &str, port: u16, asked: &HostPort) -> HostPort {
     let host = match host {
         "" | "?" => &asked.host,
         host => host,
     };
-    Address {
+    HostPort {
         host: host.to_owned(),
         port,
     }
@@ -134,9 +145,9 @@ pub(super) fn resolved(host: &str, port: u16, asked: &Address) -> Address {
 mod tests {
     use super::*;
 
-    fn address(host: &str, port: u16) -> Address {
+    fn address(host: &str, port: u16) -> HostPort {
         let host = host.to_owned();
-        Address { host, port }
+        HostPort { host, port }
     }
 
     fn node(host: Value, port: i64) -> Value {
@@ -214,5 +225,8 @@ mod tests {
         assert_eq!(map.owner(slot(7)), Some(ServerId(3)));
         assert_eq!(map.lowest_of(ServerId(3)), Some(slot(5)));
         assert_eq!(map.lowest_of(ServerId(1)), None);
+        assert!(map.serves(ServerId(3)) && !map.serves(ServerId(1)));
+        assert!(map.set(slot(9), ServerId(3)));
+        assert!(!map.serves(ServerId(0)), "its only slot has moved");
     }
 }

@@ -483,7 +483,7 @@ impl Store for QuorumStore {
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (_, completion) in requests {
             let message = "requests to submit, on a quorum of several servers";
-            completion.give_up(Error::new(ErrorKind::Unsupported, message));
+            let _ = completion.complete(Err(Error::new(ErrorKind::Unsupported, message)));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -20,10 +20,11 @@ use crate::store::redis::errors::{
 };
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
-use crate::store::redis::sentinel::{HostPort, SentinelUrl, Sentinels};
+use crate::store::redis::sentinel::{SentinelUrl, Sentinels};
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
 #[cfg(feature = "tls")]
 use crate::store::redis::tls::Tls;
+use crate::store::redis::url::HostPort;
 use crate::store::redis::{scripts, url};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
@@ -53,8 +54,8 @@ pub(crate) struct Endpoint {
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
-    /// Counts the calls of [`give_up_waiting`](Self::give_up_waiting).
-    times_given_up: AtomicU64,
+    /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
+    is_retired: Arc<AtomicBool>,
     opening: Mutex<Opening>,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
@@ -151,7 +152,7 @@ impl Endpoint {
             max_reply_bytes,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
-            times_given_up: AtomicU64::new(0),
+            is_retired: Arc::default(),
             opening: Mutex::default(),
             is_in_cluster: false,
             data_check: None,
@@ -627,15 +628,14 @@ impl Endpoint {
         self.opening.lock().check()
     }
 
-    /// Makes all callers that wait for a connection now give up, since no request needs this server any more. They see
-    /// that [`times_given_up`](Self::times_given_up) has changed.
-    pub(crate) fn give_up_waiting(&self) {
-        self.times_given_up.fetch_add(1, Ordering::SeqCst);
+    /// From now on, [`is_retired`](Self::is_retired) returns the value of `flag`.
+    pub(crate) fn set_retired_flag(&mut self, flag: Arc<AtomicBool>) {
+        self.is_retired = flag;
     }
 
-    /// A caller that waits for a connection gives up when this number changes.
-    pub(crate) fn times_given_up(&self) -> u64 {
-        self.times_given_up.load(Ordering::SeqCst)
+    /// Whether other servers have all slots of this node of a Cluster. Then no caller waits for a connection to it.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Relaxed)
     }
 
     /// The record of which of this endpoint's connections are suspect.

@@ -189,11 +189,6 @@ impl Node {
         self.shared.endpoint.data_check()?.clock().at(now)
     }
 
-    /// Lets callers that wait for a connection fail now: another server has their slots.
-    pub(crate) fn give_up_waiting(&self) {
-        self.shared.endpoint.give_up_waiting();
-    }
-
     /// Takes out the queued releases of these keys.
     pub(crate) fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
         let pipelines = self.pipelines.iter();

@@ -1,5 +1,7 @@
 //! Reads the URL of a Redis server.
 
+use std::fmt;
+
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::store::redis::sentinel::SentinelUrl;
@@ -7,6 +9,9 @@ use crate::store::redis::sentinel::SentinelUrl;
 /// Query parameters that redis-rs reads. This library refuses all others, which redis-rs would ignore.
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
+
+/// The longest name in the DNS. Sentinels may announce longer ones, which are refused.
+const LONGEST_HOST: usize = 255;
 
 /// The fault of a URL, for an error message.
 pub(super) struct Fault {
@@ -182,6 +187,47 @@ pub(crate) fn cluster_url(info: &ConnectionInfo) -> String {
         }
         // A Unix socket has no host, but a Cluster knows its nodes by host and port.
         _ => format!("{scheme}+cluster://host:port"),
+    }
+}
+
+/// The host and the port of a server, a sentinel or a node of a Cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HostPort {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl HostPort {
+    /// `None` if this cannot be an address. Also checks the addresses in replies of sentinels.
+    pub(crate) fn new(host: &[u8], port: &[u8]) -> Option<Self> {
+        let host = std::str::from_utf8(host).ok()?;
+        let is_bad = |c: char| c.is_whitespace() || c.is_control() || "%@/?#".contains(c);
+        if host.is_empty() || host.len() > LONGEST_HOST || host.contains(is_bad) {
+            return None;
+        }
+        let port = std::str::from_utf8(port).ok()?.parse().ok()?;
+        let host = host.to_owned();
+        (port != 0).then_some(Self { host, port })
+    }
+
+    /// The address in the form of redis-rs, with TLS if `has_tls`.
+    pub(crate) fn to_addr(&self, has_tls: bool) -> ConnectionAddr {
+        let (host, port) = (self.host.clone(), self.port);
+        match has_tls {
+            false => ConnectionAddr::Tcp(host, port),
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&host_and_port(&self.host, self.port))
     }
 }
 

@@ -117,6 +117,48 @@ fn a_lock_is_granted_after_its_master_was_stopped() {
     assert_free(&cluster.nodes()[0], &key);
 }
 
+/// Before the fail-over, these requests wait for a connection to the killed master.
+#[test]
+fn requests_without_a_connection_go_to_the_new_master() {
+    let mut cluster = cluster();
+    let key = key_on(&cluster, 0);
+    let patient = || {
+        let patient = builder(&cluster.url()).ttl(LONG_TTL);
+        let patient = patient.connect_timeout(6 * SOON).command_timeout(6 * SOON);
+        patient.build().unwrap()
+    };
+    let client = patient();
+    // It knows the slot map, and has no connection to the killed master. (An acquire that was written is not repeated.)
+    let other = patient();
+    lock(&other, &key_on(&cluster, 1)).unlock().unwrap();
+    let tagged = |name: &str| format!("{{{}}}{name}", in_redis(&key));
+    let names = ["extended", "unlocked", "written"].map(tagged);
+    let [extended, unlocked, written] = names.clone().map(|name| lock(&client, &name));
+    let replica = &cluster.nodes()[cluster.replica_of(0)];
+    let has_all = || {
+        names
+            .iter()
+            .all(|name| keys(replica).contains(&in_redis(name)))
+    };
+    assert!(eventually(SOON, has_all), "{:?}", keys(replica));
+    cluster.node(0).kill();
+    let (mutex, data) = (other.mutex(tagged("acquired")), tagged("data"));
+    let acquired = Task::start(move || mutex.try_lock().unwrap().is_some());
+    let extended = Task::start(move || extended.extend(2 * LONG_TTL).unwrap());
+    let unlocked = Task::start(move || unlocked.unlock().unwrap().is_confirmed());
+    let written = Task::start(move || {
+        let result = written.transaction(|_, pipe| {
+            pipe.set(&data, "x").ignore();
+            Ok::<_, leasehold::redis::RedisError>(())
+        });
+        result.unwrap();
+    });
+    assert!(acquired.within(3 * SOON, "an acquire"));
+    extended.within(3 * SOON, "an extension");
+    assert!(unlocked.within(3 * SOON, "a release"));
+    written.within(3 * SOON, "a transaction");
+}
+
 #[test]
 fn a_release_reaches_the_new_master() {
     let mut cluster = cluster();

@@ -293,3 +293,21 @@ fn locks_of_one_slot_outlive_its_slow_move() {
     }
     moving.end();
 }
+
+/// Until the slot has moved, one worker renews the locks that have moved and those that stay.
+#[test]
+fn a_silent_new_node_costs_no_lock_of_the_old_one() {
+    let moving = HalfMoved::prepare(40, secs(3));
+    moving.proxies[moving.to].black_hole(true);
+    thread::sleep(secs(8));
+    let (stays, moved): (Vec<_>, Vec<_>) = moving
+        .guards
+        .iter()
+        .enumerate()
+        .partition(|(lock, _)| lock % 2 == 1);
+    for (lock, guard) in stays {
+        assert!(guard.check().is_ok(), "lock {lock} has not moved");
+    }
+    assert!(moved.iter().all(|(_, guard)| guard.check().is_err()));
+    moving.proxies[moving.to].black_hole(false);
+}

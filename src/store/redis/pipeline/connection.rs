@@ -18,7 +18,7 @@ use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
-use crate::util::slot::Slot;
+use crate::util::slot::{Redirect, Slot};
 use crate::util::sync::park_timeout;
 
 /// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
@@ -57,28 +57,39 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
         .build_unchecked(Connector(Arc::clone(endpoint)))
 }
 
-/// Takes a connection from the pool, which makes one if there is none, within `timeout`. Ends early once `is_given_up`
-/// returns true.
+/// Takes a connection from the pool, which makes one if there is none, within `timeout`. Ends early once the server
+/// [is retired](Endpoint::is_retired).
 pub(crate) fn connect(
     pool: &Pool,
+    endpoint: &Endpoint,
     timeout: Duration,
-    is_given_up: impl Fn() -> bool,
 ) -> Result<PooledConnection<Connector>, r2d2::Error> {
     let until = MonotonicTime::now().after(timeout);
     loop {
         // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
         let left = until.since(MonotonicTime::now());
         let taken = pool.get_timeout(left.min(STEP));
-        if taken.is_ok() || left <= STEP || is_given_up() {
+        if taken.is_ok() || left <= STEP || endpoint.is_retired() {
             return taken;
         }
         let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
-        while MonotonicTime::now() < again && !is_given_up() {
+        while MonotonicTime::now() < again && !endpoint.is_retired() {
             if let Some(connection) = pool.try_get() {
                 return Ok(connection);
             }
             park_timeout(CHECK);
         }
+    }
+}
+
+/// The error of a request that was not written, since no connection could be made.
+pub(crate) fn connect_error(endpoint: &Endpoint, timed_out: r2d2::Error) -> Error {
+    let error = endpoint
+        .last_error()
+        .unwrap_or_else(|| errors::no_connection(&endpoint.address_of_server(), timed_out));
+    match endpoint.is_retired() {
+        true => error.with_redirect(Some(Redirect::Retired)),
+        false => error,
     }
 }
 
@@ -90,14 +101,10 @@ pub(crate) fn transaction_connection(
 ) -> Result<PooledConnection<Connector>, Error> {
     let deadline = MonotonicTime::now().after(timeout);
     loop {
-        match pool.get_timeout(deadline.since(MonotonicTime::now())) {
+        match connect(pool, endpoint, deadline.since(MonotonicTime::now())) {
             Ok(mut connection) if connection.is_stale() => connection.discard(),
             Ok(connection) => return Ok(connection),
-            Err(timed_out) => {
-                return Err(endpoint.last_error().unwrap_or_else(|| {
-                    errors::no_connection(&endpoint.address_of_server(), timed_out)
-                }));
-            }
+            Err(timed_out) => return Err(connect_error(endpoint, timed_out)),
         }
     }
 }

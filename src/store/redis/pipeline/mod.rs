@@ -645,8 +645,6 @@ impl<'a> Leadership<'a> {
             state.is_connecting = true;
             state.unsent.extend(batch);
         }
-        let times_given_up = shared.endpoint.times_given_up();
-        let is_given_up = || shared.endpoint.times_given_up() != times_given_up;
         while self.connection.is_none() {
             if let Err(closed) = shared.endpoint.check_open() {
                 self.refuse(&closed, false);
@@ -654,16 +652,14 @@ impl<'a> Leadership<'a> {
             }
             let left = deadline.since(MonotonicTime::now());
             let timeout = left.min(shared.connect_timeout);
-            match connection::connect(&shared.pool, timeout, is_given_up) {
+            match connection::connect(&shared.pool, &shared.endpoint, timeout) {
                 Ok(mut connection) if connection.is_stale() => connection.discard(),
                 Ok(connection) => self.connection = Some(PipelinedConnection::new(connection)),
                 Err(timeout) => {
-                    let known = shared.endpoint.last_error();
-                    let is_short_of_time =
-                        known.is_none() && left < shared.connect_timeout / 2 && !is_given_up();
-                    let error = known.unwrap_or_else(|| {
-                        errors::no_connection(&shared.endpoint.address_of_server(), timeout)
-                    });
+                    let error = connection::connect_error(&shared.endpoint, timeout);
+                    let is_short_of_time = shared.endpoint.last_error().is_none()
+                        && left < shared.connect_timeout / 2
+                        && error.redirect().is_none();
                     self.refuse(&error, is_short_of_time);
                     return Err(error);
                 }
@@ -678,7 +674,8 @@ impl<'a> Leadership<'a> {
         Ok(batch.filter(PendingRequest::is_wanted).collect())
     }
 
-    /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late.
+    /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late. If the
+    /// server is retired, each caller sends its request to another one.
     fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
         state.is_connecting = false;
@@ -687,6 +684,8 @@ impl<'a> Leadership<'a> {
         for request in unsent.chain(waiting) {
             let next = if is_short_of_time {
                 Next::RetryNow(request)
+            } else if error.redirect().is_some() && request.completion.is_some() {
+                request.on_reply(Err(error.clone()))
             } else {
                 request.on_not_sent(error)
             };

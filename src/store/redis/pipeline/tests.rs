@@ -5,7 +5,7 @@ mod leaving;
 mod stale;
 mod unanswered;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use leasehold_testbed::{Server, eventually};
@@ -25,6 +25,7 @@ struct Fixture {
     server: Server,
     pipeline: Pipeline,
     hook_calls: Arc<AtomicUsize>,
+    is_retired: Arc<AtomicBool>,
 }
 
 fn fixture() -> Fixture {
@@ -44,7 +45,10 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
 }
 
 fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) -> Fixture {
-    let endpoint = Arc::new(Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap());
+    let mut endpoint = Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap();
+    let is_retired = Arc::new(AtomicBool::new(false));
+    endpoint.set_retired_flag(Arc::clone(&is_retired));
+    let endpoint = Arc::new(endpoint);
     let hook_calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&hook_calls);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
@@ -64,6 +68,7 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
         server,
         pipeline,
         hook_calls,
+        is_retired,
     }
 }
 
@@ -481,11 +486,32 @@ fn releases_leave_and_callers_give_up_while_the_leader_connects() {
         let taken = pipeline.take_releases(|key| key.name() == "left");
         assert_eq!(taken.len(), 1);
         assert_eq!(pipeline.state.lock().unsent.iter().count(), 1);
-        pipeline.shared.endpoint.give_up_waiting();
+        f.is_retired.store(true, Ordering::SeqCst);
         assert!(eventually(LONG, || leader.is_finished()));
         let error = leader.join().unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.redirect(), Some(&Redirect::Retired), "{error}");
     });
+}
+
+#[test]
+fn callers_of_a_retired_server_send_their_requests_elsewhere() {
+    let mut f = with_timeout(3 * LONG);
+    f.server.kill();
+    f.is_retired.store(true, Ordering::SeqCst);
+    let release = f.release("k", LeaseId::random());
+    for command in [acquire_of("k"), release] {
+        let until = MonotonicTime::now().after(3 * LONG);
+        let error = f.pipeline.execute_one(command, until).unwrap_err();
+        assert_eq!(error.redirect(), Some(&Redirect::Retired), "{error}");
+        assert!(MonotonicTime::now() < until);
+    }
+    assert!(f.pipeline.is_idle(), "the caller has the release");
+    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    assert_eq!(refused.redirect(), Some(&Redirect::Retired), "{refused}");
+    // No caller waits for this release, so it stays until the store takes it.
+    f.pipeline.send_release(f.release("k", LeaseId::random()));
+    f.pipeline.run_maintenance();
+    assert_eq!(f.pipeline.take_releases(|_| true).len(), 1);
 }
 
 #[test]

@@ -1,57 +1,12 @@
 //! Reads URLs of groups of servers that sentinels watch.
 
-use std::fmt;
-
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use crate::store::redis::url::{self, Fault, HostList};
+use crate::store::redis::url::{self, Fault, HostList, HostPort};
 
 /// The most sentinels of a URL, and the most that a client knows.
 pub(crate) const MAX_SENTINELS: usize = 64;
 const DEFAULT_PORT: u16 = 26379;
-/// The longest name in the DNS. Sentinels may announce longer ones, which are refused.
-const LONGEST_HOST: usize = 255;
-
-/// The host and the port of a sentinel or a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HostPort {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl HostPort {
-    /// `None` if this cannot be an address. Also checks the addresses in replies of sentinels.
-    pub(crate) fn new(host: &[u8], port: &[u8]) -> Option<Self> {
-        let host = std::str::from_utf8(host).ok()?;
-        let is_bad = |c: char| c.is_whitespace() || c.is_control() || "%@/?#".contains(c);
-        if host.is_empty() || host.len() > LONGEST_HOST || host.contains(is_bad) {
-            return None;
-        }
-        let port = std::str::from_utf8(port).ok()?.parse().ok()?;
-        let host = host.to_owned();
-        (port != 0).then_some(Self { host, port })
-    }
-
-    /// The address in the form of redis-rs, with TLS if `has_tls`.
-    pub(crate) fn to_addr(&self, has_tls: bool) -> ConnectionAddr {
-        let (host, port) = (self.host.clone(), self.port);
-        match has_tls {
-            false => ConnectionAddr::Tcp(host, port),
-            true => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: false,
-                tls_params: None,
-            },
-        }
-    }
-}
-
-impl fmt::Display for HostPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&url::host_and_port(&self.host, self.port))
-    }
-}
 
 /// `redis+sentinel://[user:password@]host[:port][,host..]/group[/database]`, or `rediss+sentinel://..`.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
 
-pub(crate) use address::{HostPort, MAX_SENTINELS, SentinelUrl};
+pub(crate) use address::{MAX_SENTINELS, SentinelUrl};
 pub(crate) use watcher::SentinelWatcher;
 
 use crate::credentials::Credentials;
@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::{Attempted, Step};
 use crate::store::redis::socket::{Closer, Receiver, Sender};
+use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
 
 /// The most parts into which the remaining time is divided. A silent sentinel takes one part.

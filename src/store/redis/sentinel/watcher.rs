@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::Attempted;
 use crate::store::redis::sentinel::{
-    HostPort, Named, QUESTIONS, SentinelConnection, Sentinels, State as SentinelState,
+    Named, QUESTIONS, SentinelConnection, Sentinels, State as SentinelState,
 };
 use crate::store::redis::socket::Closer;
+use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::{ThreadGroup, sleep_unless};
 

@@ -28,11 +28,7 @@ pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
 }
 
 /// Models have no transactions.
-pub(crate) fn connect(
-    server: &Pool,
-    timeout: Duration,
-    _: impl Fn() -> bool,
-) -> Result<Connection, Error> {
+pub(crate) fn connect(server: &Pool, _: &Endpoint, timeout: Duration) -> Result<Connection, Error> {
     if server.happens(|faults| &mut faults.connecting) {
         pass(timeout);
         return Err(Error::new(ErrorKind::Unavailable, "no connection"));
@@ -42,6 +38,10 @@ pub(crate) fn connect(
         made_in: server.state.lock().epoch,
         broken: false,
     })
+}
+
+pub(crate) fn connect_error(_: &Endpoint, error: Error) -> Error {
+    error
 }
 
 pub(crate) fn transaction_connection(
