@@ -1,11 +1,10 @@
 -- Purpose: make each lock key on this node of a quorum be held by its lease, under at least this fencing token: a
---   renewal, or the second step of a grant. Sets a missing key, too. Never shortens a ttl, and takes no key from another
---   lease.
+--   renewal, or the second step of a grant. Never shortens a ttl, and takes no key from another lease.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
--- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, and the fencing token:
---   µs with sixteen digits
+-- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, with `?` behind it if a missing
+--   key has to stay missing, ttl in ms, and the fencing token: µs with sixteen digits
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of the
---   given token; an array of a string: another lease holds the key, the key's value; an error QUARANTINE and ms: the
+--   given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's value; an error QUARANTINE and ms: the
 --   node does not vote for so long; an error FOREIGN and a type: the key holds no lock of this library; any other error:
 --   refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
@@ -16,7 +15,7 @@ local refused, is_new_connection = nil, false
 -- part: fence.lua
 local results, result = n > 1 and {}, nil
 for i = 1, n do
-  local key, lease, ttl, token = KEYS[i + 2], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local key, lease, ttl, token = KEYS[i + 2], string.sub(ARGV[3 * i], 1, 32), ARGV[3 * i + 1], ARGV[3 * i + 2]
   result = refused
   if not result then
     -- part: stored.lua
@@ -25,6 +24,9 @@ for i = 1, n do
       result = value
     elseif value and string.sub(value, 1, 36) ~= 'lh1 ' .. lease then
       result = { value }
+    elseif not value and #ARGV[3 * i] > 32 then
+      result = 0
+      -- part: primary.lua
     else
       local written = token > last and redis.pcall('SET', counter, token)
       if written and not written.err then last = token end

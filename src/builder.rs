@@ -6,11 +6,14 @@ use std::time::Duration;
 use redis::ConnectionInfo;
 
 use crate::client::{Client, Server};
-use crate::config::{Config, Replicas};
+use crate::config::{Config, QUORUM_MAX_TTL, Replicas};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::event::EventHandler;
-use crate::store::{ClusterAddress, Endpoint, MemoryServer, redacted, redacted_info};
+use crate::quorum_node::QuorumNode;
+use crate::store::{
+    ClusterAddress, Endpoint, MemoryServer, QuorumAddress, redacted, redacted_info,
+};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
 use crate::util::fork::ForkGuard;
@@ -105,6 +108,7 @@ enum Address {
     Url(String),
     Info(Box<ConnectionInfo>),
     Memory(Arc<MemoryServer>),
+    Quorum(Vec<QuorumNode>),
 }
 
 impl From<&str> for ServerAddress {
@@ -158,6 +162,37 @@ impl Address {
             Self::Url(url) => redacted(url),
             Self::Info(info) => redacted_info(info),
             Self::Memory(_) => "memory://".to_owned(),
+            Self::Quorum(nodes) => {
+                let addresses = nodes.iter().map(|node| node.address.0.redacted());
+                addresses.collect::<Vec<String>>().join(", ")
+            }
+        }
+    }
+
+    /// The endpoint of one node of a quorum.
+    fn endpoint_of_node(
+        self,
+        connect_timeout: Duration,
+        max_reply_bytes: usize,
+    ) -> Result<Endpoint, Error> {
+        let scheme = match &self {
+            Self::Url(url) => url.split("://").next().unwrap_or_default(),
+            Self::Info(_) => "",
+            Self::Memory(_) | Self::Quorum(_) => "memory",
+        };
+        let is_group = scheme.ends_with("+sentinel") || scheme.ends_with("+cluster");
+        let is_server = !is_group && !scheme.eq_ignore_ascii_case("memory");
+        let given = match self.redacted() {
+            address if address.contains("://") => address,
+            address => format!("{scheme}://{address}"),
+        };
+        match self {
+            Self::Url(url) if is_server => Endpoint::new(&url, connect_timeout, max_reply_bytes),
+            Self::Info(info) => Endpoint::from_info(*info, connect_timeout, max_reply_bytes),
+            _ => {
+                let wanted = "addresses of single servers (redis:// or rediss://)";
+                Err(Error::invalid("the nodes", wanted, given))
+            }
         }
     }
 }
@@ -170,6 +205,12 @@ impl Builder {
 
     pub(crate) fn of_memory(server: Arc<MemoryServer>) -> Self {
         Self::of(Address::Memory(server))
+    }
+
+    pub(crate) fn of_quorum(nodes: Vec<QuorumNode>) -> Self {
+        let mut builder = Self::of(Address::Quorum(nodes));
+        builder.config.max_ttl = QUORUM_MAX_TTL;
+        builder
     }
 
     fn of(address: Address) -> Self {
@@ -205,6 +246,9 @@ impl Builder {
     }
 
     /// Sets the longest ttl that a lock of this client may have. 10 ms to 24 h. Defaults to 24 h.
+    ///
+    /// On a [quorum](Client::quorum), this is also the time for which a node does not vote after it may have lost its
+    /// data, and it defaults to 30 s. There all clients must have the same `max_ttl`.
     pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
         self.config.max_ttl = max_ttl;
         self
@@ -415,8 +459,14 @@ impl Builder {
             Server::Redis(endpoint) => drop(endpoint.open()?),
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
+            // Below: the nodes are asked at the same time.
+            Server::Quorum(_) => {}
         }
+        let is_quorum = matches!(server, Server::Quorum(_));
         let client = Client::start(server, config, fork_guard)?;
+        if is_quorum {
+            client.ping()?;
+        }
         client.handle().run_first_connection_hook();
         Ok(client)
     }
@@ -453,6 +503,31 @@ impl Builder {
             let message = format!("{setting}: a memory store has no connections");
             Err(Error::new(ErrorKind::InvalidConfig, message))
         };
+        if let Address::Quorum(nodes) = self.address {
+            let setting = match (has_sentinel_login, config.replicas) {
+                (true, _) => "sentinel_credentials: a quorum has no sentinels",
+                (_, Some(_)) => "replicas: a quorum counts its nodes, and no replicas",
+                _ => "",
+            };
+            if !setting.is_empty() {
+                return Err(Error::new(ErrorKind::InvalidConfig, setting));
+            }
+            let endpoint = |node: QuorumNode| {
+                let mut endpoint = (node.address.0).endpoint_of_node(connect_timeout, max_reply)?;
+                if let Some(callback) = node.credentials.or_else(|| self.credentials.clone()) {
+                    endpoint.set_credentials(callback)?;
+                }
+                #[cfg(feature = "tls")]
+                endpoint.set_up_tls(node.tls.as_ref().or(self.tls.as_ref()))?;
+                Ok(endpoint)
+            };
+            let endpoints = nodes
+                .into_iter()
+                .map(endpoint)
+                .collect::<Result<_, Error>>()?;
+            let quorum = QuorumAddress::new(endpoints, &config)?;
+            return Ok((Server::Quorum(Box::new(quorum)), config));
+        }
         let credentials = self.credentials.clone();
         let redis = |mut endpoint: Endpoint| {
             if let Some(callback) = credentials {
@@ -488,6 +563,7 @@ impl Builder {
                 Some(server) => memory(server?)?,
                 None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
             },
+            Address::Quorum(_) => unreachable!("handled above"),
         };
         if let Server::Memory(memory) = &server {
             memory.process().check()?;

@@ -17,10 +17,11 @@ use crate::held::HeldLock;
 use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::mutex::Mutex;
 use crate::observe;
+use crate::quorum_node::QuorumNode;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
     Backend, ClusterAddress, ClusterStore, Command, Endpoint, LateReleaseHook, MemoryNode,
-    MemoryServer, Node, Reply, ServerId, Store,
+    MemoryServer, Node, QuorumAddress, QuorumStore, Reply, ServerId, Store,
 };
 use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
@@ -30,8 +31,8 @@ use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
-/// A client of a Redis server, of a primary under Sentinel, or of a Redis Cluster. Make one per process and
-/// clone it freely.
+/// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
+/// servers. Make one per process and clone it freely.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
 /// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
@@ -75,6 +76,7 @@ pub(crate) enum Server {
     Redis(Arc<Endpoint>),
     Cluster(Box<ClusterAddress>),
     Memory(Arc<MemoryServer>),
+    Quorum(Box<QuorumAddress>),
 }
 
 pub(crate) struct Handle {
@@ -131,6 +133,55 @@ impl Client {
     /// ```
     pub fn builder(address: impl Into<ServerAddress>) -> Builder {
         Builder::of_address(address.into())
+    }
+
+    /// Connects to a quorum, with default settings: one to nine independent Redis servers. A lock is held while a
+    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The page on
+    /// quorums of the guide says what that guarantees, what it costs, and when not to use it.
+    ///
+    /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
+    /// or that restarted without its data, does not vote for one `max_ttl`. So a new quorum grants its first lock after
+    /// 30 s, the default of `max_ttl` here. Give each node its own machine, and no replicas: a fail-over would be a loss
+    /// of data that the clients do not see.
+    ///
+    /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
+    /// Tickets, fenced values, transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data
+    /// that a single server has. The fencing tokens of guards rise as on one server.
+    ///
+    /// # Errors
+    /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.
+    /// `InvalidConfig` unless there are 1 to 9 nodes with different addresses of single servers. The errors of
+    /// [`open`](Self::open) if a majority of the nodes has them.
+    ///
+    /// ```
+    /// # let servers = [(); 3].map(|()| leasehold_testbed::Server::start().unwrap());
+    /// # let [a, b, c] = servers.each_ref().map(|server| server.url());
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::quorum([a, b, c])?;
+    /// # let client = Client::quorum_builder(servers.each_ref().map(|server| server.url()))
+    /// #     .max_ttl(std::time::Duration::from_millis(50)).ttl(std::time::Duration::from_millis(50)).build_lazy()?;
+    /// let mutex = client.mutex("invoice:42");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn quorum<N: Into<QuorumNode>>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
+        Self::quorum_builder(nodes).build()
+    }
+
+    /// A builder for a client of a [quorum](Self::quorum). A [`QuorumNode`] has a login and TLS of its own.
+    /// [`Builder::credentials`] and `Builder::tls` are for the nodes that have none.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::quorum_builder(["redis://10.0.0.7", "redis://10.0.1.7", "redis://10.0.2.7"])
+    ///     .ttl(Duration::from_secs(5))
+    ///     .max_ttl(Duration::from_secs(10))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn quorum_builder<N: Into<QuorumNode>>(nodes: impl IntoIterator<Item = N>) -> Builder {
+        Builder::of_quorum(nodes.into_iter().map(Into::into).collect())
     }
 
     /// A client of a new [`MemoryStore`](crate::MemoryStore), for tests without a server. To let several clients
@@ -506,6 +557,7 @@ impl Handle {
             Server::Redis(endpoint) => (Clock::default(), endpoint.address()),
             Server::Cluster(cluster) => (Clock::default(), cluster.text()),
             Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
+            Server::Quorum(quorum) => (Clock::default(), quorum.text()),
         };
         let threads = Arc::new(threads);
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
@@ -709,5 +761,6 @@ fn backend_of(
             let node = MemoryNode::new(memory, holder, request_maintenance, delays);
             Backend::new(Arc::new(node))
         }
+        Server::Quorum(address) => Backend::new(QuorumStore::new(*address, config, &holder)),
     }
 }

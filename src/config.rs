@@ -12,6 +12,8 @@ use crate::util::key::{KeyLayout, RESERVED};
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
 /// The greatest value of `max_ttl`.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// The default of `max_ttl` on a quorum, where it is the length of a quarantine, too: the default ttl.
+pub(crate) const QUORUM_MAX_TTL: Duration = Duration::from_secs(30);
 /// The greatest value of `max_key_bytes`.
 const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;

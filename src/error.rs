@@ -10,6 +10,8 @@ use crate::util::text::printable;
 
 /// The longest message, in bytes. Longer messages are cut.
 const LONGEST_MESSAGE: usize = 500;
+/// The longest message of [`ErrorKind::NoQuorum`]: it has the answers of up to nine nodes.
+const LONGEST_NO_QUORUM: usize = 2_000;
 
 /// The kind of an [`Error`], from [`Error::kind`]. More kinds may be added.
 ///
@@ -28,6 +30,11 @@ pub enum ErrorKind {
     /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
     /// client releases it in the background. Never means that the lock has another holder.
     Timeout,
+    /// No majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the answer of each
+    /// node: an error, no reply, that the lock is held, or that the node may have lost its data and does not vote yet. If
+    /// the request was to acquire the lock, the client releases it on each node that may have it. Never means that a
+    /// majority says that the lock has another holder.
+    NoQuorum,
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
     /// No TLS connection can be made: the server's certificate is not accepted (expired, of an unknown issuer, for
@@ -61,7 +68,7 @@ pub enum ErrorKind {
     /// same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
-    /// it, or [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or
+    /// it, or a transaction, ticket, fenced value or replicas on a [quorum](crate::Client::quorum), or [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or
     /// it is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
@@ -83,6 +90,7 @@ impl ErrorKind {
         match self {
             Self::Unavailable => "Redis is unavailable",
             Self::Timeout => "no reply from Redis in time, the outcome is unknown",
+            Self::NoQuorum => "no majority of the nodes agrees",
             Self::Denied => "Redis denies access",
             Self::Tls => "no TLS connection",
             Self::NotHeld => "the lock is not held",
@@ -169,16 +177,22 @@ impl Error {
         self.0.kind == ErrorKind::LeaseLost
     }
 
-    /// Whether Redis could not be reached, or did not reply. A later retry may succeed.
+    /// Whether Redis, or a majority of the nodes of a quorum, could not be reached or did not reply. A later retry may
+    /// succeed.
     pub fn is_unavailable(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
+        use ErrorKind::{NoQuorum, Timeout, Unavailable};
+        matches!(self.0.kind, Unavailable | Timeout | NoQuorum)
     }
 
     /// An error whose message is made [`printable`], since it may contain text of other users.
     pub(crate) fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
+        let longest = match kind {
+            ErrorKind::NoQuorum => LONGEST_NO_QUORUM,
+            _ => LONGEST_MESSAGE,
+        };
         Self(Box::new(Repr {
             kind,
-            message: printable(message.as_ref(), LONGEST_MESSAGE).into_owned(),
+            message: printable(message.as_ref(), longest).into_owned(),
             key: None,
             reason: None,
             source: None,

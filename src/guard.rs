@@ -130,7 +130,8 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before; `Forked` in a child of the process that holds the lock.
+    /// `LeaseLost` if the lock was lost before; `Unsupported` on a [quorum](Client::quorum): the lock is released.
+    /// `Forked` in a child of the process that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -142,8 +143,10 @@ impl MutexGuard {
     /// ```
     pub fn into_ticket(mut self) -> Result<String, Error> {
         self.check_process()?;
-        self.release = true;
         let acquirer = &self.client.handle().acquirer;
+        let is_supported = acquirer.check_tickets();
+        is_supported.map_err(|error| error.with_key(self.key()))?;
+        self.release = true;
         let result = acquirer.transfer_out(&self.lease);
         let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {

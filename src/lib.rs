@@ -88,6 +88,7 @@ mod loss;
 mod memory;
 mod mutex;
 mod observe;
+mod quorum_node;
 mod reentrant;
 mod released;
 #[cfg(feature = "serde")]
@@ -111,6 +112,7 @@ pub use held::{HeldLock, LockInfo};
 pub use loss::LossReason;
 pub use memory::MemoryStore;
 pub use mutex::Mutex;
+pub use quorum_node::QuorumNode;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use released::Released;
 pub use store::TransactionConnection;

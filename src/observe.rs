@@ -347,6 +347,7 @@ pub(crate) fn describe() {
 fn name_of(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Unavailable => "unavailable",
+        ErrorKind::NoQuorum => "no_quorum",
         ErrorKind::Timeout => "timeout",
         ErrorKind::Denied => "denied",
         ErrorKind::Tls => "tls",

@@ -256,7 +256,8 @@ impl TransactionRunner {
         match &self.transactions {
             Some(transactions) => transactions.transaction_connection(key),
             None => {
-                let message = "a transaction needs a Redis";
+                let message =
+                    "a transaction needs one server or a Cluster, not a memory store or a quorum";
                 Err(Error::new(ErrorKind::Unsupported, message))
             }
         }

@@ -11,6 +11,11 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
+    /// Fails if the store has no tickets.
+    pub(crate) fn check_tickets(&self) -> Result<(), Error> {
+        self.store.check_tickets()
+    }
+
     /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
     /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
     /// ttl.

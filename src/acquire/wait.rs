@@ -311,13 +311,15 @@ impl Wait<'_> {
             return Some(Err(outage.error.clone()));
         }
         let lasted = now.since(outage.since.max(started));
-        let reason = match outage.error.kind() {
+        let (kind, reason) = match outage.error.kind() {
             // The new error has this kind, so its text would say it twice.
-            ErrorKind::Unavailable => outage.error.message().to_owned(),
-            _ => outage.error.to_string(),
+            kind @ (ErrorKind::Unavailable | ErrorKind::NoQuorum) => {
+                (kind, outage.error.message().to_owned())
+            }
+            _ => (ErrorKind::Unavailable, outage.error.to_string()),
         };
         let message = format!("for {:.1} s: {reason}", lasted.as_secs_f64());
-        let error = Error::new(ErrorKind::Unavailable, message);
+        let error = Error::new(kind, message);
         Some(Err(error.with_source_of(&outage.error)))
     }
 
@@ -488,9 +490,12 @@ impl Wait<'_> {
                     // The caller's own deadline may be shorter than a reply takes, so this time-out says nothing about
                     // Redis.
                     ErrorKind::Timeout if deadline < full_time => self.retry = RetryState::Polling,
-                    ErrorKind::Timeout | ErrorKind::Unavailable => {
-                        self.note_failure(asked_at, error);
+                    ErrorKind::NoQuorum
+                        if deadline < full_time && acquirer.watchdog.now() >= deadline =>
+                    {
+                        self.retry = RetryState::Polling;
                     }
+                    _ if error.is_unavailable() => self.note_failure(asked_at, error),
                     _ => return Err(error),
                 }
             }

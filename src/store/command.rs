@@ -35,13 +35,15 @@ pub(crate) enum Command {
         micros: u64,
     },
     /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another
-    /// lease holds the key. Sets a missing key, too.
+    /// lease holds the key.
     Hold {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
         /// The µs part of the token.
         micros: u64,
+        /// Whether to set a missing key, too. Otherwise the reply is `Missing`.
+        sets_missing: bool,
     },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
     /// the queue. Retries end at `until`, when the ttl has ended.

@@ -11,7 +11,6 @@ mod memory;
 #[cfg(shuttle)]
 pub(crate) mod model;
 mod observation;
-#[cfg_attr(not(test), expect(dead_code, reason = "no client makes a quorum yet"))]
 mod quorum;
 pub(crate) mod redis;
 #[cfg(all(test, not(shuttle)))]
@@ -36,6 +35,7 @@ pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
 pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
+pub(crate) use quorum::{QuorumAddress, QuorumStore};
 pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;
 #[cfg(leasehold_internals)]
@@ -111,6 +111,11 @@ pub(crate) trait Store: Send + Sync {
     /// How many threads should renew leases, and how many renewals they should send at a time.
     fn renewal_limits(&self) -> RenewalLimits {
         RenewalLimits::USUAL
+    }
+
+    /// Fails if the store cannot pass a lock from one client to another.
+    fn check_tickets(&self) -> Result<(), Error> {
+        Ok(())
     }
 
     /// Whether a renewal sets a missing key. A renewal that overlaps with the release of its lease may then set the key

@@ -37,6 +37,7 @@ mod loss_notification;
 mod mass_releases;
 mod memory_outages;
 mod notifications;
+mod quorum;
 mod reentrant;
 mod release_events;
 mod renewal_checks;

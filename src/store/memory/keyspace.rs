@@ -205,7 +205,8 @@ impl Keyspace {
                 lease,
                 ttl,
                 micros,
-            } => self.hold(key, *lease, *ttl, *micros, step),
+                sets_missing,
+            } => self.hold(key, *lease, *ttl, *micros, *sets_missing, step),
             Command::Flush => Ok(Reply::Done),
         }
     }
@@ -621,6 +622,7 @@ impl Keyspace {
         lease: LeaseId,
         ttl: Duration,
         micros: u64,
+        sets_missing: bool,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         if let Some(abstained) = self.abstained(step) {
@@ -628,6 +630,7 @@ impl Keyspace {
         }
         match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            None if !sets_missing => return Ok(Reply::Missing),
             Some(Entry::Lock(lock)) if lock.lease != lease => {
                 let by = Some(lock.holder.clone());
                 return Ok(Reply::Taken { by });

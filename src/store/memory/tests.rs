@@ -196,6 +196,8 @@ fn a_difference_planted_in_a_vote_is_found() {
         (ScriptKind::Propose, "own .. ' ' .. now", "own .. ' ' .. string.format('%016.0f', now - 40000)"),
         (ScriptKind::Propose, "left > 0", "left > 30"),
         (ScriptKind::Hold, "~= 'lh1 ' .. lease then", "== '' then"),
+        (ScriptKind::Hold, "and #ARGV[3 * i] > 32", "and false"),
+        (ScriptKind::Hold, "and #ARGV[3 * i] > 32", ""),
         (ScriptKind::Hold, "token > last and", "false and"),
         (ScriptKind::Hold, "token > last and", "true and"),
         (ScriptKind::Hold, "math.max(left, tonumber(ttl))", "tonumber(ttl)"),

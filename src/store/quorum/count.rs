@@ -8,6 +8,7 @@ use crate::store::command::Reply;
 use crate::store::completion::Outcome;
 use crate::store::value::{LockValue, micros_of};
 use crate::util::id::HolderId;
+use crate::util::text::printable;
 
 /// The number of nodes of a quorum.
 #[derive(Clone, Copy, Debug)]
@@ -83,13 +84,23 @@ impl Count {
         })
     }
 
-    /// The reply to a renewal from those to its holds. `None` if no majority holds the key, but may yet.
+    /// The reply to a renewal from those to its holds, which set no missing key. `None` if no majority holds the key,
+    /// but may yet.
     pub(super) fn renewed(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let held = outcomes.iter().filter_map(granted).count();
         if held >= self.majority() {
             return Some(Reply::Done);
         }
-        self.taken(outcomes, false)
+        self.taken(outcomes)
+    }
+
+    /// Whether to set a key that some nodes lack, by the replies to the holds of a renewal: if a majority holds the
+    /// lease, or may hold it with them, since each other node has replied that it does not vote.
+    pub(super) fn may_set(self, outcomes: &[Option<Outcome>]) -> bool {
+        let held = outcomes.iter().filter_map(granted).count();
+        let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
+        held >= self.majority()
+            || (held > 0 && self.taken(outcomes).is_none() && outcomes.iter().all(is_known))
     }
 
     /// The reply to a release, or to a release by force. `None` if a majority has not said.
@@ -103,7 +114,7 @@ impl Count {
         if done >= self.majority() {
             return Some(Reply::Done);
         }
-        if let Some(reply) = self.taken(outcomes, true) {
+        if let Some(reply) = self.taken(outcomes) {
             return Some(reply);
         }
         if count(&Reply::NotListening) > 0 {
@@ -120,19 +131,15 @@ impl Count {
         (done > 0 && released >= self.majority()).then_some(Reply::Done)
     }
 
-    /// `Taken` or `Missing` if so many nodes do not have the lease that no majority can have it. A missing key counts
-    /// only if `missing_counts`.
-    fn taken(self, outcomes: &[Option<Outcome>], missing_counts: bool) -> Option<Reply> {
+    /// `Taken` or `Missing` if so many nodes do not have the lease that no majority can have it.
+    fn taken(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let by = |outcome: &Option<Outcome>| match outcome {
             Some(Ok(Reply::Taken { by })) => Some(by.clone()),
             _ => None,
         };
         let takers: Vec<Option<HolderId>> = outcomes.iter().filter_map(by).collect();
         let is_missing = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(Reply::Missing)));
-        let missing = match missing_counts {
-            true => outcomes.iter().filter(is_missing).count(),
-            false => 0,
-        };
+        let missing = outcomes.iter().filter(is_missing).count();
         if takers.len() + missing <= self.0 - self.majority() {
             return None;
         }
@@ -192,7 +199,11 @@ impl Count {
         let answers = answers.map(|(outcome, name)| answer(outcome.as_ref(), name));
         let answers: Vec<String> = answers.collect();
         let (majority, all) = (self.majority(), self.0);
-        let message = format!("no {majority} of {all} nodes agree: {}", answers.join("; "));
+        let answers = answers.join("; ");
+        let message = match self.kind(outcomes) {
+            ErrorKind::NoQuorum => format!("{majority} of {all} are needed: {answers}"),
+            _ => answers,
+        };
         Error::new(self.kind(outcomes), message)
     }
 
@@ -206,7 +217,7 @@ impl Count {
         let kinds: Vec<ErrorKind> = outcomes.iter().filter_map(lasting).collect();
         match kinds.first() {
             Some(kind) if kinds.len() > self.0 - self.majority() => *kind,
-            _ => ErrorKind::Unavailable,
+            _ => ErrorKind::NoQuorum,
         }
     }
 }
@@ -227,8 +238,15 @@ fn stored(outcomes: &[Option<Outcome>], token: u64) -> usize {
         .count()
 }
 
+/// The longest answer of one node in an error, in bytes.
+const LONGEST_ANSWER: usize = 180;
+
 /// The answer of one node, for an error.
 fn answer(outcome: Option<&Outcome>, name: &str) -> String {
+    printable(&whole_answer(outcome, name), LONGEST_ANSWER).into_owned()
+}
+
+fn whole_answer(outcome: Option<&Outcome>, name: &str) -> String {
     let said = match outcome {
         None => "no reply in time".to_owned(),
         Some(Err(error)) if error.names(name) => return error.message().to_owned(),
@@ -364,9 +382,30 @@ mod tests {
             renewed(&[granted(), failed(ErrorKind::Timeout), taken("host/2/b")]),
             None
         );
-        // A lost key is set again, so it does not count.
         let missing = || Some(Ok(Reply::Missing));
-        assert_eq!(renewed(&[missing(), missing(), taken("host/2/b")]), None);
+        let done = Some(Reply::Done);
+        assert_eq!(renewed(&[granted(), granted(), missing()]), done);
+        assert_eq!(renewed(&[granted(), missing(), None]), None);
+        let gone = Some(Reply::Missing);
+        assert_eq!(renewed(&[granted(), missing(), missing()]), gone);
+        assert_eq!(renewed(&[missing(), missing(), taken("host/2/b")]), gone);
+        // A node that may have lost its data does not say that the lease is lost.
+        let abstains = Some(Ok(Reply::Abstained {
+            for_another: Duration::ZERO,
+        }));
+        assert_eq!(renewed(&[granted(), missing(), abstains.clone()]), None);
+        let may_set = |outcomes: &[Option<Outcome>]| Count::of(3).may_set(outcomes);
+        assert!(may_set(&[granted(), granted(), missing()]));
+        assert!(may_set(&[granted(), granted(), None]));
+        assert!(may_set(&[granted(), missing(), abstains]));
+        // The node without a reply may lack the key, too: the lease may have been released by force.
+        assert!(!may_set(&[granted(), missing(), None]));
+        assert!(!may_set(&[
+            granted(),
+            missing(),
+            failed(ErrorKind::Timeout)
+        ]));
+        assert!(!may_set(&[granted(), missing(), missing()]));
         assert_eq!(
             renewed(&[granted(), taken("host/2/b"), taken("host/2/b")]),
             Some(by_b())
@@ -455,17 +494,27 @@ mod tests {
         let error = Count::of(5).no_majority(&outcomes, &names);
         assert_eq!(
             error.message(),
-            "no 3 of 5 nodes agree: host:1: no reply in time; host:2: why; host:3: refused; \
+            "3 of 5 are needed: host:1: no reply in time; host:2: why; host:3: refused; \
              host:4: held; host:5: agrees"
         );
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.kind(), ErrorKind::NoQuorum);
+        // No node is cut off, however long the answers of the others are.
+        let long = || {
+            failed(ErrorKind::Unavailable)
+                .map(|_| Err(Error::new(ErrorKind::Denied, "x".repeat(400))))
+        };
+        let names: Vec<String> = (1..=9).map(|n| format!("host:{n}")).collect();
+        let outcomes: Vec<Option<Outcome>> =
+            (0..9).map(|n| if n < 4 { long() } else { None }).collect();
+        let error = Count::of(9).no_majority(&outcomes, &names);
+        assert!(names.iter().all(|name| error.names(name)), "{error}");
     }
 
     #[test]
     fn a_lasting_error_of_more_than_a_minority_is_the_kind() {
         let kind = |kinds: [ErrorKind; 3]| Count::of(3).kind(&kinds.map(failed));
         let (denied, away) = (ErrorKind::Denied, ErrorKind::Unavailable);
-        assert_eq!(kind([denied, away, away]), away);
+        assert_eq!(kind([denied, away, away]), ErrorKind::NoQuorum);
         assert_eq!(kind([away, denied, denied]), denied);
     }
 }

@@ -18,11 +18,13 @@ mod proposals;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
-use crate::config::Config;
+use crate::config::{Config, MIN_TTL};
 use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
@@ -52,14 +54,64 @@ const GRACE: Duration = Duration::from_millis(5);
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a flush waits for a silent node.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
+/// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
+const SETS_WITHIN: Duration = Duration::from_millis(100);
+
+/// The addresses of the nodes of a quorum.
+pub(crate) struct QuorumAddress {
+    endpoints: Vec<Endpoint>,
+    names: Vec<String>,
+    /// How long a node does not vote after it may have lost data.
+    quarantine: Duration,
+}
+
+impl QuorumAddress {
+    /// Fails unless there are one to nine nodes with different addresses.
+    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config) -> Result<Self, Error> {
+        Self::with_quarantine(endpoints, &config.prefix, config.max_ttl)
+    }
+
+    fn with_quarantine(
+        mut endpoints: Vec<Endpoint>,
+        prefix: &str,
+        quarantine: Duration,
+    ) -> Result<Self, Error> {
+        let names: Vec<String> = endpoints.iter().map(Endpoint::address).collect();
+        if !(1..=MAX_NODES).contains(&names.len()) {
+            let wanted = format!("1 to {MAX_NODES}");
+            return Err(Error::invalid("the number of nodes", &wanted, names.len()));
+        }
+        for (index, name) in names.iter().enumerate() {
+            if names[..index].contains(name) {
+                let wanted = "different servers";
+                return Err(Error::invalid("the nodes", wanted, format!("twice {name}")));
+            }
+        }
+        for endpoint in &mut endpoints {
+            endpoint.set_data_check(DataCheck::new(prefix, quarantine));
+        }
+        Ok(Self {
+            endpoints,
+            names,
+            quarantine,
+        })
+    }
+
+    /// The addresses without user and password.
+    pub(crate) fn text(&self) -> String {
+        self.names.join(", ")
+    }
+}
 
 /// The nodes of a client's quorum.
 pub(crate) struct QuorumStore {
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
     names: Vec<String>,
     count: Count,
     proposals: Proposals,
     clock: Clock,
+    /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
+    threads: Mutex<Option<ThreadGroup>>,
 }
 
 /// One node of a quorum.
@@ -69,18 +121,21 @@ struct Member {
     /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
     /// replied.
     silent_until: Mutex<Option<MonotonicTime>>,
+    /// A thread pings the node.
+    is_pinged: AtomicBool,
 }
 
 impl Member {
     /// `node` makes the node. It gets the hook that requests the node's maintenance.
-    fn new<N: QuorumNode + 'static>(node: impl FnOnce(MaintenanceHook) -> Arc<N>) -> Self {
+    fn new<N: QuorumNode + 'static>(node: impl FnOnce(MaintenanceHook) -> Arc<N>) -> Arc<Self> {
         let maintenance: Arc<MaintenanceRequests> = Arc::default();
         let requests = Arc::clone(&maintenance);
-        Self {
+        Arc::new(Self {
             node: node(Box::new(move |urgency| requests.request(urgency))),
             maintenance,
             silent_until: Mutex::default(),
-        }
+            is_pinged: AtomicBool::new(false),
+        })
     }
 
     fn is_silent(&self) -> bool {
@@ -107,12 +162,13 @@ struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    fn hold(&self, micros: u64) -> Command {
+    fn hold(&self, micros: u64, sets_missing: bool) -> Command {
         Command::Hold {
             key: self.key.clone(),
             lease: self.id,
             ttl: self.ttl,
             micros,
+            sets_missing,
         }
     }
 
@@ -132,38 +188,13 @@ fn is_granted(reply: &Reply) -> bool {
 }
 
 impl QuorumStore {
-    /// Does not connect. Fails unless there are one to nine nodes with different addresses.
-    pub(crate) fn new(
-        endpoints: Vec<Endpoint>,
-        config: &Config,
-        holder: &HolderId,
-    ) -> Result<Arc<Self>, Error> {
-        Self::with_quarantine(endpoints, config, holder, config.max_ttl)
-    }
-
-    fn with_quarantine(
-        endpoints: Vec<Endpoint>,
-        config: &Config,
-        holder: &HolderId,
-        quarantine: Duration,
-    ) -> Result<Arc<Self>, Error> {
-        let names: Vec<String> = endpoints.iter().map(Endpoint::address).collect();
-        if !(1..=MAX_NODES).contains(&names.len()) {
-            let wanted = format!("1 to {MAX_NODES}");
-            return Err(Error::invalid("the number of nodes", &wanted, names.len()));
-        }
-        for (index, name) in names.iter().enumerate() {
-            if names[..index].contains(name) {
-                let wanted = "different servers";
-                return Err(Error::invalid("the nodes", wanted, format!("twice {name}")));
-            }
-        }
+    /// Does not connect.
+    pub(crate) fn new(address: QuorumAddress, config: &Config, holder: &HolderId) -> Arc<Self> {
         let node_config = Config {
-            max_ttl: quarantine,
+            max_ttl: address.quarantine,
             ..config.clone()
         };
-        let member = |(index, mut endpoint): (usize, Endpoint)| {
-            endpoint.set_data_check(DataCheck::new(&config.prefix, quarantine));
+        let member = |(index, endpoint): (usize, Endpoint)| {
             Member::new(|request_maintenance| {
                 Arc::new(Node::new(
                     ServerId(index as u8),
@@ -176,11 +207,15 @@ impl QuorumStore {
                 ))
             })
         };
+        let QuorumAddress {
+            endpoints, names, ..
+        } = address;
         let members = endpoints.into_iter().enumerate().map(member).collect();
-        Ok(Self::of(members, names, config, Clock::default()))
+        Self::of(members, names, config, Clock::default())
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no client makes one yet"))]
     pub(crate) fn of_memory(
         servers: &[Arc<MemoryServer>],
         config: &Config,
@@ -199,13 +234,19 @@ impl QuorumStore {
         Self::of(members, names.collect(), config, clock)
     }
 
-    fn of(members: Vec<Member>, names: Vec<String>, config: &Config, clock: Clock) -> Arc<Self> {
+    fn of(
+        members: Vec<Arc<Member>>,
+        names: Vec<String>,
+        config: &Config,
+        clock: Clock,
+    ) -> Arc<Self> {
         Arc::new(Self {
             count: Count::of(members.len()),
             members,
             names,
             proposals: Proposals::new(config.max_ttl),
             clock,
+            threads: Mutex::default(),
         })
     }
 
@@ -217,10 +258,12 @@ impl QuorumStore {
             let started = threads.spawn("leasehold-node", move || requests.run(&node));
             started.inspect_err(|_| self.stop_threads())?;
         }
+        *self.threads.lock() = Some(threads.clone());
         Ok(())
     }
 
     fn stop_threads(&self) {
+        self.threads.lock().take();
         for member in &self.members {
             member.maintenance.stop();
         }
@@ -297,7 +340,7 @@ impl QuorumStore {
         let now = self.clock.now();
         // Later, the client would not believe the grant.
         let deadline = deadline.min(now.after(lease.ttl));
-        let time = |member: &Member| member.node.micros_at(now);
+        let time = |member: &Arc<Member>| member.node.micros_at(now);
         let times = self.members.iter().filter_map(time).collect();
         let proposal = Command::Propose {
             key: lease.key.clone(),
@@ -343,7 +386,7 @@ impl QuorumStore {
             .into_iter()
             .partition(|node| has_stored(&outcomes[*node]));
         let missing = self.count.majority().saturating_sub(done.len());
-        let hold = lease.hold(micros_of(token));
+        let hold = lease.hold(micros_of(token), true);
         let written = self.ask(&asked, std::slice::from_ref(&hold), deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
             let failed = written.iter().flatten().count() - stored;
@@ -372,12 +415,14 @@ impl QuorumStore {
         }
     }
 
-    /// Renews leases, with one batch for each node.
+    /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost. (A
+    /// node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so many
+    /// nodes lack its key that the lease is lost.)
     fn renew(&self, renewals: &mut [&mut Request]) {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let hold = |request: &&mut Request| match &request.command {
+        let hold = |request: &Request, sets_missing: bool| match &request.command {
             Command::Renew {
                 key,
                 lease,
@@ -386,11 +431,11 @@ impl QuorumStore {
                 ..
             } => {
                 let (id, ttl) = (*lease, *ttl);
-                Lease { key, id, ttl }.hold(micros_of(*token))
+                Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
             }
             other => unreachable!("{other:?} is no renewal"),
         };
-        let holds: Vec<Command> = renewals.iter().map(hold).collect();
+        let holds: Vec<Command> = renewals.iter().map(|one| hold(one, false)).collect();
         let nodes = self.all();
         let of_lease = |outcomes: &[Option<Outcome>], lease: usize| -> Vec<Option<Outcome>> {
             let of_nodes = outcomes.chunks(holds.len());
@@ -402,10 +447,51 @@ impl QuorumStore {
                 self.count.is_decided(&outcomes, is_granted)
             })
         });
-        for (lease, request) in renewals.iter_mut().enumerate() {
-            let outcomes = of_lease(&outcomes, lease);
+        let mut by_lease: Vec<Vec<Option<Outcome>>> = (0..holds.len())
+            .map(|lease| of_lease(&outcomes, lease))
+            .collect();
+        let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
+        for (lease, outcomes) in by_lease.iter().enumerate() {
+            let request = &renewals[lease];
+            // A renewal with a shorter ttl only asks whether the lease is held.
+            let sets = matches!(request.command, Command::Renew { ttl, .. } if ttl >= MIN_TTL);
+            if sets && self.count.may_set(outcomes) {
+                let is_missing = |node: &usize| matches!(outcomes[*node], Some(Ok(Reply::Missing)));
+                let lacking = nodes.iter().copied().filter(is_missing);
+                to_set.extend(lacking.map(|node| (node, lease, hold(request, true))));
+            }
+        }
+        self.set_missing(to_set, &mut by_lease, deadline);
+        for (request, outcomes) in renewals.iter_mut().zip(by_lease) {
             let reply = self.count.renewed(&outcomes);
             request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
+        }
+    }
+
+    /// Sends holds, each with its node and the index of its lease, and replaces the outcomes of these nodes.
+    fn set_missing(
+        &self,
+        mut holds: Vec<(usize, usize, Command)>,
+        by_lease: &mut [Vec<Option<Outcome>>],
+        deadline: MonotonicTime,
+    ) {
+        if holds.is_empty() {
+            return;
+        }
+        holds.sort_by_key(|(node, ..)| *node);
+        let (submitted, completions) = Submitted::new(holds.len());
+        let mut completions = completions.into_iter();
+        for of_node in holds.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let commands = of_node.iter().map(|(_, _, command)| command.clone());
+            let batch = commands.zip(completions.by_ref()).collect();
+            self.members[of_node[0].0].node.submit(batch);
+        }
+        let left = deadline.since(self.clock.now());
+        let soon = MonotonicTime::now().after(SETS_WITHIN.min(left));
+        let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
+        for ((node, lease, _), outcome) in holds.into_iter().zip(submitted.leave()) {
+            let outcome = outcome.map(|one| self.members[node].node.naming_the_server(one));
+            by_lease[lease][node] = outcome;
         }
     }
 
@@ -422,10 +508,10 @@ impl QuorumStore {
         found.ok_or_else(|| self.no_majority(&outcomes))
     }
 
-    /// Sends a command with which the library changes no lock of a quorum yet.
-    fn unsupported(what: &str) -> Outcome {
-        let message = format!("{what} on a quorum of several servers");
-        Err(Error::new(ErrorKind::Unsupported, message))
+    /// The error for something that a single server has.
+    fn unsupported(what: &str) -> Error {
+        let message = format!("{what} on a quorum of independent servers");
+        Error::new(ErrorKind::Unsupported, message)
     }
 }
 
@@ -445,7 +531,7 @@ impl Store for QuorumStore {
         match &command {
             Command::Acquire {
                 replicas: Some(_), ..
-            } => Self::unsupported("replicas"),
+            } => Err(Self::unsupported("acknowledgements of replicas")),
             Command::Acquire {
                 key,
                 lease,
@@ -473,27 +559,55 @@ impl Store for QuorumStore {
             }
             Command::Inspect { .. } => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
-            Command::Adopt { .. } => Self::unsupported("tickets"),
-            Command::Read { .. } | Command::Write { .. } => Self::unsupported("fenced values"),
-            Command::Propose { .. } | Command::Hold { .. } => Self::unsupported("votes"),
+            Command::Adopt { .. } => Err(Self::unsupported("tickets")),
+            Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported("fenced values")),
+            Command::Propose { .. } | Command::Hold { .. } => Err(Self::unsupported("votes")),
         }
     }
 
     /// Refuses the requests: no caller needs one outcome of several quorums.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (_, completion) in requests {
-            let message = "requests to submit, on a quorum of several servers";
-            let _ = completion.complete(Err(Error::new(ErrorKind::Unsupported, message)));
+            let _ = completion.complete(Err(Self::unsupported("submitted requests")));
         }
     }
 
-    /// Pings all nodes at once. Returns the time of the slowest node of the fastest majority.
+    /// Pings all nodes at once, and waits until a majority has replied or cannot reply any more. Returns the longest
+    /// time of that majority.
     fn ping(&self) -> Result<Duration, Error> {
-        let pings = self.call_each(|member| member.node.ping());
-        let mut took: Vec<Duration> = pings.iter().flatten().copied().collect();
-        took.sort_unstable();
-        let slowest = took.get(self.count.majority() - 1).copied();
-        slowest.ok_or_else(|| self.no_majority(&as_outcomes(&pings)))
+        let threads = self.threads.lock().clone();
+        let (pinged, pings) = bounded(self.members.len());
+        for (index, member) in self.members.iter().enumerate() {
+            if member.is_pinged.swap(true, Ordering::AcqRel) {
+                // An earlier ping of a node that does not reply.
+                continue;
+            }
+            let (member, pinged) = (Arc::clone(member), pinged.clone());
+            let ping = move || {
+                let took = member.node.ping();
+                member.is_pinged.store(false, Ordering::Release);
+                let _ = pinged.send((index, took));
+            };
+            match &threads {
+                Some(threads) => threads.spawn("leasehold-ping", ping)?,
+                None => ping(),
+            }
+        }
+        drop(pinged);
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
+        let mut longest = Duration::ZERO;
+        while !self.count.is_decided(&outcomes, Reply::is_success) {
+            let Ok((index, took)) = pings.recv() else {
+                break;
+            };
+            longest = longest.max(*took.as_ref().unwrap_or(&longest));
+            outcomes[index] = Some(took.map(|_| Reply::Done));
+        }
+        let replied = outcomes.iter().flatten().filter(|one| one.is_ok()).count();
+        if replied < self.count.majority() {
+            return Err(self.no_majority(&outcomes));
+        }
+        Ok(longest)
     }
 
     /// Checks all nodes at once. A majority has to reply.
@@ -535,6 +649,10 @@ impl Store for QuorumStore {
     fn failed_releases(&self) -> usize {
         let nodes = self.members.iter();
         nodes.map(|member| member.node.failed_releases()).sum()
+    }
+
+    fn check_tickets(&self) -> Result<(), Error> {
+        Err(Self::unsupported("tickets"))
     }
 
     /// A hold may come after the release of its lease, and sets the key again.
@@ -579,7 +697,7 @@ impl QuorumStore {
                 // If no thread can start, this thread makes the call.
                 spawned.map_err(|_| call(member))
             };
-            let calls: Vec<_> = self.members.iter().map(start).collect();
+            let calls: Vec<_> = self.members.iter().map(|one| &**one).map(start).collect();
             let result = |call| match call {
                 Ok(thread) => std::thread::ScopedJoinHandle::join(thread).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Timeout, "the call has panicked"))

@@ -69,7 +69,8 @@ fn endpoints(urls: &[String], config: &Config) -> Vec<Endpoint> {
 fn client(urls: &[String], config: &Config, quarantine: Duration) -> Fixture {
     let holder = HolderId::of_this_process();
     let endpoints = endpoints(urls, config);
-    let store = QuorumStore::with_quarantine(endpoints, config, &holder, quarantine).unwrap();
+    let address = QuorumAddress::with_quarantine(endpoints, &config.prefix, quarantine).unwrap();
+    let store = QuorumStore::new(address, config, &holder);
     let threads = ThreadGroup::new();
     store.start_threads(&threads).unwrap();
     Fixture { store, threads }
@@ -197,9 +198,9 @@ fn assert_granted(outcome: Outcome) -> u64 {
 }
 
 #[track_caller]
-fn assert_unavailable(outcome: Outcome, part: &str) {
+fn assert_no_quorum(outcome: Outcome, part: &str) {
     let error = outcome.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoQuorum, "{error}");
     assert!(error.message().contains(part), "{error}");
 }
 
@@ -307,14 +308,14 @@ fn a_stopped_majority_leaves_no_key_behind() {
     let other = self::key("other");
     let deadline = || MonotonicTime::now().after(timeout);
     let (lease, outcome) = client.acquire_by(&other, deadline());
-    assert_unavailable(outcome, "no 2 of 3 nodes agree");
+    assert_no_quorum(outcome, "2 of 3 are needed");
     assert!(started.elapsed() < timeout + LONG / 4);
     let renewed = client
         .store
         .execute_one(renewal(&key, held, token), deadline());
-    assert_unavailable(renewed, "no 2 of 3 nodes agree");
+    assert_no_quorum(renewed, "2 of 3 are needed");
     let released = client.store.execute_one(release(&key, held), deadline());
-    assert_unavailable(released, "no 2 of 3 nodes agree");
+    assert_no_quorum(released, "2 of 3 are needed");
     assert!(eventually(LONG, || is_free(&servers[2], &other)));
     servers[..2].iter().for_each(Server::resume);
     let are_free = |key: &Key| servers.iter().all(|server| is_free(server, key));
@@ -348,7 +349,7 @@ fn a_lost_reply_leaves_no_key_behind() {
             assert!(eventually(LONG, granted));
             acquires.join().unwrap()
         });
-        assert_unavailable(outcome, "no reply in time");
+        assert_no_quorum(outcome, "no reply in time");
         if cuts {
             proxies.iter().for_each(Proxy::cut_all);
         }
@@ -406,7 +407,7 @@ fn a_grant_without_its_write_back_is_released() {
         proxy.hold_replies(false);
         acquires.join().unwrap()
     });
-    assert_unavailable(outcome, "no 2 of 3 nodes agree");
+    assert_no_quorum(outcome, "2 of 3 are needed");
     assert!(eventually(LONG, || !is_held(&servers[1], &key, lease)));
     servers[0].resume();
     assert!(eventually(LONG, || !is_held(&servers[0], &key, lease)));
@@ -489,7 +490,7 @@ fn a_release_needs_a_majority_of_nodes() {
     servers[1].kill();
     let deadline = MonotonicTime::now().after(config.command_timeout);
     let released = client.store.execute_one(release(&second, two), deadline);
-    assert_unavailable(released, &servers[1].port().to_string());
+    assert_no_quorum(released, &servers[1].port().to_string());
     assert!(eventually(LONG, || is_free(&servers[2], &second)));
 }
 
@@ -572,9 +573,8 @@ fn a_quorum_has_one_to_nine_different_nodes() {
     let config = config(LONG);
     let refused = |urls: &[String]| {
         let endpoints = endpoints(urls, &config);
-        let holder = HolderId::of_this_process();
-        let store = QuorumStore::new(endpoints, &config, &holder);
-        store.err().map(|error| error.message().to_owned())
+        let address = QuorumAddress::new(endpoints, &config);
+        address.err().map(|error| error.message().to_owned())
     };
     let urls: Vec<String> = (1..=10).map(|n| format!("redis://127.0.0.1:{n}")).collect();
     assert_eq!(refused(&urls[..9]), None);
@@ -617,7 +617,10 @@ fn a_ping_and_a_flush_need_a_majority() {
         None
     );
     servers[1].kill();
-    assert_unavailable(client.store.ping().map(|_| Reply::Done), "no 2 of 3 nodes");
+    assert_no_quorum(
+        client.store.ping().map(|_| Reply::Done),
+        "2 of 3 are needed",
+    );
 }
 
 /// Two clients, two threads each, one key: no two of them hold it at the same time, and tokens increase.
@@ -712,7 +715,7 @@ fn a_restarted_node_votes_after_its_quarantine() {
         ask(server, &["FLUSHALL"]);
     }
     let (_, outcome) = client.acquire(&self::key("other"));
-    assert_unavailable(outcome, "may have lost data, and does not vote for");
+    assert_no_quorum(outcome, "may have lost data, and does not vote for");
 }
 
 #[test]

@@ -21,6 +21,7 @@ enum Vote {
     Stored(String),
     Contended(i64),
     Taken(String),
+    Missing,
     Refused(String),
 }
 
@@ -145,6 +146,26 @@ fn a_hold_sets_key_and_counter_but_takes_no_key() {
     assert_eq!(text_of(&node, "k"), Some(held));
     // A refused hold and a lower token leave the counter as it is.
     assert_eq!(text_of(&node, FENCE).as_deref(), Some(AHEAD));
+}
+
+#[test]
+fn a_renewal_leaves_a_missing_key_missing() {
+    let node = node();
+    let only_held = format!("{ONE}?");
+    let hold = |key: &str| {
+        let vote = match call(&node, &HOLD, &[[key, &only_held, AHEAD]]).remove(0) {
+            Vote::Contended(0) => Vote::Missing,
+            other => other,
+        };
+        (vote, text_of(&node, key).is_some())
+    };
+    assert_eq!(hold("k"), (Vote::Missing, false));
+    assert_eq!(text_of(&node, FENCE), None);
+    ask(&node, &["SET", "k", &value(ONE), "PX", "1000"]);
+    assert_eq!(hold("k"), (stored(AHEAD), true));
+    assert!(ttl_of(&node, "k") > 50_000);
+    ask(&node, &["SET", "k", &value(TWO), "PX", TTL]);
+    assert_eq!(hold("k"), (Vote::Taken(value(TWO)), true));
 }
 
 #[test]

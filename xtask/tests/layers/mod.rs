@@ -42,6 +42,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "internals",
             "memory",
             "mutex",
+            "quorum_node",
             "reentrant",
             "serialize",
         ],

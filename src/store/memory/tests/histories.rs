@@ -111,9 +111,11 @@ fn vote() -> impl Strategy<Value = Command> {
         6 => (key(), lease(), ttl(), select(given)).prop_map(|(key, lease, ttl, micros)| {
             Command::Propose { key, lease, ttl, micros }
         }),
-        6 => (key(), lease(), ttl(), select(held)).prop_map(|(key, lease, ttl, micros)| {
-            Command::Hold { key, lease, ttl, micros }
-        }),
+        6 => (key(), lease(), ttl(), select(held), any::<bool>()).prop_map(
+            |(key, lease, ttl, micros, sets_missing)| {
+                Command::Hold { key, lease, ttl, micros, sets_missing }
+            },
+        ),
         3 => (key(), lease()).prop_map(|(key, lease)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None }
         }),

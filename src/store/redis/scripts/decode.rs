@@ -137,6 +137,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
                 by: value::holder_of(stored),
             }
         }
+        (ScriptKind::Hold, Value::Int(0)) => Reply::Missing,
         (ScriptKind::Hold, _) => return None,
         (ScriptKind::Acquire | ScriptKind::Propose, Value::Int(ms)) => {
             let expires_in = millis(*ms);

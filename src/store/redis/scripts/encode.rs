@@ -126,7 +126,13 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
         | Command::Hold {
             lease, ttl, micros, ..
         } => {
-            out.lease(*lease);
+            match command {
+                Command::Hold {
+                    sets_missing: false,
+                    ..
+                } => out.text(&format!("{lease}?")),
+                _ => out.lease(*lease),
+            }
             out.millis(*ttl);
             // The scripts compare times as text.
             out.text(&format!("{micros:016}"));

@@ -1,0 +1,111 @@
+//! Nodes that are stopped, killed, or new.
+
+use std::time::Instant;
+
+use leasehold::ErrorKind;
+use leasehold_testbed::{Server, eventually};
+
+use super::nodes::{Nodes, builder, impatient};
+use crate::support::{SOON, held_keys, lock, millis, secs};
+
+/// Callers go on as before: one wait for a stopped node would take a whole time-out.
+#[test]
+fn two_stopped_nodes_of_five_delay_nobody() {
+    let nodes = Nodes::start(5);
+    let client = nodes.client();
+    lock(&client, "k").unlock().unwrap();
+    nodes.0[3..].iter().for_each(Server::stop);
+    let started = Instant::now();
+    let mut last = 0;
+    for _ in 0..30 {
+        let guard = lock(&client, "k");
+        assert!(guard.fencing_token() > last);
+        last = guard.fencing_token();
+        guard.unlock().unwrap();
+    }
+    assert!(client.ping().is_ok());
+    // The time-outs are 8 s.
+    assert!(started.elapsed() < secs(6), "{:?}", started.elapsed());
+    nodes.0[3..].iter().for_each(Server::resume);
+    drop(lock(&client, "k"));
+    nodes.assert_all_become_free();
+}
+
+#[test]
+fn three_stopped_nodes_of_five_are_no_quorum() {
+    let nodes = Nodes::start(5);
+    let client = impatient(nodes.urls(), millis(600)).build().unwrap();
+    let held = lock(&client, "held");
+    nodes.0[2..].iter().for_each(Server::stop);
+    for error in [
+        client.mutex("k").try_lock().unwrap_err(),
+        client.mutex("k").lock().unwrap_err(),
+        client.mutex("k").inspect().unwrap_err(),
+        client.ping().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::NoQuorum, "{error}");
+        assert!(error.is_unavailable());
+        let text = error.to_string();
+        for server in &nodes.0 {
+            let name = format!("127.0.0.1:{}", server.port());
+            assert!(text.contains(&name), "{text:?} lacks {name}");
+        }
+        assert!(text.contains("3 of 5 are needed: "), "{text}");
+    }
+    // Nothing of the attempts stays on the nodes that reply.
+    let is_free = |server: &Server| held_keys(server).iter().all(|key| key == "held");
+    assert!(eventually(SOON, || nodes.0[..2].iter().all(is_free)));
+    held.check().unwrap();
+    nodes.0[2..].iter().for_each(Server::resume);
+    assert!(eventually(SOON, || client.mutex("k").try_lock().is_ok()));
+    held.unlock().unwrap();
+    nodes.assert_all_become_free();
+}
+
+#[test]
+fn a_taken_lock_is_no_error_while_a_majority_votes() {
+    let mut nodes = Nodes::start(5);
+    let (first, second) = (nodes.client(), nodes.client());
+    let guard = lock(&first, "k");
+    assert!(second.mutex("k").try_lock().unwrap().is_none());
+    nodes.0[3..].iter_mut().for_each(Server::kill);
+    assert!(second.mutex("k").try_lock().unwrap().is_none());
+    let waited = second.mutex("k").try_lock_for(millis(50)).unwrap();
+    assert!(waited.is_none());
+    guard.unlock().unwrap();
+    drop(lock(&second, "k"));
+}
+
+/// A quorum of new servers grants its first lock after one `max_ttl`.
+#[test]
+fn new_nodes_vote_after_max_ttl() {
+    let nodes = Nodes::start_in_quarantine(3);
+    let started = Instant::now();
+    let client = builder(nodes.urls())
+        .ttl(secs(1))
+        .max_ttl(secs(3))
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    assert!(started.elapsed() >= secs(3), "{:?}", started.elapsed());
+    guard.unlock().unwrap();
+}
+
+/// A lease outlives restarts of one node after another, since renewals set the keys that a node has lost.
+#[test]
+fn a_lock_outlives_the_restart_of_each_node() {
+    let mut nodes = Nodes::start(3);
+    let (ttl, max_ttl) = (secs(4), secs(4));
+    let client = nodes.builder().max_ttl(max_ttl).ttl(ttl).build().unwrap();
+    let other = nodes.builder().max_ttl(max_ttl).ttl(ttl).build().unwrap();
+    let guard = lock(&client, "k");
+    assert!(eventually(SOON, || nodes.holding("k") == 3));
+    for index in 0..3 {
+        nodes.0[index].restart().unwrap();
+        assert!(other.mutex("k").try_lock().unwrap().is_none());
+        assert!(eventually(SOON, || nodes.holding("k") == 3), "{index}");
+        guard.check().unwrap();
+    }
+    guard.unlock().unwrap();
+    lock(&other, "k").unlock().unwrap();
+}

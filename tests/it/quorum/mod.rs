@@ -1,0 +1,7 @@
+//! Locks on a quorum of independent servers.
+
+pub mod nodes;
+
+mod addresses;
+mod failures;
+mod unsupported;

@@ -1,0 +1,31 @@
+//! Parts of the library that a quorum does not have.
+
+use leasehold::ErrorKind;
+
+use super::nodes::Nodes;
+use crate::support::{lock, millis};
+
+#[test]
+fn parts_for_one_server_say_that_a_quorum_lacks_them() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client();
+    let guard = lock(&client, "k");
+    let value = client.fenced_value("v");
+    let mutex = client.mutex("replicated").replicas(1, millis(100));
+    let errors = [
+        guard.transaction(|_, _| Ok(())).map(drop).unwrap_err(),
+        value.write(guard.fencing_token(), "1").unwrap_err(),
+        value.read().unwrap_err(),
+        mutex.try_lock().unwrap_err(),
+        mutex.lock().unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("quorum"), "{error}");
+    }
+    // The lock stays held: its guard is not used up.
+    let error = guard.into_ticket().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("quorum"), "{error}");
+    nodes.assert_all_become_free();
+}
