@@ -89,6 +89,8 @@ struct Found {
     value: (bool, Option<MonotonicTime>),
     /// The fence counter and the mark; `None` for those of one server.
     node: Option<(Option<u64>, Option<Mark>)>,
+    /// The µs of the token of a hold.
+    held: Option<u64>,
     before: MonotonicTime,
     after: MonotonicTime,
 }
@@ -279,8 +281,15 @@ impl Redis {
         command: Option<&Command>,
     ) -> Option<Found> {
         let kind = command.map(|command| ScriptKind::of(command).unwrap());
+        let mut held = None;
         let request = match command.zip(kind) {
-            Some((command, kind)) => self.request(scripts, kind, by, command),
+            Some((command, kind)) => {
+                let (request, sent) = self.request(scripts, kind, by, command);
+                if let Command::Hold { micros, .. } = sent {
+                    held = Some(micros);
+                }
+                request
+            }
             None => {
                 let mut log_in = redis::cmd("EVAL");
                 log_in.arg(&scripts.1).arg(1).arg(key::data_mark("p:"));
@@ -358,6 +367,7 @@ impl Redis {
             looked,
             value,
             node,
+            held,
             before,
             after,
         })
@@ -369,18 +379,18 @@ impl Redis {
         kind: ScriptKind,
         by: &HolderId,
         command: &Command,
-    ) -> Vec<u8> {
+    ) -> (Vec<u8>, Command) {
         let key = command.key().map_or("", Key::in_redis);
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is not text cannot be a lock.
-        let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        let command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
         let names =
             ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20).with_quarantine(QUARANTINE);
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
         let call = ScriptRef::Text(&scripts.0[kind as usize]);
-        scripts::encode(&mut bytes, call, kind, &names, [command].into_iter());
-        bytes
+        scripts::encode(&mut bytes, call, kind, &names, [&command].into_iter());
+        (bytes, command)
     }
 
     /// A message with the plain channel in place of the shard channel. A client that listens to its shard channel gets
@@ -487,7 +497,12 @@ impl Twin {
         let value = command
             .and_then(Command::key)
             .and_then(|key| self.keyspace.text(key, &mut step));
-        let command = command.map(|command| with_right_token(command, value.as_deref()));
+        let mut command = command.map(|command| with_right_token(command, value.as_deref()));
+        if let (Some(Command::Hold { micros, .. }), Some(held)) = (&mut command, found.held) {
+            // The key may have expired since its token was read, in Redis or in memory.
+            let own = self.tokens.get(&(held << 10));
+            *micros = own.map_or(held, |own| own >> 10);
+        }
         let reply = match &command {
             Some(command) => self.keyspace.execute(command, &mut step),
             None => Ok(Reply::Abstained {
