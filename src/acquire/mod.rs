@@ -33,6 +33,7 @@ use crate::util::id::LeaseIds;
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
+use backoff::Contenders;
 pub(crate) use late_releases::LateReleases;
 pub(crate) use notify::NotificationHandler;
 use outage::Outage;
@@ -76,6 +77,8 @@ pub(crate) struct Acquirer {
     outage: Outage,
     /// The outage of requests that replicas have to acknowledge. Requests without replicas may succeed meanwhile.
     outage_of_replicas: Outage,
+    /// The contenders for keys of a quorum.
+    contenders: Contenders,
     shutdown: Shutdown,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -102,6 +105,7 @@ impl Acquirer {
             lease_pools: Default::default(),
             outage: Outage::new(outage_lasts),
             outage_of_replicas: Outage::new(outage_lasts),
+            contenders: Contenders::default(),
             shutdown: Shutdown::default(),
             command_timeout,
             outage_timeout,

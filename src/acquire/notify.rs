@@ -95,7 +95,7 @@ impl Listener for NotificationHandler {
         let held = self.watchdog.tracked(key);
         let held = held.filter(|lease| lease.valid_for(now).is_some());
         let lease = held.map(|lease| lease.grant().id);
-        let matters = lease.is_some() || self.queues.tracked_entry_of(key).is_some();
+        let matters = lease.is_some() || self.queues.is_tracked(key);
         matters.then(|| TrackedKey {
             key: key.clone(),
             lease,
@@ -110,11 +110,15 @@ impl Listener for NotificationHandler {
         self.watchdog.track_keys(&holders);
     }
 
-    fn seen(&self, _: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
         let TrackedKey { key, lease } = tracked;
         match lease {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
+            None if let Some(servers) = self.backend.notifications.free_servers() => {
+                let is_free = !state.exists();
+                self.queues.note_watched(key, server, is_free, servers);
+            }
             None => {
                 // Another client holds the lock. Its release will serve the queue, so the waiter need not ask.
                 let entry = self.queues.tracked_entry_of(key);

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place, micros_of};
+use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, ServerId, front_place, micros_of};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -56,7 +56,13 @@ struct KeyQueue {
     /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
     /// accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
+    /// The servers that have reported that the key is missing, since a waiter began to watch it. `None` if no waiter
+    /// watches the key.
+    missing_on: Option<ServerSet>,
 }
+
+/// A set of servers, one bit for each.
+type ServerSet = u16;
 
 /// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
 /// next waiter takes over the entry.
@@ -364,6 +370,43 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
+    /// Whether a waiter for `key` wants to know of changes.
+    pub(crate) fn is_tracked(&self, key: &Key) -> bool {
+        let shard = self.shard(key);
+        let queue = shard.queues.get(key);
+        queue.is_some_and(|queue| {
+            queue.missing_on.is_some() || queue.entry.is_some_and(|entry| entry.is_tracked)
+        })
+    }
+
+    /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on
+    /// `needed` servers.
+    pub(crate) fn note_watched(
+        &self,
+        key: &Key,
+        server: ServerId,
+        is_missing: bool,
+        needed: usize,
+    ) {
+        let mut shard = self.shard(key);
+        let Some(queue) = shard.queues.get_mut(key) else {
+            return;
+        };
+        let Some(missing_on) = &mut queue.missing_on else {
+            return;
+        };
+        let before = missing_on.count_ones() as usize;
+        let server: ServerSet = 1 << server.0;
+        *missing_on = if is_missing {
+            *missing_on | server
+        } else {
+            *missing_on & !server
+        };
+        if before < needed && missing_on.count_ones() as usize >= needed {
+            queue.wake();
+        }
+    }
+
     /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
     /// same place. If a grant of `lease` is reported later, the client releases the grant.
     pub(crate) fn forget_entry(&self, key: &Key, lease: LeaseId) {
@@ -584,6 +627,13 @@ impl WaiterGuard<'_> {
         }
     }
 
+    /// Records that this waiter watches the key, of which no server has reported anything yet.
+    pub(crate) fn watch(&self) {
+        if let Some(queue) = self.queues.shard(self.key).queues.get_mut(self.key) {
+            queue.missing_on = Some(0);
+        }
+    }
+
     /// Sleeps until this waiter is woken or cancelled, at most until `until`.
     pub(crate) fn sleep(&self, until: MonotonicTime) -> WakeReason {
         let cancel = self.cancel.as_ref().map(|(cancel, woken)| (*cancel, woken));
@@ -606,7 +656,7 @@ impl WaiterGuard<'_> {
         if let Some(queue) = shard.queues.get_mut(self.key) {
             queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
             queue.entry.take_if(|entry| entry.lease == lease.grant().id);
-            queue.since = None;
+            (queue.since, queue.missing_on) = (None, None);
             forced = queue.forced.take();
         }
         let before = shard.holders.insert(Arc::clone(lease));

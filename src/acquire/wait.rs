@@ -35,6 +35,9 @@ const ASK_APART: Duration = Duration::from_millis(20);
 /// more.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
+/// How many split votes in a row a caller that does not wait tries to end.
+const MAX_SPLIT_VOTES: u32 = 4;
+
 /// How long to wait while another holder has the lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
@@ -56,6 +59,10 @@ pub(super) enum RetryState {
     },
     /// After a pause: the waiter will not be notified.
     Polling,
+    /// At `ask_at`: the waiter has no queue, and is woken when the key becomes free.
+    Watching { ask_at: MonotonicTime },
+    /// At this time, whatever happens before: other clients ask at other times.
+    Pausing(MonotonicTime),
 }
 
 impl RetryState {
@@ -96,6 +103,10 @@ struct Wait<'a> {
     retry: RetryState,
     last_attempt: LastAttempt,
     contention_reported: bool,
+    /// How many of the last attempts in a row have split the votes.
+    split_votes: u32,
+    /// How long the last attempt took.
+    round_trip: Duration,
 }
 
 impl Acquirer {
@@ -126,6 +137,8 @@ impl Acquirer {
                 retry: RetryState::AskNow,
                 last_attempt: LastAttempt::None,
                 contention_reported: false,
+                split_votes: 0,
+                round_trip: Duration::ZERO,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -345,6 +358,7 @@ impl Wait<'_> {
                     RetryState::Queued { track_at, ask_at } => {
                         track_at.unwrap_or(ask_at).min(ask_at)
                     }
+                    RetryState::Watching { ask_at } | RetryState::Pausing(ask_at) => ask_at,
                 });
             }
         }
@@ -354,7 +368,11 @@ impl Wait<'_> {
                 if outage.is_none() {
                     self.backoff = Backoff::new();
                 }
-                self.retry = RetryState::AskNow;
+                self.retry = match self.retry {
+                    RetryState::Pausing(until) => RetryState::Pausing(until),
+                    RetryState::Watching { .. } => self.pausing(),
+                    _ => RetryState::AskNow,
+                };
             }
             WakeReason::Nudged => {
                 if let RetryState::Queued { ask_at, .. } = &mut self.retry {
@@ -376,11 +394,65 @@ impl Wait<'_> {
                             }
                         }
                     }
+                    RetryState::Watching { ask_at } if now < ask_at => {
+                        RetryState::Watching { ask_at }
+                    }
+                    RetryState::Pausing(until) if now < until => RetryState::Pausing(until),
                     _ => RetryState::AskNow,
                 };
             }
         }
         Ok(())
+    }
+
+    /// The state of a waiter that asks again after a random pause, since other clients may ask, too.
+    fn pausing(&self) -> RetryState {
+        let acquirer = self.acquirer;
+        let pause = acquirer
+            .contenders
+            .pause(&self.request.key, self.round_trip);
+        RetryState::Pausing(acquirer.watchdog.now().after(pause))
+    }
+
+    /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
+    /// or polls if too few of them can notify.
+    fn watching(&self, expires_at: MonotonicTime) -> RetryState {
+        let acquirer = self.acquirer;
+        self.waiter.watch();
+        let key = self.request.key.clone();
+        let tracked = vec![TrackedKey { key, lease: None }];
+        if !acquirer.notifications.track(tracked) {
+            return RetryState::Polling;
+        }
+        let now = acquirer.watchdog.now();
+        let apart = acquirer
+            .contenders
+            .pause(&self.request.key, self.round_trip);
+        let ask_at = now.after(jittered(LONGEST_TRUST));
+        RetryState::Watching {
+            ask_at: ask_at.min(expires_at.after(apart)),
+        }
+    }
+
+    /// Handles split votes. Returns true if the caller, which does not wait, should ask once more.
+    fn note_split_vote(&mut self, expires_in: Duration, may_be_taken: bool) -> bool {
+        let acquirer = self.acquirer;
+        let key = &self.request.key;
+        self.split_votes += 1;
+        acquirer.contenders.note_split_vote(key);
+        self.report_contention(expires_in);
+        self.last_attempt = LastAttempt::Answered;
+        self.retry = self.pausing();
+        if let Until::Now = self.until {
+            return !may_be_taken && self.split_votes < MAX_SPLIT_VOTES;
+        }
+        acquirer.notifications.request(key);
+        if may_be_taken {
+            let now = acquirer.watchdog.now();
+            self.backoff.no_longer_than(expires_in);
+            self.retry = self.watching(now.after(expires_in + Duration::from_millis(1)));
+        }
+        false
     }
 
     /// Tells Redis to report changes of the key. Returns false if this is not possible now.
@@ -444,6 +516,7 @@ impl Wait<'_> {
             replicas: options.replicas,
         };
         let outcome = acquirer.store.execute_one(command, deadline);
+        self.round_trip = acquirer.watchdog.now().since(asked_at);
         let keeps_entry = match &outcome {
             Ok(Reply::Granted { .. }) => true,
             Ok(Reply::Contended { queued, .. }) => queued.is_some() || was_queued,
@@ -459,6 +532,7 @@ impl Wait<'_> {
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
+                        acquirer.contenders.note_grant(key);
                         return Ok(Some(lease));
                     }
                     // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.
@@ -478,6 +552,18 @@ impl Wait<'_> {
             Ok(Reply::Contended { queued, expires_in }) => {
                 acquirer.outage_of(options).end(|| self.server());
                 self.note_contention(lease, queue_mode, queued, expires_in, notification_epoch);
+            }
+            Ok(Reply::SplitVote {
+                expires_in,
+                may_be_taken,
+            }) => {
+                acquirer.outage_of(options).end(|| self.server());
+                if self.note_split_vote(expires_in, may_be_taken)
+                    && let RetryState::Pausing(until) = self.retry
+                {
+                    while self.waiter.sleep(until) != WakeReason::TimedOut {}
+                    return self.ask_redis(acquirer.watchdog.now());
+                }
             }
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
             Err(error) => {
@@ -580,6 +666,13 @@ impl Wait<'_> {
                 RetryState::queued(queued, expires_at, now)
             }
             Some(_) => RetryState::Polling,
+            None if acquirer.notifications.free_servers().is_some() => {
+                self.split_votes = 0;
+                match self.until {
+                    Until::Now => RetryState::Polling,
+                    _ => self.watching(expires_at),
+                }
+            }
             None if queue_mode == QueueMode::None => RetryState::Polling,
             // The queue in Redis is full.
             None => RetryState::Queued {

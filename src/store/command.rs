@@ -228,6 +228,13 @@ pub(crate) enum Reply {
         expires_in: Duration,
         queued: Option<Queued>,
     },
+    /// No majority of a quorum's nodes granted the key, since several leases have asked for it at the same time.
+    SplitVote {
+        /// As for `Contended`.
+        expires_in: Duration,
+        /// So many nodes have refused that another lease may hold the key.
+        may_be_taken: bool,
+    },
     /// Released, renewed, written, flushed.
     Done,
     /// The key does not exist.

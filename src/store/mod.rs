@@ -158,9 +158,14 @@ pub(crate) trait Notifications: Send + Sync {
     /// not connected: once they are, `Listener::all_changed` is called.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// How a waiter should join the queue of `key` now. A store without queues always returns `QueueMode::None`: its
-    /// waiters poll, with random pauses.
+    /// How a waiter should join the queue of `key` now. A store without queues always returns `QueueMode::None`.
     fn queue_mode(&self, key: &Key) -> QueueMode;
+
+    /// `None` if waiters queue on the server. Otherwise they watch the key: a waiter asks again when so many servers
+    /// have reported that the key is missing.
+    fn free_servers(&self) -> Option<usize> {
+        None
+    }
 
     /// A number that changes when notifications about `key` may have been missed: with each new notification
     /// connection, with each flush of a server, and when another server stores the key.

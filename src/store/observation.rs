@@ -48,7 +48,7 @@ impl<'a> KeyState<'a> {
         value::loss_reason(self.0)
     }
 
-    #[cfg(test)]
+    /// Whether the key exists.
     pub(crate) fn exists(self) -> bool {
         self.0.is_some()
     }

@@ -62,8 +62,8 @@ impl Count {
         }
     }
 
-    /// The reply to an acquire that a majority has not granted. `Contended` if a majority voted, and some for another
-    /// lease.
+    /// The reply to an acquire that a majority has not granted, if a majority voted, and some for another lease.
+    /// `Contended` if a majority voted for others, and no node for this lease.
     pub(super) fn contention(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let granted = outcomes.iter().filter_map(granted).count();
         let contended = |outcome: &Option<Outcome>| match outcome {
@@ -78,9 +78,17 @@ impl Count {
         // When so many of the keys have expired, a majority is free.
         let missing = self.majority().saturating_sub(granted).max(1);
         let expires_in = lefts[missing.min(lefts.len()) - 1];
-        Some(Reply::Contended {
-            expires_in,
-            queued: None,
+        let may_be_taken = lefts.len() >= self.majority();
+        Some(if granted == 0 && may_be_taken {
+            Reply::Contended {
+                expires_in,
+                queued: None,
+            }
+        } else {
+            Reply::SplitVote {
+                expires_in,
+                may_be_taken,
+            }
         })
     }
 
@@ -342,6 +350,10 @@ mod tests {
         let left =
             |nodes, outcomes: &[Option<Outcome>]| match Count::of(nodes).contention(outcomes)? {
                 Reply::Contended { expires_in, .. } => Some(expires_in.as_secs()),
+                Reply::SplitVote {
+                    expires_in,
+                    may_be_taken,
+                } => Some(if may_be_taken { 100 } else { 200 } + expires_in.as_secs()),
                 other => panic!("{other:?}"),
             };
         let none = || failed(ErrorKind::Unavailable);
@@ -350,14 +362,14 @@ mod tests {
             left(3, &[contended(3), contended(1), contended(2)]),
             Some(2)
         );
-        assert_eq!(left(3, &[granted(), contended(3), contended(1)]), Some(1));
-        // The votes of two nodes are split.
-        assert_eq!(left(3, &[granted(), contended(3), None]), Some(3));
+        // The votes are split: among three leases, or between two of them.
+        assert_eq!(left(3, &[granted(), contended(3), contended(1)]), Some(101));
+        assert_eq!(left(3, &[granted(), contended(3), None]), Some(203));
         assert_eq!(left(3, &[none(), contended(3), none()]), None);
         assert_eq!(left(3, &[none(), granted(), none()]), None);
         assert_eq!(
             left(4, &[granted(), granted(), contended(4), None]),
-            Some(4)
+            Some(204)
         );
         let abstained = Reply::Abstained {
             for_another: Duration::ZERO,

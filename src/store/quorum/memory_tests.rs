@@ -76,7 +76,10 @@ impl Fixture {
     fn assert_contended(&self, client: usize) {
         let (_, outcome) = self.acquire(client);
         assert!(
-            matches!(outcome, Ok(Reply::Contended { .. })),
+            matches!(
+                outcome,
+                Ok(Reply::Contended { .. } | Reply::SplitVote { .. })
+            ),
             "{outcome:?}"
         );
     }

@@ -37,11 +37,11 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
 use crate::store::value::micros_of;
 use crate::store::{
-    Completion, Listener, MaintenanceHook, MemoryNode, MemoryServer, Node, Notifications, ServerId,
-    Store, TrackedKey,
+    Completion, GrantMessage, KeyState, Listener, MaintenanceHook, MemoryNode, MemoryServer, Node,
+    Notifications, ServerId, Store, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::id::{HolderId, LeaseId};
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
@@ -717,9 +717,15 @@ fn as_outcomes<T>(calls: &[Result<T, Error>]) -> Vec<Option<Outcome>> {
 }
 
 impl Notifications for QuorumStore {
-    /// Starts the threads of the nodes. The nodes do not notify this client yet: its waiters poll.
-    fn start(&self, threads: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
-        self.start_threads(threads)
+    /// Starts the threads of the nodes. Each node has a notification connection.
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        self.start_threads(threads)?;
+        let listener: Arc<dyn Listener> = Arc::new(NodeListener(listener));
+        for member in &self.members {
+            let started = member.node.start(threads, Arc::clone(&listener));
+            started.inspect_err(|_| Notifications::stop(self))?;
+        }
+        Ok(())
     }
 
     fn stop(&self) {
@@ -727,17 +733,60 @@ impl Notifications for QuorumStore {
         self.members.iter().for_each(|member| member.node.stop());
     }
 
-    fn request(&self, _: &Key) {}
+    fn request(&self, key: &Key) {
+        let nodes = self.members.iter();
+        nodes.for_each(|member| member.node.request(key));
+    }
 
-    fn track(&self, _: Vec<TrackedKey>) -> bool {
-        false
+    /// Tracks the keys on all nodes. Returns true if a majority can notify: then a release by any majority is noticed.
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        let nodes = self.members.iter();
+        let tracking = nodes.filter(|member| member.node.track(keys.clone()));
+        tracking.count() >= self.count.majority()
     }
 
     fn queue_mode(&self, _: &Key) -> QueueMode {
         QueueMode::None
     }
 
+    fn free_servers(&self) -> Option<usize> {
+        Some(self.count.majority())
+    }
+
     fn must_confirm_losses(&self) -> bool {
         true
+    }
+}
+
+/// Passes the notifications of nodes on, except those about queues: a quorum has none, so other users have sent them.
+struct NodeListener(Arc<dyn Listener>);
+
+impl Listener for NodeListener {
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+
+    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
+        self.0.forced(server, key, lease, by);
+    }
+
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
+        self.0.changed(server, key)
+    }
+
+    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
+        self.0.all_changed(server, keys);
+    }
+
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
+        self.0.seen(server, tracked, state);
+    }
+
+    fn clock_moved(&self) {
+        self.0.clock_moved();
+    }
+
+    fn refused(&self, server: ServerId, error: &Error) {
+        self.0.refused(server, error);
     }
 }

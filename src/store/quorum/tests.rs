@@ -205,7 +205,10 @@ fn assert_no_quorum(outcome: Outcome, part: &str) {
 }
 
 fn contended(outcome: &Outcome) -> bool {
-    matches!(outcome, Ok(Reply::Contended { queued: None, .. }))
+    matches!(
+        outcome,
+        Ok(Reply::Contended { queued: None, .. } | Reply::SplitVote { .. })
+    )
 }
 
 #[test]

@@ -5,3 +5,4 @@ pub mod nodes;
 mod addresses;
 mod failures;
 mod unsupported;
+mod waiting;

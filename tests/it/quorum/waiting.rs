@@ -1,0 +1,89 @@
+//! Waiters, split votes, and losses that nodes report.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use leasehold::LossReason;
+use leasehold_testbed::{Server, eventually};
+
+use super::nodes::Nodes;
+use crate::support::{SOON, Task, ask, in_redis, lock, lost_within, millis, script_calls, tracked};
+
+/// A waiter that polled would ask some 20 times a second, and more at first.
+#[test]
+fn a_waiter_is_notified_by_the_nodes() {
+    let nodes = Nodes::start(3);
+    let (holder, other) = (nodes.client(), nodes.client());
+    let guard = lock(&holder, "k");
+    let waits = Task::start(move || drop(other.mutex("k").lock().unwrap()));
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
+    assert!(eventually(SOON, are_tracked));
+    let calls = || nodes.0.iter().map(script_calls).sum::<u64>();
+    // The notification connections are new, and each of them lets the waiter ask.
+    thread::sleep(millis(500));
+    let before = calls();
+    thread::sleep(millis(1_500));
+    let asked = (calls() - before) / 3;
+    assert!(asked <= 8, "{asked} attempts");
+    assert!(!waits.is_done());
+    guard.unlock().unwrap();
+    waits.within(SOON, "the waiter's turn");
+    nodes.assert_all_become_free();
+}
+
+#[test]
+fn a_forced_release_ends_the_lease_on_a_quorum() {
+    let nodes = Nodes::start(3);
+    let (holder, operator) = (nodes.client(), nodes.client());
+    let guard = lock(&holder, "k");
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
+    assert!(eventually(SOON, are_tracked));
+    let taken = operator.mutex("k").force_unlock().unwrap().unwrap();
+    assert_eq!(taken.holder(), holder.holder_id());
+    // No renewal is due before this time is over.
+    lost_within(SOON, &guard.lost_signal());
+    drop(lock(&operator, "k"));
+    nodes.assert_all_become_free();
+}
+
+#[test]
+fn one_node_without_the_key_ends_no_lease() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client();
+    let guard = lock(&client, "k");
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
+    assert!(eventually(SOON, are_tracked));
+    let delete = |node: &Server| ask(node, &["DEL", &in_redis("k")]);
+    let before = script_calls(&nodes.0[0]);
+    delete(&nodes.0[0]);
+    // The client asks all nodes, and a majority has the lease.
+    assert!(eventually(SOON, || script_calls(&nodes.0[0]) > before));
+    guard.check().unwrap();
+    delete(&nodes.0[1]);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
+}
+
+#[test]
+fn contending_clients_of_a_quorum_all_get_the_lock() {
+    let nodes = Nodes::start(3);
+    let total = Arc::new(AtomicU64::new(0));
+    let start = |_| {
+        let (client, total) = (nodes.client(), Arc::clone(&total));
+        Task::start(move || {
+            for _ in 0..10 {
+                let guard = client.mutex("k").lock().unwrap();
+                let seen = total.load(Ordering::SeqCst);
+                thread::sleep(millis(1));
+                total.store(seen + 1, Ordering::SeqCst);
+                guard.unlock().unwrap();
+            }
+        })
+    };
+    let tasks: Vec<Task<()>> = (0..4).map(start).collect();
+    for task in tasks {
+        task.within(6 * SOON, "ten grants of a client");
+    }
+    assert_eq!(total.load(Ordering::SeqCst), 40, "lost updates");
+    nodes.assert_all_become_free();
+}
