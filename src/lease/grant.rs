@@ -155,11 +155,11 @@ impl Grant {
         Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`. The difference varies
-    /// from lease to lease, so the renewals spread over time.
-    pub(super) fn spread_earlier(&self, at: MonotonicTime) -> MonotonicTime {
+    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`. `jitter`, from
+    /// 0.0 to 1.0, differs from lease to lease, so the renewals spread over time.
+    pub(super) fn spread_earlier(&self, at: MonotonicTime, jitter: f64) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
-        let earlier = (every / SPREAD).mul_f64(self.id.jitter());
+        let earlier = (every / SPREAD).mul_f64(jitter);
         at.before(earlier).rounded_down(renewal_step(every))
     }
 }

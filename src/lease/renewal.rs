@@ -257,10 +257,13 @@ impl Lease {
         latest.min(state.valid_until.before(whole))
     }
 
-    /// Makes the next renewal a little earlier, because many leases were renewed together.
-    pub(crate) fn spread_renewal(&self) {
+    /// Makes the next renewal a little earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0, says
+    /// how much earlier.
+    pub(crate) fn spread_renewal(&self, jitter: f64) {
         let mut state = self.state.lock();
-        state.renew_at = state.renew_at.map(|at| self.grant.spread_earlier(at));
+        state.renew_at = state
+            .renew_at
+            .map(|at| self.grant.spread_earlier(at, jitter));
     }
 
     /// Ends a change of the ttl to `asked` that Redis has not confirmed. Redis may still get the request while the key

@@ -228,6 +228,8 @@ pub(crate) struct RenewalLimits {
     pub(crate) threads: usize,
     /// How many renewals a thread sends at a time, if the renewals are late.
     pub(crate) at_a_time: usize,
+    /// Whether renewals of one slot should be sent together, since a script call has keys of one slot only.
+    pub(crate) by_slot: bool,
 }
 
 impl RenewalLimits {
@@ -237,6 +239,7 @@ impl RenewalLimits {
     pub(crate) const USUAL: Self = Self {
         threads: 2,
         at_a_time: if cfg!(all(test, shuttle)) { 8 } else { 512 },
+        by_slot: false,
     };
 }
 

@@ -109,7 +109,11 @@ impl Watchdog {
         queue: &Arc<RenewalQueue>,
         threads: &ThreadGroup,
     ) -> Result<(), Error> {
-        for _ in 0..self.store.renewal_limits().threads {
+        let limits = self.store.renewal_limits();
+        if limits.by_slot {
+            queue.group_by_slot();
+        }
+        for _ in 0..limits.threads {
             let (watchdog, queue) = (Arc::clone(self), Arc::clone(queue));
             let run = move || watchdog.run_renewals(&queue);
             threads.spawn("leasehold-renewals", run)?;
@@ -505,14 +509,15 @@ impl Watchdog {
         self.store.execute(&mut requests);
         let answered_at = self.now();
         let took = answered_at.since(asked_at);
-        let asked = begun.into_iter().zip(ttls).zip(late);
+        let jitters = renewals::jitters(begun.clone(), self.store.renewal_limits().by_slot);
+        let asked = begun.iter().zip(ttls).zip(late).zip(jitters);
         let mut observed = observe::RenewalMetrics::default();
-        for (((lease, ttl), late), request) in asked.zip(requests) {
+        for ((((lease, ttl), late), jitter), request) in asked.zip(requests) {
             let outcome = request.into_outcome();
             let outcome = self.end_ttl_change(lease, asked_at, answered_at, ttl, outcome);
             observed.add(&outcome, late, took);
             if are_many && outcome.is_ok() {
-                lease.spread_renewal();
+                lease.spread_renewal(jitter);
             }
             self.queue_renewal_event(lease, outcome);
             self.schedule_or_lose(lease);

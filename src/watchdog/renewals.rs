@@ -4,6 +4,9 @@
 //! a short ttl is not lost while leases with more time left are renewed. Under overload, each lease is renewed just
 //! before its end, and none is lost while the machine manages one renewal per lease and ttl. Confirmations go before
 //! renewals.
+//!
+//! On a Cluster, a script call has keys of one slot only. So a worker takes renewals of one slot together, up to
+//! [`SLOT_GROUP`]. They are due together again after that. Under overload the groups grow, and the calls become fewer.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -12,7 +15,7 @@ mod model;
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +23,7 @@ use std::time::Duration;
 use crate::lease::{Lease, LeasesByKey};
 use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
+use crate::util::slot::Slot;
 use crate::util::sync::{Condvar, Mutex};
 
 /// How many renewals a worker takes at least, if that many are due. All workers together then keep Redis busy for half
@@ -28,6 +32,10 @@ pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 
 /// Batches grow with the time for which renewals have waited, since fewer round trips help a slow network or machine.
 /// After this time, a batch is as large as the store allows, and takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
+
+/// On a Cluster, a worker takes at most this many renewals of one slot together. They are one script call, which costs
+/// less than a call for each of them. With more of them, leases of other slots that end earlier would wait for longer.
+pub(super) const SLOT_GROUP: usize = 16;
 
 /// The source of a report that a lease was lost. A pipeline has to confirm the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,6 +105,8 @@ pub(super) struct RenewalQueue {
 struct Waiting {
     /// Leases to renew, by the end of their validity when they were queued, then by the number of the renewal.
     renewals: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
+    /// The keys of `renewals` with the slots of their locks. `None` if slots do not matter.
+    by_slot: Option<BTreeSet<(Slot, MonotonicTime, u64)>>,
     /// How many renewals were ever queued.
     added: u64,
     /// Leases to confirm, each at most once for each kind of report.
@@ -123,12 +133,16 @@ impl Waiting {
     /// Queues renewals, each with the end of its lease's validity.
     fn add_renewals(&mut self, leases: Vec<(MonotonicTime, Arc<Lease>)>) {
         for (until, lease) in leases {
+            if let Some(by_slot) = &mut self.by_slot {
+                by_slot.insert((lease.grant().key.slot(), until, self.added));
+            }
             self.renewals.insert((until, self.added), lease);
             self.added += 1;
         }
     }
 
-    /// Takes the renewals for one round trip, `at_a_time` at most.
+    /// Takes the renewals for one round trip, `at_a_time` at most: those of the leases that end first. On a Cluster, each
+    /// of them is followed by others of its slot.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
@@ -139,18 +153,56 @@ impl Waiting {
         let lateness = now.since(round.since);
         let share = lateness.div_duration_f64(FULL_BATCH_AFTER).min(1.0);
         let most = MIN_BATCH + (at_a_time.saturating_sub(MIN_BATCH) as f64 * share) as usize;
-        let pop = || {
-            let ((_, number), lease) = self.renewals.pop_first()?;
-            round.left -= usize::from(number < round.end);
-            Some(lease)
-        };
-        let taken = std::iter::from_fn(pop).take(most).collect();
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((first, lease)) = self.renewals.pop_first()
+        {
+            let others = self.take_others_of_slot(&lease, first, most - taken.len());
+            taken.push(lease);
+            round.left -= usize::from(first.1 < round.end);
+            for (number, other) in others {
+                round.left -= usize::from(number < round.end);
+                taken.push(other);
+            }
+        }
         self.round = Some(round);
         taken
+    }
+
+    /// On a Cluster, takes the next renewals of the slot of `lease`, whose own renewal `first` was taken: one less than
+    /// `most` and [`SLOT_GROUP`] at most. Returns the numbers of the renewals, too.
+    fn take_others_of_slot(
+        &mut self,
+        lease: &Lease,
+        first: (MonotonicTime, u64),
+        most: usize,
+    ) -> Vec<(u64, Arc<Lease>)> {
+        let Some(by_slot) = &mut self.by_slot else {
+            return Vec::new();
+        };
+        let slot = lease.grant().key.slot();
+        let first = (slot, first.0, first.1);
+        let of_slot = by_slot.range(first..).take_while(|next| next.0 == slot);
+        let group: Vec<_> = of_slot.take(most.min(SLOT_GROUP)).copied().collect();
+        for renewal in &group {
+            by_slot.remove(renewal);
+        }
+        let others = group.into_iter().skip(1);
+        others
+            .filter_map(|(_, until, number)| {
+                let lease = self.renewals.remove(&(until, number))?;
+                Some((number, lease))
+            })
+            .collect()
     }
 }
 
 impl RenewalQueue {
+    /// From now on, renewals of one slot are taken together.
+    pub(super) fn group_by_slot(&self) {
+        self.waiting.lock().by_slot.get_or_insert_default();
+    }
+
     pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
         if leases.is_empty() {
             return;
@@ -206,6 +258,7 @@ impl RenewalQueue {
     pub(super) fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
+        waiting.by_slot = None;
         let left = (
             mem::take(&mut waiting.renewals),
             mem::take(&mut waiting.to_confirm),
@@ -215,6 +268,34 @@ impl RenewalQueue {
         // Drop the leases after the unlock: they may own values of users.
         drop(left);
     }
+}
+
+/// For each of these leases, the number from 0.0 to 1.0 that spreads its next renewal. If `by_slot`, the renewals of one
+/// slot that were sent together have the same number, so they are due together again.
+pub(super) fn jitters<'a>(
+    leases: impl IntoIterator<Item = &'a Arc<Lease>>,
+    by_slot: bool,
+) -> impl Iterator<Item = f64> {
+    let mut group: Option<(Slot, f64)> = None;
+    let mut left = 0;
+    leases.into_iter().map(move |lease| {
+        let grant = lease.grant();
+        let own = grant.id.jitter();
+        if !by_slot {
+            return own;
+        }
+        let slot = grant.key.slot();
+        match group {
+            Some((of, jitter)) if of == slot && left > 0 => {
+                left -= 1;
+                jitter
+            }
+            _ => {
+                (group, left) = (Some((slot, own)), SLOT_GROUP - 1);
+                own
+            }
+        }
+    })
 }
 
 fn with_ends(leases: Vec<Arc<Lease>>) -> Vec<(MonotonicTime, Arc<Lease>)> {

@@ -333,7 +333,7 @@ fn renewals_due_together_spread_and_none_is_late() {
             let f = lease(|_| {});
             f.lease
                 .finish_ttl_change(f.asked_at, f.asked_at, 30 * SECOND);
-            f.lease.spread_renewal();
+            f.lease.spread_renewal(f.lease.grant().id.jitter());
             match f.lease.take_due(f.asked_at, set_timer) {
                 DueActions::Held { next, .. } => next.since(f.asked_at),
                 DueActions::Ended => panic!("the lease is held"),
@@ -353,7 +353,7 @@ fn renewals_due_together_spread_and_none_is_late() {
 #[test]
 fn spreading_does_not_renew_an_unrenewed_lease() {
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
-    f.lease.spread_renewal();
+    f.lease.spread_renewal(f.lease.grant().id.jitter());
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(
         f.lease.take_due(f.asked_at, set_timer),

@@ -36,8 +36,8 @@ use crate::store::redis::pipeline::ReleaseRouter;
 use crate::store::redis::pipeline::request::Release;
 use crate::store::redis::url::HostPort;
 use crate::store::{
-    Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, ServerId, Store,
-    TrackedKey, TransactionConnection, Transactions,
+    Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, RenewalLimits,
+    ServerId, Store, TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -618,6 +618,13 @@ impl Store for ClusterStore {
                     let _ = completion.complete(Err(Error::new(ErrorKind::Unavailable, message)));
                 }
             }
+        }
+    }
+
+    fn renewal_limits(&self) -> RenewalLimits {
+        RenewalLimits {
+            by_slot: self.config.layout == KeyLayout::Slots,
+            ..RenewalLimits::USUAL
         }
     }
 

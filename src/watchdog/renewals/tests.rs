@@ -150,3 +150,90 @@ fn a_server_without_workers_shares_the_first_queue() {
     let shared = queues.of(ServerId(1), |_| false);
     assert!(Arc::ptr_eq(&shared, &queues.of(ServerId::ONLY, |_| true)));
 }
+
+/// Leases of locks with these names and ttls in seconds.
+fn leases_of(names: impl IntoIterator<Item = (&'static str, u64)>) -> Vec<Arc<Lease>> {
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    callbacks.stop();
+    let now = MonotonicTime::now();
+    let lease = |(name, ttl)| {
+        let options = Options {
+            ttl: Duration::from_secs(ttl),
+            ..Options::USUAL
+        };
+        let grant = Grant {
+            options: Arc::new(options),
+            ..Grant::usual(Key::new("", name, 16).unwrap(), now)
+        };
+        Arc::new(Lease::new(grant, Arc::clone(&callbacks), None))
+    };
+    names.into_iter().map(lease).collect()
+}
+
+#[test]
+fn renewals_of_one_slot_are_taken_together() {
+    let all = leases_of([
+        ("{a}1", 10),
+        ("{b}1", 20),
+        ("{a}2", 30),
+        ("c", 40),
+        ("{b}2", 50),
+    ]);
+    for (is_grouped, expected) in [(true, [10, 30, 20, 50, 40]), (false, [10, 20, 30, 40, 50])] {
+        let renewals = RenewalQueue::default();
+        if is_grouped {
+            renewals.group_by_slot();
+        }
+        renewals.add(all.clone());
+        let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch(AT_A_TIME) else {
+            panic!("nothing to renew");
+        };
+        assert_eq!(ttls(&next), expected);
+        let waiting = renewals.waiting.lock();
+        let is_forgotten = waiting.by_slot.as_ref().is_none_or(BTreeSet::is_empty);
+        assert!(waiting.is_empty() && is_forgotten);
+    }
+}
+
+#[test]
+fn a_slot_with_many_leases_delays_others_by_one_group() {
+    let renewals = RenewalQueue::default();
+    renewals.group_by_slot();
+    renewals.add(leases_of((0..3 * SLOT_GROUP).map(|_| ("{a}", 10))));
+    renewals.add(leases_of([("b", 9), ("c", 20)]));
+    let take = |at_a_time| match renewals.wait_for_batch(at_a_time) {
+        Some(RenewalBatch::Renew(next)) => ttls(&next),
+        _ => panic!("nothing to renew"),
+    };
+    let first = take(AT_A_TIME);
+    assert_eq!(
+        (first[0], first.len()),
+        (9, MIN_BATCH),
+        "no more than a batch"
+    );
+    let second = take(AT_A_TIME);
+    assert_eq!(second.last(), Some(&20));
+    assert_eq!(second.len() + first.len(), 3 * SLOT_GROUP + 2);
+    // A short lease goes before the rest of a slot.
+    renewals.add(leases_of((0..2 * SLOT_GROUP).map(|_| ("{a}", 30))));
+    renewals.add(leases_of([("{a}", 10), ("b", 20)]));
+    let next = take(AT_A_TIME);
+    assert_eq!((next[0], next[SLOT_GROUP]), (10, 20));
+}
+
+#[test]
+fn renewals_that_were_sent_together_spread_together() {
+    let names = [("{a}", 30); SLOT_GROUP + 2];
+    let all = leases_of(names.into_iter().chain([("b", 30), ("b", 30)]));
+    let own: Vec<f64> = all.iter().map(|lease| lease.grant().id.jitter()).collect();
+    let jitters = |by_slot| super::jitters(&all, by_slot).collect::<Vec<f64>>();
+    assert_eq!(jitters(false), own);
+    let of_group = |first: usize, count: usize| vec![own[first]; count];
+    let next = SLOT_GROUP;
+    let expected = [
+        of_group(0, SLOT_GROUP),
+        of_group(next, 2),
+        of_group(next + 2, 2),
+    ];
+    assert_eq!(jitters(true), expected.concat());
+}
