@@ -12,10 +12,10 @@ mod servers;
 mod under_load;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{Cluster, Server};
+use leasehold_testbed::{Cluster, Proxy, Server, eventually};
 
 use crate::steady::steady;
-use crate::support::{LONG_TTL, ask, in_redis};
+use crate::support::{LONG_TTL, SOON, ask, in_redis};
 
 fn cluster() -> Cluster {
     Cluster::start().unwrap()
@@ -64,4 +64,23 @@ fn keys(server: &Server) -> Vec<String> {
     keys.iter()
         .filter_map(|key| key.as_text().map(str::to_owned))
         .collect()
+}
+
+/// A proxy for each node, which the node announces to clients as its address.
+pub fn announce_proxies(cluster: &Cluster) -> Vec<Proxy> {
+    let announce = |node: &Server| {
+        let proxy = Proxy::start(node.port()).unwrap();
+        let port = proxy.port().to_string();
+        ask(node, &["CONFIG", "SET", "cluster-announce-port", &port]);
+        proxy
+    };
+    let proxies: Vec<Proxy> = cluster.nodes().iter().map(announce).collect();
+    let knows_proxies = |node| {
+        let slots = ask(node, &["CLUSTER", "SLOTS"]).to_string();
+        let mut ports = proxies.iter().map(|proxy| proxy.port().to_string());
+        ports.all(|port| slots.contains(&port))
+    };
+    let is_announced = || cluster.nodes().iter().all(knows_proxies);
+    assert!(eventually(3 * SOON, is_announced));
+    proxies
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Cluster, Proxy, eventually};
 
-use super::{client, key_on, keys, server_of};
+use super::{announce_proxies, client, key_on, keys, server_of};
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, builder, in_redis, lock, millis, secs};
 
@@ -230,14 +230,7 @@ fn name(lock: usize) -> String {
 impl HalfMoved {
     fn prepare(locks: usize, ttl: Duration) -> Self {
         let cluster = Cluster::builder().without_replicas().start().unwrap();
-        let proxies: Vec<Proxy> = cluster.nodes().iter().map(announce_a_proxy).collect();
-        let knows_proxies = |node| {
-            let slots = ask(node, &["CLUSTER", "SLOTS"]).to_string();
-            let mut ports = proxies.iter().map(|proxy| proxy.port().to_string());
-            ports.all(|port| slots.contains(&port))
-        };
-        let is_announced = || cluster.nodes().iter().all(knows_proxies);
-        assert!(eventually(3 * SOON, is_announced));
+        let proxies = announce_proxies(&cluster);
         let url = proxies[0].url().replace("redis:", "redis+cluster:");
         let builder = steady(&url).prefix("{app}:").ttl(ttl);
         let client = builder.build().unwrap();
@@ -267,14 +260,6 @@ impl HalfMoved {
             assert!(guard.unlock().unwrap().is_confirmed());
         }
     }
-}
-
-/// Starts a proxy that `node` announces to clients as its address.
-fn announce_a_proxy(node: &leasehold_testbed::Server) -> Proxy {
-    let proxy = Proxy::start(node.port()).unwrap();
-    let port = proxy.port().to_string();
-    ask(node, &["CONFIG", "SET", "cluster-announce-port", &port]);
-    proxy
 }
 
 /// One renewal after the other would take 10 s for all of them.

@@ -4,13 +4,14 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, Server};
+use leasehold_testbed::{Cluster, Proxy, SentinelGroup, SentinelGroupBuilder, Server};
 
+use crate::cluster::announce_proxies;
 use crate::cluster::pool::PooledCluster;
 use crate::least_privilege::{as_limited, limited, refused, rights, version};
 use crate::sentinel::rights::{limited_at_sentinel, limited_login};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, secs, server};
+use crate::support::{LONG_TTL, SOON, in_redis, secs, server};
 #[cfg(feature = "tls")]
 use crate::tls::TlsServer;
 
@@ -20,10 +21,14 @@ pub trait Backend {
     fn builder(&self) -> Builder;
 
     /// A ttl short enough to wait for, and long enough that a busy machine renews in time.
-    fn ttl(&self) -> Duration;
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
 
     /// Lets `time` pass, for the store and for its clients, whose threads continue meanwhile.
-    fn pass(&self, time: Duration);
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
 
     /// Restarts the store without its data.
     fn forget(&self);
@@ -66,7 +71,7 @@ impl Backend for Memory {
     }
 }
 
-/// One Redis. Time passes by itself.
+/// One Redis.
 pub struct Redis(Server);
 
 impl Redis {
@@ -80,20 +85,12 @@ impl Backend for Redis {
         steady(&self.0.url()).ttl(LONG_TTL)
     }
 
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
-    }
-
     fn forget(&self) {
         crate::support::ask(&self.0, &["FLUSHALL"]);
     }
 }
 
-/// A Redis Cluster of three masters and their replicas. Time passes by itself.
+/// A Redis Cluster of three masters and their replicas.
 pub struct RedisCluster(PooledCluster);
 
 impl RedisCluster {
@@ -105,14 +102,6 @@ impl RedisCluster {
 impl Backend for RedisCluster {
     fn builder(&self) -> Builder {
         steady(&self.0.get().url()).ttl(LONG_TTL)
-    }
-
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
     }
 
     fn forget(&self) {
@@ -156,14 +145,6 @@ impl Backend for RedisClusterWithLeastPrivilege {
         steady(&self.url).ttl(LONG_TTL)
     }
 
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
-    }
-
     fn forget(&self) {
         self.cluster.flush();
     }
@@ -187,6 +168,54 @@ impl Serving for Redis {
         let proxy = Proxy::start(self.0.port()).unwrap();
         let builder = steady(&proxy.url());
         (proxy, builder)
+    }
+}
+
+/// A Redis Cluster of three masters without replicas, so that no other node takes over while a test stops one. Its
+/// server is the master of the lock `k`.
+pub struct RedisClusterOfMasters {
+    cluster: Cluster,
+    master: usize,
+    /// The proxies of the other masters.
+    proxies: Vec<Proxy>,
+}
+
+impl RedisClusterOfMasters {
+    pub fn start() -> Self {
+        // The other masters serve their slots while this one is away.
+        let cluster = Cluster::builder().arg("cluster-require-full-coverage", "no");
+        let cluster = cluster.without_replicas().node_timeout(10 * SOON).start();
+        let cluster = cluster.unwrap();
+        Self {
+            master: cluster.master_of_key(&in_redis("k")),
+            cluster,
+            proxies: Vec::new(),
+        }
+    }
+}
+
+impl Backend for RedisClusterOfMasters {
+    fn builder(&self) -> Builder {
+        steady(&self.cluster.url()).ttl(LONG_TTL)
+    }
+
+    fn forget(&self) {
+        for node in self.cluster.nodes() {
+            crate::support::ask(node, &["FLUSHALL"]);
+        }
+    }
+}
+
+impl Serving for RedisClusterOfMasters {
+    fn server(&mut self) -> &mut Server {
+        self.cluster.node(self.master)
+    }
+
+    /// All masters announce the addresses of proxies to this client.
+    fn proxied(&mut self) -> (Proxy, Builder) {
+        self.proxies = announce_proxies(&self.cluster);
+        let proxy = self.proxies.swap_remove(self.master);
+        (proxy, steady(&self.cluster.url()))
     }
 }
 
@@ -260,14 +289,6 @@ impl Backend for RedisUnderSentinel {
         (self.settings)(&self.group.url()).ttl(LONG_TTL)
     }
 
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
-    }
-
     fn forget(&self) {
         crate::support::ask(&self.group.servers()[0], &["FLUSHALL"]);
     }
@@ -316,7 +337,7 @@ fn least_privileged(server: &Server, more: &[&str]) -> String {
     limited(
         server,
         &commands,
-        &["~billing:*", "&billing:~to:*", "~data"],
+        &["~billing:*", "&billing:~to:*", "~{leasehold:k}data"],
     )
 }
 
@@ -334,14 +355,6 @@ impl Drop for RedisWithLeastPrivilege {
 impl Backend for RedisWithLeastPrivilege {
     fn builder(&self) -> Builder {
         steady(&self.url).ttl(LONG_TTL)
-    }
-
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
     }
 
     fn forget(&self) {
@@ -376,14 +389,6 @@ impl RedisWithTls {
 impl Backend for RedisWithTls {
     fn builder(&self) -> Builder {
         self.0.steady().ttl(LONG_TTL)
-    }
-
-    fn ttl(&self) -> Duration {
-        secs(4)
-    }
-
-    fn pass(&self, time: Duration) {
-        thread::sleep(time);
     }
 
     fn forget(&self) {

@@ -21,8 +21,8 @@ mod waiting;
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
 use backend::{
-    Memory, Redis, RedisCluster, RedisClusterWithLeastPrivilege, RedisUnderSentinel,
-    RedisWithLeastPrivilege,
+    Memory, Redis, RedisCluster, RedisClusterOfMasters, RedisClusterWithLeastPrivilege,
+    RedisUnderSentinel, RedisWithLeastPrivilege,
 };
 
 macro_rules! shown {
@@ -149,6 +149,7 @@ mod redis {
 
 mod redis_cluster {
     every_behaviour_on!(super::RedisCluster::start());
+    every_behaviour_of_a_server_on!(super::RedisClusterOfMasters::start());
 }
 
 mod redis_cluster_with_least_privilege {
