@@ -21,7 +21,7 @@ use crate::store::redis::errors::{
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::sentinel::{SentinelUrl, Sentinels};
-use crate::store::redis::socket::{self, Closer, Receiver, Sender};
+use crate::store::redis::socket::{self, Closer, Receiver, Sender, Sockets};
 #[cfg(feature = "tls")]
 use crate::store::redis::tls::Tls;
 use crate::store::redis::url::HostPort;
@@ -57,6 +57,8 @@ pub(crate) struct Endpoint {
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
     is_retired: Arc<AtomicBool>,
     opening: Mutex<Opening>,
+    /// Sockets to sentinels that attempts to connect ask for the primary. A switch-over does not close them.
+    questions: Sockets,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
@@ -91,8 +93,6 @@ struct Opening {
     closed: bool,
     /// Sockets to servers.
     sockets: Vec<Closer>,
-    /// Sockets to sentinels. A switch-over does not close them.
-    questions: Vec<Closer>,
 }
 
 impl Opening {
@@ -154,6 +154,7 @@ impl Endpoint {
             epoch: Arc::default(),
             is_retired: Arc::default(),
             opening: Mutex::default(),
+            questions: Sockets::default(),
             is_in_cluster: false,
             data_check: None,
             on_first_connection: Mutex::default(),
@@ -259,8 +260,13 @@ impl Endpoint {
     }
 
     /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
-    /// address is that of the primary. If no sentinel names a primary, that is the last known primary.
-    pub(super) fn find_server(&self, deadline: MonotonicTime) -> Result<FoundServer<'_>, Error> {
+    /// address is that of the primary. If no sentinel names a primary, that is the last known primary. Registers the
+    /// sockets to sentinels in `questions`.
+    pub(super) fn find_server(
+        &self,
+        deadline: MonotonicTime,
+        questions: &Sockets,
+    ) -> Result<FoundServer<'_>, Error> {
         let Some(sentinels) = &self.sentinels else {
             let info = Cow::Borrowed(&self.info);
             let named_by = None;
@@ -272,7 +278,7 @@ impl Endpoint {
             Some(_) => now.after(deadline.since(now) / 2),
             None => deadline,
         };
-        let (primary, named_by) = match sentinels.find_primary(self, ask_by) {
+        let (primary, named_by) = match sentinels.find_primary(self, ask_by, questions) {
             Ok(named) => {
                 if named.has_changed {
                     self.follow_switch();
@@ -281,6 +287,7 @@ impl Endpoint {
             }
             Err(error) => match sentinels.last_primary() {
                 Some(last) => {
+                    questions.check()?;
                     sentinels.report_unavailable(&error);
                     (last, NamedBy::EarlierAnswer(error))
                 }
@@ -453,7 +460,7 @@ impl Endpoint {
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
         loop {
-            self.pause(deadline);
+            self.pause(deadline, &self.questions);
             self.check_open()?;
             let doubts = self.doubts();
             let mut closer = None;
@@ -480,15 +487,15 @@ impl Endpoint {
     }
 
     /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`. Returns
-    /// early if they name another primary, or the client has ended.
-    pub(super) fn pause(&self, deadline: MonotonicTime) {
+    /// early if they name another primary, or after `questions` were closed.
+    pub(super) fn pause(&self, deadline: MonotonicTime, questions: &Sockets) {
         let Some(sentinels) = &self.sentinels else {
             return;
         };
         loop {
             let now = MonotonicTime::now();
             let left = sentinels.ask_at().min(deadline).since(now);
-            if left.is_zero() || self.check_open().is_err() {
+            if left.is_zero() || questions.check().is_err() {
                 return;
             }
             park_timeout(left.min(PAUSE_STEP));
@@ -526,7 +533,7 @@ impl Endpoint {
         is_followed: bool,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let found = self.find_server(deadline)?;
+        let found = self.find_server(deadline, &self.questions)?;
         let made_in = self.begin_connection(&found)?;
         let FoundServer { info, named_by } = found;
         let now = MonotonicTime::now();
@@ -601,26 +608,15 @@ impl Endpoint {
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
-        let Opening {
-            sockets, questions, ..
-        } = &mut *opening;
-        let all = sockets.drain(..).chain(questions.drain(..));
-        all.for_each(|socket| socket.close());
+        opening.sockets.drain(..).for_each(|socket| socket.close());
+        drop(opening);
+        self.questions.close();
     }
 
-    /// Lets [`close`](Self::close) close the socket of a question to a sentinel. Fails once the client has ended.
-    pub(super) fn begin_question(&self, socket: Closer) -> Result<(), Error> {
-        let mut opening = self.opening.lock();
-        opening.check()?;
-        opening.questions.push(socket);
-        Ok(())
-    }
-
-    /// Forgets a socket of an attempt to connect, or of a question.
-    pub(super) fn end_opening(&self, socket: &Closer) {
+    /// Forgets a socket of an attempt to connect.
+    fn end_opening(&self, socket: &Closer) {
         let mut opening = self.opening.lock();
         opening.sockets.retain(|other| !other.is_same(socket));
-        opening.questions.retain(|other| !other.is_same(socket));
     }
 
     /// Returns an error once the client has ended.
@@ -645,7 +641,7 @@ impl Endpoint {
 
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn questions_under_way(&self) -> usize {
-        self.opening.lock().questions.len()
+        self.questions.count()
     }
 
     #[cfg(test)]

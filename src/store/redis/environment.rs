@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use redis::{Pipeline, ProtocolVersion, ServerError, Value};
 
 use crate::environment::{EnvironmentFinding, EnvironmentWarning};
@@ -12,7 +11,7 @@ use crate::store::redis::connection::{Endpoint, LONGEST_REPLY, password_to_hide}
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, sanitized};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::scripts::ScriptKind;
-use crate::store::redis::socket::Closer;
+use crate::store::redis::socket::Sockets;
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 use crate::util::text::printable;
@@ -20,32 +19,14 @@ use crate::util::text::printable;
 /// The most bytes of a server's text in a finding.
 const LONGEST_TEXT: usize = 200;
 
-/// The socket of a check that is under way. The end of the client closes it, which ends the check.
+/// The sockets of a check that is under way. The end of the client closes them, which ends the check.
 #[derive(Default)]
-pub(super) struct EnvironmentCheck(Mutex<Sockets>);
-
-#[derive(Default)]
-struct Sockets {
-    stopped: bool,
-    closers: Vec<Closer>,
-}
+pub(super) struct EnvironmentCheck(Sockets);
 
 impl EnvironmentCheck {
     /// Ends the checks that are under way, and all later checks.
     pub(super) fn stop(&self) {
-        let mut sockets = self.0.lock();
-        sockets.stopped = true;
-        sockets.closers.drain(..).for_each(|closer| closer.close());
-    }
-
-    fn register(&self, closer: Closer) {
-        let mut sockets = self.0.lock();
-        if sockets.stopped {
-            closer.close();
-            return;
-        }
-        sockets.closers.retain(Closer::is_open);
-        sockets.closers.push(closer);
+        self.0.close();
     }
 
     /// Connects and asks the server, within `timeout`, which is the `command_timeout`.
@@ -55,17 +36,15 @@ impl EnvironmentCheck {
         timeout: Duration,
     ) -> Result<Vec<EnvironmentFinding>, Error> {
         let deadline = MonotonicTime::now().after(timeout);
-        let server = endpoint.find_server(deadline)?.info;
+        let server = endpoint.find_server(deadline, &self.0)?.info;
         let setting = "command_timeout";
         let connecting = Attempted {
             info: &server,
             timeout,
             setting,
         };
-        let (mut sender, mut receiver) = endpoint.connect(connecting, deadline, |closer| {
-            self.register(closer);
-            Ok(())
-        })?;
+        let (mut sender, mut receiver) =
+            endpoint.connect(connecting, deadline, |socket| self.0.register(socket))?;
         let (info, deadline) = endpoint.with_login(server, deadline)?;
         let attempted = Attempted {
             info: &info,

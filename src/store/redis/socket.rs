@@ -9,9 +9,11 @@ use std::net::{Shutdown, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{ConnectionAddr, RedisResult, Value};
 use socket2::{SockAddr, Socket, Type};
 
+use crate::error::{Error, ErrorKind};
 use crate::store::redis::replies::{Limit, Replies};
 #[cfg(feature = "tls")]
 use crate::store::redis::tls;
@@ -332,6 +334,55 @@ impl Closer {
     pub(crate) fn is_open(&self) -> bool {
         self.0.strong_count() > 0
     }
+}
+
+/// The sockets of one task, which another thread can end: it closes them all, and each later one.
+#[derive(Default)]
+pub(crate) struct Sockets(Mutex<SocketsState>);
+
+#[derive(Default)]
+struct SocketsState {
+    is_closed: bool,
+    open: Vec<Closer>,
+}
+
+impl Sockets {
+    /// Lets [`close`](Self::close) close the socket. After `close`, closes it now, and fails.
+    pub(crate) fn register(&self, socket: Closer) -> Result<(), Error> {
+        let mut state = self.0.lock();
+        if state.is_closed {
+            socket.close();
+            return Err(has_ended());
+        }
+        state.open.retain(Closer::is_open);
+        state.open.push(socket);
+        Ok(())
+    }
+
+    pub(crate) fn close(&self) {
+        let mut state = self.0.lock();
+        state.is_closed = true;
+        state.open.drain(..).for_each(|socket| socket.close());
+    }
+
+    /// Fails after [`close`](Self::close).
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.0.lock().is_closed {
+            return Err(has_ended());
+        }
+        Ok(())
+    }
+
+    /// The number of registered sockets that are open.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        let state = self.0.lock();
+        state.open.iter().filter(|socket| socket.is_open()).count()
+    }
+}
+
+fn has_ended() -> Error {
+    Error::new(ErrorKind::Unavailable, "the client has ended")
 }
 
 /// The next system call of a read or write.

@@ -8,7 +8,8 @@ use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, eventually};
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, What, ask, builder, kill_connections, lock, millis, secs, server, texts_of,
+    Recorder, SOON, What, ask, builder, kill_connections, lock, millis, notified_clients, secs,
+    server, texts_of,
 };
 
 use super::patient;
@@ -253,13 +254,24 @@ pub fn count_threads_of_clients(parent: &Parent) {
     assert_more(0);
 }
 
+/// Each thread of the client that asks the sentinel would wait for half a minute.
 #[test]
 fn a_client_ends_soon_while_no_sentinel_replies() {
     let group = single().start().unwrap();
-    let client = group_client(&group);
-    lock(&client, "k").unlock().unwrap();
+    let client = patient(&group.url())
+        .connect_timeout(secs(60))
+        .command_timeout(secs(60))
+        .build()
+        .unwrap();
+    // The client is notified of changes of its lock.
+    let guard = lock(&client, "k");
+    let server = &group.servers()[0];
+    assert!(eventually(SOON, || notified_clients(server) == 1));
+    guard.unlock().unwrap();
     group.sentinels()[0].stop();
-    // The thread may be connecting at the moment, for one command time-out at most.
+    // The thread for notifications asks the sentinel, too.
+    ask(server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    assert!(eventually(SOON, || notified_clients(server) == 0));
     client.shutdown(SOON).unwrap();
     let lazy = builder(&group.url()).outage_timeout(millis(1));
     let lazy = lazy.build_lazy().unwrap();

@@ -19,11 +19,12 @@ mod subscription;
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{PushKind, Value};
 
 use crate::error::{Error, ErrorKind};
@@ -33,7 +34,7 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts;
-use crate::store::redis::socket::{Closer, Sender};
+use crate::store::redis::socket::{Closer, Sender, Sockets};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
@@ -83,15 +84,48 @@ pub(crate) struct NotificationConnection {
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// The sockets that `stop` closes. They have a mutex of their own: a write that blocks holds the mutex of `state`,
-    /// and only a close of its socket ends the write.
-    sockets: Mutex<Sockets>,
+    /// A suspicion came that no PING was written for yet: see [`StateGuard`].
+    is_ping_wanted: AtomicBool,
+    /// The sockets to servers, which `stop` and a switch close. They have a mutex of their own: a write that blocks
+    /// holds the mutex of `state`, and only a close of its socket ends the write.
+    sockets: Mutex<ServerSockets>,
+    /// The sockets to sentinels.
+    questions: Sockets,
 }
 
 #[derive(Default)]
-struct Sockets {
+struct ServerSockets {
     stopped: bool,
-    closers: Vec<Closer>,
+    open: Vec<(Closer, MadeIn)>,
+}
+
+/// The locked state. Its drop also writes the PING of a suspicion that found the state locked. So a suspicion never
+/// waits for a write of another thread.
+struct StateGuard<'a> {
+    notifications: &'a NotificationConnection,
+    /// `None` in the drop only.
+    state: Option<MutexGuard<'a, ConnectionState>>,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = ConnectionState;
+
+    fn deref(&self) -> &ConnectionState {
+        self.state.as_ref().expect("unlocked in the drop only")
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut ConnectionState {
+        self.state.as_mut().expect("unlocked in the drop only")
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        drop(self.state.take());
+        self.notifications.write_wanted_ping();
+    }
 }
 
 /// Stage: the first connection is being made, or was not needed yet.
@@ -108,7 +142,6 @@ struct ConnectionState {
     sender: Option<Sender>,
     /// When the connection of `sender` was opened.
     opened_at: Option<MonotonicTime>,
-    made_in: Option<MadeIn>,
     /// The writes without a reply and when each was sent, in the order in which the replies come.
     unanswered: VecDeque<(MonotonicTime, SentCommand)>,
     /// How many keys the writes in `unanswered` read.
@@ -213,7 +246,9 @@ impl NotificationConnection {
             epoch: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
+            is_ping_wanted: AtomicBool::new(false),
             sockets: Mutex::default(),
+            questions: Sockets::default(),
         }
     }
 
@@ -249,14 +284,14 @@ impl NotificationConnection {
     /// Makes the thread open the first connection.
     pub(crate) fn request_connection(&self) {
         if self.stage.load(Ordering::Acquire) == NOT_CONNECTED_YET {
-            self.set_wanted(&mut self.state.lock());
+            self.set_wanted(&mut self.lock_state());
         }
     }
 
     /// Writes reads of the keys in `tracked` to the socket. From then on, changes of these keys are reported. Returns
     /// false if there is no connection: once it is open, [`Listener::all_changed`] is called.
     pub(crate) fn track(&self, tracked: Vec<TrackedKey>) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock_state();
         if state.sender.is_none() {
             self.set_wanted(&mut state);
             return false;
@@ -266,26 +301,54 @@ impl NotificationConnection {
         state.sender.is_some()
     }
 
+    fn lock_state(&self) -> StateGuard<'_> {
+        StateGuard {
+            notifications: self,
+            state: Some(self.state.lock()),
+        }
+    }
+
     /// Marks the connection as suspect, and writes a PING to wake the thread. Waiters poll until the thread has
-    /// replaced the connection. Closes the connection if it leads to an old primary, which may be frozen.
+    /// replaced the connection. Closes the connection if it leads to an old primary, which may be frozen. Never waits
+    /// for a write: if another thread writes, that thread writes the PING, too.
     pub(crate) fn suspect(&self) {
         let trusted =
             self.stage
                 .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
-        let mut state = self.state.lock();
         let epoch = self.endpoint.epoch();
-        if state.made_in.is_some_and(|made| epoch.is_outdated(&made)) {
-            // The end of the connection wakes the thread.
-            self.disconnect(&mut state);
-        } else if trusted.is_ok() {
+        for (socket, made_in) in &self.sockets.lock().open {
+            if epoch.is_outdated(made_in) {
+                // This ends a write that blocks. The end of the connection wakes the thread.
+                socket.close();
+            }
+        }
+        if trusted.is_ok() {
             // The reply to the PING wakes the thread.
-            self.ping(&mut state);
+            self.is_ping_wanted.swap(true, Ordering::SeqCst);
+            self.write_wanted_ping();
+        }
+    }
+
+    /// Writes a PING if `is_ping_wanted` is set and the state is not locked.
+    ///
+    /// Called by `suspect` after it has set `is_ping_wanted`, and by each [`StateGuard`] after its unlock. Both sides
+    /// change the atomic. If the change of the guard comes first, `suspect` finds the state unlocked. Otherwise the guard
+    /// finds the wish.
+    fn write_wanted_ping(&self) {
+        while self.is_ping_wanted.fetch_or(false, Ordering::SeqCst) {
+            let Some(mut state) = self.state.try_lock() else {
+                return;
+            };
+            if self.is_ping_wanted.swap(false, Ordering::SeqCst) && state.sender.is_some() {
+                // A server that reads nothing may be frozen, so the write does not wait.
+                self.ping(&mut state, MonotonicTime::now());
+            }
         }
     }
 
     /// Sets the shard channel of the server. Messages come on earlier shard channels, too, until their slots move away.
     pub(crate) fn set_shard_channel(&self, channel: Option<String>) {
-        let mut state = self.state.lock();
+        let mut state = self.lock_state();
         let mut current = self.shard_channel.lock();
         if *current != channel {
             *current = channel;
@@ -304,19 +367,23 @@ impl NotificationConnection {
         }
     }
 
-    fn ping(&self, state: &mut ConnectionState) {
+    fn ping(&self, state: &mut ConnectionState, deadline: MonotonicTime) {
         let mut bytes = Vec::new();
         scripts::encode_words(&mut bytes, "PING", std::iter::empty());
-        self.send(state, &bytes, SentCommand::Ping);
+        self.send_by(deadline, state, &bytes, SentCommand::Ping);
     }
 
     /// Ends the thread and closes its sockets, so that only an attempt to connect can delay its end.
     pub(crate) fn stop(&self) {
+        self.questions.close();
         let mut sockets = self.sockets.lock();
         sockets.stopped = true;
-        sockets.closers.drain(..).for_each(|closer| closer.close());
+        sockets
+            .open
+            .drain(..)
+            .for_each(|(socket, _)| socket.close());
         drop(sockets);
-        let mut state = self.state.lock();
+        let mut state = self.lock_state();
         state.stopped = true;
         self.disconnect(&mut state);
         self.changed.notify_all();
@@ -341,7 +408,7 @@ impl NotificationConnection {
     /// Writes reads of the keys that have changed, unless the last such read was less than [`BETWEEN_READS`] ago.
     /// Returns how long to wait for more notifications: at most until the connection has to be replaced.
     fn send_due_reads(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
-        let mut state = self.state.lock();
+        let mut state = self.lock_state();
         let now = MonotonicTime::now();
         let replace_at = self.endpoint.epoch().replace_at(made_in);
         let heartbeat = replace_at.map_or(heartbeat, |at| {
@@ -380,13 +447,24 @@ impl NotificationConnection {
 
     /// Writes a command to the socket. Disconnects if that fails, or if too many commands have no reply.
     fn send(&self, state: &mut ConnectionState, bytes: &[u8], command: SentCommand) {
+        let deadline = MonotonicTime::now().after(self.timeout);
+        self.send_by(deadline, state, bytes, command);
+    }
+
+    fn send_by(
+        &self,
+        deadline: MonotonicTime,
+        state: &mut ConnectionState,
+        bytes: &[u8],
+        command: SentCommand,
+    ) {
         let has_room = state.has_room();
         let Some(sender) = &mut state.sender else {
             state.to_read.clear();
             return;
         };
         let now = MonotonicTime::now();
-        if has_room && sender.send(bytes, now.after(self.timeout)).is_ok() {
+        if has_room && sender.send(bytes, deadline).is_ok() {
             state.keys_unanswered += command.keys();
             state.unanswered.push_back((now, command));
         } else {
@@ -394,36 +472,40 @@ impl NotificationConnection {
         }
     }
 
-    /// Registers the socket of a new connection for `stop`. Closes it at once after `stop`.
-    fn register_socket(&self, closer: Closer) {
+    /// Registers the socket of a connection that was begun at `made_in`, for `stop` and `suspect`. Closes it at once,
+    /// and fails, after `stop` or after a switch.
+    fn register_socket(&self, socket: Closer, made_in: &MadeIn) -> Result<(), Error> {
         let mut sockets = self.sockets.lock();
-        if sockets.stopped {
-            closer.close();
-            return;
+        // A switch after this check finds the socket registered.
+        if sockets.stopped || self.endpoint.epoch().is_outdated(made_in) {
+            socket.close();
+            let message = "the connection is not needed any more";
+            return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        sockets.closers.retain(Closer::is_open);
-        sockets.closers.push(closer);
+        sockets.open.retain(|(open, _)| open.is_open());
+        sockets.open.push((socket, *made_in));
+        Ok(())
     }
 
     fn run(&self, listener: &dyn Listener) {
         let mut pause = FIRST_PAUSE;
         let mut is_reported = false;
         while self.wait_until_wanted() {
-            let made_in = self.endpoint.epoch().now();
             let opened = Subscription::open(
                 &self.endpoint,
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,
-                |closer| self.register_socket(closer),
+                &self.questions,
+                |socket, made_in| self.register_socket(socket, made_in),
             );
             match opened {
-                Ok((subscription, sender)) => {
+                Ok((subscription, sender, made_in)) => {
                     if self.install(sender, &made_in) {
                         is_reported = false;
                         listener.all_changed(self.server, &|_| true);
                         let ended = self.listen(subscription, &made_in, listener);
-                        if self.state.lock().open_for() >= SHORTEST_LIFE {
+                        if self.lock_state().open_for() >= SHORTEST_LIFE {
                             pause = FIRST_PAUSE;
                         }
                         if ended == ListenEnd::Suspect {
@@ -432,11 +514,11 @@ impl NotificationConnection {
                             continue;
                         }
                     }
-                    self.disconnect(&mut self.state.lock());
+                    self.disconnect(&mut self.lock_state());
                     self.sleep_and_double(&mut pause);
                 }
                 Err(error) => {
-                    self.disconnect(&mut self.state.lock());
+                    self.disconnect(&mut self.lock_state());
                     self.endpoint.epoch().note_failure();
                     if error.is_unavailable() {
                         self.sleep_and_double(&mut pause);
@@ -473,7 +555,7 @@ impl NotificationConnection {
     /// Makes `sender` the current connection, and closes the suspect connection that it replaces. Returns false once
     /// stopped.
     fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock_state();
         if state.stopped {
             return false;
         }
@@ -481,7 +563,6 @@ impl NotificationConnection {
             suspect.closer().close();
         }
         state.opened_at = Some(MonotonicTime::now());
-        state.made_in = Some(*made_in);
         // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
         state.forget_commands();
         self.subscribe_to_shard(&mut state);
@@ -519,7 +600,7 @@ impl NotificationConnection {
                         return ListenEnd::Broken;
                     }
                     // Checked after notifications, too, since a server may send notifications but no replies.
-                    if self.state.lock().unanswered_for() > Some(3 * tick) {
+                    if self.lock_state().unanswered_for() > Some(3 * tick) {
                         return ListenEnd::Broken;
                     }
                 }
@@ -527,14 +608,14 @@ impl NotificationConnection {
                     if epoch.replace_at(made_in).is_some() {
                         continue;
                     }
-                    let mut state = self.state.lock();
+                    let mut state = self.lock_state();
                     if !state.to_read.is_empty() {
                         continue;
                     }
                     match state.unanswered_for() {
                         Some(time) if time >= tick => return ListenEnd::Broken,
                         None if MonotonicTime::now().since(last_received) >= HEARTBEAT => {
-                            self.ping(&mut state)
+                            self.ping(&mut state, MonotonicTime::now().after(self.timeout))
                         }
                         _ => {}
                     }
@@ -553,12 +634,12 @@ impl NotificationConnection {
                 PushKind::Invalidate => self.handle_invalidation(data, listener),
                 PushKind::Message | PushKind::SMessage => self.handle_message(&data, listener),
                 PushKind::SSubscribe => {
-                    matches!(self.state.lock().take_answered(), Some(Answered::Subscribe))
+                    matches!(self.lock_state().take_answered(), Some(Answered::Subscribe))
                 }
                 _ => true,
             },
             value => {
-                let answered = self.state.lock().take_answered();
+                let answered = self.lock_state().take_answered();
                 match (answered, value) {
                     (Some(Answered::Read(tracked)), Value::BulkString(bytes)) => {
                         // GETRANGE returns '' for a missing key, too.
@@ -599,7 +680,7 @@ impl NotificationConnection {
                     if let Some(tracked) = listener.changed(self.server, &key) {
                         // `send_due_reads` reads all changed keys together, after the notifications that have come so
                         // far.
-                        let mut state = self.state.lock();
+                        let mut state = self.lock_state();
                         state.to_read.push(tracked);
                         if !state.has_room() {
                             return false;

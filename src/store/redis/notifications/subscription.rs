@@ -8,10 +8,11 @@ use redis::{Arg, Cmd, ConnectionInfo, ProtocolVersion, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, FoundServer, LONGEST_REPLY, NamedBy};
+use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::sentinel::field;
-use crate::store::redis::socket::{Closer, Receiver, Sender};
+use crate::store::redis::socket::{Closer, Receiver, Sender, Sockets};
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 
@@ -27,8 +28,8 @@ pub(super) struct Subscription {
 
 impl Subscription {
     /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`, not counting the
-    /// time of the credentials callback. `any_key` is a key that this client may read. Calls `connected` with a handle,
-    /// by which another thread can close the socket.
+    /// time of the credentials callback. `any_key` is a key that this client may read. Registers the sockets to
+    /// sentinels in `questions`. Calls `connected` with a handle, by which another thread can close the socket.
     ///
     /// After `Unavailable` or `Timeout`, the caller may try again soon. Any other error means that the server does not
     /// offer notifications to this client.
@@ -37,18 +38,25 @@ impl Subscription {
         channel: &str,
         any_key: &str,
         timeout: Duration,
-        connected: impl FnOnce(Closer),
-    ) -> Result<(Self, Sender), Error> {
-        endpoint.pause(MonotonicTime::now().after(timeout));
+        questions: &Sockets,
+        connected: impl FnOnce(Closer, &MadeIn) -> Result<(), Error>,
+    ) -> Result<(Self, Sender, MadeIn), Error> {
+        endpoint.pause(MonotonicTime::now().after(timeout), questions);
         let deadline = MonotonicTime::now().after(timeout);
-        let opened = endpoint.find_server(deadline).and_then(|found| {
+        let found = endpoint.find_server(deadline, questions);
+        let opened = found.and_then(|found| {
+            let made_in = endpoint.begin_connection(&found)?;
             let FoundServer { info, named_by } = found;
+            let connected = |socket| connected(socket, &made_in);
             let named_by = named_by.as_ref();
             let names = [channel, any_key];
             let opened = Self::open_server(
                 endpoint, info, named_by, names, timeout, deadline, connected,
             );
-            opened.map_err(|error| endpoint.connect_failed(named_by, error))
+            match opened {
+                Ok((subscription, sender)) => Ok((subscription, sender, made_in)),
+                Err(error) => Err(endpoint.connect_failed(named_by, error)),
+            }
         });
         match &opened {
             // The server is there, and refuses notifications.
@@ -67,7 +75,7 @@ impl Subscription {
         [channel, any_key]: [&str; 2],
         timeout: Duration,
         deadline: MonotonicTime,
-        connected: impl FnOnce(Closer),
+        connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Self, Sender), Error> {
         let setting = "command_timeout";
         let attempted = Attempted {
@@ -75,10 +83,7 @@ impl Subscription {
             timeout,
             setting,
         };
-        let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, |closer| {
-            connected(closer);
-            Ok(())
-        })?;
+        let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, connected)?;
         let (info, deadline) = endpoint.with_login(info, deadline)?;
         let attempted = Attempted {
             info: &info,

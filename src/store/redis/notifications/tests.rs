@@ -25,8 +25,21 @@ fn endpoint(address: SocketAddr) -> Endpoint {
 
 fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Error> {
     let endpoint = endpoint(address);
-    let opened = Subscription::open(&endpoint, "channel", "key", timeout, |_| {});
-    opened.map(|(subscription, _)| subscription)
+    open(&endpoint, timeout).map(|(subscription, ..)| subscription)
+}
+
+fn open(endpoint: &Endpoint, timeout: Duration) -> Result<(Subscription, Sender, MadeIn), Error> {
+    let questions = Sockets::default();
+    Subscription::open(endpoint, "channel", "key", timeout, &questions, |_, _| {
+        Ok(())
+    })
+}
+
+fn notifications(endpoint: Endpoint) -> Arc<NotificationConnection> {
+    let holder = HolderId::of_this_process();
+    let endpoint = Arc::new(endpoint);
+    let notifications = NotificationConnection::new(ServerId::ONLY, endpoint, &holder, "p:", LONG);
+    Arc::new(notifications)
 }
 
 /// Counts the changes of keys, and asks for a read of each changed key if `reads` is set.
@@ -182,7 +195,7 @@ fn answered_reads_make_room_for_others() {
 }
 
 #[test]
-fn stop_closes_open_connections_and_later_ones() {
+fn stop_and_a_switch_close_connections() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
@@ -191,19 +204,35 @@ fn stop_closes_open_connections_and_later_ones() {
     let by = MonotonicTime::now().after(LONG);
     let connect = || crate::store::redis::socket::connect(endpoint.info().addr(), by).unwrap();
     let limit = crate::store::redis::connection::LONGEST_REPLY;
+    let register = |halves: &(Sender, _), made_in| {
+        let registered = notifications.register_socket(halves.0.closer(), &made_in);
+        registered.is_ok()
+    };
+    let now = || endpoint.epoch().now();
     for _ in 0..3 {
         // The connection is dropped at once.
-        notifications.register_socket(connect().0.closer());
+        assert!(register(&connect(), now()));
     }
-    let (open, later) = (connect(), connect());
-    notifications.register_socket(open.0.closer());
-    assert_eq!(notifications.sockets.lock().closers.len(), 1);
-    notifications.stop();
-    notifications.register_socket(later.0.closer());
-    for mut halves in [open, later] {
+    let [outdated, late, open, later] = [(); 4].map(|()| connect());
+    let before = now();
+    assert!(register(&outdated, before));
+    endpoint.epoch().note_switch();
+    assert!(register(&open, now()));
+    assert_eq!(notifications.sockets.lock().open.len(), 2);
+    notifications.suspect();
+    assert!(!register(&late, before));
+    let is_closed = |mut halves: (_, crate::store::redis::socket::Receiver), by| {
         let error = halves.1.receive(by, limit).unwrap_err();
-        assert!(!error.is_timeout(), "{error}");
-    }
+        !error.is_timeout()
+    };
+    assert!(is_closed(outdated, by) && is_closed(late, by));
+    assert!(
+        register(&open, now()),
+        "a switch closes old connections only"
+    );
+    notifications.stop();
+    assert!(!register(&later, now()));
+    assert!(is_closed(open, by) && is_closed(later, by));
 }
 
 #[test]
@@ -218,8 +247,7 @@ fn a_refusal_that_repeats_the_login_is_not_quoted() {
         DEFAULT_MAX_REPLY,
     )
     .unwrap();
-    let opened = Subscription::open(&endpoint, "channel", "key", LONG, |_| {});
-    let error = opened.err().unwrap();
+    let error = open(&endpoint, LONG).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
     assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
 }
@@ -324,5 +352,56 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
     assert_eq!(notifications.queue_mode(), QueueMode::Notified);
     asked_before(4 * HEARTBEAT);
     is_gone.recv_timeout(LONG).unwrap();
+    notifications.stop();
+}
+
+/// A server that has been stopped, and an open notification connection to it.
+fn notified_by_a_stopped_server() -> (Server, Arc<NotificationConnection>) {
+    let server = Server::start().unwrap();
+    let endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    let notifications = notifications(endpoint);
+    let listener = Arc::new(Counting::default());
+    notifications.start(&ThreadGroup::new(), listener).unwrap();
+    notifications.request_connection();
+    assert!(eventually(LONG, || notifications.queue_mode() == QueueMode::Notified));
+    server.stop();
+    (server, notifications)
+}
+
+#[test]
+fn a_suspicion_does_not_wait_for_a_writer() {
+    let (_server, notifications) = notified_by_a_stopped_server();
+    let writing = notifications.lock_state();
+    let suspecting = Arc::clone(&notifications);
+    let suspicion = std::thread::spawn(move || suspecting.suspect());
+    assert!(eventually(LONG, || suspicion.is_finished()));
+    assert_eq!(notifications.queue_mode(), QueueMode::Polling);
+    assert!(writing.unanswered.is_empty());
+    drop(writing);
+    // The writer has written the PING.
+    let state = notifications.lock_state();
+    assert!(matches!(
+        state.unanswered.back(),
+        Some((_, SentCommand::Ping))
+    ));
+    drop(state);
+    notifications.stop();
+}
+
+#[test]
+fn a_switch_ends_a_blocked_write() {
+    let (_server, notifications) = notified_by_a_stopped_server();
+    let key = Key::new("p:", &"k".repeat(1000), 1000).unwrap();
+    let tracked = TrackedKey { key, lease: None };
+    let writing = Arc::clone(&notifications);
+    // The sockets do not take 30 MB.
+    let write = std::thread::spawn(move || writing.track(vec![tracked; 30_000]));
+    assert!(eventually(LONG, || notifications.state.is_locked()));
+    let switched_at = MonotonicTime::now();
+    notifications.endpoint.epoch().note_switch();
+    notifications.suspect();
+    assert!(!write.join().unwrap());
+    let took = MonotonicTime::now().since(switched_at);
+    assert!(took < LONG / 2, "{took:?}");
     notifications.stop();
 }

@@ -20,7 +20,7 @@ use crate::credentials::Credentials;
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::{Attempted, Step};
-use crate::store::redis::socket::{Closer, Receiver, Sender};
+use crate::store::redis::socket::{Receiver, Sender, Sockets};
 use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
 
@@ -182,11 +182,12 @@ impl Sentinels {
     }
 
     /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
-    /// remaining time, so that a silent one does not use up all of it.
+    /// remaining time, so that a silent one does not use up all of it. Fails at once after `sockets` were closed.
     pub(crate) fn find_primary(
         &self,
         endpoint: &Endpoint,
         deadline: MonotonicTime,
+        sockets: &Sockets,
     ) -> Result<Named, Error> {
         let order = self.state.lock().order.clone();
         let mut failures = Vec::new();
@@ -200,12 +201,13 @@ impl Sentinels {
                 break;
             }
             let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
-            match self.ask(endpoint, by, now.after(left / shares)) {
+            match self.ask(endpoint, by, now.after(left / shares), sockets) {
                 Ok(answer) => match self.accept_if(by, answer, State::is_current) {
                     Ok(named) => return Ok(named),
                     Err(outdated) => oldest_first.push((by.clone(), outdated)),
                 },
                 Err(error) => {
+                    sockets.check()?;
                     self.put_last(by);
                     failures.push(error);
                 }
@@ -261,12 +263,13 @@ impl Sentinels {
         }
     }
 
-    /// Asks one sentinel for the primary, by `deadline`.
+    /// Asks one sentinel for the primary, by `deadline`. Registers the socket in `sockets`.
     fn ask(
         &self,
         endpoint: &Endpoint,
         sentinel: &HostPort,
         deadline: MonotonicTime,
+        sockets: &Sockets,
     ) -> Result<Answer, Error> {
         let info = self.info_of(sentinel)?;
         let timeout = deadline.since(MonotonicTime::now());
@@ -275,25 +278,8 @@ impl Sentinels {
             timeout,
             setting: "a part of connect_timeout",
         };
-        let mut closer = None;
-        let asked = self.ask_connected(endpoint, attempted, deadline, &mut closer);
-        if let Some(closer) = closer {
-            endpoint.end_opening(&closer);
-        }
-        asked
-    }
-
-    fn ask_connected(
-        &self,
-        endpoint: &Endpoint,
-        attempted: Attempted<'_>,
-        deadline: MonotonicTime,
-        closer: &mut Option<Closer>,
-    ) -> Result<Answer, Error> {
-        let connection = endpoint.connect(attempted, deadline, |socket| {
-            *closer = Some(socket.clone());
-            endpoint.begin_question(socket)
-        })?;
+        let connection =
+            endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
         let mut connection = SentinelConnection::new(endpoint, attempted, connection);
         connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
         connection.send(&self.question(), deadline)?;

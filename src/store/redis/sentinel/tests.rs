@@ -159,7 +159,7 @@ fn find(endpoint: &Endpoint) -> Result<Named, Error> {
     endpoint
         .sentinels()
         .unwrap()
-        .find_primary(endpoint, deadline)
+        .find_primary(endpoint, deadline, &Sockets::default())
 }
 
 #[track_caller]
@@ -178,7 +178,9 @@ fn the_last_sentinel_that_replied_is_asked_first() {
     let sentinels = endpoint.sentinels().unwrap();
     let started = MonotonicTime::now();
     let deadline = started.after(std::time::Duration::from_secs(2));
-    let named = sentinels.find_primary(&endpoint, deadline).unwrap();
+    let named = sentinels
+        .find_primary(&endpoint, deadline, &Sockets::default())
+        .unwrap();
     assert_eq!((named.primary.port, named.by.port), (7000, good.port));
     assert!(!named.has_changed);
     // A third of the time for the silent one; time is left for the server.
@@ -210,7 +212,7 @@ fn without_an_answer_the_last_primary_is_used() {
     find(&endpoint).unwrap();
     fake.script.lock().primary = 0;
     let deadline = MonotonicTime::now().after(std::time::Duration::from_secs(2));
-    let found = endpoint.find_server(deadline).unwrap();
+    let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
     assert_eq!(url::address(&found.info), "127.0.0.1:7000");
     let Some(NamedBy::EarlierAnswer(error)) = &found.named_by else {
         panic!("named by a silent sentinel");
@@ -231,7 +233,7 @@ fn unavailable_sentinels_are_reported_once() {
     let connect = |primary| {
         fake.script.lock().primary = primary;
         let deadline = MonotonicTime::now().after(std::time::Duration::from_millis(50));
-        endpoint.find_server(deadline).unwrap();
+        endpoint.find_server(deadline, &Sockets::default()).unwrap();
     };
     find(&endpoint).unwrap();
     for expected in 1..=2 {
@@ -365,6 +367,20 @@ fn watching(endpoint: &Arc<Endpoint>, timeout: std::time::Duration, work: impl F
     assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
 }
 
+/// The watcher asks the second sentinel, which never replies.
+#[test]
+fn the_end_of_the_watcher_ends_its_questions() {
+    let (first, silent) = (Fake::start(7000, 1, vec![]), Fake::start(0, 0, vec![]));
+    let endpoint = endpoint(&[&first, &silent], LONG);
+    let mut watcher = SentinelWatcher::new(endpoint, LONG);
+    watcher.other_timeout = 3 * LONG;
+    let (watcher, threads) = (Arc::new(watcher), ThreadGroup::new());
+    watcher.start(&threads).unwrap();
+    assert_eventually("a question", || watcher.sockets.count() == 2);
+    watcher.stop();
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
+}
+
 #[test]
 fn a_message_of_a_fail_over_makes_connections_suspect() {
     let fake = Fake::start(7000, 1, vec![]);
@@ -487,7 +503,7 @@ fn no_connection_to_a_replaced_primary_is_begun() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     let deadline = MonotonicTime::now().after(LONG);
-    let found = endpoint.find_server(deadline).unwrap();
+    let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
     assert!(endpoint.begin_connection(&found).is_ok());
     fake.script.lock().primary = 7001;
     find(&endpoint).unwrap();
@@ -499,7 +515,7 @@ fn no_connection_to_a_replaced_primary_is_begun() {
             .contains("127.0.0.1:7000 is no primary any more"),
         "{error}"
     );
-    let again = endpoint.find_server(deadline).unwrap();
+    let again = endpoint.find_server(deadline, &Sockets::default()).unwrap();
     assert!(endpoint.begin_connection(&again).is_ok());
 }
 

@@ -13,7 +13,7 @@ use crate::store::redis::errors::Attempted;
 use crate::store::redis::sentinel::{
     Named, QUESTIONS, SentinelConnection, Sentinels, State as SentinelState,
 };
-use crate::store::redis::socket::Closer;
+use crate::store::redis::socket::Sockets;
 use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::{ThreadGroup, sleep_unless};
@@ -35,14 +35,11 @@ pub(crate) struct SentinelWatcher {
     endpoint: Arc<Endpoint>,
     /// The time-out of connecting and of each answer.
     timeout: Duration,
-    state: Mutex<State>,
+    /// The time-out of a question to another sentinel.
+    pub(super) other_timeout: Duration,
+    pub(super) sockets: Sockets,
+    is_stopped: Mutex<bool>,
     changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    stopped: bool,
-    socket: Option<Closer>,
 }
 
 impl SentinelWatcher {
@@ -50,7 +47,9 @@ impl SentinelWatcher {
         Self {
             endpoint,
             timeout,
-            state: Mutex::default(),
+            other_timeout: timeout.min(OTHER_TIMEOUT),
+            sockets: Sockets::default(),
+            is_stopped: Mutex::default(),
             changed: Condvar::new(),
         }
     }
@@ -68,19 +67,16 @@ impl SentinelWatcher {
         })
     }
 
-    /// Ends the thread, and closes its socket. Only an attempt to connect can delay its end.
+    /// Ends the thread, and closes its sockets. Only an attempt to connect can delay its end.
     pub(crate) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stopped = true;
-        if let Some(socket) = state.socket.take() {
-            socket.close();
-        }
+        self.sockets.close();
+        *self.is_stopped.lock() = true;
         self.changed.notify_all();
     }
 
     fn run(&self, sentinels: &Sentinels) {
         let mut pause = FIRST_PAUSE;
-        while !self.state.lock().stopped {
+        while !*self.is_stopped.lock() {
             let sentinel = sentinels.first();
             let mut watching_since = None;
             let _ = self.watch(sentinels, &sentinel, &mut watching_since);
@@ -90,7 +86,7 @@ impl SentinelWatcher {
                 pause = FIRST_PAUSE;
             }
             sentinels.put_last(&sentinel);
-            sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
+            sleep_unless(&self.is_stopped, &self.changed, pause, |stopped| *stopped);
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
@@ -110,14 +106,9 @@ impl SentinelWatcher {
             setting: "command_timeout",
         };
         let deadline = MonotonicTime::now().after(self.timeout);
-        let connection = self.endpoint.connect(attempted, deadline, |socket| {
-            let mut state = self.state.lock();
-            if state.stopped {
-                socket.close();
-            }
-            state.socket = Some(socket);
-            Ok(())
-        })?;
+        let connection = self
+            .endpoint
+            .connect(attempted, deadline, |socket| self.sockets.register(socket))?;
         let mut connection = SentinelConnection::new(&self.endpoint, attempted, connection);
         // With RESP3, the sentinel also answers questions on a connection with a subscription.
         connection.log_in(ProtocolVersion::RESP3, deadline)?;
@@ -207,8 +198,8 @@ impl SentinelWatcher {
         let Some(other) = sentinels.other_than(sentinel, turn) else {
             return false;
         };
-        let deadline = MonotonicTime::now().after(self.timeout.min(OTHER_TIMEOUT));
-        let answer = sentinels.ask(&self.endpoint, &other, deadline);
+        let deadline = MonotonicTime::now().after(self.other_timeout);
+        let answer = sentinels.ask(&self.endpoint, &other, deadline, &self.sockets);
         let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_outdone_by));
         let Ok(Ok(named)) = newer else {
             return false;
