@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use leasehold::{ErrorKind, LossReason, MutexGuard};
+use leasehold::{Builder, Client, ErrorKind, LossReason, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, kill_connections, lost_within, millis, secs, server, value_of, within,
+    is_held, kill_connections, lock, lost_within, millis, secs, server, value_of, wait_for_queue,
+    within,
 };
 
 /// A server, a client whose events are recorded, and a held lock of this client.
-fn held(key: &str) -> (Server, Arc<Recorder>, leasehold::Client, MutexGuard) {
+fn held(key: &str) -> (Server, Arc<Recorder>, Client, MutexGuard) {
     let server = server();
     let recorder = Recorder::new();
     // The lock is renewed early, so that there is time for several attempts.
@@ -310,4 +311,33 @@ fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
         "updates were lost"
     );
     assert_all_become_free(&server);
+}
+
+/// All connections to `server` are closed twice, those for notifications too, while a client holds a lock and another one
+/// waits for it. `steady` makes the settings of a client.
+#[track_caller]
+pub fn assert_closed_connections_end_no_hold_or_wait(
+    server: &Server,
+    steady: &dyn Fn() -> Builder,
+) {
+    let recorder = Recorder::new();
+    let client = |recorder: &Arc<Recorder>| -> Client {
+        let builder = steady().ttl(secs(4));
+        builder.event_handler(Arc::clone(recorder)).build().unwrap()
+    };
+    let (holder, waiting) = (client(&recorder), client(&Recorder::new()));
+    let witness = Witness::default();
+    let guard = lock(&holder, "k");
+    let inside = witness.enter(&guard);
+    let waiter = Task::start(move || waiting.mutex("k").lock().map(drop));
+    wait_for_queue(server, "k", 1);
+    for _ in 0..2 {
+        kill_connections(server);
+        ask(server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+        recorder.wait_for_more(1, What::Renewed, "k");
+    }
+    guard.check().unwrap();
+    drop(inside);
+    guard.unlock().unwrap();
+    waiter.within(SOON, "the grant").unwrap();
 }

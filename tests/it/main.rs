@@ -21,7 +21,7 @@ mod expiry;
 mod fairness;
 mod fakes;
 mod faults_acquire;
-mod faults_hold;
+pub mod faults_hold;
 mod faults_proxy;
 mod faults_rare;
 mod faults_release;

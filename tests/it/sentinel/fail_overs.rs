@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
+use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::support::{
     SOON, Task, ask, held_keys, is_held, lock, lost_within, notified_clients, wait_for_queue,
 };
 
-use super::{Group, OUTAGE, patient};
+use super::{Group, OUTAGE};
 
 /// `fail` ends the primary. A lock that the replicas have stays held, its waiter continues to wait, and the new primary
 /// serves both.
@@ -44,9 +45,7 @@ fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize))
     after
 }
 
-#[test]
-fn locks_survive_the_death_of_the_primary() {
-    let mut group = Group::start();
+fn locks_survive_the_death_of_the_primary(mut group: Group) {
     let after = assert_locks_survive(&mut group, |group, primary| {
         group.group.server_mut(primary).kill();
     });
@@ -64,9 +63,7 @@ fn locks_survive_the_death_of_the_primary() {
     group.group.wait_until_whole().unwrap();
 }
 
-#[test]
-fn locks_survive_a_stop_of_the_primary() {
-    let mut group = Group::start();
+fn locks_survive_a_stop_of_the_primary(mut group: Group) {
     let after = assert_locks_survive(&mut group, |group, primary| {
         group.group.servers()[primary].stop();
     });
@@ -82,9 +79,7 @@ fn locks_survive_a_stop_of_the_primary() {
     group.group.wait_until_whole().unwrap();
 }
 
-#[test]
-fn locks_survive_a_planned_fail_over() {
-    let mut group = Group::start();
+fn locks_survive_a_planned_fail_over(mut group: Group) {
     let after = assert_locks_survive(&mut group, |group, _| group.group.fail_over().unwrap());
     // One fail-over after another.
     group.group.wait_until_whole().unwrap();
@@ -93,9 +88,7 @@ fn locks_survive_a_planned_fail_over() {
 }
 
 /// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.
-#[test]
-fn a_lease_without_a_copy_is_reported_as_lost() {
-    let mut group = Group::start();
+fn a_lease_without_a_copy_is_reported_as_lost(mut group: Group) {
     let (holder, other) = (group.client(), group.client());
     let servers = group.group.servers();
     lock(&holder, "warm").unlock().unwrap();
@@ -125,9 +118,7 @@ fn a_lease_without_a_copy_is_reported_as_lost() {
 
 /// Threads acquire and release all the time. The only error is that of a lost lease, and all threads still get grants
 /// after the fail-overs.
-#[test]
-fn acquires_and_releases_continue_through_fail_overs() {
-    let group = Group::start();
+fn acquires_and_releases_continue_through_fail_overs(group: Group) {
     let done = Arc::new(AtomicBool::new(false));
     let clients = [group.client(), group.client()];
     let workers: Vec<Task<u64>> = (0..4)
@@ -171,6 +162,42 @@ fn acquires_and_releases_continue_through_fail_overs() {
     let new = &group.group.servers()[primary];
     assert!(eventually(SOON, || held_keys(new).is_empty()));
     drop(clients);
-    let client = patient(&group.group.url()).build().unwrap();
+    let client = group.client();
     lock(&client, "k").unlock().unwrap();
+}
+
+/// The connections of callers, of renewals and for notifications are closed, again and again.
+fn closed_connections_end_no_hold_or_wait(group: Group) {
+    let server = &group.group.servers()[0];
+    assert_closed_connections_end_no_hold_or_wait(server, &|| group.builder());
+}
+
+macro_rules! every_fault_in {
+    ($group:expr, [$($fault:ident),+ $(,)?]) => {
+        $(
+            #[test]
+            fn $fault() {
+                super::$fault($group);
+            }
+        )+
+    };
+    ($group:expr) => {
+        every_fault_in!($group, [
+            locks_survive_the_death_of_the_primary,
+            locks_survive_a_stop_of_the_primary,
+            locks_survive_a_planned_fail_over,
+            a_lease_without_a_copy_is_reported_as_lost,
+            acquires_and_releases_continue_through_fail_overs,
+            closed_connections_end_no_hold_or_wait,
+        ]);
+    };
+}
+
+mod plain {
+    every_fault_in!(super::Group::start());
+}
+
+#[cfg(feature = "tls")]
+mod with_tls_and_least_privilege {
+    every_fault_in!(super::Group::start_with_tls_and_least_privilege());
 }

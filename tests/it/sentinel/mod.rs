@@ -10,9 +10,13 @@ mod tls;
 use std::sync::{Mutex, MutexGuard as Turn, PoisonError};
 use std::time::Duration;
 
+#[cfg(feature = "tls")]
+use leasehold::TlsConfig;
 use leasehold::{Builder, Client};
-use leasehold_testbed::{SentinelGroup, eventually};
+use leasehold_testbed::{SentinelGroup, SentinelGroupBuilder, eventually};
 
+#[cfg(feature = "tls")]
+use crate::least_privilege::as_limited;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, secs};
 
@@ -26,20 +30,58 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A primary, two replicas and three sentinels.
 struct Group {
     group: SentinelGroup,
+    /// Makes the settings of a client from the URL of the group.
+    settings: Box<dyn Fn(&str) -> Builder>,
+    /// The client's user has exactly the rights that `cargo xtask acl` prints, at the servers and at the sentinels.
+    is_limited: bool,
     _turn: Turn<'static, ()>,
 }
 
 impl Group {
     fn start() -> Self {
+        Self::start_with(SentinelGroup::builder(), patient)
+    }
+
+    #[cfg(feature = "tls")]
+    fn start_with_tls_and_least_privilege() -> Self {
+        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
+        let settings = move |url: &str| {
+            patient(&as_limited(url))
+                .sentinel_credentials(rights::limited_login())
+                .tls(TlsConfig::new().ca_pem(authority.as_str()))
+        };
+        let mut group = Self::start_with(SentinelGroup::builder().tls(files), settings);
+        group
+            .group
+            .servers()
+            .iter()
+            .for_each(rights::limited_at_server);
+        for sentinel in group.group.sentinels() {
+            rights::limited_at_sentinel(sentinel, None);
+        }
+        group.is_limited = true;
+        group
+    }
+
+    fn start_with(
+        group: SentinelGroupBuilder,
+        settings: impl Fn(&str) -> Builder + 'static,
+    ) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         Self {
-            group: SentinelGroup::start().unwrap(),
+            group: group.start().unwrap(),
+            settings: Box::new(settings),
+            is_limited: false,
             _turn: turn,
         }
     }
 
+    fn builder(&self) -> Builder {
+        (self.settings)(&self.group.url())
+    }
+
     fn client(&self) -> Client {
-        patient(&self.group.url()).build().unwrap()
+        self.builder().build().unwrap()
     }
 
     /// Waits until all replicas have the lock's key of the primary.
@@ -51,6 +93,14 @@ impl Group {
         };
         let copied = eventually(SOON, || self.group.servers().iter().all(has_it));
         assert!(copied, "{key} is not on all servers");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.is_limited && !std::thread::panicking() {
+            rights::assert_suffice(&self.group);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use leasehold_testbed::{SentinelGroup, Server, eventually};
 
 use super::patient;
 use crate::least_privilege::rights::{self, Feature};
-use crate::least_privilege::{refused, version};
+use crate::least_privilege::{limited, refused, version};
 use crate::support::{SOON, ask, lock};
 
 /// Sets up the user of [`limited_login`] at a sentinel, with all rights in the table but `dropped`.
@@ -24,6 +24,36 @@ pub fn limited_at_sentinel(sentinel: &Server, dropped: Option<&str>) {
 
 pub fn limited_login() -> Credentials {
     Credentials::user("limited", "secret")
+}
+
+/// Sets up the user of [`limited_login`] at a server of a group, with the rights to locks and transactions.
+#[cfg_attr(
+    not(feature = "tls"),
+    allow(dead_code, reason = "such groups have TLS")
+)]
+pub fn limited_at_server(server: &Server) {
+    let features = [
+        "locks",
+        "script-cache",
+        "notifications",
+        "names",
+        "transactions",
+    ];
+    let features = rights::features(&features).unwrap();
+    let commands = rights::commands(&features, version(server));
+    limited(server, &commands, &[]);
+    ask(server, &["ACL", "LOG", "RESET"]);
+}
+
+/// Fails if a right was missing at a server or a sentinel that runs.
+pub fn assert_suffice(group: &SentinelGroup) {
+    for server in group.servers().iter().chain(group.sentinels()) {
+        // Some tests kill a server.
+        if server.command(&["PING"]).is_ok() {
+            let refused = refused(server);
+            assert!(refused.is_empty(), "rights are missing: {refused:?}");
+        }
+    }
 }
 
 fn builder(group: &SentinelGroup) -> Builder {

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, ErrorKind};
+use leasehold::{Builder, ErrorKind};
 use leasehold_testbed::eventually;
 
+use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, assert_all_become_free, kill_connections, lock,
-    millis, secs, value_of, wait_for_queue, within,
+    LONG_TTL, Recorder, SOON, Task, assert_all_become_free, lock, millis, secs, value_of, within,
 };
 
 use super::TlsServer;
@@ -205,26 +205,5 @@ fn a_stopped_server_leaves_no_lock_behind() {
 #[test]
 fn closed_connections_end_no_hold_or_wait() {
     let tls = TlsServer::start();
-    let recorder = Recorder::new();
-    let client = |recorder: &Arc<Recorder>| -> Client {
-        let builder = tls.steady().ttl(secs(4));
-        builder.event_handler(Arc::clone(recorder)).build().unwrap()
-    };
-    let (holder, waiting) = (client(&recorder), client(&Recorder::new()));
-    let witness = Witness::default();
-    let guard = lock(&holder, "k");
-    let inside = witness.enter(&guard);
-    let waiter = Task::start(move || waiting.mutex("k").lock().map(drop));
-    wait_for_queue(&tls.server, "k", 1);
-    for _ in 0..2 {
-        kill_connections(&tls.server);
-        tls.server
-            .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
-            .unwrap();
-        recorder.wait_for_more(1, What::Renewed, "k");
-    }
-    guard.check().unwrap();
-    drop(inside);
-    guard.unlock().unwrap();
-    waiter.within(SOON, "the grant").unwrap();
+    assert_closed_connections_end_no_hold_or_wait(&tls.server, &|| tls.steady());
 }
