@@ -41,7 +41,7 @@ struct Options {
 
 /// Servers with replicas, and the key of a lock on one of them.
 trait Servers {
-    /// What happens once the servers themselves have failed over, as the report names it.
+    /// The report's name for the moment when the servers themselves have failed over.
     const SWITCH: &'static str;
 
     fn url(&self) -> String;

@@ -57,6 +57,17 @@ fn assert_finds(server: &Server, builder: Builder, warning: Warning, text: &str)
 
 const SAVED: (&str, &str) = ("appendonly", "yes");
 
+/// The text of [`evicts_keys_with_ttl`].
+const EVICTS_KEYS_WITH_TTL: &str = "`maxmemory-policy` is volatile-ttl: Redis evicts locks as soon as `maxmemory` is \
+                                    set and used; set the policy to noeviction";
+
+fn evicts_keys_with_ttl() -> Warning {
+    Warning::Eviction {
+        policy: "volatile-ttl".to_owned(),
+        max_memory: 0,
+    }
+}
+
 #[test]
 fn a_good_environment_has_no_findings() {
     let server = started(&[SAVED]);
@@ -85,12 +96,8 @@ fn eviction_is_found() {
     );
     assert_warns(
         &[SAVED, ("maxmemory-policy", "volatile-ttl")],
-        Warning::Eviction {
-            policy: "volatile-ttl".to_owned(),
-            max_memory: 0,
-        },
-        "`maxmemory-policy` is volatile-ttl: Redis evicts locks as soon as `maxmemory` is set and used; set the policy \
-         to noeviction",
+        evicts_keys_with_ttl(),
+        EVICTS_KEYS_WITH_TTL,
     );
 }
 
@@ -154,12 +161,8 @@ fn the_primary_of_a_group_is_checked() {
     assert_finds(
         &group.servers()[0],
         quiet(&group.url()),
-        Warning::Eviction {
-            policy: "volatile-ttl".to_owned(),
-            max_memory: 0,
-        },
-        "`maxmemory-policy` is volatile-ttl: Redis evicts locks as soon as `maxmemory` is set and used; set the policy \
-         to noeviction",
+        evicts_keys_with_ttl(),
+        EVICTS_KEYS_WITH_TTL,
     );
 }
 

@@ -1,4 +1,4 @@
-//! What the replies of a quorum's nodes mean together. Pure.
+//! Counts the replies of a quorum's nodes and decides the outcome of a request. Pure.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use crate::store::completion::Outcome;
 use crate::store::{MemoryNode, Node, Notifications, Store};
 use crate::util::clock::MonotonicTime;
 
-/// What a quorum needs of the store of one node, beside its requests and notifications.
+/// The store of one node. These functions are for a quorum only; the supertraits have requests and notifications.
 pub(super) trait QuorumNode: Store + Notifications {
     /// The node's time at `now`, in µs; `None` if no connection to the node was made yet. `now` is a time of the
     /// client's clock.

@@ -153,7 +153,7 @@ pub const FEATURES: &[Feature] = &[
     },
 ];
 
-/// What a client asks of sentinels. The user there is another one than at the servers.
+/// The rights that a client needs at sentinels. The user there is another one than at the servers.
 pub const AT_SENTINELS: &[Feature] = &[
     Feature {
         name: "primary",
@@ -267,7 +267,7 @@ pub fn table_at_sentinels() -> String {
     table
 }
 
-/// What a feature is for, its commands, and the effect without them.
+/// A row of the table: the purpose of a feature, its commands, and the effect without them.
 fn columns(feature: &Feature) -> String {
     let name = |right: &Right| {
         let (major, minor) = right.since;

@@ -37,7 +37,7 @@ pub struct Round<'a> {
     pub inject: Option<Defect>,
 }
 
-/// What happened in a round beside the records of the threads.
+/// The faults and findings of a round. The records of the threads are kept apart.
 #[derive(Default)]
 pub struct Events {
     pub faults: Vec<Fault>,
