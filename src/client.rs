@@ -39,7 +39,8 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
 /// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the environment
 /// check has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it uses. A
-/// client of a [`MemoryStore`](crate::MemoryStore) has five threads.
+/// client of a quorum has five threads, and five for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
+/// five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -136,8 +137,8 @@ impl Client {
     }
 
     /// Connects to a quorum, with default settings: one to nine independent Redis servers. A lock is held while a
-    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The page on
-    /// quorums of the guide says what that guarantees, what it costs, and when not to use it.
+    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The
+    /// page on topologies of the guide says what that guarantees and costs.
     ///
     /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
     /// or that restarted without its data, does not vote for one `max_ttl`. So a new quorum grants its first lock after

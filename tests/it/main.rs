@@ -81,6 +81,7 @@ fn a_child_process_runs_the_named_body() {
         leaks::use_a_cluster,
         threads::count_threads_of_clients,
         threads::count_threads_on_a_cluster,
+        threads::count_threads_on_a_quorum,
         renewal_checks::count_threads,
         scale::hold_ten_thousand,
         scale::wait_by_the_hundred,

@@ -5,6 +5,7 @@ use leasehold_testbed::eventually;
 
 use crate::child::{self, Child, Parent};
 use crate::cluster::pool::PooledCluster;
+use crate::quorum::nodes::{Nodes, builder};
 use crate::support::{SOON, secs, server};
 
 #[test]
@@ -23,6 +24,16 @@ fn a_cluster_client_has_threads_for_each_master() {
     }
     let cluster = PooledCluster::take();
     Child::start(count_threads_on_a_cluster, &cluster.get().url()).finish(secs(120));
+}
+
+#[test]
+fn a_client_of_a_quorum_has_threads_for_each_node() {
+    if child::threads().is_none() {
+        return;
+    }
+    let nodes = Nodes::start(5);
+    let urls = nodes.urls().join(" ");
+    Child::start(count_threads_on_a_quorum, &urls).finish(secs(120));
 }
 
 /// Returns a function that waits until this process has the given number of threads more than now.
@@ -49,6 +60,20 @@ pub fn count_threads_on_a_cluster(parent: &Parent) {
     let lock = |name| client.mutex(name).ttl(secs(3)).lock().unwrap();
     let guards: Vec<_> = names().map(lock).collect();
     assert_more(6 + 3 * 5 + 2 * 2, "a client with renewed locks");
+    drop((guards, client));
+    assert_more(0, "no client");
+}
+
+pub fn count_threads_on_a_quorum(parent: &Parent) {
+    let assert_more = count_further_threads();
+    let urls = parent.url.split(' ').map(str::to_owned).collect();
+    let client = builder(urls).build().unwrap();
+    assert_more(5 + 5 * 5, "a client of five nodes");
+    let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
+    let guards: Vec<_> = (0..100).map(lock).collect();
+    assert_more(5 + 5 * 5, "a client of five nodes with locks");
+    client.ping().unwrap();
+    assert_more(5 + 5 * 5, "a client that has pinged");
     drop((guards, client));
     assert_more(0, "no client");
 }
