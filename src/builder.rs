@@ -109,6 +109,7 @@ enum Address {
     Info(Box<ConnectionInfo>),
     Memory(Arc<MemoryServer>),
     Quorum(Vec<QuorumNode>),
+    MemoryQuorum(Vec<Arc<MemoryServer>>),
 }
 
 impl From<&str> for ServerAddress {
@@ -161,7 +162,7 @@ impl Address {
         match self {
             Self::Url(url) => redacted(url),
             Self::Info(info) => redacted_info(info),
-            Self::Memory(_) => "memory://".to_owned(),
+            Self::Memory(_) | Self::MemoryQuorum(_) => "memory://".to_owned(),
             Self::Quorum(nodes) => {
                 let addresses = nodes.iter().map(|node| node.address.0.redacted());
                 addresses.collect::<Vec<String>>().join(", ")
@@ -178,7 +179,7 @@ impl Address {
         let scheme = match &self {
             Self::Url(url) => url.split("://").next().unwrap_or_default(),
             Self::Info(_) => "",
-            Self::Memory(_) | Self::Quorum(_) => "memory",
+            Self::Memory(_) | Self::MemoryQuorum(_) | Self::Quorum(_) => "memory",
         };
         let is_group = scheme.ends_with("+sentinel") || scheme.ends_with("+cluster");
         let is_server = !is_group && !scheme.eq_ignore_ascii_case("memory");
@@ -209,6 +210,12 @@ impl Builder {
 
     pub(crate) fn of_quorum(nodes: Vec<QuorumNode>) -> Self {
         let mut builder = Self::of(Address::Quorum(nodes));
+        builder.config.max_ttl = QUORUM_MAX_TTL;
+        builder
+    }
+
+    pub(crate) fn of_memory_quorum(nodes: Vec<Arc<MemoryServer>>) -> Self {
+        let mut builder = Self::of(Address::MemoryQuorum(nodes));
         builder.config.max_ttl = QUORUM_MAX_TTL;
         builder
     }
@@ -460,9 +467,9 @@ impl Builder {
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
             // Below: the nodes are asked at the same time.
-            Server::Quorum(_) => {}
+            Server::Quorum(_) | Server::MemoryQuorum(_) => {}
         }
-        let is_quorum = matches!(server, Server::Quorum(_));
+        let is_quorum = matches!(server, Server::Quorum(_) | Server::MemoryQuorum(_));
         let client = Client::start(server, config, fork_guard)?;
         if is_quorum {
             client.ping()?;
@@ -493,12 +500,12 @@ impl Builder {
         let has_tls = self.tls.is_some();
         #[cfg(not(feature = "tls"))]
         let has_tls = false;
-        let memory = |server| {
+        let memory = |server: Server| {
             let setting = match (has_login, has_sentinel_login, has_tls) {
                 (true, _, _) => "credentials",
                 (_, true, _) => "sentinel_credentials",
                 (_, _, true) => "tls",
-                _ => return Ok(Server::Memory(server)),
+                _ => return Ok(server),
             };
             let message = format!("{setting}: a memory store has no connections");
             Err(Error::new(ErrorKind::InvalidConfig, message))
@@ -557,16 +564,19 @@ impl Builder {
             return Ok((Server::Cluster(Box::new(cluster)), config));
         }
         let server = match self.address {
-            Address::Memory(server) => memory(server)?,
+            Address::Memory(server) => memory(Server::Memory(server))?,
+            Address::MemoryQuorum(nodes) => memory(Server::MemoryQuorum(nodes))?,
             Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,
             Address::Url(url) => match MemoryServer::of_url(&url) {
-                Some(server) => memory(server?)?,
+                Some(server) => memory(Server::Memory(server?))?,
                 None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
             },
             Address::Quorum(_) => unreachable!("handled above"),
         };
-        if let Server::Memory(memory) = &server {
-            memory.process().check()?;
+        match &server {
+            Server::Memory(memory) => memory.process().check()?,
+            Server::MemoryQuorum(nodes) => nodes[0].process().check()?,
+            _ => {}
         }
         Ok((server, config))
     }

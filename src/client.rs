@@ -78,6 +78,7 @@ pub(crate) enum Server {
     Cluster(Box<ClusterAddress>),
     Memory(Arc<MemoryServer>),
     Quorum(Box<QuorumAddress>),
+    MemoryQuorum(Vec<Arc<MemoryServer>>),
 }
 
 pub(crate) struct Handle {
@@ -559,6 +560,7 @@ impl Handle {
             Server::Cluster(cluster) => (Clock::default(), cluster.text()),
             Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
             Server::Quorum(quorum) => (Clock::default(), quorum.text()),
+            Server::MemoryQuorum(nodes) => (nodes[0].clock().clone(), "memory://".to_owned()),
         };
         let threads = Arc::new(threads);
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
@@ -763,5 +765,8 @@ fn backend_of(
             Backend::new(Arc::new(node))
         }
         Server::Quorum(address) => Backend::new(QuorumStore::new(*address, config, &holder)),
+        Server::MemoryQuorum(nodes) => {
+            Backend::new(QuorumStore::of_memory(&nodes, config, &holder))
+        }
     }
 }

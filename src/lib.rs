@@ -110,7 +110,7 @@ pub use fenced::FencedValue;
 pub use guard::{LostSignal, MutexGuard};
 pub use held::{HeldLock, LockInfo};
 pub use loss::LossReason;
-pub use memory::MemoryStore;
+pub use memory::{MemoryQuorum, MemoryStore};
 pub use mutex::Mutex;
 pub use quorum_node::QuorumNode;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};

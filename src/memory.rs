@@ -1,4 +1,4 @@
-//! The public type of the store without a server, for tests of programs that use locks.
+//! The public types of the stores without a server, for tests of programs that use locks.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -237,10 +237,201 @@ impl MemoryStore {
     pub fn delete(&self, key: &str) -> bool {
         self.0.process().is_current() && self.0.delete(key)
     }
+
+    /// Restarts the server with its data.
+    fn restart(&self) {
+        if self.0.process().is_current() {
+            self.0.restart();
+        }
+    }
 }
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+/// Servers in memory that are the nodes of a quorum, for tests of code that uses a
+/// quorum. Its clients exclude each other within this process, while a majority of the nodes works.
+///
+/// A test can let each node [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), and restart
+/// it [with](Self::restart) and [without](Self::flush) its data. Nodes are named by their number, from 0. They share one
+/// clock, which a test can move ([`advance`](Self::advance)).
+///
+/// The nodes begin with data that is older than `max_ttl`, so the first lock is granted at once.
+///
+/// # Panics
+/// The methods of a node panic if there is no node with this number.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{ErrorKind, MemoryQuorum};
+///
+/// let quorum = MemoryQuorum::new(3);
+/// let (one, two) = (quorum.client()?, quorum.client()?);
+/// let guard = one.mutex("invoice:42").lock()?;
+/// quorum.fail(0, ErrorKind::Unavailable); // a minority
+/// assert!(two.mutex("invoice:42").try_lock()?.is_none());
+/// quorum.advance(Duration::from_secs(15)); // the other nodes renew the lock
+/// guard.check()?;
+///
+/// quorum.fail(1, ErrorKind::Unavailable); // a majority is away
+/// assert!(two.mutex("other").try_lock().is_err());
+/// quorum.recover(1);
+/// guard.unlock()?;
+/// assert!(two.mutex("invoice:42").try_lock()?.is_some());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MemoryQuorum(Arc<[Arc<MemoryServer>]>);
+
+impl MemoryQuorum {
+    /// A quorum of empty nodes.
+    ///
+    /// # Panics
+    /// If `nodes` is not 1 to 9.
+    ///
+    /// ```
+    /// let quorum = leasehold::MemoryQuorum::new(5);
+    /// # let _ = quorum;
+    /// ```
+    pub fn new(nodes: usize) -> Self {
+        assert!((1..=9).contains(&nodes), "a quorum has 1 to 9 nodes");
+        Self(MemoryServer::nodes(nodes).into())
+    }
+
+    /// A client of this quorum, with default settings.
+    ///
+    /// # Errors
+    /// As [`MemoryStore::client`], and an error with the answer of each node if a majority of the nodes fails.
+    ///
+    /// ```
+    /// let client = leasehold::MemoryQuorum::new(3).client()?;
+    /// assert_eq!(client.with_lock("a", || 1)?, 1);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn client(&self) -> Result<Client, Error> {
+        self.builder().build()
+    }
+
+    /// A builder for a client of this quorum. Settings of connections have no effect. All clients need the same
+    /// [`max_ttl`](Builder::max_ttl): for so long, a restarted node does not vote. It defaults to 30 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let builder = quorum.builder().ttl(Duration::from_secs(5)).max_ttl(Duration::from_secs(10));
+    /// let client = builder.build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn builder(&self) -> Builder {
+        Builder::of_memory_quorum(self.0.to_vec())
+    }
+
+    /// As [`MemoryStore::advance`], for all nodes and their clients.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let guard = quorum.client()?.mutex("k").lock()?;
+    /// quorum.advance(Duration::from_secs(31));
+    /// assert!(guard.is_lost());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn advance(&self, by: Duration) {
+        if self.0[0].process().is_current() {
+            MemoryServer::advance_all(&self.0, by);
+        }
+    }
+
+    /// From now on, every request to this node fails at once with `kind`, until [`recover`](Self::recover). See
+    /// [`MemoryStore::fail`], also for its panic. The first example of [`MemoryQuorum`] uses it.
+    pub fn fail(&self, node: usize, kind: ErrorKind) {
+        self.node(node).fail(kind);
+    }
+
+    /// Leaves all requests to this node without a reply until [`recover`](Self::recover), as `SIGSTOP` does with a
+    /// server. See [`MemoryStore::hang`]. A hanging minority delays no caller. A caller that has no majority waits for
+    /// its [`command_timeout`](Builder::command_timeout) by the machine's clock.
+    ///
+    /// ```
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let client = quorum.client()?;
+    /// quorum.hang(2);
+    /// let guard = client.mutex("k").lock()?;
+    /// quorum.recover(2);
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn hang(&self, node: usize) {
+        self.node(node).hang();
+    }
+
+    /// Ends the outage of this node. See [`MemoryStore::recover`].
+    pub fn recover(&self, node: usize) {
+        self.node(node).recover();
+    }
+
+    /// Restarts this node with its data, which may be old: the node does not vote for one `max_ttl`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let client = quorum.client()?;
+    /// quorum.restart(0);
+    /// quorum.restart(1);
+    /// assert!(client.mutex("k").try_lock().is_err()); // one vote of three
+    /// quorum.advance(Duration::from_secs(30));
+    /// assert!(client.mutex("k").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn restart(&self, node: usize) {
+        self.node(node).restart();
+    }
+
+    /// Deletes all keys of this node, like a restart without data: the node does not vote for one `max_ttl`.
+    ///
+    /// ```
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let client = quorum.client()?;
+    /// let guard = client.mutex("k").lock()?;
+    /// quorum.flush(0);
+    /// guard.check()?; // a majority has the lock
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn flush(&self, node: usize) {
+        self.node(node).flush();
+    }
+
+    /// Deletes one key on this node; returns whether it existed there. See [`MemoryStore::delete`]. The next renewal
+    /// sets the key again if a majority has it.
+    ///
+    /// ```
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// let client = quorum.client()?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// assert!(quorum.delete(0, "leasehold:invoice:42"));
+    /// guard.check()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn delete(&self, node: usize, key: &str) -> bool {
+        self.node(node).delete(key)
+    }
+
+    fn node(&self, node: usize) -> MemoryStore {
+        MemoryStore(Arc::clone(&self.0[node]))
+    }
+}
+
+// As for `MemoryStore`.
+impl UnwindSafe for MemoryQuorum {}
+impl RefUnwindSafe for MemoryQuorum {}
+
+impl fmt::Debug for MemoryQuorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryQuorum")
+            .field("nodes", &self.0.len())
+            .finish_non_exhaustive()
     }
 }

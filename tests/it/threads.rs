@@ -1,6 +1,6 @@
 //! The number of threads of a client: as many as README.md, ARCHITECTURE.md and the API docs say.
 
-use leasehold::{Client, MemoryStore};
+use leasehold::{Client, MemoryQuorum, MemoryStore};
 use leasehold_testbed::eventually;
 
 use crate::child::{self, Child, Parent};
@@ -97,4 +97,8 @@ pub fn count_threads_of_clients(parent: &Parent) {
     assert_more(5, "a client of a memory store");
     drop(client);
     assert_more(0, "no client of a memory store");
+    let client = MemoryQuorum::new(3).client().unwrap();
+    assert_more(5 + 3, "a client of a quorum in memory");
+    drop(client);
+    assert_more(0, "no client of a quorum in memory");
 }

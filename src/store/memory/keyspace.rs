@@ -692,10 +692,11 @@ impl Keyspace {
         });
     }
 
-    /// Acts as if a new process had started with the data.
-    pub(crate) fn restart(&mut self) {
+    /// Acts as if a new process had started with the data, and a client had connected at once.
+    pub(crate) fn restart(&mut self, step: &Step<'_>) {
         if let Some(mark) = &mut self.mark {
             mark.is_old = true;
+            self.check_data(step);
         }
     }
 
@@ -745,9 +746,13 @@ impl Keyspace {
         true
     }
 
-    /// Deletes all keys, including the fence counter.
-    pub(crate) fn flush(&mut self) {
+    /// Deletes all keys, including the fence counter. A client of a quorum's node notices that at once.
+    pub(crate) fn flush(&mut self, step: &Step<'_>) {
+        let had_mark = self.mark.is_some();
         *self = Self::default();
+        if had_mark {
+            self.check_data(step);
+        }
     }
 
     /// Deletes a key without a notification.

@@ -56,10 +56,6 @@ impl MemoryServer {
     }
 
     /// The nodes of a quorum. They share a clock, and have had their data for long.
-    #[cfg_attr(
-        any(not(test), shuttle),
-        expect(dead_code, reason = "no client makes a quorum yet")
-    )]
     pub(crate) fn nodes(count: usize) -> Vec<Arc<Self>> {
         let clock = Clock::movable();
         let node = |index| {
@@ -127,10 +123,6 @@ impl MemoryServer {
     }
 
     /// Moves the clock of the nodes of a quorum and of their clients ahead.
-    #[cfg_attr(
-        any(not(test), shuttle),
-        expect(dead_code, reason = "no client makes a quorum yet")
-    )]
     pub(crate) fn advance_all(nodes: &[Arc<Self>], by: Duration) {
         nodes[0].clock.advance(by);
         nodes.iter().for_each(|node| node.note_moved_clock());
@@ -149,12 +141,10 @@ impl MemoryServer {
 
     /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections
     /// broke.
-    #[cfg_attr(
-        any(not(test), shuttle),
-        expect(dead_code, reason = "no client makes a quorum yet")
-    )]
     pub(crate) fn restart(&self) {
-        self.keyspace.lock().restart();
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.restart(step)
+        });
         self.trackers.lock().clear();
         self.notification_epoch.fetch_add(1, Ordering::AcqRel);
         if !self.outage.is_on() {
@@ -164,7 +154,9 @@ impl MemoryServer {
 
     /// Deletes all locks and values, as a restart of Redis without persistence does. Calls the listeners.
     pub(crate) fn flush(&self) {
-        self.keyspace.lock().flush();
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.flush(step)
+        });
         self.trackers.lock().clear();
         if !self.outage.is_on() {
             self.notify_all_changed();

@@ -1,18 +1,22 @@
 //! Tests of a quorum of servers in memory: nodes that fail, hang, and restart with and without their data.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::QuorumStore;
 use crate::config::Config;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply};
 use crate::store::completion::Outcome;
 use crate::store::value::micros_of;
-use crate::store::{MemoryServer, Store};
+use crate::store::{
+    GrantMessage, KeyState, Listener, MemoryServer, Notifications, ServerId, Store, TrackedKey,
+};
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId};
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
 
 const TTL: Duration = Duration::from_secs(30);
 const MAX_TTL: Duration = Duration::from_secs(60);
@@ -232,5 +236,42 @@ fn a_token_is_written_back_to_a_majority_in_memory() {
         assert!(micros_of(token) > micros_of(ahead.1));
         assert!(is_done(&quorum.unlock(1, (lease, token))));
         quorum.nodes[0].recover();
+    }
+}
+
+/// Counts the calls about a moved clock.
+#[derive(Default)]
+struct Moves(AtomicUsize);
+
+impl Listener for Moves {
+    fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
+        None
+    }
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
+    fn clock_moved(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn refused(&self, _: ServerId, _: &Error) {}
+}
+
+#[test]
+fn each_client_hears_once_of_a_moved_clock() {
+    let quorum = quorum(3);
+    let threads = ThreadGroup::new();
+    let moves = [0, 1].map(|client| {
+        let moves = Arc::new(Moves::default());
+        let listener: Arc<dyn Listener> = Arc::clone(&moves) as _;
+        quorum.clients[client].start(&threads, listener).unwrap();
+        moves
+    });
+    quorum.nodes[0].fail(ErrorKind::Unavailable);
+    quorum.advance(TTL);
+    for client in [0, 1] {
+        assert_eq!(moves[client].0.load(Ordering::SeqCst), 1);
+        Notifications::stop(&*quorum.clients[client]);
     }
 }

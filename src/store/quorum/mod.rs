@@ -215,7 +215,6 @@ impl QuorumStore {
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no client makes one yet"))]
     pub(crate) fn of_memory(
         servers: &[Arc<MemoryServer>],
         config: &Config,

@@ -71,6 +71,43 @@ impl Backend for Memory {
     }
 }
 
+/// A quorum of servers in memory. Time passes when the test advances the clock.
+pub struct QuorumInMemory(leasehold::MemoryQuorum, usize);
+
+impl QuorumInMemory {
+    pub fn start(nodes: usize) -> Self {
+        Self(leasehold::MemoryQuorum::new(nodes), nodes)
+    }
+}
+
+impl Backend for QuorumInMemory {
+    fn builder(&self) -> Builder {
+        self.0.builder().ttl(LONG_TTL).max_ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(30)
+    }
+
+    fn pass(&self, time: Duration) {
+        let step = self.ttl() / 5;
+        let mut left = time;
+        while !left.is_zero() {
+            let next = left.min(step);
+            self.0.advance(next);
+            left -= next;
+        }
+    }
+
+    fn forget(&self) {
+        for node in 0..self.1 {
+            self.0.flush(node);
+        }
+        // Until then, no node votes.
+        self.pass(LONG_TTL);
+    }
+}
+
 /// One Redis.
 pub struct Redis(Server);
 
