@@ -67,9 +67,10 @@ pub enum ErrorKind {
     /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys the
     /// same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
-    /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
-    /// it, or a transaction, ticket, fenced value or replicas on a [quorum](crate::Client::quorum), or [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or
-    /// it is undone.
+    /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
+    /// a transaction, ticket or fenced value on a [quorum](crate::Client::quorum); or
+    /// [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or it is
+    /// undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
