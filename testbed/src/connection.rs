@@ -1,7 +1,7 @@
 //! One plain TCP connection for one request at a time.
 
-use std::io::{self, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::reply::{self, Reply};
@@ -32,5 +32,13 @@ impl Connection {
         }
         self.0.get_mut().write_all(request.as_bytes())?;
         reply::read(&mut self.0)
+    }
+
+    /// Closes the connection, and waits until the server has closed it, too: then `CLIENT LIST` no longer has it. A
+    /// server that does not answer in time was stopped meanwhile.
+    pub(crate) fn close(mut self) {
+        if self.0.get_ref().shutdown(Shutdown::Write).is_ok() {
+            let _ = self.0.read(&mut [0]);
+        }
     }
 }

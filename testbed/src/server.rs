@@ -180,14 +180,18 @@ impl Server {
         }
     }
 
-    /// Sends one command over a connection of its own and returns the reply. A refusal is
-    /// `Ok(Reply::Error(..))`.
+    /// Sends one command over a connection of its own and returns the reply, after the server has closed that
+    /// connection. A refusal is `Ok(Reply::Error(..))`.
     ///
     /// # Errors
     /// The server is not running, or does not reply within 10 s.
     pub fn command(&self, args: &[&str]) -> Result<Reply, Error> {
         Connection::open(self.port, self.config.password_text(), COMMAND_LIMIT)
-            .and_then(|mut connection| connection.command(args))
+            .and_then(|mut connection| {
+                let reply = connection.command(args)?;
+                connection.close();
+                Ok(reply)
+            })
             .map_err(|error| {
                 let name = args.first().unwrap_or(&"");
                 Error::io(format!("{name} on the server at port {}", self.port), error)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client};
 
 /// The connect time-out and the command time-out of the clients of [`Hostile::builder`].
-pub const TIMEOUT: Duration = Duration::from_millis(500);
+pub const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The bytes that a hostile relay sends instead of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
