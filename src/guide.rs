@@ -5,6 +5,7 @@
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
 //! - [`topologies`]: one server, Sentinel or a Cluster: the URL, what each guarantees, and what it costs.
+//! - [`quorum`]: locks over independent servers, and the critique of Redlock point by point.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
 //! - [`security`]: what other users of the same Redis can do with each right.
 //! - [`observability`]: events, spans and metrics, and what to alert on.
@@ -24,6 +25,7 @@ macro_rules! page {
         #[doc = "[guarantees]: guarantees"]
         #[doc = "[in your Redis]: in_your_redis"]
         #[doc = "[observability]: observability"]
+        #[doc = "[quorum]: quorum"]
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]
         #[doc = "[the market]: market"]
@@ -39,6 +41,7 @@ page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");
 page!(topologies, "../docs/topologies.md");
+page!(quorum, "../docs/quorum.md");
 page!(in_your_redis, "../docs/redis.md");
 page!(security, "../docs/security.md");
 page!(observability, "../docs/observability.md");
