@@ -9,6 +9,7 @@ use leasehold_testbed::{Cluster, Proxy, SentinelGroup, SentinelGroupBuilder, Ser
 use crate::cluster::announce_proxies;
 use crate::cluster::pool::PooledCluster;
 use crate::least_privilege::{as_limited, limited, refused, rights, version};
+use crate::quorum::nodes::{Nodes, end_quarantine_of};
 use crate::sentinel::rights::{limited_at_sentinel, limited_login};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, secs, server};
@@ -105,6 +106,37 @@ impl Backend for QuorumInMemory {
         }
         // Until then, no node votes.
         self.pass(LONG_TTL);
+    }
+}
+
+/// A quorum of servers.
+pub struct Quorum(Nodes);
+
+impl Quorum {
+    pub fn start(nodes: usize) -> Self {
+        let quorum = Self(Nodes::start_in_quarantine(nodes));
+        quorum.let_nodes_vote();
+        quorum
+    }
+
+    /// Ends the quarantine of all nodes, also for the clients with another prefix.
+    fn let_nodes_vote(&self) {
+        for node in &self.0.0 {
+            end_quarantine_of(node, &["leasehold:", "billing:"]);
+        }
+    }
+}
+
+impl Backend for Quorum {
+    fn builder(&self) -> Builder {
+        self.0.builder()
+    }
+
+    fn forget(&self) {
+        for node in &self.0.0 {
+            crate::support::ask(node, &["FLUSHALL"]);
+        }
+        self.let_nodes_vote();
     }
 }
 

@@ -21,7 +21,7 @@ mod waiting;
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
 use backend::{
-    Memory, QuorumInMemory, Redis, RedisCluster, RedisClusterOfMasters,
+    Memory, Quorum, QuorumInMemory, Redis, RedisCluster, RedisClusterOfMasters,
     RedisClusterWithLeastPrivilege, RedisUnderSentinel, RedisWithLeastPrivilege,
 };
 
@@ -164,6 +164,14 @@ mod quorum_of_three_in_memory {
 
 mod quorum_of_five_in_memory {
     every_behaviour_of_a_quorum_on!(super::QuorumInMemory::start(5));
+}
+
+mod quorum_of_three {
+    every_behaviour_of_a_quorum_on!(super::Quorum::start(3));
+}
+
+mod quorum_of_five {
+    every_behaviour_of_a_quorum_on!(super::Quorum::start(5));
 }
 
 mod redis {

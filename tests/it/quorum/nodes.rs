@@ -74,9 +74,16 @@ pub fn impatient(urls: Vec<String>, timeout: Duration) -> Builder {
 
 /// Acts as if the server's process had had its data for long.
 pub fn end_quarantine(server: &Server) {
+    end_quarantine_of(server, &[&in_redis("")]);
+}
+
+/// As [`end_quarantine`], for the clients with these prefixes.
+pub fn end_quarantine_of(server: &Server, prefixes: &[&str]) {
     let info = ask(server, &["INFO", "server"]);
     let mut lines = info.as_text().unwrap().lines();
     let id = lines.find_map(|line| line.strip_prefix("run_id:"));
     let mark = format!("{} {PAST}", id.unwrap().trim());
-    ask(server, &["SET", &in_redis("~data"), &mark]);
+    for prefix in prefixes {
+        ask(server, &["SET", &format!("{prefix}~data"), &mark]);
+    }
 }
