@@ -41,16 +41,8 @@ macro_rules! shown {
 /// Runs every behaviour of a lock on the given backend.
 macro_rules! every_behaviour_on {
     ($backend:expr) => {
-        every_behaviour_of_a_quorum_on!($backend);
+        every_behaviour_of_servers_that_vote_on!($backend);
         shown! { $backend;
-            releases:
-                unlock_of_a_deleted_lock_fails;
-            renewals:
-                a_holder_renews_no_lock_but_its_own;
-            losses:
-                a_loss_is_reported_in_every_way
-                a_loss_is_reported_once_and_final
-                a_release_is_no_loss;
             waiting:
                 a_release_admits_a_waiter
                 a_flush_admits_a_waiter
@@ -75,8 +67,23 @@ macro_rules! every_behaviour_on {
     };
 }
 
+/// Runs the behaviours that servers have, too, if they vote at once after they have lost their data.
+macro_rules! every_behaviour_of_servers_that_vote_on {
+    ($backend:expr) => {
+        every_behaviour_of_a_quorum_on!($backend);
+        shown! { $backend;
+            releases:
+                unlock_of_a_deleted_lock_fails;
+            renewals:
+                a_holder_renews_no_lock_but_its_own;
+            losses:
+                a_loss_is_reported_in_every_way;
+        }
+    };
+}
+
 /// Runs the behaviours that a quorum has, too. It has neither tickets nor fenced values; its waiters are in no queue of
-/// Redis, where a test could see them; and its locks end with their validity if all nodes lose their data.
+/// Redis, where a test could see them; and if all nodes lose their data, nobody votes until its locks have ended.
 macro_rules! every_behaviour_of_a_quorum_on {
     ($backend:expr) => {
         shown! { $backend;
@@ -114,6 +121,8 @@ macro_rules! every_behaviour_of_a_quorum_on {
                 max_hold_ends_a_renewed_hold
                 many_locks_are_renewed_at_once;
             losses:
+                a_loss_is_reported_once_and_final
+                a_release_is_no_loss
                 a_callback_may_take_the_lock_again;
             waiting:
                 a_deadline_in_the_past_is_one_try
@@ -167,11 +176,11 @@ mod quorum_of_five_in_memory {
 }
 
 mod quorum_of_three {
-    every_behaviour_of_a_quorum_on!(super::Quorum::start(3));
+    every_behaviour_of_servers_that_vote_on!(super::Quorum::start(3));
 }
 
 mod quorum_of_five {
-    every_behaviour_of_a_quorum_on!(super::Quorum::start(5));
+    every_behaviour_of_servers_that_vote_on!(super::Quorum::start(5));
 }
 
 mod redis {

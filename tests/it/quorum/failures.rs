@@ -6,7 +6,7 @@ use leasehold::ErrorKind;
 use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, builder, impatient};
-use crate::support::{SOON, held_keys, lock, millis, secs};
+use crate::support::{SOON, ask, held_keys, in_redis, lock, millis, secs, value_of};
 
 /// Callers go on as before: one wait for a stopped node would take a whole time-out.
 #[test]
@@ -108,4 +108,29 @@ fn a_lock_outlives_the_restart_of_each_node() {
     }
     guard.unlock().unwrap();
     lock(&other, "k").unlock().unwrap();
+}
+
+/// For each set of three nodes: these have another program's value under the lock's key.
+#[test]
+fn foreign_values_on_a_minority_are_ignored() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client();
+    for set in 0_u32..8 {
+        let key = format!("k{set}");
+        for (n, node) in nodes.0.iter().enumerate() {
+            if set & 1 << n != 0 {
+                ask(node, &["SET", &in_redis(&key), "foreign"]);
+            }
+        }
+        let outcome = client.mutex(&key).try_lock();
+        if set.count_ones() < 2 {
+            outcome.unwrap().unwrap().unlock().unwrap();
+        } else {
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Protocol);
+        }
+        for (n, node) in nodes.0.iter().enumerate() {
+            let foreign = (set & 1 << n != 0).then(|| "foreign".to_owned());
+            assert!(eventually(SOON, || value_of(node, &key) == foreign));
+        }
+    }
 }
