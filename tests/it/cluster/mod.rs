@@ -3,12 +3,12 @@
 pub mod pool;
 
 mod addresses;
-#[cfg(feature = "tls")]
-mod encrypted;
 mod fail_over;
 mod resharding;
 pub mod rights;
 mod servers;
+#[cfg(feature = "tls")]
+mod tls;
 mod under_load;
 
 use leasehold::{Builder, Client};

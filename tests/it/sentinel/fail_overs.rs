@@ -198,6 +198,6 @@ mod plain {
 }
 
 #[cfg(feature = "tls")]
-mod with_tls_and_least_privilege {
-    every_fault_in!(super::Group::start_with_tls_and_least_privilege());
+mod with_least_privilege_and_tls {
+    every_fault_in!(super::Group::start_with_least_privilege_and_tls());
 }

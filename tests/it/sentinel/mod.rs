@@ -43,7 +43,7 @@ impl Group {
     }
 
     #[cfg(feature = "tls")]
-    fn start_with_tls_and_least_privilege() -> Self {
+    fn start_with_least_privilege_and_tls() -> Self {
         let (files, authority) = crate::tls::certificates_for("127.0.0.1");
         let settings = move |url: &str| {
             patient(&as_limited(url))
