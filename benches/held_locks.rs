@@ -28,6 +28,8 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const PREFIX: &str = "leasehold:";
 /// Threads that take the locks.
 const TAKERS: usize = 64;
+/// Locks that are renewed before threads are counted: so many that each of 16 masters has some.
+const FIRST_LOCKS: usize = 500;
 /// How long the releases of dropped guards may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -198,6 +200,22 @@ fn take(client: &Client, locks: usize) -> Result<Vec<MutexGuard>, leasehold::Err
     })?;
     bar.finish_and_clear();
     Ok(guards.into_inner().expect("nobody panics with it"))
+}
+
+/// Holds locks on each server until the client has renewed some there. It starts the last threads for a server with the
+/// first renewal there.
+fn renew_on_each(servers: &Servers, client: &Client, ttl: Duration) -> Result<(), Box<dyn Error>> {
+    let names = (0..FIRST_LOCKS).map(|number| format!("first-{number}"));
+    let guards = names.map(|name| client.mutex(name).lock());
+    let guards: Vec<MutexGuard> = guards.collect::<Result<_, _>>()?;
+    let is_renewed = |server| ServerReading::take(server).is_ok_and(|it| it.renewals > 0);
+    if !eventually(3 * ttl, || servers.all().iter().all(is_renewed)) {
+        return Err("a server has no renewed lock".into());
+    }
+    for guard in guards {
+        guard.unlock()?;
+    }
+    Ok(())
 }
 
 fn hold(seconds: u64) {
@@ -403,9 +421,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .ttl(ttl)
         .build()?;
     // The number of a client's threads must not grow with its locks. On a Cluster, it grows with the servers in use.
-    for number in 0..100 {
-        client.mutex(format!("first-{number}")).lock()?.unlock()?;
-    }
+    renew_on_each(&servers, &client, ttl)?;
     let threads_before = support::thread_count();
     let empty = Reading::take(&servers)?;
     let start = Instant::now();
