@@ -45,24 +45,28 @@ impl Authority {
         Self { issuer, pem }
     }
 
-    /// A server's certificate for `name`, a DNS name or an IP address.
+    /// A server's certificate for `name`, a DNS name or an IP address. Nodes of a Cluster are clients of each other with
+    /// this certificate, too, and refuse others.
     pub fn of_server(&self, name: &str, validity: Validity) -> Certificate {
-        self.issue(name, validity, ExtendedKeyUsagePurpose::ServerAuth)
+        let server = ExtendedKeyUsagePurpose::ServerAuth;
+        let usages = vec![server, ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(name, validity, usages)
     }
 
     pub fn of_client(&self) -> Certificate {
-        self.issue("client", Validity::Now, ExtendedKeyUsagePurpose::ClientAuth)
+        let usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue("client", Validity::Now, usages)
     }
 
     fn issue(
         &self,
         name: &str,
         validity: Validity,
-        purpose: ExtendedKeyUsagePurpose,
+        usages: Vec<ExtendedKeyUsagePurpose>,
     ) -> Certificate {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        params.extended_key_usages = vec![purpose];
+        params.extended_key_usages = usages;
         params.distinguished_name = named(name);
         match validity {
             Validity::Now => {}
