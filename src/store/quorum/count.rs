@@ -14,7 +14,7 @@ use crate::util::text::printable;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Count(usize);
 
-/// How an acquire stands.
+/// The result of an acquire, from the replies that have come so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
     /// No majority has granted the key.
@@ -151,7 +151,7 @@ impl Count {
         if takers.len() + missing <= self.0 - self.majority() {
             return None;
         }
-        // The most frequent one.
+        // The holder that most nodes name.
         let votes = |by: &Option<HolderId>| takers.iter().filter(|other| *other == by).count();
         match takers.iter().max_by_key(|by| votes(by)) {
             Some(by) if votes(by) > missing => Some(Reply::Taken { by: by.clone() }),

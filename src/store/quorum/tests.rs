@@ -400,7 +400,7 @@ fn a_grant_without_its_write_back_is_released() {
     let (lease, _) = client.lock(&key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     ask(&servers[1], &["SET", "p:~fence", &FUTURE.to_string()]);
-    // The first node executes the proposal, and its reply comes only after the node has stopped: so does no hold.
+    // The first node executes the proposal. Its reply arrives after the node has stopped, so the node executes no hold.
     proxy.hold_replies(true);
     let deadline = MonotonicTime::now().after(Duration::from_secs(3));
     let (lease, outcome) = std::thread::scope(|scope| {

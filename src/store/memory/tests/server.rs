@@ -75,7 +75,7 @@ pub(super) struct Redis {
     _server: Box<dyn Any>,
 }
 
-/// The rounding error of a clock in whole milliseconds. A step that takes longer than this is not compared.
+/// Redis rounds times to whole milliseconds. A step that takes longer than this is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
 /// A history is run again until all of its steps are short enough, but at most this often.
 const RUNS: usize = 100;

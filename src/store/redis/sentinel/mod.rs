@@ -50,7 +50,7 @@ struct State {
     primary: Option<HostPort>,
     /// The number of the last fail-over (`config-epoch`) in the answers so far.
     epoch: u64,
-    /// No attempt to connect begins before, after one that failed.
+    /// After an attempt to connect has failed, the next one begins at this time.
     ask_at: MonotonicTime,
     /// The time between `ask_at` and the failure. Zero after a success, or a switch.
     pause: Duration,
@@ -74,7 +74,7 @@ pub(super) struct Answer {
 pub(crate) struct Named {
     pub(crate) primary: HostPort,
     pub(crate) by: HostPort,
-    /// Whether the answer before named another primary.
+    /// Whether the previous answer named another primary.
     pub(crate) has_changed: bool,
 }
 
