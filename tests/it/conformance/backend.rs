@@ -9,7 +9,7 @@ use leasehold_testbed::{Cluster, Proxy, SentinelGroup, SentinelGroupBuilder, Ser
 use crate::cluster::announce_proxies;
 use crate::cluster::pool::PooledCluster;
 use crate::least_privilege::{as_limited, limited, refused, rights, version};
-use crate::quorum::nodes::{Nodes, end_quarantine_of};
+use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of};
 use crate::sentinel::rights::{limited_at_sentinel, limited_login};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, secs, server};
@@ -114,16 +114,12 @@ pub struct Quorum(Nodes);
 
 impl Quorum {
     pub fn start(nodes: usize) -> Self {
-        let quorum = Self(Nodes::start_in_quarantine(nodes));
-        quorum.let_nodes_vote();
-        quorum
-    }
-
-    /// Ends the quarantine of all nodes, also for the clients with another prefix.
-    fn let_nodes_vote(&self) {
-        for node in &self.0.0 {
+        let nodes = Nodes::start_in_quarantine(nodes);
+        for node in &nodes.0 {
+            // The suite has clients with another prefix.
             end_quarantine_of(node, &["leasehold:", "billing:"]);
         }
+        Self(nodes)
     }
 }
 
@@ -133,10 +129,7 @@ impl Backend for Quorum {
     }
 
     fn forget(&self) {
-        for node in &self.0.0 {
-            crate::support::ask(node, &["FLUSHALL"]);
-        }
-        self.let_nodes_vote();
+        self.0.0.iter().for_each(delete_all_but_the_mark);
     }
 }
 

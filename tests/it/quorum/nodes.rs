@@ -87,3 +87,12 @@ pub fn end_quarantine_of(server: &Server, prefixes: &[&str]) {
         ask(server, &["SET", &format!("{prefix}~data"), &mark]);
     }
 }
+
+/// Deletes all keys of a node but its mark, in one step. So no request finds a node without its mark, which would begin
+/// a quarantine.
+pub fn delete_all_but_the_mark(server: &Server) {
+    const SCRIPT: &str = "local mark = redis.call('GET', KEYS[1])
+        redis.call('FLUSHALL')
+        return redis.call('SET', KEYS[1], mark)";
+    ask(server, &["EVAL", SCRIPT, "1", &in_redis("~data")]);
+}
