@@ -7,8 +7,7 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, kill_connections, lock, lost_within, millis, secs, server, value_of, wait_for_queue,
-    within,
+    is_held, kill_connections, lock, lost_within, millis, secs, server, value_of, within,
 };
 
 /// A server, a client whose events are recorded, and a held lock of this client.
@@ -314,11 +313,12 @@ fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
 }
 
 /// All connections to `server` are closed twice, those for notifications too, while a client holds a lock and another one
-/// waits for it. `steady` makes the settings of a client.
+/// waits for it. `steady` makes the settings of a client. `is_queued` returns whether a waiter is in the queue in Redis.
 #[track_caller]
 pub fn assert_closed_connections_end_no_hold_or_wait(
     server: &Server,
     steady: &dyn Fn() -> Builder,
+    is_queued: &dyn Fn() -> bool,
 ) {
     let recorder = Recorder::new();
     let client = |recorder: &Arc<Recorder>| -> Client {
@@ -330,7 +330,7 @@ pub fn assert_closed_connections_end_no_hold_or_wait(
     let guard = lock(&holder, "k");
     let inside = witness.enter(&guard);
     let waiter = Task::start(move || waiting.mutex("k").lock().map(drop));
-    wait_for_queue(server, "k", 1);
+    assert!(eventually(SOON, is_queued), "no waiter is queued");
     for _ in 0..2 {
         kill_connections(server);
         ask(server, &["CLIENT", "KILL", "TYPE", "pubsub"]);

@@ -222,6 +222,22 @@ fn a_slot_with_many_leases_delays_others_by_one_group() {
 }
 
 #[test]
+fn a_round_ends_with_the_last_renewal_of_its_slots() {
+    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
+    waiting.by_slot = Some(BTreeSet::new());
+    let of_slot = |count| with_ends(leases_of((0..count).map(|_| ("{a}", 30))));
+    waiting.add_renewals(of_slot(2 * MIN_BATCH));
+    let mut taken_after = |pause| {
+        waiting.add_renewals(of_slot(2 * MIN_BATCH));
+        waiting.take_renewals(start.after(pause), AT_A_TIME).len()
+    };
+    assert_eq!(taken_after(Duration::ZERO), MIN_BATCH);
+    assert_eq!(taken_after(FULL_BATCH_AFTER), 5 * MIN_BATCH);
+    // All renewals of the first round are taken, so this is a new round.
+    assert_eq!(taken_after(2 * FULL_BATCH_AFTER), MIN_BATCH);
+}
+
+#[test]
 fn renewals_that_were_sent_together_spread_together() {
     let names = [("{a}", 30); SLOT_GROUP + 2];
     let all = leases_of(names.into_iter().chain([("b", 30), ("b", 30)]));

@@ -5,7 +5,8 @@ use std::thread;
 use leasehold::Client;
 use leasehold_testbed::{Cluster, Server, eventually};
 
-use super::{client, cluster, key_on, keys};
+use super::{Group, GroupBuilder, key_on, keys, on_each_kind_of_cluster};
+use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, lock, secs,
@@ -29,8 +30,8 @@ fn replicated(cluster: &Cluster, master: usize, key: &str) -> usize {
 
 /// A client that tries to connect for longer than a test lasts. So a test passes only if the client gives up a killed
 /// master when the replica takes over.
-fn patient(cluster: &Cluster) -> Client {
-    let patient = builder(&cluster.url()).ttl(LONG_TTL);
+fn patient(cluster: &Group) -> Client {
+    let patient = cluster.settings(builder).ttl(LONG_TTL);
     patient.connect_timeout(6 * SOON).build().unwrap()
 }
 
@@ -40,11 +41,9 @@ fn assert_free(server: &Server, key: &str) {
     assert!(eventually(3 * SOON, is_free), "{:?}", keys(server));
 }
 
-#[test]
-fn a_lock_outlives_a_planned_fail_over() {
-    let cluster = cluster();
+fn a_lock_outlives_a_planned_fail_over(cluster: Group) {
     let key = key_on(&cluster, 0);
-    let client = steady(&cluster.url()).ttl(secs(4)).build().unwrap();
+    let client = cluster.settings(steady).ttl(secs(4)).build().unwrap();
     let guard = lock(&client, &key);
     replicated(&cluster, 0, &key);
     let new = cluster.fail_over(0).unwrap();
@@ -62,11 +61,9 @@ fn a_lock_outlives_a_planned_fail_over() {
     assert!(eventually(3 * SOON, || !named()), "{}", connections(old));
 }
 
-#[test]
-fn a_killed_master_is_replaced_during_a_hold() {
-    let mut cluster = cluster();
+fn a_killed_master_is_replaced_during_a_hold(mut cluster: Group) {
     let key = key_on(&cluster, 1);
-    let client = builder(&cluster.url()).ttl(secs(30)).build().unwrap();
+    let client = cluster.settings(builder).ttl(secs(30)).build().unwrap();
     let guard = lock(&client, &key);
     let replica = replicated(&cluster, 1, &key);
     cluster.node(1).kill();
@@ -82,9 +79,7 @@ fn a_killed_master_is_replaced_during_a_hold() {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-#[test]
-fn a_lock_is_granted_after_its_master_was_killed() {
-    let mut cluster = cluster();
+fn a_lock_is_granted_after_its_master_was_killed(mut cluster: Group) {
     let key = key_on(&cluster, 2);
     let client = patient(&cluster);
     lock(&client, &key).unlock().unwrap();
@@ -98,11 +93,9 @@ fn a_lock_is_granted_after_its_master_was_killed() {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-#[test]
-fn a_lock_is_granted_after_its_master_was_stopped() {
-    let mut cluster = cluster();
+fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: Group) {
     let key = key_on(&cluster, 0);
-    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    let client = cluster.settings(builder).ttl(LONG_TTL).build().unwrap();
     lock(&client, &key).unlock().unwrap();
     let replica = cluster.replica_of(0);
     cluster.node(0).stop();
@@ -118,12 +111,10 @@ fn a_lock_is_granted_after_its_master_was_stopped() {
 }
 
 /// Before the fail-over, these requests wait for a connection to the killed master.
-#[test]
-fn requests_without_a_connection_go_to_the_new_master() {
-    let mut cluster = cluster();
+fn requests_without_a_connection_go_to_the_new_master(mut cluster: Group) {
     let key = key_on(&cluster, 0);
     let patient = || {
-        let patient = builder(&cluster.url()).ttl(LONG_TTL);
+        let patient = cluster.settings(builder).ttl(LONG_TTL);
         let patient = patient.connect_timeout(6 * SOON).command_timeout(6 * SOON);
         patient.build().unwrap()
     };
@@ -159,9 +150,7 @@ fn requests_without_a_connection_go_to_the_new_master() {
     written.within(3 * SOON, "a transaction");
 }
 
-#[test]
-fn a_release_reaches_the_new_master() {
-    let mut cluster = cluster();
+fn a_release_reaches_the_new_master(mut cluster: Group) {
     let key = key_on(&cluster, 0);
     let client = patient(&cluster);
     let guard = lock(&client, &key);
@@ -173,11 +162,9 @@ fn a_release_reaches_the_new_master() {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-#[test]
-fn a_waiter_follows_its_lock_to_the_new_master() {
-    let cluster = cluster();
+fn a_waiter_follows_its_lock_to_the_new_master(cluster: Group) {
     let key = key_on(&cluster, 1);
-    let (holder, waiter) = (client(&cluster), client(&cluster));
+    let (holder, waiter) = (cluster.client(), cluster.client());
     let guard = lock(&holder, &key);
     let mutex = waiter.mutex(&key);
     let waiting = Task::start(move || mutex.lock().unwrap());
@@ -195,10 +182,8 @@ fn a_waiter_follows_its_lock_to_the_new_master() {
     guard.unlock().unwrap();
 }
 
-#[test]
-fn closed_connections_are_made_again_on_each_node() {
-    let cluster = cluster();
-    let client = client(&cluster);
+fn closed_connections_are_made_again_on_each_node(cluster: Group) {
+    let client = cluster.client();
     let names = super::key_on_each(&cluster);
     let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
     for node in &cluster.nodes()[..3] {
@@ -210,4 +195,25 @@ fn closed_connections_are_made_again_on_each_node() {
     for name in &names {
         lock(&client, name).unlock().unwrap();
     }
+}
+
+/// The connections for notifications are closed, too.
+fn closed_connections_end_no_hold_or_wait(cluster: Group) {
+    let server = super::server_of(&cluster, "k");
+    let is_queued = || keys(server).iter().any(|key| key.contains("~queue"));
+    let steady = || cluster.settings(steady);
+    assert_closed_connections_end_no_hold_or_wait(server, &steady, &is_queued);
+}
+
+on_each_kind_of_cluster! {
+    super::GroupBuilder::start;
+    a_lock_outlives_a_planned_fail_over,
+    a_killed_master_is_replaced_during_a_hold,
+    a_lock_is_granted_after_its_master_was_killed,
+    a_lock_is_granted_after_its_master_was_stopped,
+    requests_without_a_connection_go_to_the_new_master,
+    a_release_reaches_the_new_master,
+    a_waiter_follows_its_lock_to_the_new_master,
+    closed_connections_are_made_again_on_each_node,
+    closed_connections_end_no_hold_or_wait,
 }

@@ -11,14 +11,186 @@ mod servers;
 mod tls;
 mod under_load;
 
-use leasehold::{Builder, Client};
-use leasehold_testbed::{Cluster, Proxy, Server, eventually};
+use std::ops::{Deref, DerefMut};
 
+#[cfg(feature = "tls")]
+use leasehold::TlsConfig;
+use leasehold::{Builder, Client};
+use leasehold_testbed::{Cluster, ClusterBuilder, Proxy, Server, eventually};
+
+use crate::least_privilege::{as_limited, limited, refused, version};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, in_redis};
 
 fn cluster() -> Cluster {
     Cluster::start().unwrap()
+}
+
+/// Runs each of these functions as a test, on a Cluster without TLS, and on one with TLS where the clients' user has
+/// exactly the rights that `cargo xtask acl` prints. `start` makes the [`Group`] of its builder.
+macro_rules! on_each_kind_of_cluster {
+    ($start:expr; $($test:ident),+ $(,)?) => {
+        mod plain {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test($start(crate::cluster::Group::builder()));
+                }
+            )+
+        }
+
+        #[cfg(feature = "tls")]
+        mod with_least_privilege_and_tls {
+            $(
+                #[test]
+                fn $test() {
+                    let group = crate::cluster::Group::builder().with_least_privilege_and_tls();
+                    super::$test($start(group));
+                }
+            )+
+        }
+    };
+}
+use on_each_kind_of_cluster;
+
+/// Settings of a [`Group`].
+struct GroupBuilder {
+    cluster: ClusterBuilder,
+    login: Login,
+}
+
+/// How clients reach the Cluster of a test.
+#[derive(Clone)]
+pub enum Login {
+    Plain,
+    /// As a user that has exactly the rights that `cargo xtask acl` prints.
+    Limited,
+    /// As such a user, over TLS. The nodes' certificates are from this authority.
+    #[cfg(feature = "tls")]
+    LimitedWithTls(String),
+}
+
+impl Login {
+    /// The settings that `make` makes from a URL, for clients of a Cluster with this `url`.
+    pub fn settings(&self, url: &str, make: impl Fn(&str) -> Builder) -> Builder {
+        match self {
+            Self::Plain => make(url),
+            Self::Limited => make(&as_limited(url)),
+            #[cfg(feature = "tls")]
+            Self::LimitedWithTls(authority) => {
+                make(&as_limited(url)).tls(TlsConfig::new().ca_pem(authority.as_str()))
+            }
+        }
+    }
+
+    /// Makes the user on each node. `more` are rules for keys and channels.
+    pub fn prepare(&self, cluster: &Cluster, more: &[&str]) {
+        if matches!(self, Self::Plain) {
+            return;
+        }
+        for node in cluster.nodes() {
+            let features = crate::least_privilege::rights::features(&RIGHTS).unwrap();
+            let commands = crate::least_privilege::rights::commands(&features, version(node));
+            limited(node, &commands, more);
+            ask(node, &["ACL", "LOG", "RESET"]);
+        }
+    }
+
+    /// Fails if the user lacked a right on a node that runs.
+    pub fn assert_rights_suffice(&self, cluster: &Cluster) {
+        if matches!(self, Self::Plain) {
+            return;
+        }
+        for node in cluster.nodes() {
+            if node.command(&["PING"]).is_ok() {
+                let refused = refused(node);
+                assert!(refused.is_empty(), "rights are missing: {refused:?}");
+            }
+        }
+    }
+}
+
+/// The features of `cargo xtask acl` that these tests use.
+const RIGHTS: [&str; 8] = [
+    "locks",
+    "script-cache",
+    "notifications",
+    "names",
+    "fenced-values",
+    "transactions",
+    "cluster",
+    "shard-channels",
+];
+
+impl GroupBuilder {
+    fn without_replicas(mut self) -> Self {
+        self.cluster = self.cluster.without_replicas();
+        self
+    }
+
+    #[cfg(feature = "tls")]
+    fn with_least_privilege_and_tls(mut self) -> Self {
+        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
+        self.cluster = self.cluster.tls(files);
+        self.login = Login::LimitedWithTls(authority);
+        self
+    }
+
+    fn start(self) -> Group {
+        let cluster = self.cluster.start().unwrap();
+        // Transactions write keys beside a lock's key.
+        self.login.prepare(&cluster, &["~{leasehold:*"]);
+        Group {
+            cluster,
+            login: self.login,
+        }
+    }
+}
+
+/// A Cluster of a test's own, and the settings of its clients.
+struct Group {
+    cluster: Cluster,
+    login: Login,
+}
+
+impl Group {
+    fn builder() -> GroupBuilder {
+        GroupBuilder {
+            cluster: Cluster::builder(),
+            login: Login::Plain,
+        }
+    }
+
+    /// The settings that `make` makes from a URL, for clients of this Cluster.
+    fn settings(&self, make: impl Fn(&str) -> Builder) -> Builder {
+        self.login.settings(&self.cluster.url(), make)
+    }
+
+    fn client(&self) -> Client {
+        self.settings(steady).ttl(LONG_TTL).build().unwrap()
+    }
+}
+
+impl Deref for Group {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl DerefMut for Group {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.login.assert_rights_suffice(&self.cluster);
+        }
+    }
 }
 
 fn builder(cluster: &Cluster) -> Builder {
@@ -69,14 +241,23 @@ fn keys(server: &Server) -> Vec<String> {
 /// A proxy for each node, which the node announces to clients as its address.
 pub fn announce_proxies(cluster: &Cluster) -> Vec<Proxy> {
     let announce = |node: &Server| {
-        let proxy = Proxy::start(node.port()).unwrap();
+        let (to, setting) = match node.tls_port() {
+            0 => (node.port(), "cluster-announce-port"),
+            port => (port, "cluster-announce-tls-port"),
+        };
+        let proxy = Proxy::start(to).unwrap();
         let port = proxy.port().to_string();
-        ask(node, &["CONFIG", "SET", "cluster-announce-port", &port]);
+        ask(node, &["CONFIG", "SET", setting, &port]);
         proxy
     };
     let proxies: Vec<Proxy> = cluster.nodes().iter().map(announce).collect();
-    let knows_proxies = |node| {
-        let slots = ask(node, &["CLUSTER", "SLOTS"]).to_string();
+    let knows_proxies = |node: &Server| {
+        // CLUSTER SLOTS names the ports with TLS over TLS only.
+        let command = match node.tls_port() {
+            0 => "SLOTS",
+            _ => "SHARDS",
+        };
+        let slots = ask(node, &["CLUSTER", command]).to_string();
         let mut ports = proxies.iter().map(|proxy| proxy.port().to_string());
         ports.all(|port| slots.contains(&port))
     };

@@ -1,26 +1,60 @@
 //! Clusters that tests use one after another, since a Cluster takes seconds to start.
 
+#[cfg(feature = "tls")]
+use std::sync::OnceLock;
 use std::sync::{Mutex, PoisonError};
 
 use leasehold_testbed::Cluster;
+#[cfg(feature = "tls")]
+use leasehold_testbed::TlsFiles;
 
 use crate::support::ask;
 
-static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
+/// The Clusters that no test uses.
+type Idle = Mutex<Vec<Cluster>>;
+
+static PLAIN: Idle = Mutex::new(Vec::new());
+#[cfg(feature = "tls")]
+static WITH_TLS: Idle = Mutex::new(Vec::new());
 
 /// A Cluster that is empty. The test may neither stop nodes nor move slots.
-pub struct PooledCluster(Option<Cluster>);
+pub struct PooledCluster {
+    cluster: Option<Cluster>,
+    pool: &'static Idle,
+}
 
 impl PooledCluster {
     pub fn take() -> Self {
-        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let cluster = Self(Some(idle.unwrap_or_else(|| Cluster::start().unwrap())));
+        Self::take_from(&PLAIN, Cluster::start)
+    }
+
+    /// A Cluster with TLS, and the authority that has issued the certificate of its nodes.
+    #[cfg(feature = "tls")]
+    pub fn take_with_tls() -> (Self, String) {
+        static CERTIFICATES: OnceLock<(TlsFiles, String)> = OnceLock::new();
+        let (files, authority) =
+            CERTIFICATES.get_or_init(|| crate::tls::certificates_for("127.0.0.1"));
+        let start = || Cluster::builder().tls(files.clone()).start();
+        (Self::take_from(&WITH_TLS, start), authority.clone())
+    }
+
+    fn take_from(
+        pool: &'static Idle,
+        start: impl FnOnce() -> Result<Cluster, leasehold_testbed::Error>,
+    ) -> Self {
+        let idle = pool.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let cluster = Self {
+            cluster: Some(idle.unwrap_or_else(|| start().unwrap())),
+            pool,
+        };
         cluster.flush();
         cluster
     }
 
     pub fn get(&self) -> &Cluster {
-        self.0.as_ref().expect("it is taken out by the drop only")
+        self.cluster
+            .as_ref()
+            .expect("it is taken out by the drop only")
     }
 
     /// Deletes all keys.
@@ -34,9 +68,10 @@ impl PooledCluster {
 impl Drop for PooledCluster {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            IDLE.lock()
+            self.pool
+                .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .extend(self.0.take());
+                .extend(self.cluster.take());
         }
     }
 }

@@ -6,20 +6,22 @@ use std::time::Duration;
 use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Cluster, Proxy, eventually};
 
-use super::{announce_proxies, client, key_on, keys, server_of};
+use super::{
+    Group, GroupBuilder, announce_proxies, key_on, keys, on_each_kind_of_cluster, server_of,
+};
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, builder, in_redis, lock, millis, secs};
 
 /// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
 struct Move {
-    cluster: Cluster,
+    cluster: Group,
     key: String,
     slot: u16,
 }
 
 impl Move {
-    fn prepare() -> Self {
-        let cluster = Cluster::builder().without_replicas().start().unwrap();
+    fn prepare(cluster: GroupBuilder) -> Self {
+        let cluster = cluster.without_replicas().start();
         let key = key_on(&cluster, 0);
         let slot = cluster.slot_of(&in_redis(&key));
         Self { cluster, key, slot }
@@ -41,7 +43,7 @@ impl Move {
 
     /// A client, and its lock.
     fn hold(&self, ttl: Duration) -> (Client, MutexGuard) {
-        let client = steady(&self.cluster.url()).ttl(ttl).build().unwrap();
+        let client = self.cluster.settings(steady).ttl(ttl).build().unwrap();
         let guard = lock(&client, &self.key);
         (client, guard)
     }
@@ -60,9 +62,7 @@ impl Move {
     }
 }
 
-#[test]
-fn a_held_lock_moves_with_its_slot() {
-    let moving = Move::prepare();
+fn a_held_lock_moves_with_its_slot(moving: Move) {
     let (_client, guard) = moving.hold(secs(3));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     thread::sleep(secs(5));
@@ -71,9 +71,7 @@ fn a_held_lock_moves_with_its_slot() {
     moving.assert_free();
 }
 
-#[test]
-fn a_lock_is_renewed_while_its_slot_moves() {
-    let moving = Move::prepare();
+fn a_lock_is_renewed_while_its_slot_moves(moving: Move) {
     let (_client, guard) = moving.hold(secs(3));
     moving.begin();
     thread::sleep(secs(5));
@@ -83,10 +81,8 @@ fn a_lock_is_renewed_while_its_slot_moves() {
     moving.assert_free();
 }
 
-#[test]
-fn an_acquire_follows_its_slot() {
-    let moving = Move::prepare();
-    let client = client(&moving.cluster);
+fn an_acquire_follows_its_slot(moving: Move) {
+    let client = moving.cluster.client();
     let first = lock(&client, &moving.key);
     let token = first.fencing_token();
     first.unlock().unwrap();
@@ -96,10 +92,8 @@ fn an_acquire_follows_its_slot() {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
-#[test]
-fn an_acquire_waits_while_its_slot_moves() {
-    let moving = Move::prepare();
-    let client = client(&moving.cluster);
+fn an_acquire_waits_while_its_slot_moves(moving: Move) {
+    let client = moving.cluster.client();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
     let mutex = client.mutex(&moving.key);
@@ -110,10 +104,8 @@ fn an_acquire_waits_while_its_slot_moves() {
     moving.assert_free();
 }
 
-#[test]
-fn an_acquire_whose_slot_moves_for_long_is_an_error() {
-    let moving = Move::prepare();
-    let client = builder(&moving.cluster.url()).build().unwrap();
+fn an_acquire_whose_slot_moves_for_long_is_an_error(moving: Move) {
+    let client = moving.cluster.settings(builder).build().unwrap();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
     let error = client.mutex(&moving.key).try_lock().unwrap_err();
@@ -123,9 +115,7 @@ fn an_acquire_whose_slot_moves_for_long_is_an_error() {
     lock(&client, &moving.key).unlock().unwrap();
 }
 
-#[test]
-fn an_unlock_waits_while_the_slot_moves() {
-    let moving = Move::prepare();
+fn an_unlock_waits_while_the_slot_moves(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.begin();
     let task = Task::start(move || guard.unlock().unwrap());
@@ -135,18 +125,14 @@ fn an_unlock_waits_while_the_slot_moves() {
     moving.assert_free();
 }
 
-#[test]
-fn a_dropped_guard_is_released_at_the_new_node() {
-    let moving = Move::prepare();
+fn a_dropped_guard_is_released_at_the_new_node(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     drop(guard);
     moving.assert_free();
 }
 
-#[test]
-fn a_guard_dropped_while_its_slot_moves_is_released() {
-    let moving = Move::prepare();
+fn a_guard_dropped_while_its_slot_moves_is_released(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.begin();
     drop(guard);
@@ -155,11 +141,9 @@ fn a_guard_dropped_while_its_slot_moves_is_released() {
     moving.assert_free();
 }
 
-#[test]
-fn a_waiter_follows_its_slot() {
-    let moving = Move::prepare();
+fn a_waiter_follows_its_slot(moving: Move) {
     let (_holder, guard) = moving.hold(secs(60));
-    let other = client(&moving.cluster);
+    let other = moving.cluster.client();
     let mutex = other.mutex(&moving.key);
     let waiting = Task::start(move || mutex.lock().unwrap());
     let queued = || {
@@ -174,9 +158,7 @@ fn a_waiter_follows_its_slot() {
     moving.assert_free();
 }
 
-#[test]
-fn a_loss_is_noticed_at_the_new_node() {
-    let moving = Move::prepare();
+fn a_loss_is_noticed_at_the_new_node(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     let lost = guard.lost_signal();
     moving.cluster.move_slot(moving.slot, 1).unwrap();
@@ -196,9 +178,7 @@ fn a_loss_is_noticed_at_the_new_node() {
     crate::support::lost_within(SOON, &lost);
 }
 
-#[test]
-fn a_transaction_follows_its_slot() {
-    let moving = Move::prepare();
+fn a_transaction_follows_its_slot(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     let write = || {
         guard.transaction(|_, pipe| {
@@ -211,6 +191,21 @@ fn a_transaction_follows_its_slot() {
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     write().unwrap();
     assert!(guard.unlock().unwrap().is_confirmed());
+}
+
+on_each_kind_of_cluster! {
+    super::Move::prepare;
+    a_held_lock_moves_with_its_slot,
+    a_lock_is_renewed_while_its_slot_moves,
+    an_acquire_follows_its_slot,
+    an_acquire_waits_while_its_slot_moves,
+    an_acquire_whose_slot_moves_for_long_is_an_error,
+    an_unlock_waits_while_the_slot_moves,
+    a_dropped_guard_is_released_at_the_new_node,
+    a_guard_dropped_while_its_slot_moves_is_released,
+    a_waiter_follows_its_slot,
+    a_loss_is_noticed_at_the_new_node,
+    a_transaction_follows_its_slot,
 }
 
 /// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.

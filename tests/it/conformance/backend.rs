@@ -4,10 +4,12 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{Cluster, Proxy, SentinelGroup, SentinelGroupBuilder, Server};
+use leasehold_testbed::{
+    Cluster, ClusterBuilder, Proxy, SentinelGroup, SentinelGroupBuilder, Server,
+};
 
-use crate::cluster::announce_proxies;
 use crate::cluster::pool::PooledCluster;
+use crate::cluster::{Login, announce_proxies};
 use crate::least_privilege::{as_limited, limited, refused, rights, version};
 use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of};
 use crate::sentinel::rights::{limited_at_sentinel, limited_login};
@@ -174,37 +176,38 @@ impl Backend for RedisCluster {
 /// A Redis Cluster, and a user with exactly the rights that `cargo xtask acl` prints, on each node.
 pub struct RedisClusterWithLeastPrivilege {
     cluster: PooledCluster,
-    url: String,
+    login: Login,
 }
 
 impl RedisClusterWithLeastPrivilege {
     pub fn start() -> Self {
-        let cluster = PooledCluster::take();
-        for node in cluster.get().nodes() {
-            least_privileged(node, &["cluster", "shard-channels"]);
-            crate::support::ask(node, &["ACL", "LOG", "RESET"]);
-        }
-        let url = as_limited(&cluster.get().url());
-        Self { cluster, url }
+        Self::of(PooledCluster::take(), Login::Limited)
+    }
+
+    #[cfg(feature = "tls")]
+    pub fn start_with_tls() -> Self {
+        let (cluster, authority) = PooledCluster::take_with_tls();
+        Self::of(cluster, Login::LimitedWithTls(authority))
+    }
+
+    fn of(cluster: PooledCluster, login: Login) -> Self {
+        login.prepare(cluster.get(), KEYS_OF_THE_SUITE);
+        Self { cluster, login }
     }
 }
 
 impl Drop for RedisClusterWithLeastPrivilege {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            let nodes = self.cluster.get().nodes();
-            let refused: Vec<_> = nodes.iter().map(refused).collect();
-            assert!(
-                refused.iter().all(Vec::is_empty),
-                "rights are missing: {refused:?}"
-            );
+            self.login.assert_rights_suffice(self.cluster.get());
         }
     }
 }
 
 impl Backend for RedisClusterWithLeastPrivilege {
     fn builder(&self) -> Builder {
-        steady(&self.url).ttl(LONG_TTL)
+        let url = self.cluster.get().url();
+        self.login.settings(&url, steady).ttl(LONG_TTL)
     }
 
     fn forget(&self) {
@@ -237,6 +240,7 @@ impl Serving for Redis {
 /// server is the master of the lock `k`.
 pub struct RedisClusterOfMasters {
     cluster: Cluster,
+    login: Login,
     master: usize,
     /// The proxies of the other masters.
     proxies: Vec<Proxy>,
@@ -244,21 +248,46 @@ pub struct RedisClusterOfMasters {
 
 impl RedisClusterOfMasters {
     pub fn start() -> Self {
+        Self::start_with(Cluster::builder(), Login::Plain)
+    }
+
+    #[cfg(feature = "tls")]
+    pub fn start_with_least_privilege_and_tls() -> Self {
+        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
+        Self::start_with(
+            Cluster::builder().tls(files),
+            Login::LimitedWithTls(authority),
+        )
+    }
+
+    fn start_with(cluster: ClusterBuilder, login: Login) -> Self {
         // The other masters serve their slots while this one is away.
-        let cluster = Cluster::builder().arg("cluster-require-full-coverage", "no");
+        let cluster = cluster.arg("cluster-require-full-coverage", "no");
         let cluster = cluster.without_replicas().node_timeout(10 * SOON).start();
         let cluster = cluster.unwrap();
+        login.prepare(&cluster, KEYS_OF_THE_SUITE);
         Self {
             master: cluster.master_of_key(&in_redis("k")),
             cluster,
+            login,
             proxies: Vec::new(),
+        }
+    }
+}
+
+impl Drop for RedisClusterOfMasters {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.login.assert_rights_suffice(&self.cluster);
         }
     }
 }
 
 impl Backend for RedisClusterOfMasters {
     fn builder(&self) -> Builder {
-        steady(&self.cluster.url()).ttl(LONG_TTL)
+        self.login
+            .settings(&self.cluster.url(), steady)
+            .ttl(LONG_TTL)
     }
 
     fn forget(&self) {
@@ -277,7 +306,7 @@ impl Serving for RedisClusterOfMasters {
     fn proxied(&mut self) -> (Proxy, Builder) {
         self.proxies = announce_proxies(&self.cluster);
         let proxy = self.proxies.swap_remove(self.master);
-        (proxy, steady(&self.cluster.url()))
+        (proxy, self.login.settings(&self.cluster.url(), steady))
     }
 }
 
@@ -299,7 +328,7 @@ impl RedisUnderSentinel {
     pub fn start_with_least_privilege() -> Self {
         let settings = |url: &str| steady(&as_limited(url)).sentinel_credentials(limited_login());
         let mut backend = Self::start_with(SentinelGroup::builder(), settings);
-        least_privileged(&backend.group.servers()[0], &[]);
+        least_privileged(&backend.group.servers()[0]);
         limited_at_sentinel(&backend.group.sentinels()[0], None);
         backend.is_limited = true;
         backend
@@ -378,13 +407,16 @@ pub struct RedisWithLeastPrivilege {
 impl RedisWithLeastPrivilege {
     pub fn start() -> Self {
         let server = server();
-        let url = least_privileged(&server, &[]);
+        let url = least_privileged(&server);
         Self { server, url }
     }
 }
 
-/// The URL of a user with the rights that the suite needs on each server, and those of the features `more`.
-fn least_privileged(server: &Server, more: &[&str]) -> String {
+/// Rules for the keys and channels of clients with another prefix, and for the key that a transaction writes.
+const KEYS_OF_THE_SUITE: &[&str] = &["~billing:*", "&billing:~to:*", "~{leasehold:k}data"];
+
+/// The URL of a user with the rights that the suite needs on each server.
+fn least_privileged(server: &Server) -> String {
     let features = [
         "locks",
         "script-cache",
@@ -393,14 +425,9 @@ fn least_privileged(server: &Server, more: &[&str]) -> String {
         "fenced-values",
         "transactions",
     ];
-    let features = rights::features(&[&features, more].concat()).unwrap();
+    let features = rights::features(&features).unwrap();
     let commands = rights::commands(&features, version(server));
-    // The suite has clients with another prefix, and a transaction that writes one key.
-    limited(
-        server,
-        &commands,
-        &["~billing:*", "&billing:~to:*", "~{leasehold:k}data"],
-    )
+    limited(server, &commands, KEYS_OF_THE_SUITE)
 }
 
 impl Drop for RedisWithLeastPrivilege {

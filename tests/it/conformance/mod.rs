@@ -198,6 +198,14 @@ mod redis_cluster_with_least_privilege {
     every_behaviour_on!(super::RedisClusterWithLeastPrivilege::start());
 }
 
+#[cfg(feature = "tls")]
+mod redis_cluster_with_least_privilege_and_tls {
+    every_behaviour_on!(super::RedisClusterWithLeastPrivilege::start_with_tls());
+    every_behaviour_of_a_server_on!(
+        super::RedisClusterOfMasters::start_with_least_privilege_and_tls()
+    );
+}
+
 mod redis_under_a_sentinel {
     every_behaviour_on!(super::RedisUnderSentinel::start());
     every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start());

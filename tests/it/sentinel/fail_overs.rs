@@ -8,7 +8,8 @@ use leasehold_testbed::eventually;
 
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::support::{
-    SOON, Task, ask, held_keys, is_held, lock, lost_within, notified_clients, wait_for_queue,
+    SOON, Task, ask, held_keys, is_held, lock, lost_within, notified_clients, queued,
+    wait_for_queue,
 };
 
 use super::{Group, OUTAGE};
@@ -169,7 +170,8 @@ fn acquires_and_releases_continue_through_fail_overs(group: Group) {
 /// The connections of callers, of renewals and for notifications are closed, again and again.
 fn closed_connections_end_no_hold_or_wait(group: Group) {
     let server = &group.group.servers()[0];
-    assert_closed_connections_end_no_hold_or_wait(server, &|| group.builder());
+    let is_queued = || queued(server, "k") == 1;
+    assert_closed_connections_end_no_hold_or_wait(server, &|| group.builder(), &is_queued);
 }
 
 macro_rules! every_fault_in {

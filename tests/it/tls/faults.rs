@@ -12,7 +12,8 @@ use leasehold_testbed::eventually;
 
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, assert_all_become_free, lock, millis, secs, value_of, within,
+    LONG_TTL, Recorder, SOON, Task, assert_all_become_free, lock, millis, queued, secs, value_of,
+    within,
 };
 
 use super::TlsServer;
@@ -205,5 +206,6 @@ fn a_stopped_server_leaves_no_lock_behind() {
 #[test]
 fn closed_connections_end_no_hold_or_wait() {
     let tls = TlsServer::start();
-    assert_closed_connections_end_no_hold_or_wait(&tls.server, &|| tls.steady());
+    let is_queued = || queued(&tls.server, "k") == 1;
+    assert_closed_connections_end_no_hold_or_wait(&tls.server, &|| tls.steady(), &is_queued);
 }
