@@ -103,6 +103,8 @@ struct ForceReport {
     by: Option<HolderId>,
     /// A request that confirms the message is queued or under way.
     confirming: bool,
+    /// Another message has come meanwhile, so that a denial says nothing about it: nodes of a quorum send one each.
+    is_repeated: bool,
     /// When a pipeline last said that the lease is held.
     denied_at: Option<MonotonicTime>,
 }
@@ -365,6 +367,7 @@ impl Lease {
             .denied_at
             .is_some_and(|at| now.since(at) < PAUSE_AFTER_DENIAL);
         let confirms = !report.confirming && !was_denied;
+        report.is_repeated = report.confirming;
         report.confirming |= confirms;
         confirms
     }
@@ -376,7 +379,10 @@ impl Lease {
         let report = &mut state.extras().force;
         report.confirming = false;
         if denied_at.is_some() {
-            (report.by, report.denied_at) = (None, denied_at);
+            report.denied_at = denied_at;
+            if !report.is_repeated {
+                report.by = None;
+            }
         }
     }
 

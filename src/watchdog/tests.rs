@@ -237,6 +237,25 @@ fn a_denied_force_is_no_later_loss_reason() {
     f.callbacks.stop();
 }
 
+/// The first message of a node may be denied, because the other nodes of its quorum still have the lease. Their messages
+/// follow.
+#[test]
+fn a_force_message_during_a_denial_is_the_loss_reason() {
+    let f = fixture();
+    let lease = scheduled_lease(&f);
+    let by = || HolderId::of_text("host/1/0");
+    assert!(lease.record_force_message(by(), f.clock.now()));
+    assert!(!lease.record_force_message(by(), f.clock.now()));
+    f.store.answer(|_| Ok(Reply::Done));
+    f.watchdog
+        .confirm_all(vec![&lease], LossReport::ForceMessage);
+    f.store.answer(|_| Ok(Reply::Missing));
+    f.watchdog.confirm_all(vec![&lease], LossReport::KeyRead);
+    let reason = LossReason::ForceUnlocked { by: by() };
+    assert_eq!(lease.loss(f.clock.now()), Some(reason));
+    f.callbacks.stop();
+}
+
 #[test]
 fn an_unconfirmed_loss_is_read_again() {
     let f = fixture();

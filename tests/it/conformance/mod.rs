@@ -43,8 +43,6 @@ macro_rules! every_behaviour_on {
     ($backend:expr) => {
         every_behaviour_of_servers_that_vote_on!($backend);
         shown! { $backend;
-            losses:
-                a_loss_is_reported_in_every_way;
             waiting:
                 a_release_admits_a_waiter
                 a_flush_admits_a_waiter
@@ -69,8 +67,7 @@ macro_rules! every_behaviour_on {
     };
 }
 
-/// Runs the behaviours that servers have, too, if they vote at once after they have lost their data. The nodes of a
-/// quorum may report a forced release as a deletion.
+/// Runs the behaviours that servers have, too, if they vote at once after they have lost their data.
 macro_rules! every_behaviour_of_servers_that_vote_on {
     ($backend:expr) => {
         every_behaviour_of_a_quorum_on!($backend);
@@ -79,6 +76,8 @@ macro_rules! every_behaviour_of_servers_that_vote_on {
                 unlock_of_a_deleted_lock_fails;
             renewals:
                 a_holder_renews_no_lock_but_its_own;
+            losses:
+                a_loss_is_reported_in_every_way;
         }
     };
 }
