@@ -67,6 +67,9 @@ enum Task {
     /// A process of the soak, which gets its job on its standard input
     #[command(hide = true)]
     SoakProcess,
+    /// A process of the soak of a quorum
+    #[command(hide = true)]
+    SoakQuorumProcess,
     /// A process of the bench, which gets its job on its standard input
     #[command(hide = true)]
     BenchProcess,
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Task::DemoProcess => return demo::process(),
         Task::MarketProcess => return market::process(),
         Task::SoakProcess => return soak::process(),
+        Task::SoakQuorumProcess => return soak::quorum_process(),
         Task::BenchProcess => return bench::process(),
         task => task,
     };
@@ -94,7 +98,11 @@ fn main() -> ExitCode {
         Task::Acl(options) => acl::run(&options),
         Task::Package => package::run(&stop),
         Task::DocLinks => doc_links::run(),
-        Task::DemoProcess | Task::MarketProcess | Task::SoakProcess | Task::BenchProcess => {
+        Task::DemoProcess
+        | Task::MarketProcess
+        | Task::SoakProcess
+        | Task::SoakQuorumProcess
+        | Task::BenchProcess => {
             unreachable!("handled above")
         }
     };

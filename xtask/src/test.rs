@@ -116,7 +116,7 @@ const CONFORMANCE: &[&str] = &[
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // These tests mostly wait for time-outs and ttls, so more of them run at a time than there are cores.
@@ -139,6 +139,10 @@ const CHECKS: [Check; 13] = [
     check(
         "soak of a Cluster",
         &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--topology", "cluster", "--minutes", "0.5"],
+    ),
+    check(
+        "soak of a quorum",
+        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--topology", "quorum", "--minutes", "0.4"],
     ),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {

@@ -64,6 +64,20 @@ fn a_clean_soak_of_a_cluster_names_its_fail_overs() {
 }
 
 #[test]
+fn a_clean_soak_of_a_quorum_counts_its_grants() {
+    let mut soak = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let soak = soak.args(["soak", "--no-install", "--quorum", "--rounds", "2"]);
+    let output = soak.args(["--seed", "7"]).output();
+    let output = output.expect("this program can be started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains("fewest grants") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_orphaned_lock_in_a_cluster_is_found() {
     assert_finds_among(
         &["--topology", "cluster", "--only", "slot-moved"],

@@ -3,7 +3,8 @@
 //!
 //! The soak runs in rounds. Each round has servers, processes and records of its own. At the end of a round, all faults
 //! end, and the records are checked. The servers are a primary with a replica, or a Cluster. In every other round with
-//! a primary, a killed server loses its data. A group under sentinels has a soak of its own, in `sentinel`.
+//! a primary, a killed server loses its data. A group under sentinels and a quorum have soaks of their own, in
+//! `sentinel` and `quorum`.
 
 mod checks;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod mass;
 mod messages;
 mod operations;
 mod process;
+mod quorum;
 mod race;
 mod random;
 mod records;
@@ -27,6 +29,7 @@ mod servers;
 mod tickets;
 mod worker;
 
+pub use quorum::process as quorum_process;
 pub use worker::main as process;
 
 use std::fmt;
@@ -58,6 +61,8 @@ enum Topology {
     Sentinel,
     /// Three masters and a replica of each, as a Cluster
     Cluster,
+    /// Five independent servers
+    Quorum,
 }
 
 impl Topology {
@@ -65,7 +70,7 @@ impl Topology {
     fn kinds(self) -> Vec<Kind> {
         match self {
             Self::Single => faults::kinds(),
-            Self::Sentinel => Vec::new(),
+            Self::Sentinel | Self::Quorum => Vec::new(),
             Self::Cluster => cluster::kinds(),
         }
     }
@@ -82,18 +87,24 @@ pub struct Options {
     /// The number of the first round: the round of an earlier run that found something
     #[arg(long, default_value_t = 1)]
     round: u64,
-    /// Number of processes at a time
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=64))]
-    processes: u64,
+    /// Number of rounds, instead of minutes; only of a quorum
+    #[arg(long, conflicts_with = "minutes")]
+    rounds: Option<u64>,
+    /// Number of processes at a time [default: 4, or 8 of a quorum]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=64))]
+    processes: Option<u64>,
     /// Threads of each process
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
     #[command(flatten)]
     provision: Provision,
-    /// The servers. `cluster` has faults of its own. `sentinel` has faults and checks of its own: with it, each of
-    /// `--processes` is a client of this process
+    /// The servers. `cluster` has faults of its own. `sentinel` and `quorum` have faults and checks of their own: with
+    /// `sentinel`, each of `--processes` is a client of this process; with `quorum`, each process has one thread
     #[arg(long, value_enum, default_value_t = Topology::Single)]
     topology: Topology,
+    /// The same as `--topology quorum`
+    #[arg(long, conflicts_with = "topology")]
+    quorum: bool,
     /// Use only these faults
     #[arg(long, value_name = "FAULT,..", value_delimiter = ',')]
     only: Vec<Kind>,
@@ -130,20 +141,37 @@ impl std::error::Error for Broken {}
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(fresh_seed);
     options.provision.redis()?;
-    println!(
-        "leasehold soak: {} minutes, {} processes of {} threads, seed {seed}",
-        options.minutes, options.processes, options.threads
-    );
+    let topology = match options.quorum {
+        true => Topology::Quorum,
+        false => options.topology,
+    };
+    let is_quorum = topology == Topology::Quorum;
+    let processes = options.processes.unwrap_or(if is_quorum { 8 } else { 4 });
+    let threads = if is_quorum { 1 } else { options.threads };
+    let length = match options.rounds {
+        Some(rounds) => format!("{rounds} rounds"),
+        None => format!("{} minutes", options.minutes),
+    };
+    println!("leasehold soak: {length}, {processes} processes of {threads} threads, seed {seed}");
     let time = Duration::from_secs_f64(options.minutes * 60.0);
-    if options.topology == Topology::Sentinel {
-        return sentinel::run(time, options.processes, options.threads, seed, stop);
-    }
-    let topology = options.topology;
+    ensure!(
+        options.rounds.is_none() || is_quorum,
+        "--rounds needs --topology quorum"
+    );
     for kind in &options.only {
         ensure!(
             topology.kinds().contains(kind),
             "--topology {topology:?} has no fault {kind:?}"
         );
+    }
+    match topology {
+        Topology::Sentinel => return sentinel::run(time, processes, threads, seed, stop),
+        Topology::Quorum => {
+            let length = options.rounds.map(quorum::Length::Rounds);
+            let length = length.unwrap_or(quorum::Length::Time(time));
+            return quorum::run(length, processes, seed, options.round, stop);
+        }
+        Topology::Single | Topology::Cluster => {}
     }
     let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
     let mut totals = Totals::default();
@@ -158,8 +186,8 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             seed,
             time: left.min(ROUND),
             topology,
-            processes: options.processes as usize,
-            threads: options.threads as usize,
+            processes: processes as usize,
+            threads: threads as usize,
             only: &options.only,
             inject: options.inject,
         };
