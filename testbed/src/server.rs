@@ -1,9 +1,9 @@
 //! A private server for a test or a demo. Never touches a server that it did not start.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use std::{fs, mem};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -178,6 +178,19 @@ impl Server {
                 Ok(()) => return Ok(()),
             }
         }
+    }
+
+    /// As [`restart`](Server::restart), with another line in redis.conf: see [`ServerBuilder::arg`].
+    ///
+    /// # Errors
+    /// Those of [`restart`](Server::restart).
+    pub fn restart_with(
+        &mut self,
+        directive: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Result<(), Error> {
+        self.config = mem::take(&mut self.config).arg(directive, value);
+        self.restart()
     }
 
     /// Sends one command over a connection of its own and returns the reply, after the server has closed that

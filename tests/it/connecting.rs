@@ -10,7 +10,7 @@ use crate::support::{LONG_TTL, SOON, ask, builder, bytes_received, lock, server}
 const SCRIPTS: u64 = 7;
 
 /// How many SCRIPT commands the server has carried out.
-fn script_commands(server: &Server) -> u64 {
+pub fn script_commands(server: &Server) -> u64 {
     // Redis 6.2 counts all SCRIPT commands as one.
     ["script", "script|exists", "script|load"]
         .iter()

@@ -239,8 +239,8 @@ fn keys(server: &Server) -> Vec<String> {
 }
 
 /// A proxy for each node, which the node announces to clients as its address.
-pub fn announce_proxies(cluster: &Cluster) -> Vec<Proxy> {
-    let announce = |node: &Server| {
+pub fn announce_proxies(cluster: &mut Cluster) -> Vec<Proxy> {
+    let announce = |node: &mut Server| {
         let (to, setting) = match node.tls_port() {
             0 => (node.port(), "cluster-announce-port"),
             port => (port, "cluster-announce-tls-port"),
@@ -248,9 +248,15 @@ pub fn announce_proxies(cluster: &Cluster) -> Vec<Proxy> {
         let proxy = Proxy::start(to).unwrap();
         let port = proxy.port().to_string();
         ask(node, &["CONFIG", "SET", setting, &port]);
+        if version(node) < (7, 0) {
+            // A node of Redis 6.2 itself shows another port after a restart only.
+            node.restart_with(setting, &port).unwrap();
+        }
         proxy
     };
-    let proxies: Vec<Proxy> = cluster.nodes().iter().map(announce).collect();
+    let count = cluster.nodes().len();
+    let proxies: Vec<Proxy> = (0..count).map(|n| announce(cluster.node(n))).collect();
+    cluster.wait_until_ok().unwrap();
     let knows_proxies = |node: &Server| {
         // CLUSTER SLOTS names the ports with TLS over TLS only.
         let command = match node.tls_port() {

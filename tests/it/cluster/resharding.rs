@@ -224,8 +224,8 @@ fn name(lock: usize) -> String {
 
 impl HalfMoved {
     fn prepare(locks: usize, ttl: Duration) -> Self {
-        let cluster = Cluster::builder().without_replicas().start().unwrap();
-        let proxies = announce_proxies(&cluster);
+        let mut cluster = Cluster::builder().without_replicas().start().unwrap();
+        let proxies = announce_proxies(&mut cluster);
         let url = proxies[0].url().replace("redis:", "redis+cluster:");
         let builder = steady(&url).prefix("{app}:").ttl(ttl);
         let client = builder.build().unwrap();

@@ -304,7 +304,7 @@ impl Serving for RedisClusterOfMasters {
 
     /// All masters announce the addresses of proxies to this client.
     fn proxied(&mut self) -> (Proxy, Builder) {
-        self.proxies = announce_proxies(&self.cluster);
+        self.proxies = announce_proxies(&mut self.cluster);
         let proxy = self.proxies.swap_remove(self.master);
         (proxy, self.login.settings(&self.cluster.url(), steady))
     }

@@ -6,6 +6,7 @@ use leasehold::{Client, Credentials, ErrorKind};
 use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, eventually};
 
 use crate::child::{self, Child, Parent};
+use crate::connecting::script_commands;
 use crate::steady::steady;
 use crate::support::{
     Recorder, SOON, What, ask, builder, kill_connections, lock, millis, notified_clients, secs,
@@ -56,10 +57,10 @@ fn without_sentinels_a_broken_connection_costs_no_lock() {
     let held: Vec<_> = (0..20).map(|n| lock(&client, &format!("k{n}"))).collect();
     group.sentinel_mut(0).kill();
     let server = &group.servers()[0];
-    let before = server.calls("script|exists").unwrap();
+    let before = script_commands(server);
     kill_connections(server);
     lock(&client, "other").unlock().unwrap();
-    assert!(server.calls("script|exists").unwrap() > before);
+    assert!(script_commands(server) > before);
     recorder.wait_for(1, What::SentinelsUnavailable, "");
     // Longer than the ttl: a lock that is not renewed in this time is lost.
     std::thread::sleep(secs(7));
