@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, TryRecvError};
 use leasehold::{Client, Error, ErrorKind, Mutex};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::{Process, Proxy, Reply, Server, eventually};
@@ -76,6 +76,8 @@ struct Assignment {
 
 #[derive(Serialize, Deserialize)]
 enum Order {
+    /// Make the next hold a long one.
+    HoldLong,
     /// Take each lock once more, and end.
     Finish,
 }
@@ -146,7 +148,7 @@ impl Fault {
                 kind,
                 node,
                 process: random.below(processes),
-                delay: random.millis(10, 60),
+                delay: random.millis(30, 65),
                 begin,
                 end: begin + random.millis(50, LONGEST),
             }
@@ -320,8 +322,15 @@ impl Servers {
     fn locks(&self) -> anyhow::Result<Vec<(String, i64)>> {
         let mut locks = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            let Reply::Array(keys) = node.command(&["KEYS", "leasehold:*"])? else {
-                bail!("node {index} does not list its keys");
+            // A node that has restarted may still load its data.
+            let mut reply = Reply::Nil;
+            let _ = eventually(PROCESS, || {
+                let listed = node.command(&["KEYS", "leasehold:*"]);
+                reply = listed.unwrap_or(Reply::Nil);
+                matches!(reply, Reply::Array(_))
+            });
+            let Reply::Array(keys) = reply else {
+                bail!("node {index} does not list its keys: {reply:?}");
             };
             for key in keys.iter().filter_map(Reply::as_text) {
                 // Names with a tilde are the library's own.
@@ -385,6 +394,12 @@ pub fn run(
         }
         let mut random = Random::new(seed, &[number]);
         let faults = Fault::draw(&mut random, children.len());
+        for fault in &faults {
+            if matches!(fault.kind, Kind::LinkCut | Kind::ClientCutOff) {
+                // Only a hold that goes on during the fault can be a second one.
+                children[fault.process].order(&Order::HoldLong)?;
+            }
+        }
         servers.play(&faults, stop)?;
         soak.end_round(number, &faults, &children, &servers, stop)?;
         bar.set_position(match length {
@@ -631,11 +646,13 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         Ok(None) => Ok(()),
         Err(error) => say(&Message::Failed(format!("process {process}: {error}"))),
     };
-    while orders.is_empty() {
+    loop {
         // Some holds need renewals, and last until a fault ends them.
-        let time = match random.one_in(100) {
-            true => random.millis(200, 1500),
-            false => random.millis(0, 10),
+        let time = match orders.try_recv() {
+            Ok(Order::HoldLong) => random.millis(800, 1500),
+            Err(TryRecvError::Empty) if random.one_in(100) => random.millis(200, 1500),
+            Err(TryRecvError::Empty) => random.millis(0, 10),
+            Ok(Order::Finish) | Err(TryRecvError::Disconnected) => break,
         };
         hold(random.below(KEYS), time)?;
         thread::sleep(random.millis(0, 5));
@@ -648,7 +665,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         .context("the client does not end")?;
     say(&Message::Finished)?;
     // The parent ends this process.
-    let _ = (orders.recv(), orders.recv());
+    while orders.recv().is_ok() {}
     Ok(())
 }
 
