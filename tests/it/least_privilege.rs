@@ -148,7 +148,8 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
     });
     let queued_two = eventually(secs(2), || queued(server, "k") == 2);
     let hasty = trial.client()?;
-    let given_up = hasty.mutex("k").try_lock_for(millis(100));
+    // Long enough to join the queue of a busy server.
+    let given_up = hasty.mutex("k").try_lock_for(millis(500));
     expect!(given_up.map_err(text)?.is_none(), "granted twice");
     expect!(
         eventually(secs(2), || queued(server, "k") == 2),

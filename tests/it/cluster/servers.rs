@@ -64,6 +64,40 @@ fn a_batch_of_many_slots_is_split_by_server() {
     }
 }
 
+/// Renewals of ten slots become due in turn. Without the order by slot, a batch would have a few locks of each slot, and
+/// each slot needs a script call of its own.
+#[test]
+fn renewals_of_one_slot_share_script_calls() {
+    let cluster = Cluster::builder().node_timeout(secs(10));
+    let cluster = cluster.without_replicas().start().unwrap();
+    let client = steady(&cluster.url()).ttl(secs(3)).build().unwrap();
+    let tags: Vec<String> = (0..)
+        .map(|number| format!("{{k{number}}}"))
+        .filter(|tag| node_of(&cluster, tag) == 0)
+        .take(10)
+        .collect();
+    let names = (0..60).flat_map(|lock_number| tags.iter().map(move |tag| (tag, lock_number)));
+    let names = names.map(|(tag, lock_number)| format!("{tag}:{lock_number}"));
+    let guards: Vec<_> = names.map(|name| lock(&client, &name)).collect();
+    let node = &cluster.nodes()[0];
+    let (calls, renewed) = (script_calls(node), renewals(node));
+    // All renewals become due while the node is stopped.
+    node.stop();
+    thread::sleep(millis(1_100));
+    node.resume();
+    assert!(eventually(SOON, || renewals(node) >= renewed + 600));
+    let (calls, renewed) = (script_calls(node) - calls, renewals(node) - renewed);
+    assert!(renewed >= 6 * calls, "{renewed} renewals in {calls} calls");
+    for guard in guards {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+}
+
+/// How many leases a node has renewed.
+fn renewals(server: &Server) -> u64 {
+    server.calls("pexpire").unwrap()
+}
+
 #[test]
 fn tokens_rise_in_each_slot() {
     let cluster = PooledCluster::take();

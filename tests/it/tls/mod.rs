@@ -79,9 +79,14 @@ pub struct TlsCluster {
 
 impl TlsCluster {
     pub fn start() -> Self {
+        Self::start_with(false)
+    }
+
+    /// `asks_clients`: each node requires clients' certificates.
+    pub fn start_with(asks_clients: bool) -> Self {
         let authority = Authority::new();
         let certificate = authority.of_server("127.0.0.1", Validity::Now);
-        let files = authority.files(certificate, false);
+        let files = authority.files(certificate, asks_clients);
         let cluster = Cluster::builder().without_replicas().tls(files);
         let cluster = cluster.start().unwrap();
         Self { cluster, authority }
@@ -89,7 +94,19 @@ impl TlsCluster {
 
     /// As `steady::steady`, for this Cluster.
     pub fn steady(&self) -> Builder {
-        let trusted = TlsConfig::new().ca_pem(self.authority.pem.as_str());
-        steady(&self.cluster.url()).tls(trusted)
+        steady(&self.cluster.url()).tls(self.trusted())
+    }
+
+    /// As `steady`, with a certificate of the client.
+    pub fn steady_with_certificate(&self) -> Builder {
+        let own = self.authority.of_client();
+        let tls = self
+            .trusted()
+            .client_certificate_pem(own.chain.as_str(), own.key.as_str());
+        steady(&self.cluster.url()).tls(tls)
+    }
+
+    fn trusted(&self) -> TlsConfig {
+        TlsConfig::new().ca_pem(self.authority.pem.as_str())
     }
 }
