@@ -16,6 +16,7 @@ use crate::guard::MutexGuard;
 use crate::held::HeldLock;
 use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::mutex::Mutex;
+use crate::node_state::NodeState;
 use crate::observe;
 use crate::quorum_node::QuorumNode;
 use crate::reentrant::ReentrantMutex;
@@ -39,7 +40,7 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
 /// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the environment
 /// check has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it uses. A
-/// client of a quorum has five threads, and five for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
+/// client of a quorum has six threads, and five for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
 /// five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
@@ -435,6 +436,34 @@ impl Client {
         self.handle().backend.store.ping()
     }
 
+    /// The nodes of a quorum, in the order in which they were given, each as the client's last request or probe found it.
+    /// Empty for a client of any other kind. The call sends nothing and does not block.
+    ///
+    /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
+    /// background probes it; a caller never waits for a probe. A node that fails is probed again until it replies. While
+    /// no requests are sent, a node that fails stays unnoticed. The event
+    /// [`node_changed`](crate::EventHandler::node_changed) reports each change.
+    ///
+    /// The health of a node to which no request was sent yet is `Unknown`. The call has such a node probed, so a later
+    /// call knows more.
+    ///
+    /// # Errors
+    /// `Shutdown` and `Forked` as for a lock.
+    ///
+    /// ```
+    /// let client = leasehold::MemoryQuorum::new(3).client()?;
+    /// client.with_lock("invoice:42", || ())?;
+    /// for node in client.nodes()? {
+    ///     println!("{}: {:?}", node.address(), node.health());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn nodes(&self) -> Result<Vec<NodeState>, Error> {
+        self.check_process()?;
+        self.handle().acquirer.check_open()?;
+        Ok(self.handle().backend.store.nodes())
+    }
+
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing persistence,
     /// a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking table, and a
     /// `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part of the check,
@@ -598,6 +627,12 @@ impl Handle {
             }
         };
         backend.store.on_unavailable_sentinels(Box::new(report));
+        let reports = Arc::downgrade(&callbacks);
+        backend.store.on_node_change(Box::new(move |node| {
+            if let Some(callbacks) = reports.upgrade() {
+                callbacks.queue_node_change(node);
+            }
+        }));
         check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
         let acquirer = Acquirer::new(
             &backend,

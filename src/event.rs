@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::environment::EnvironmentFinding;
 use crate::error::Error;
 use crate::loss::LossReason;
+use crate::node_state::NodeState;
 
 /// The lock of an event. More fields may be added.
 ///
@@ -94,6 +95,9 @@ pub trait EventHandler: Send + Sync + 'static {
     /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary that
     /// it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary again.
     fn sentinels_unavailable(&self, error: &Error) {}
+    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. The client's first
+    /// request to a node that votes reports nothing. See [`Client::nodes`](crate::Client::nodes).
+    fn node_changed(&self, node: &NodeState) {}
     /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
     /// of the check was refused. The client checks once, soon after its first connection, and calls this for each
     /// finding: [`Builder::environment_check`](crate::Builder::environment_check).

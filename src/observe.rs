@@ -20,6 +20,9 @@ use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventHandler, EventLock};
 use crate::loss::LossReason;
+#[cfg(feature = "tracing")]
+use crate::node_state::NodeHealth;
+use crate::node_state::NodeState;
 use crate::util::text::printable;
 
 /// Whether one of the features is on. If not, the compiler removes code that depends on this constant.
@@ -259,6 +262,22 @@ impl EventHandler for Observer {
         catch_panics(|| tracing::warn!(target: "leasehold", %error, "sentinels unavailable"));
     }
 
+    fn node_changed(&self, node: &NodeState) {
+        #[cfg(feature = "metrics")]
+        catch_panics(|| {
+            let gauge = metrics::gauge!("leasehold_node_up", "node" => node.address().to_owned());
+            gauge.set(f64::from(u8::from(node.is_up())));
+        });
+        #[cfg(feature = "tracing")]
+        catch_panics(|| {
+            let (node, health) = (node.address(), node.health());
+            match health {
+                NodeHealth::Up => tracing::info!(target: "leasehold", node, "node up"),
+                health => tracing::warn!(target: "leasehold", node, ?health, "node does not vote"),
+            }
+        });
+    }
+
     fn events_missed(&self, count: u64) {
         #[cfg(feature = "metrics")]
         catch_panics(|| metrics::counter!("leasehold_events_missed_total").increment(count));
@@ -335,6 +354,10 @@ pub(crate) fn describe() {
         for (name, what) in histograms {
             describe_histogram!(name, Unit::Seconds, what);
         }
+        describe_gauge!(
+            "leasehold_node_up",
+            "Whether a node of a quorum votes (1) or not (0), since its first change"
+        );
         describe_gauge!(
             "leasehold_release_retries",
             Unit::Count,

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::event::{EventHandler, EventLock};
 use crate::lease::Lease;
 use crate::loss::LossReason;
+use crate::node_state::NodeState;
 use crate::observe::{self, Observer};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
@@ -156,6 +157,12 @@ impl CallbackExecutor {
     /// Queues the report that no sentinel names the primary, for tracing and the client's event handler.
     pub(crate) fn queue_unavailable_sentinels(&self, error: Error) {
         self.queue_warning(move |events| events.sentinels_unavailable(&error));
+    }
+
+    /// Queues the report that the health of a quorum's node has changed, for tracing, metrics and the client's event
+    /// handler.
+    pub(crate) fn queue_node_change(&self, node: NodeState) {
+        self.queue_warning(move |events| events.node_changed(&node));
     }
 
     fn queue_warning(&self, event: impl Fn(&dyn EventHandler) + Send + 'static) {

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use crate::environment::EnvironmentFinding;
 use crate::error::Error;
+use crate::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
@@ -35,7 +36,7 @@ pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
 pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
-pub(crate) use quorum::{QuorumAddress, QuorumStore};
+pub(crate) use quorum::{NodeHook, QuorumAddress, QuorumStore};
 pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;
 #[cfg(leasehold_internals)]
@@ -92,6 +93,14 @@ pub(crate) trait Store: Send + Sync {
     /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one: once
     /// until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
     fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
+
+    /// The nodes of a quorum; none for other stores.
+    fn nodes(&self) -> Vec<NodeState> {
+        Vec::new()
+    }
+
+    /// Sets the function that a quorum calls when the health of a node has changed.
+    fn on_node_change(&self, _hook: NodeHook) {}
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

@@ -68,12 +68,12 @@ pub fn count_threads_on_a_quorum(parent: &Parent) {
     let assert_more = count_further_threads();
     let urls = parent.url.split(' ').map(str::to_owned).collect();
     let client = builder(urls).build().unwrap();
-    assert_more(5 + 5 * 5, "a client of five nodes");
+    assert_more(6 + 5 * 5, "a client of five nodes");
     let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
     let guards: Vec<_> = (0..100).map(lock).collect();
-    assert_more(5 + 5 * 5, "a client of five nodes with locks");
+    assert_more(6 + 5 * 5, "a client of five nodes with locks");
     client.ping().unwrap();
-    assert_more(5 + 5 * 5, "a client that has pinged");
+    assert_more(6 + 5 * 5, "a client that has pinged");
     drop((guards, client));
     assert_more(0, "no client");
 }
@@ -98,7 +98,7 @@ pub fn count_threads_of_clients(parent: &Parent) {
     drop(client);
     assert_more(0, "no client of a memory store");
     let client = MemoryQuorum::new(3).client().unwrap();
-    assert_more(5 + 3, "a client of a quorum in memory");
+    assert_more(6 + 3, "a client of a quorum in memory");
     drop(client);
     assert_more(0, "no client of a quorum in memory");
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Sender, unbounded};
-use leasehold::{Client, EventHandler, EventLock, MemoryStore};
+use leasehold::{Client, EventHandler, EventLock, MemoryQuorum, MemoryStore};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use receivers::{ALWAYS, AT_SPANS, Panicking, RECORDED_ON, Recorded, receivers};
@@ -284,6 +284,26 @@ fn delayed_releases_are_logged_and_gauged() {
     server.resume();
     assert!(eventually(SOON, || retries() == Some(0.0)));
     assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+#[test]
+fn changes_of_a_node_are_logged_and_gauged() {
+    let receivers = receivers();
+    let memory = MemoryQuorum::new(3);
+    let client = memory.client().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    memory.hang(2);
+    client.with_lock("k", || ()).unwrap();
+    let is_up = || receivers.level("leasehold_node_up{node=memory node 2}");
+    assert!(eventually(SOON, || is_up() == Some(0.0)));
+    assert!(eventually(SOON, || {
+        !receivers.recorded("node does not vote").is_empty()
+    }));
+    memory.recover(2);
+    assert!(eventually(SOON, || is_up() == Some(1.0)));
+    assert!(eventually(SOON, || !receivers
+        .recorded("node up")
+        .is_empty()));
 }
 
 /// Reports that a lock was renewed.

@@ -7,6 +7,7 @@
 //! it after a renewal had counted that node.)
 
 mod count;
+mod health;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod memory_tests;
@@ -16,6 +17,8 @@ mod proposals;
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
+
+pub(crate) use health::NodeHook;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,10 +30,12 @@ use parking_lot::Mutex;
 use crate::config::{Config, MIN_TTL};
 use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
+use crate::node_state::NodeState;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant};
+use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::Proposals;
 use crate::store::redis::connection::Endpoint;
@@ -56,6 +61,9 @@ const SILENT_FOR: Duration = Duration::from_secs(1);
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
+
+/// The name of the key that probes ask about. No lock has it, so no probe changes anything.
+const PROBED: &str = "~probe";
 
 /// The addresses of the nodes of a quorum.
 pub(crate) struct QuorumAddress {
@@ -107,6 +115,8 @@ impl QuorumAddress {
 pub(crate) struct QuorumStore {
     members: Vec<Arc<Member>>,
     names: Vec<String>,
+    prober: Arc<Prober>,
+    probe: Command,
     count: Count,
     proposals: Proposals,
     clock: Clock,
@@ -116,7 +126,9 @@ pub(crate) struct QuorumStore {
 
 /// One node of a quorum.
 struct Member {
+    address: String,
     node: Arc<dyn QuorumNode>,
+    health: Health,
     maintenance: Arc<MaintenanceRequests>,
     /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
     /// replied.
@@ -127,15 +139,27 @@ struct Member {
 
 impl Member {
     /// `node` makes the node. It gets the hook that requests the node's maintenance.
-    fn new<N: QuorumNode + 'static>(node: impl FnOnce(MaintenanceHook) -> Arc<N>) -> Arc<Self> {
+    fn new<N: QuorumNode + 'static>(
+        address: String,
+        node: impl FnOnce(MaintenanceHook) -> Arc<N>,
+    ) -> Arc<Self> {
         let maintenance: Arc<MaintenanceRequests> = Arc::default();
         let requests = Arc::clone(&maintenance);
         Arc::new(Self {
+            address,
             node: node(Box::new(move |urgency| requests.request(urgency))),
+            health: Health::default(),
             maintenance,
             silent_until: Mutex::default(),
             is_pinged: AtomicBool::new(false),
         })
+    }
+
+    fn state(&self, clock: &Clock) -> NodeState {
+        NodeState {
+            address: self.address.clone(),
+            health: self.health.state(clock),
+        }
     }
 
     fn is_silent(&self) -> bool {
@@ -195,7 +219,7 @@ impl QuorumStore {
             ..config.clone()
         };
         let member = |(index, endpoint): (usize, Endpoint)| {
-            Member::new(|request_maintenance| {
+            Member::new(endpoint.address(), |request_maintenance| {
                 Arc::new(Node::new(
                     ServerId(index as u8),
                     Arc::new(endpoint),
@@ -207,11 +231,8 @@ impl QuorumStore {
                 ))
             })
         };
-        let QuorumAddress {
-            endpoints, names, ..
-        } = address;
-        let members = endpoints.into_iter().enumerate().map(member).collect();
-        Self::of(members, names, config, Clock::default())
+        let nodes = address.endpoints.into_iter().enumerate();
+        Self::of(nodes.map(member).collect(), config, Clock::default())
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
@@ -220,29 +241,32 @@ impl QuorumStore {
         config: &Config,
         holder: &HolderId,
     ) -> Arc<Self> {
-        let member = |server: &Arc<MemoryServer>| {
-            Member::new(|request_maintenance| {
+        let member = |(index, server): (usize, &Arc<MemoryServer>)| {
+            let address = format!("memory node {index}");
+            Member::new(address, |request_maintenance| {
                 let (server, holder) = (Arc::clone(server), holder.clone());
                 let node = MemoryNode::new(server, holder, request_maintenance, None);
                 Arc::new(node.with_quarantine(config.max_ttl))
             })
         };
-        let members = servers.iter().map(member).collect();
-        let names = (0..servers.len()).map(|n| format!("memory node {n}"));
+        let members = servers.iter().enumerate().map(member).collect();
         let clock = servers[0].clock().clone();
-        Self::of(members, names.collect(), config, clock)
+        Self::of(members, config, clock)
     }
 
-    fn of(
-        members: Vec<Arc<Member>>,
-        names: Vec<String>,
-        config: &Config,
-        clock: Clock,
-    ) -> Arc<Self> {
+    fn of(members: Vec<Arc<Member>>, config: &Config, clock: Clock) -> Arc<Self> {
+        let probed = [&config.prefix, PROBED].concat();
+        let probed = Lease {
+            key: &Key::of_redis(&config.prefix, &probed).expect("it has the prefix"),
+            id: LeaseId::random(),
+            ttl: MIN_TTL,
+        };
         Arc::new(Self {
             count: Count::of(members.len()),
+            names: members.iter().map(|one| one.address.clone()).collect(),
             members,
-            names,
+            prober: Arc::default(),
+            probe: probed.hold(0, false),
             proposals: Proposals::new(config.max_ttl),
             clock,
             threads: Mutex::default(),
@@ -257,12 +281,20 @@ impl QuorumStore {
             let started = threads.spawn("leasehold-node", move || requests.run(&node));
             started.inspect_err(|_| self.stop_threads())?;
         }
+        let members: Vec<_> = self.members.iter().map(Arc::downgrade).collect();
+        let (prober, probe, clock) = (&self.prober, self.probe.clone(), self.clock.clone());
+        let prober = Arc::clone(prober);
+        let started = threads.spawn("leasehold-probes", move || {
+            prober.run(&members, &probe, &clock);
+        });
+        started.inspect_err(|_| self.stop_threads())?;
         *self.threads.lock() = Some(threads.clone());
         Ok(())
     }
 
     fn stop_threads(&self) {
         self.threads.lock().take();
+        self.prober.stop();
         for member in &self.members {
             member.maintenance.stop();
         }
@@ -308,6 +340,8 @@ impl QuorumStore {
         for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(commands.len())) {
             let member = &self.members[*node];
             member.note_reply(of_node.iter().all(Option::is_some));
+            let noted = member.health.note(of_node, &self.clock);
+            self.prober.follow_up(noted, member, &self.clock);
             for outcome in of_node {
                 *outcome = outcome
                     .take()
@@ -643,6 +677,19 @@ impl Store for QuorumStore {
         for member in &self.members {
             member.node.send_release(release.clone());
         }
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        let state = |member: &Arc<Member>| {
+            let noted = member.health.probe_if_unknown();
+            self.prober.follow_up(noted, member, &self.clock);
+            member.state(&self.clock)
+        };
+        self.members.iter().map(state).collect()
+    }
+
+    fn on_node_change(&self, hook: NodeHook) {
+        self.prober.set_hook(hook);
     }
 
     fn failed_releases(&self) -> usize {

@@ -4,5 +4,6 @@ pub mod nodes;
 
 mod addresses;
 mod failures;
+mod health;
 mod unsupported;
 mod waiting;

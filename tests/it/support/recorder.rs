@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, EventHandler, EventLock, LossReason};
+use leasehold::{Error, EventHandler, EventLock, LossReason, NodeHealth, NodeState};
 
 use super::SOON;
 
@@ -22,6 +22,12 @@ pub enum What {
     NotificationsRefused,
     /// This event has no key, and is counted under the empty key.
     SentinelsUnavailable,
+    /// This event has no key, and is counted under the node's address.
+    NodeFailing,
+    /// As `NodeFailing`.
+    NodeQuarantined,
+    /// As `NodeFailing`.
+    NodeUp,
 }
 
 #[derive(Default)]
@@ -118,5 +124,15 @@ impl EventHandler for Recorder {
 
     fn sentinels_unavailable(&self, _: &Error) {
         self.note_of(What::SentinelsUnavailable, "");
+    }
+
+    fn node_changed(&self, node: &NodeState) {
+        let what = match node.health() {
+            NodeHealth::Up => What::NodeUp,
+            NodeHealth::Failing { .. } => What::NodeFailing,
+            NodeHealth::Quarantined { .. } => What::NodeQuarantined,
+            other => panic!("{other:?} is no change"),
+        };
+        self.note_of(what, node.address());
     }
 }

@@ -19,6 +19,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "config",
             "credentials",
             "environment",
+            "node_state",
             "loss",
             "observe",
             "released",

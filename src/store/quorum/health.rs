@@ -1,0 +1,402 @@
+//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes without votes. Requests only
+//! note that a node gave no vote: a node is failing once a probe has failed, too. So a reply that comes a little late
+//! is no failure, and no caller waits for a probe.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, ErrorKind};
+use crate::node_state::{NodeHealth, NodeState};
+use crate::store::command::{Command, Reply};
+use crate::store::completion::{Outcome, Submitted};
+use crate::store::quorum::Member;
+use crate::util::clock::{Clock, MonotonicTime};
+
+/// How long a probe waits for its reply.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// How often a waiting probe looks whether the client ends.
+const PROBE_STEP: Duration = Duration::from_millis(50);
+/// The time from a request without a reply to the probe. A vote in between makes the probe unnecessary.
+const SUSPECTED_FOR: Duration = Duration::from_millis(200);
+/// The pauses between the probes of a failing node double, from the first to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+/// The longest time between the probes of a node in quarantine.
+const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
+
+/// A function that a quorum calls when the health of a node has changed. It has to be quick and must not block.
+pub(crate) type NodeHook = Box<dyn Fn(NodeState) + Send + Sync>;
+
+/// The health of one node.
+pub(super) struct Health(Mutex<Known>);
+
+struct Known {
+    found: Found,
+    probe_at: Option<MonotonicTime>,
+    pause: Duration,
+}
+
+enum Found {
+    Unknown,
+    Up,
+    Failing {
+        since: MonotonicTime,
+        error: Error,
+    },
+    /// `until` is a time of the client's clock.
+    Quarantined {
+        until: MonotonicTime,
+    },
+}
+
+/// What the outcomes of a node's requests say about the node.
+enum Sign {
+    Votes,
+    Abstains(Duration),
+    Fails(Error),
+}
+
+impl Sign {
+    /// `None` if there is no reply.
+    fn of(outcomes: &[Option<Outcome>]) -> Option<Self> {
+        let mut failure = None;
+        for outcome in outcomes.iter().flatten() {
+            match outcome {
+                Ok(Reply::Abstained { for_another }) => return Some(Self::Abstains(*for_another)),
+                Ok(_) => return Some(Self::Votes),
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.cloned().map(Self::Fails)
+    }
+}
+
+/// What has to follow when outcomes were noted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Noted {
+    Nothing,
+    /// The node has to be probed.
+    ToProbe,
+    /// The node's health has changed, so it is to be reported.
+    Changed,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self(Mutex::new(Known {
+            found: Found::Unknown,
+            probe_at: None,
+            pause: FIRST_PAUSE,
+        }))
+    }
+}
+
+impl Health {
+    /// Notes the outcomes of requests: `None` for one without a reply.
+    pub(super) fn note(&self, outcomes: &[Option<Outcome>], clock: &Clock) -> Noted {
+        let sign = Sign::of(outcomes);
+        let mut known = self.0.lock();
+        match sign {
+            Some(Sign::Votes) if matches!(known.found, Found::Up) && known.probe_at.is_none() => {
+                Noted::Nothing
+            }
+            Some(Sign::Votes) => known.votes(),
+            Some(Sign::Abstains(left)) => known.abstains(left, clock),
+            failure => known.suspect(match failure {
+                Some(_) => Duration::ZERO,
+                None => SUSPECTED_FOR,
+            }),
+        }
+    }
+
+    /// Notes the outcome of a probe.
+    fn note_probe(&self, outcome: Option<Outcome>, address: &str, clock: &Clock) -> Noted {
+        let sign = Sign::of(std::slice::from_ref(&outcome));
+        let mut known = self.0.lock();
+        match sign {
+            Some(Sign::Votes) => known.votes(),
+            Some(Sign::Abstains(left)) => known.abstains(left, clock),
+            Some(Sign::Fails(error)) => known.fails(error),
+            None => {
+                let message = format!("{address} did not reply to a probe within {PROBE_LIMIT:?}");
+                known.fails(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Makes a node be probed that no request was sent to yet.
+    pub(super) fn probe_if_unknown(&self) -> Noted {
+        let mut known = self.0.lock();
+        match known.found {
+            Found::Unknown => known.suspect(Duration::ZERO),
+            _ => Noted::Nothing,
+        }
+    }
+
+    fn probe_at(&self) -> Option<MonotonicTime> {
+        self.0.lock().probe_at
+    }
+
+    pub(super) fn state(&self, clock: &Clock) -> NodeHealth {
+        match &self.0.lock().found {
+            Found::Unknown => NodeHealth::Unknown,
+            Found::Up => NodeHealth::Up,
+            Found::Failing { since, error } => NodeHealth::Failing {
+                since: MonotonicTime::now().since(*since),
+                error: error.clone(),
+            },
+            Found::Quarantined { until } => NodeHealth::Quarantined {
+                remaining: until.since(clock.now()),
+            },
+        }
+    }
+}
+
+impl Known {
+    fn votes(&mut self) -> Noted {
+        self.probe_at = None;
+        self.pause = FIRST_PAUSE;
+        let before = std::mem::replace(&mut self.found, Found::Up);
+        match before {
+            // A node that was never asked was not missed.
+            Found::Unknown | Found::Up => Noted::Nothing,
+            _ => Noted::Changed,
+        }
+    }
+
+    fn abstains(&mut self, left: Duration, clock: &Clock) -> Noted {
+        self.pause = FIRST_PAUSE;
+        let pause = left.min(QUARANTINE_PAUSE).max(FIRST_PAUSE);
+        self.probe_at = Some(MonotonicTime::now().after(pause));
+        let until = clock.now().after(left);
+        let before = std::mem::replace(&mut self.found, Found::Quarantined { until });
+        match before {
+            Found::Quarantined { .. } => Noted::ToProbe,
+            _ => Noted::Changed,
+        }
+    }
+
+    fn fails(&mut self, error: Error) -> Noted {
+        let now = MonotonicTime::now();
+        self.probe_at = Some(now.after(self.pause));
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        let since = match &self.found {
+            Found::Failing { since, .. } => Some(*since),
+            _ => None,
+        };
+        self.found = Found::Failing {
+            since: since.unwrap_or(now),
+            error,
+        };
+        match since {
+            Some(_) => Noted::ToProbe,
+            None => Noted::Changed,
+        }
+    }
+
+    /// Has the node probed after `pause`, unless a probe is due already.
+    fn suspect(&mut self, pause: Duration) -> Noted {
+        if self.probe_at.is_some() {
+            return Noted::Nothing;
+        }
+        self.probe_at = Some(MonotonicTime::now().after(pause));
+        Noted::ToProbe
+    }
+}
+
+/// Probes the nodes of a quorum, on one thread.
+#[derive(Default)]
+pub(super) struct Prober {
+    state: Mutex<ProberState>,
+    changed: Condvar,
+    hook: Mutex<Option<NodeHook>>,
+}
+
+#[derive(Default)]
+struct ProberState {
+    is_requested: bool,
+    is_stopped: bool,
+}
+
+impl Prober {
+    pub(super) fn set_hook(&self, hook: NodeHook) {
+        *self.hook.lock() = Some(hook);
+    }
+
+    /// Does what has to follow when outcomes of `member` were noted.
+    pub(super) fn follow_up(&self, noted: Noted, member: &Member, clock: &Clock) {
+        if noted == Noted::Nothing {
+            return;
+        }
+        if noted == Noted::Changed
+            && let Some(hook) = &*self.hook.lock()
+        {
+            hook(member.state(clock));
+        }
+        self.state.lock().is_requested = true;
+        self.changed.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopped = true;
+        self.changed.notify_one();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.state.lock().is_stopped
+    }
+
+    /// Probes the nodes that are due, until `stop` is called or the nodes are dropped.
+    pub(super) fn run(&self, members: &[Weak<Member>], probe: &Command, clock: &Clock) {
+        let due_at = |member: &Weak<Member>| member.upgrade()?.health.probe_at();
+        while self.wait(members.iter().filter_map(due_at).min()) {
+            let now = MonotonicTime::now();
+            let is_due = |member: &Weak<Member>| {
+                let member = member.upgrade()?;
+                let is_due = member.health.probe_at().is_some_and(|at| at <= now);
+                is_due.then_some(member)
+            };
+            let due: Vec<_> = members.iter().filter_map(is_due).collect();
+            if due.is_empty() {
+                continue;
+            }
+            let (submitted, completions) = Submitted::new(due.len());
+            for (member, completion) in due.iter().zip(completions) {
+                member.node.submit(vec![(probe.clone(), completion)]);
+            }
+            let deadline = MonotonicTime::now().after(PROBE_LIMIT);
+            let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+            while !self.is_stopped() && MonotonicTime::now() < deadline {
+                let soon = MonotonicTime::now().after(PROBE_STEP).min(deadline);
+                if submitted.wait(soon, have_come) {
+                    break;
+                }
+            }
+            let outcomes = submitted.leave();
+            if self.is_stopped() {
+                return;
+            }
+            for (member, outcome) in due.iter().zip(outcomes) {
+                let outcome = outcome.map(|one| member.node.naming_the_server(one));
+                if matches!(outcome, Some(Ok(_))) {
+                    member.note_reply(true);
+                }
+                let noted = member.health.note_probe(outcome, &member.address, clock);
+                self.follow_up(noted, member, clock);
+            }
+        }
+    }
+
+    /// Waits until `due`, or until a node may have become due. Returns false after `stop`.
+    fn wait(&self, due: Option<MonotonicTime>) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return false;
+            }
+            if std::mem::take(&mut state.is_requested) {
+                return true;
+            }
+            let Some(due) = due else {
+                self.changed.wait(&mut state);
+                continue;
+            };
+            let left = due.since(MonotonicTime::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    fn voted() -> Option<Outcome> {
+        Some(Ok(Reply::Missing))
+    }
+
+    fn failed() -> Option<Outcome> {
+        Some(Err(Error::new(ErrorKind::Unavailable, "closed")))
+    }
+
+    fn abstained(for_another: Duration) -> Option<Outcome> {
+        Some(Ok(Reply::Abstained { for_another }))
+    }
+
+    fn is_failing(health: &Health) -> bool {
+        matches!(health.state(&Clock::default()), NodeHealth::Failing { .. })
+    }
+
+    fn pause(health: &Health) -> Duration {
+        let at = health.probe_at().expect("a probe is due");
+        at.since(MonotonicTime::now())
+    }
+
+    #[test]
+    fn a_vote_ends_a_suspicion() {
+        let (health, clock) = (Health::default(), Clock::default());
+        assert_eq!(health.note(&[None], &clock), Noted::ToProbe);
+        assert!(pause(&health) > SUSPECTED_FOR / 2);
+        // The probe is due already.
+        assert_eq!(health.note(&[failed()], &clock), Noted::Nothing);
+        assert!(!is_failing(&health), "no probe has failed");
+        assert_eq!(health.note(&[None, voted()], &clock), Noted::Nothing);
+        assert_eq!(health.probe_at(), None);
+        assert!(matches!(health.state(&clock), NodeHealth::Up));
+    }
+
+    #[test]
+    fn a_node_with_an_error_is_probed_at_once() {
+        let (health, clock) = (Health::default(), Clock::default());
+        assert_eq!(health.note(&[failed(), None], &clock), Noted::ToProbe);
+        assert_eq!(pause(&health), Duration::ZERO);
+    }
+
+    #[test]
+    fn pauses_between_failed_probes_grow_to_the_longest() {
+        let (health, clock) = (Health::default(), Clock::default());
+        for expected in [100, 200, 400, 400] {
+            health.note_probe(None, "a:1", &clock);
+            let (pause, expected) = (pause(&health), Duration::from_millis(expected));
+            assert!(pause <= expected && pause > expected / 2, "{pause:?}");
+        }
+        health.note_probe(voted(), "a:1", &clock);
+        health.note_probe(None, "a:1", &clock);
+        assert!(pause(&health) <= FIRST_PAUSE, "it begins again");
+    }
+
+    #[test]
+    fn each_change_is_reported_once() {
+        let (health, clock) = (Health::default(), Clock::default());
+        let probe = |outcome| health.note_probe(outcome, "a:1", &clock);
+        assert_eq!(probe(voted()), Noted::Nothing, "it was not missed");
+        assert_eq!(probe(failed()), Noted::Changed);
+        assert!(is_failing(&health));
+        assert_eq!(probe(None), Noted::ToProbe);
+        let left = Duration::from_secs(9);
+        assert_eq!(probe(abstained(left)), Noted::Changed);
+        assert_eq!(probe(abstained(left)), Noted::ToProbe);
+        assert!(pause(&health) <= QUARANTINE_PAUSE);
+        assert_eq!(health.note(&[voted()], &clock), Noted::Changed);
+        assert_eq!(health.note(&[voted()], &clock), Noted::Nothing);
+    }
+
+    #[test]
+    fn a_failure_counts_from_the_first_failed_probe() {
+        let (health, clock) = (Health::default(), Clock::default());
+        health.note_probe(None, "a:1", &clock);
+        std::thread::sleep(Duration::from_millis(20));
+        health.note_probe(failed(), "a:1", &clock);
+        let NodeHealth::Failing { since, error } = health.state(&clock) else {
+            panic!("it is failing");
+        };
+        assert!(since >= Duration::from_millis(20), "{since:?}");
+        assert!(error.to_string().contains("closed"), "{error}");
+    }
+}

@@ -1,0 +1,120 @@
+//! What a client says about the nodes of its quorum.
+
+use std::sync::Arc;
+
+use leasehold::{Client, ErrorKind, NodeHealth};
+use leasehold_testbed::{Server, eventually};
+
+use super::nodes::{Nodes, end_quarantine, impatient};
+use crate::steady::steady;
+use crate::support::{Recorder, SOON, What, lock, secs, server};
+
+fn health(client: &Client, node: usize) -> NodeHealth {
+    client.nodes().unwrap()[node].health().clone()
+}
+
+#[track_caller]
+fn assert_all_become_up(client: &Client) {
+    let are_up = || client.nodes().unwrap().iter().all(|node| node.is_up());
+    assert!(eventually(SOON, are_up), "{:?}", client.nodes());
+}
+
+fn address(server: &Server) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn a_stopped_node_is_failing_until_it_continues() {
+    let nodes = Nodes::start(5);
+    let recorder = Recorder::new();
+    let builder = nodes.builder().event_handler(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    assert_all_become_up(&client);
+    let listed = client.nodes().unwrap();
+    let addresses: Vec<String> = nodes.0.iter().map(address).collect();
+    let listed: Vec<&str> = listed.iter().map(|node| node.address()).collect();
+    assert_eq!(listed, addresses);
+    let stopped = &addresses[4];
+    assert_eq!(
+        recorder.count(What::NodeUp, stopped),
+        0,
+        "it was not missed"
+    );
+
+    nodes.0[4].stop();
+    lock(&client, "k").unlock().unwrap();
+    let is_failing = || match health(&client, 4) {
+        NodeHealth::Failing { error, .. } => {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains(stopped), "{error}");
+            true
+        }
+        _ => false,
+    };
+    assert!(eventually(SOON, is_failing), "{:?}", client.nodes());
+    recorder.wait_for(1, What::NodeFailing, stopped);
+    nodes.0[4].resume();
+    // No request is sent: a probe finds the node.
+    recorder.wait_for(1, What::NodeUp, stopped);
+    assert_all_become_up(&client);
+    assert_eq!(recorder.count(What::NodeFailing, stopped), 1);
+}
+
+#[test]
+fn a_restarted_node_is_failing_then_quarantined_then_up() {
+    let mut nodes = Nodes::start(3);
+    let recorder = Recorder::new();
+    let builder = nodes.builder().ttl(secs(2)).max_ttl(secs(2));
+    let builder = builder.event_handler(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    assert_all_become_up(&client);
+    let restarted = address(&nodes.0[0]);
+    nodes.0[0].kill();
+    lock(&client, "k").unlock().unwrap();
+    let is_failing = || match health(&client, 0) {
+        NodeHealth::Failing { error, .. } => error.to_string().contains(&restarted),
+        _ => false,
+    };
+    assert!(eventually(SOON, is_failing), "{:?}", client.nodes());
+    nodes.0[0].restart().unwrap();
+    recorder.wait_for(1, What::NodeQuarantined, &restarted);
+    if let NodeHealth::Quarantined { remaining, .. } = health(&client, 0) {
+        assert!(remaining <= secs(2), "{remaining:?}");
+    }
+    recorder.wait_for(1, What::NodeUp, &restarted);
+    assert_all_become_up(&client);
+    assert_eq!(recorder.count(What::NodeFailing, &restarted), 1);
+}
+
+#[test]
+fn a_new_node_is_quarantined() {
+    let nodes = Nodes::start_in_quarantine(1);
+    let client = nodes.client();
+    let is_quarantined = || match health(&client, 0) {
+        NodeHealth::Quarantined { remaining, .. } => remaining > secs(1),
+        _ => false,
+    };
+    assert!(eventually(SOON, is_quarantined), "{:?}", client.nodes());
+    end_quarantine(&nodes.0[0]);
+    // The client probes a node in quarantine once a second.
+    assert_all_become_up(&client);
+}
+
+#[test]
+fn a_failing_node_delays_no_shutdown() {
+    let nodes = Nodes::start(3);
+    let client = impatient(nodes.urls(), secs(1)).build().unwrap();
+    nodes.0[2].stop();
+    let is_failing = || matches!(health(&client, 2), NodeHealth::Failing { .. });
+    assert!(eventually(SOON, is_failing), "{:?}", client.nodes());
+    client.shutdown(secs(5)).unwrap();
+    assert_eq!(client.nodes().unwrap_err().kind(), ErrorKind::Shutdown);
+    nodes.0[2].resume();
+}
+
+#[test]
+fn a_client_of_one_server_lists_no_nodes() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    assert!(client.nodes().unwrap().is_empty());
+}
