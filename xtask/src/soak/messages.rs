@@ -16,8 +16,9 @@ pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 const HOT_KEYS: usize = 3;
 const COLD_KEYS: usize = 60;
 /// The idle connections that a client's pool may keep after its shutdown, if a forgotten guard keeps the client: one of
-/// its pipeline, one of a transaction, and two for renewals.
-pub const KEPT_CONNECTIONS: usize = 4;
+/// its pipeline, one of a transaction, two for renewals, and one of pings. The soak sends no pings, but a pool that
+/// connects slowly makes a spare connection for a caller that waits.
+pub const KEPT_CONNECTIONS: usize = 5;
 /// The keys that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
 pub const KEYS: usize = DRAWN_KEYS + 2;
