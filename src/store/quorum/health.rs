@@ -280,9 +280,6 @@ impl Prober {
             }
             for (member, outcome) in due.iter().zip(outcomes) {
                 let outcome = outcome.map(|one| member.node.naming_the_server(one));
-                if matches!(outcome, Some(Ok(_))) {
-                    member.note_reply(true);
-                }
                 let noted = member.health.note_probe(outcome, &member.address, clock);
                 self.follow_up(noted, member, clock);
             }
