@@ -48,6 +48,19 @@ impl Move {
         (client, guard)
     }
 
+    /// A task of another client, which is in the queue of the lock.
+    #[track_caller]
+    fn wait_in_queue(&self) -> Task<MutexGuard> {
+        let mutex = self.cluster.client().mutex(&self.key);
+        let waiting = Task::start(move || mutex.lock().unwrap());
+        let queued = || {
+            let keys = keys(server_of(&self.cluster, &self.key));
+            keys.iter().any(|key| key.contains("~queue"))
+        };
+        assert!(eventually(SOON, queued));
+        waiting
+    }
+
     #[track_caller]
     fn assert_free(&self) {
         let lock = in_redis(&self.key);
@@ -141,17 +154,23 @@ fn a_guard_dropped_while_its_slot_moves_is_released(moving: Move) {
     moving.assert_free();
 }
 
+/// All keys of the release have moved, so the new node accepts it with `ASKING` before the move ends.
+fn a_release_does_not_wait_for_the_end_of_a_move(moving: Move) {
+    let (_holder, guard) = moving.hold(secs(60));
+    let _other = moving.wait_in_queue();
+    moving.cluster.begin_move(moving.slot, 1).unwrap();
+    moving.cluster.move_keys(moving.slot, 1, |_| true).unwrap();
+    drop(guard);
+    // The release grants the lock to the waiter, the last one in the queue.
+    let new = &moving.cluster.nodes()[1];
+    let is_served = || !keys(new).iter().any(|key| key.contains("~queue"));
+    assert!(eventually(SOON, is_served), "{:?}", keys(new));
+    moving.cluster.end_move(moving.slot, 1).unwrap();
+}
+
 fn a_waiter_follows_its_slot(moving: Move) {
     let (_holder, guard) = moving.hold(secs(60));
-    let other = moving.cluster.client();
-    let mutex = other.mutex(&moving.key);
-    let waiting = Task::start(move || mutex.lock().unwrap());
-    let queued = || {
-        keys(server_of(&moving.cluster, &moving.key))
-            .iter()
-            .any(|key| key.contains("~queue"))
-    };
-    assert!(eventually(SOON, queued));
+    let waiting = moving.wait_in_queue();
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     guard.unlock().unwrap();
     waiting.within(SOON, "the waiter").unlock().unwrap();
@@ -203,6 +222,7 @@ on_each_kind_of_cluster! {
     an_unlock_waits_while_the_slot_moves,
     a_dropped_guard_is_released_at_the_new_node,
     a_guard_dropped_while_its_slot_moves_is_released,
+    a_release_does_not_wait_for_the_end_of_a_move,
     a_waiter_follows_its_slot,
     a_loss_is_noticed_at_the_new_node,
     a_transaction_follows_its_slot,
