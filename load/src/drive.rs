@@ -2,6 +2,7 @@
 //! request.
 
 use std::future::Future;
+use std::thread;
 use std::time::Duration;
 
 use crate::machine::nanoseconds;
@@ -10,14 +11,23 @@ use crate::waits::Waits;
 
 /// The lock of one thread or task. An implementation that blocks does so in the first poll of its future.
 pub trait Locker: Send {
-    /// Acquires the lock.
-    fn take(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// Acquires the lock, holds it for `hold` and releases it. Returns the time at which the lock was acquired, in ns on
+    /// the monotonic clock.
+    fn pair(&mut self, hold: Duration) -> impl Future<Output = anyhow::Result<u64>> + Send;
 
-    /// Releases the lock.
-    fn give(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// Lets `time` pass: blocks this thread, unless a task implements it otherwise.
+    fn pause(&mut self, time: Duration) -> impl Future<Output = ()> + Send {
+        async move { thread::sleep(time) }
+    }
+}
 
-    /// Lets `time` pass.
-    fn pause(&mut self, time: Duration) -> impl Future<Output = ()> + Send;
+/// Reads the clock, then blocks this thread for `hold`. A [`Locker`] of a thread calls this when it has the lock.
+pub fn hold(hold: Duration) -> u64 {
+    let acquired = nanoseconds();
+    if hold > Duration::ZERO {
+        thread::sleep(hold);
+    }
+    acquired
 }
 
 /// Acquires and releases the lock for a round. `seat` is the thread's number among all threads of all processes.
@@ -57,15 +67,10 @@ pub async fn drive(
         if round.pace.is_none() && asked >= end {
             break;
         }
-        locker.take().await?;
-        let had = nanoseconds();
-        waits.record(Duration::from_nanos(had - asked))?;
+        let acquired = locker.pair(hold).await?;
+        waits.record(Duration::from_nanos(acquired - asked))?;
         tally.pairs += 1;
-        tally.in_time += u64::from(had < end);
-        if hold > Duration::ZERO {
-            locker.pause(hold).await;
-        }
-        locker.give().await?;
+        tally.in_time += u64::from(acquired < end);
     }
     (tally.least, tally.most) = (tally.pairs, tally.pairs);
     tally.waits = waits.to_steps();
@@ -106,20 +111,12 @@ mod tests {
     }
 
     impl Locker for Stalling {
-        async fn take(&mut self) -> anyhow::Result<()> {
+        async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
             self.taken += 1;
             if let Some(stall) = self.stall.take() {
-                std::thread::sleep(stall);
+                thread::sleep(stall);
             }
-            Ok(())
-        }
-
-        async fn give(&mut self) -> anyhow::Result<()> {
-            Ok(())
-        }
-
-        async fn pause(&mut self, time: Duration) {
-            std::thread::sleep(time);
+            Ok(hold(time))
         }
     }
 

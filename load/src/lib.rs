@@ -9,12 +9,12 @@ mod serve;
 mod server_stats;
 mod waits;
 
-pub use drive::{Locker, drive};
+pub use drive::{Locker, drive, hold};
 pub use machine::{
     cores_by_preference, described, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
 };
 pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
-pub use raw::Raw;
+pub use raw::{PipedRaw, Raw};
 pub use serve::{RunRound, serve, sum, threads};
 pub use server_stats::ServerStats;
 pub use waits::Waits;

@@ -11,12 +11,18 @@ use serde::{Deserialize, Serialize};
 pub enum Way {
     /// The raw commands on a connection per thread. The thread awaits both replies.
     Raw,
+    /// The same without awaiting the reply to the release.
+    PipedRaw,
+    /// A `parking_lot` mutex with fair unlock, without Redis.
+    FairMutex,
     /// A minimal program: group commit with leasehold's scripts. A thread does not await the reply to its release.
     Limit,
     /// leasehold, dropping the guard.
     Drop,
     /// leasehold, with `unlock()`.
     Unlock,
+    /// leasehold, with the closure of `with_lock`.
+    WithLock,
     /// rslock, a task per thread, one connection.
     Rslock {
         /// The longest pause before the next attempt; its default is 200.

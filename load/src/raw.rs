@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
 
-use crate::drive::Locker;
+use crate::drive::{Locker, hold};
 
 const SCRIPT: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
                       return redis.call('DEL', KEYS[1]) end return 0";
@@ -62,25 +62,117 @@ impl Raw {
     /// # Errors
     /// The key had another owner.
     pub fn unlock(&mut self) -> anyhow::Result<()> {
-        let answer = self.connection.req_packed_command(&self.give)?;
-        ensure!(answer == Value::Int(1), "a lock was lost: {answer:?}");
-        Ok(())
+        check_release(&self.connection.req_packed_command(&self.give)?)
     }
 }
 
 impl Locker for Raw {
-    async fn take(&mut self) -> anyhow::Result<()> {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
         while !self.try_lock()? {
             std::thread::sleep(Self::PAUSE);
         }
+        let acquired = hold(time);
+        self.unlock()?;
+        Ok(acquired)
+    }
+}
+
+/// A lock of raw commands whose release is written at once and not awaited: the limit of one connection. The next
+/// attempt reads the reply to the release.
+pub struct PipedRaw {
+    raw: Raw,
+    /// Whether the reply to a release has not been read.
+    is_release_unread: bool,
+}
+
+impl PipedRaw {
+    /// Connects. `owner` distinguishes the locks of one key.
+    ///
+    /// # Errors
+    /// Redis does not reply.
+    pub fn new(url: &str, key: &str, owner: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            raw: Raw::new(url, key, owner)?,
+            is_release_unread: false,
+        })
+    }
+
+    /// Returns whether the key was free.
+    ///
+    /// # Errors
+    /// The errors of Redis, and that the last release found another owner.
+    pub fn try_lock(&mut self) -> anyhow::Result<bool> {
+        self.raw.connection.send_packed_command(&self.raw.take)?;
+        self.await_release()?;
+        Ok(self.raw.connection.recv_response()? == Value::Okay)
+    }
+
+    /// Writes the release.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn unlock(&mut self) -> anyhow::Result<()> {
+        self.raw.connection.send_packed_command(&self.raw.give)?;
+        self.is_release_unread = true;
         Ok(())
     }
 
-    async fn give(&mut self) -> anyhow::Result<()> {
-        self.unlock()
+    /// Reads the reply to the last release, unless it has been read.
+    ///
+    /// # Errors
+    /// The key had another owner.
+    pub fn await_release(&mut self) -> anyhow::Result<()> {
+        if std::mem::take(&mut self.is_release_unread) {
+            check_release(&self.raw.connection.recv_response()?)?;
+        }
+        Ok(())
     }
+}
 
-    async fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+impl Locker for PipedRaw {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        while !self.try_lock()? {
+            std::thread::sleep(Raw::PAUSE);
+        }
+        let acquired = hold(time);
+        self.unlock()?;
+        Ok(acquired)
+    }
+}
+
+fn check_release(reply: &Value) -> anyhow::Result<()> {
+    ensure!(*reply == Value::Int(1), "a lock was lost: {reply:?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testbed::Server;
+
+    use super::*;
+
+    #[test]
+    fn raw_releases_are_checked_awaited_or_not() -> anyhow::Result<()> {
+        let server = Server::start()?;
+        let mut raw = Raw::new(&server.url(), "awaited", "1")?;
+        let mut piped = PipedRaw::new(&server.url(), "piped", "1")?;
+        for _ in 0..3 {
+            assert!(raw.try_lock()? && piped.try_lock()?);
+            raw.unlock()?;
+            piped.unlock()?;
+        }
+        assert!(raw.try_lock()? && piped.try_lock()?);
+        assert!(
+            !raw.try_lock()? && !piped.try_lock()?,
+            "both keys are taken"
+        );
+        server.command(&["FLUSHALL"])?;
+        assert!(raw.unlock().is_err());
+        piped.unlock()?;
+        assert!(
+            piped.try_lock().is_err(),
+            "the next attempt reads the reply"
+        );
+        Ok(())
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use leasehold_load::{Assignment, Locker, RunRound, Way, drive, serve, threads};
+use leasehold_load::{Assignment, Locker, RunRound, Way, drive, hold, nanoseconds, serve, threads};
 use redlock::RedLock;
-use rslock::{LockGuard, LockManager};
+use rslock::LockManager;
 
 const TTL: Duration = Duration::from_secs(30);
 /// The number of attempts that both crates make by default.
@@ -29,7 +29,6 @@ fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
             let lockers = seats.map(|thread| Rslock {
                 manager: manager.clone(),
                 key: assignment.key(thread),
-                guard: None,
             });
             tasks(lockers.collect(), first_seat, hold)
         }
@@ -40,11 +39,10 @@ fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
             let lockers = seats.map(|thread| Redlock {
                 redlock: Arc::clone(&redlock),
                 key: assignment.key(thread).into_bytes(),
-                value: None,
             });
             Ok(threads(lockers.collect(), first_seat, hold))
         }
-        Way::Raw | Way::Limit | Way::Drop | Way::Unlock => bail!("no lock of a competitor"),
+        _ => bail!("no lock of a competitor"),
     }
 }
 
@@ -81,19 +79,17 @@ fn tasks(lockers: Vec<Rslock>, first_seat: usize, hold: Duration) -> anyhow::Res
 struct Rslock {
     manager: LockManager,
     key: String,
-    guard: Option<LockGuard>,
 }
 
 impl Locker for Rslock {
-    async fn take(&mut self) -> anyhow::Result<()> {
-        self.guard = Some(self.manager.acquire(self.key.as_str(), TTL).await?);
-        Ok(())
-    }
-
-    async fn give(&mut self) -> anyhow::Result<()> {
-        let guard = self.guard.take().expect("the lock was taken before");
+    async fn pair(&mut self, hold: Duration) -> anyhow::Result<u64> {
+        let guard = self.manager.acquire(self.key.as_str(), TTL).await?;
+        let acquired = nanoseconds();
+        if hold > Duration::ZERO {
+            self.pause(hold).await;
+        }
         guard.release().await;
-        Ok(())
+        Ok(acquired)
     }
 
     async fn pause(&mut self, time: Duration) {
@@ -104,33 +100,19 @@ impl Locker for Rslock {
 struct Redlock {
     redlock: Arc<RedLock>,
     key: Vec<u8>,
-    /// The crate's guard borrows the manager, so this keeps the fields that a release needs.
-    value: Option<Vec<u8>>,
 }
 
 impl Locker for Redlock {
-    async fn take(&mut self) -> anyhow::Result<()> {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
         let ttl = TTL.as_millis() as usize;
         // This loop does what the crate's own `acquire` does.
-        self.value = Some(loop {
+        let lock = loop {
             if let Some(lock) = self.redlock.lock(&self.key, ttl)? {
-                break lock.val;
+                break lock;
             }
-        });
-        Ok(())
-    }
-
-    async fn give(&mut self) -> anyhow::Result<()> {
-        self.redlock.unlock(&redlock::Lock {
-            resource: self.key.clone(),
-            val: self.value.take().expect("the lock was taken before"),
-            validity_time: 0,
-            lock_manager: &self.redlock,
-        });
-        Ok(())
-    }
-
-    async fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+        };
+        let acquired = hold(time);
+        self.redlock.unlock(&lock);
+        Ok(acquired)
     }
 }

@@ -36,24 +36,29 @@ fn figure(row: &Value, of: &str) -> f64 {
 
 #[test]
 fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
-    let rows = rows(&["own-key-1-pinned", "one-key-4x1-held"]);
+    let rows = rows(&["1-thread-one-core", "4-processes-one-key-held"]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
-    let own = ["raw", "limit", "drop", "unlock"].map(|way| format!("own-key-1-pinned/{way}"));
-    let one = ["raw", "drop", "unlock"].map(|way| format!("one-key-4x1-held/{way}"));
+    let own = ["raw", "raw-piped", "limit", "drop", "unlock"];
+    let own = own.map(|way| format!("1-thread-one-core/{way}"));
+    let one = ["raw", "drop", "unlock"].map(|way| format!("4-processes-one-key-held-1ms/{way}"));
     let wanted = own.iter().chain(&one).map(|name| Some(name.as_str()));
-    assert_eq!(names, wanted.collect::<Vec<_>>());
-    for row in &rows {
+    // The lines after the rows are the goals, which have no name.
+    let goals = [None; 3];
+    assert_eq!(names, wanted.chain(goals).collect::<Vec<_>>());
+    let (rows, goals) = rows.split_at(rows.len() - goals.len());
+    for goal in goals {
+        assert_eq!(goal["case"], "1-thread-one-core", "{goal}");
+        assert!(figure(goal, "measured") >= 0.0, "{goal}");
+    }
+    for row in rows {
         assert!(figure(row, "ratio") >= 0.0, "{row}");
         assert!(figure(row, "pairs_per_second") >= 0.0, "{row}");
     }
     assert_eq!(figure(&rows[0], "ratio"), 1.0);
     // A lock and its release are two requests. (If a lock is held for long on a busy machine, its key is tracked, which
     // takes a few more.)
-    for way in ["raw", "limit", "drop", "unlock"] {
-        let requests = figure(
-            row(&rows, &format!("own-key-1-pinned/{way}")),
-            "requests_per_pair",
-        );
+    for way in &own {
+        let requests = figure(row(rows, way), "requests_per_pair");
         assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
     }
     // Each hold takes a millisecond. So a hundred holds fit into the window, and one more that begins at its end.
@@ -63,11 +68,27 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
 }
 
 #[test]
+fn the_goals_need_few_ways_and_no_fixed_rate() {
+    let rows = rows(&["--goals", "16-threads-one-key", "4-processes"]);
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
+    let ways = ["raw", "fair-mutex", "with_lock"].map(|way| format!("16-threads-one-key/{way}"));
+    let wanted = ways.iter().map(|name| Some(name.as_str()));
+    assert_eq!(names, wanted.chain([None]).collect::<Vec<_>>());
+    assert!(rows[..ways.len()].iter().all(|row| row["paced"].is_null()));
+    assert_eq!(
+        rows[ways.len()]["figure"],
+        "pairs/s: with_lock / fair-mutex"
+    );
+    // A mutex sends no request.
+    assert_eq!(figure(row(&rows, &ways[1]), "requests_per_pair"), 0.0);
+}
+
+#[test]
 fn an_unknown_case_lists_the_known_ones() {
     let output = bench(&["no-such-case"]);
     assert!(!output.status.success());
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("own-keys-256"), "{errors}");
+    assert!(errors.contains("256-threads"), "{errors}");
     assert!(output.stdout.is_empty());
 }
 

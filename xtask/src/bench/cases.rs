@@ -6,7 +6,8 @@ use std::time::Duration;
 use leasehold_load::{Keys, Way};
 
 pub struct Case {
-    /// The first word says which keys the threads want: `own` or `one`.
+    /// Says how many threads or processes there are, and how the case differs from a key for each of them, released at
+    /// once.
     pub name: &'static str,
     pub processes: usize,
     /// Threads of each process.
@@ -15,6 +16,13 @@ pub struct Case {
     pub hold: Duration,
     /// Whether all processes and the server share one core.
     pub pinned: bool,
+}
+
+/// What a run measures of a case.
+pub struct Plan {
+    pub case: &'static Case,
+    /// The raw commands come first.
+    pub ways: Vec<Way>,
 }
 
 const fn case(name: &'static str, keys: Keys, processes: usize, threads: usize) -> Case {
@@ -31,45 +39,58 @@ const fn case(name: &'static str, keys: Keys, processes: usize, threads: usize) 
 const HOLD: Duration = Duration::from_millis(1);
 
 pub const CASES: [Case; 10] = [
-    case("own-key-1", Keys::Own, 1, 1),
+    case("1-thread", Keys::Own, 1, 1),
     Case {
         pinned: true,
-        ..case("own-key-1-pinned", Keys::Own, 1, 1)
+        ..case("1-thread-one-core", Keys::Own, 1, 1)
     },
-    case("own-keys-16", Keys::Own, 1, 16),
-    case("own-keys-64", Keys::Own, 1, 64),
-    case("own-keys-256", Keys::Own, 1, 256),
+    case("16-threads", Keys::Own, 1, 16),
+    case("64-threads", Keys::Own, 1, 64),
+    case("256-threads", Keys::Own, 1, 256),
     Case {
         hold: HOLD,
-        ..case("own-keys-16-held", Keys::Own, 1, 16)
+        ..case("16-threads-held-1ms", Keys::Own, 1, 16)
     },
-    case("one-key-16", Keys::One, 1, 16),
-    case("one-key-4x1", Keys::One, 4, 1),
-    case("one-key-8x1", Keys::One, 8, 1),
+    case("16-threads-one-key", Keys::One, 1, 16),
+    case("4-processes-one-key", Keys::One, 4, 1),
+    case("8-processes-one-key", Keys::One, 8, 1),
     Case {
         hold: HOLD,
-        ..case("one-key-4x1-held", Keys::One, 4, 1)
+        ..case("4-processes-one-key-held-1ms", Keys::One, 4, 1)
     },
 ];
 
 /// By default both crates pause for up to 200 ms before the next attempt.
-const RSLOCK: Way = Way::Rslock { pause_ms: 200 };
+pub const RSLOCK: Way = Way::Rslock { pause_ms: 200 };
 const REDLOCK: Way = Way::Redlock { pause_ms: 200 };
 /// Short pauses, as a user would choose for throughput.
 const EAGER_RSLOCK: Way = Way::Rslock { pause_ms: 5 };
 const EAGER_REDLOCK: Way = Way::Redlock { pause_ms: 5 };
 
-const UNCONTENDED: [Way; 6] = [
+const UNCONTENDED: [Way; 7] = [
     Way::Raw,
+    Way::PipedRaw,
     Way::Limit,
     Way::Drop,
     Way::Unlock,
     RSLOCK,
     REDLOCK,
 ];
-const CONTENDED: [Way; 7] = [
+const CONTENDED_BY_PROCESSES: [Way; 7] = [
     Way::Raw,
     Way::Drop,
+    Way::Unlock,
+    RSLOCK,
+    EAGER_RSLOCK,
+    REDLOCK,
+    EAGER_REDLOCK,
+];
+
+const CONTENDED_BY_THREADS: [Way; 9] = [
+    Way::Raw,
+    Way::FairMutex,
+    Way::Drop,
+    Way::WithLock,
     Way::Unlock,
     RSLOCK,
     EAGER_RSLOCK,
@@ -80,9 +101,10 @@ const CONTENDED: [Way; 7] = [
 impl Case {
     /// The raw commands come first: all other ways are compared with them.
     pub fn ways(&self) -> &'static [Way] {
-        match self.keys {
-            Keys::Own => &UNCONTENDED,
-            Keys::One => &CONTENDED,
+        match (self.keys, self.processes) {
+            (Keys::Own, _) => &UNCONTENDED,
+            (Keys::One, 1) => &CONTENDED_BY_THREADS,
+            (Keys::One, _) => &CONTENDED_BY_PROCESSES,
         }
     }
 
@@ -124,9 +146,12 @@ impl Case {
 pub fn way_name(way: Way) -> String {
     match way {
         Way::Raw => "raw".to_owned(),
+        Way::PipedRaw => "raw-piped".to_owned(),
+        Way::FairMutex => "fair-mutex".to_owned(),
         Way::Limit => "limit".to_owned(),
         Way::Drop => "drop".to_owned(),
         Way::Unlock => "unlock".to_owned(),
+        Way::WithLock => "with_lock".to_owned(),
         Way::Rslock { pause_ms: 200 } => "rslock".to_owned(),
         Way::Redlock { pause_ms: 200 } => "redlock".to_owned(),
         Way::Rslock { pause_ms } => format!("rslock-{pause_ms}ms"),
@@ -134,23 +159,28 @@ pub fn way_name(way: Way) -> String {
     }
 }
 
-/// The commands that only the scripts of a way call. Redis counts these commands in addition to the script calls.
+/// The commands that a way calls only inside scripts and transactions. Redis counts these commands in addition to the
+/// script calls and to `EXEC`.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
-        Way::Limit | Way::Drop | Way::Unlock => &[
+        Way::Limit | Way::Drop | Way::Unlock | Way::WithLock => &[
             "append",
             "del",
             "exists",
             "getrange",
             "mget",
+            "multi",
             "pexpire",
             "pttl",
             "publish",
             "pubsub|numsub",
             "set",
             "time",
+            "zadd",
+            "zincrby",
         ],
-        Way::Raw | Way::Rslock { .. } | Way::Redlock { .. } => &["get", "del"],
+        Way::Raw | Way::PipedRaw | Way::Rslock { .. } | Way::Redlock { .. } => &["get", "del"],
+        Way::FairMutex => &[],
     }
 }
 

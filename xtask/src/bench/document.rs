@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
+use super::goals::{self, Judged};
 use super::run::{Effort, Outcome, PACE, ROOM};
 use super::{plot, table};
 
@@ -13,7 +14,11 @@ pub struct Document {
     pub machine: String,
     pub effort: Effort,
     pub results: Vec<Outcome>,
+    pub goals: Vec<Judged>,
 }
+
+const GOALS: &str = "Each figure is a ratio of two ways in the same rounds (the median round, and the middle half of \
+    the rounds), or a number of connections. *must*: the least that the project asks of itself. *aim*: what it hopes for.";
 
 impl Document {
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
@@ -31,6 +36,10 @@ impl Document {
 
     fn page(&self) -> String {
         let mut page = format!("# Locks under load\n\n{}\n\n", self.method());
+        if !self.goals.is_empty() {
+            let goals = goals::markdown(&self.goals);
+            let _ = write!(page, "## Goals\n\n{GOALS}\n\n{goals}\n");
+        }
         page += "![Pairs per second, to those of the raw commands](ratios.svg)\n";
         for result in &self.results {
             let (name, title) = (result.name, &result.title);
@@ -49,15 +58,24 @@ impl Document {
             paced_rounds,
             paced_window,
         } = self.effort;
+        let paced = match paced_rounds {
+            0 => String::new(),
+            _ => format!(
+                " So each way is measured once more at a fixed rate, {PACE} of `raw`'s, for {paced_rounds} x \
+                 {paced_window:?}: a late request counts from the time at which it was due, and no request is left \
+                 out. A way that was not {ROOM} times as fast as that rate has no figure."
+            ),
+        };
         format!(
             "{machine}, over loopback. Made by `cargo xtask bench`.
 
 Compare ratios: they are of one run, whose rounds take all ways in turn. The other figures depend on this machine.
 
 - `raw`: `SET NX PX` and a script that deletes the caller's own value, both awaited, on a connection per thread, \
-         with a pause of 1 ms before the next attempt. `limit`: leasehold's scripts without the library, on two \
-         connections that threads share, without any handling of faults. `drop`, `unlock`: leasehold, without and \
-         with waiting for the release. `rslock` (a task per thread), `redlock`: with their defaults, which pause \
+         with a pause of 1 ms before the next attempt. `raw-piped`: the same without waiting for the reply to the \
+         script. `limit`: leasehold's scripts without the library, on two connections that threads share, without \
+         any handling of faults. `drop`, `unlock`: leasehold, without and with waiting for the release. `with_lock`: \
+         leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis. `rslock` (a task per thread), `redlock`: with their defaults, which pause \
          for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
 - *ratio*: pairs of lock and release per second, divided by those of `raw` in the same round. Median of {rounds} \
          rounds of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
@@ -65,12 +83,10 @@ Compare ratios: they are of one run, whose rounds take all ways in turn. The oth
          one key, a way that takes the lock again before other threads notice its release has many pairs and \
          little fairness.
 - *wait*: p50 / p99 / p99.9 / max from the request to the lock. At full speed a thread requests the next lock \
-         when it has released the last: a slow way gets fewer requests. So each way is measured once more at a \
-         fixed rate, {PACE} of `raw`'s, for {paced_rounds} x {paced_window:?}: a late request counts from the \
-         time at which it was due, and no request is left out. A way that was not {ROOM} times as fast as that \
-         rate has no figure.
+         when it has released the last: a slow way gets fewer requests.{paced}
 - *connections* that stay open; *requests*, *bytes* (both ways) and *CPU* per pair, at full speed. One request \
-         can carry many locks.",
+         can carry many locks, and a transaction is one request. *server CPU, ratio*: the CPU time of Redis per pair, \
+         divided by that of `raw` in the same round; the median round.",
             machine = self.machine
         )
     }

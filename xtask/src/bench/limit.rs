@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 mod parts;
 
 use anyhow::{Context as _, bail, ensure};
-use leasehold_load::Locker;
+use leasehold_load::{Locker, hold};
 
 use parts::whole;
 
@@ -314,25 +314,17 @@ impl Limited {
 }
 
 impl Locker for Limited {
-    async fn take(&mut self) -> anyhow::Result<()> {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        let pipeline = &self.limit.pipelines[self.pipeline];
         self.taken += 1;
         write!(&mut self.lease[..], "{:032x}", self.taken)?;
         let waiter = Arc::new(Waiter {
             thread: thread::current(),
             signal: AtomicU8::new(NOTHING),
         });
-        let request = self.request(Some(waiter));
-        self.limit
-            .acquire(&self.limit.pipelines[self.pipeline], request)
-    }
-
-    async fn give(&mut self) -> anyhow::Result<()> {
-        let request = self.request(None);
-        self.limit
-            .release(&self.limit.pipelines[self.pipeline], request)
-    }
-
-    async fn pause(&mut self, time: Duration) {
-        thread::sleep(time);
+        self.limit.acquire(pipeline, self.request(Some(waiter)))?;
+        let acquired = hold(time);
+        self.limit.release(pipeline, self.request(None))?;
+        Ok(acquired)
     }
 }

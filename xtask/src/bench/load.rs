@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use leasehold::{Client, Mutex, MutexGuard};
-use leasehold_load::{Assignment, Locker, Raw, RunRound, Way, serve, threads};
+use leasehold::{Client, Mutex};
+use leasehold_load::{Assignment, Locker, PipedRaw, Raw, RunRound, Way, hold, serve, threads};
+use parking_lot::MutexGuard;
 
 use super::limit::{Limit, Limited};
 
@@ -17,7 +18,7 @@ pub fn main() -> ExitCode {
 
 fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
     let first_seat = assignment.process * assignment.threads;
-    let (seats, hold) = (0..assignment.threads, assignment.hold);
+    let (seats, time) = (0..assignment.threads, assignment.hold);
     match assignment.way {
         Way::Raw => {
             let raw = seats
@@ -26,25 +27,48 @@ fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
                     Raw::new(&assignment.url, &assignment.key(thread), &owner)
                 })
                 .collect::<anyhow::Result<Vec<_>>>()?;
-            Ok(threads(raw, first_seat, hold))
+            Ok(threads(raw, first_seat, time))
+        }
+        Way::PipedRaw => {
+            let raw = seats
+                .map(|thread| {
+                    let owner = (first_seat + thread).to_string();
+                    PipedRaw::new(&assignment.url, &assignment.key(thread), &owner)
+                })
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(threads(raw, first_seat, time))
+        }
+        Way::FairMutex => {
+            let mutex = Arc::new(parking_lot::Mutex::new(()));
+            let bare = seats.map(|_| FairMutex(Arc::clone(&mutex))).collect();
+            Ok(threads(bare, first_seat, time))
         }
         Way::Limit => {
             let limit = Arc::new(Limit::connect(&assignment.url)?);
             let limited = seats
                 .map(|thread| Limited::new(&limit, assignment.key(thread), first_seat + thread))
                 .collect();
-            Ok(threads(limited, first_seat, hold))
+            Ok(threads(limited, first_seat, time))
         }
         Way::Drop | Way::Unlock => {
             let client = Client::open(&assignment.url)?;
             let ours = seats
                 .map(|thread| Ours {
                     mutex: client.mutex(assignment.key(thread)),
-                    guard: None,
                     confirmed: assignment.way == Way::Unlock,
                 })
                 .collect();
-            Ok(threads(ours, first_seat, hold))
+            Ok(threads(ours, first_seat, time))
+        }
+        Way::WithLock => {
+            let client = Client::open(&assignment.url)?;
+            let closures = seats
+                .map(|thread| Closure {
+                    client: client.clone(),
+                    key: assignment.key(thread),
+                })
+                .collect();
+            Ok(threads(closures, first_seat, time))
         }
         Way::Rslock { .. } | Way::Redlock { .. } => bail!("no lock of leasehold"),
     }
@@ -52,26 +76,40 @@ fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
 
 struct Ours {
     mutex: Mutex,
-    guard: Option<MutexGuard>,
     /// Whether to wait for the release.
     confirmed: bool,
 }
 
 impl Locker for Ours {
-    async fn take(&mut self) -> anyhow::Result<()> {
-        self.guard = Some(self.mutex.lock()?);
-        Ok(())
-    }
-
-    async fn give(&mut self) -> anyhow::Result<()> {
-        let guard = self.guard.take().expect("the lock was taken before");
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        let guard = self.mutex.lock()?;
+        let acquired = hold(time);
         if self.confirmed {
             guard.unlock()?;
         }
-        Ok(())
+        Ok(acquired)
     }
+}
 
-    async fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+struct Closure {
+    client: Client,
+    key: String,
+}
+
+impl Locker for Closure {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        Ok(self.client.with_lock(&self.key, || hold(time))?)
+    }
+}
+
+/// The limit for threads of one process that pass one lock on.
+struct FairMutex(Arc<parking_lot::Mutex<()>>);
+
+impl Locker for FairMutex {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        let guard = self.0.lock();
+        let acquired = hold(time);
+        MutexGuard::unlock_fair(guard);
+        Ok(acquired)
     }
 }

@@ -1,10 +1,11 @@
 //! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run. All results are
-//! ratios to the raw commands of that run. Judges nothing, and writes below `target/` only, unless `--keep`
-//! is given.
+//! ratios to other ways in that run. Says which of the project's goals were reached, and fails for none of them. Writes
+//! below `target/` only, unless `--keep` is given.
 
 mod cases;
 mod date;
 mod document;
+mod goals;
 mod limit;
 mod load;
 mod plot;
@@ -21,12 +22,14 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use indicatif::ProgressBar;
+use leasehold_load::Way;
+use serde::Serialize;
 
 use crate::cargo::{target_folder, workspace_root};
 use crate::progress;
 use crate::provision::Provision;
 use crate::stop::Stop;
-use cases::{CASES, Case};
+use cases::{CASES, Case, Plan};
 use programs::Programs;
 use run::Effort;
 
@@ -34,13 +37,16 @@ use run::Effort;
 pub struct Options {
     /// Cases to run: each case whose name contains one of these words [default: all]
     cases: Vec<String>,
-    /// Print only one JSON object per row
+    /// Print only one JSON object per row, and one per goal
     #[arg(long)]
     json: bool,
     /// Measure for half a minute instead of several: enough to check that the bench works, too little to
     /// quote
     #[arg(long)]
     quick: bool,
+    /// Measure only what the project's goals compare, for about a minute and a half
+    #[arg(long)]
+    goals: bool,
     /// Leave out rslock and redlock, and the time to build them
     #[arg(long)]
     no_peers: bool,
@@ -55,9 +61,12 @@ pub struct Options {
 }
 
 impl Options {
-    fn chosen(&self) -> anyhow::Result<Vec<&'static Case>> {
+    /// The cases to run.
+    fn cases(&self) -> anyhow::Result<Vec<&'static Case>> {
         let named = |case: &&Case| {
-            self.cases.is_empty() || self.cases.iter().any(|part| case.is_named(part))
+            let is_named = self.cases.iter().any(|part| case.is_named(part));
+            let is_needed = !self.goals || goals::need(case.name, Way::Raw);
+            (self.cases.is_empty() || is_named) && is_needed
         };
         let chosen: Vec<_> = CASES.iter().filter(named).collect();
         let all: Vec<_> = CASES.iter().map(|case| case.name).collect();
@@ -68,31 +77,52 @@ impl Options {
         );
         Ok(chosen)
     }
+
+    /// The ways of a case that there are programs for, and that the goals compare if only these are asked for.
+    fn plan(&self, case: &'static Case, programs: &Programs) -> Plan {
+        let is_needed = |way| !self.goals || goals::need(case.name, way);
+        let ways = case.ways().iter().copied();
+        let ways = ways.filter(|way| programs.can_run(*way) && is_needed(*way));
+        Plan {
+            case,
+            ways: ways.collect(),
+        }
+    }
+
+    fn effort(&self) -> Effort {
+        match (self.quick, self.goals) {
+            (true, false) => Effort::quick(),
+            (true, true) => Effort {
+                paced_rounds: 0,
+                ..Effort::quick()
+            },
+            (false, true) => Effort::goals(),
+            (false, false) => Effort::full(),
+        }
+    }
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    let cases = options.chosen()?;
+    let cases = options.cases()?;
     let programs = if options.as_built {
         Programs::as_built()?
     } else {
         Programs::optimized(!options.no_peers, stop)?
     };
     options.provision.redis()?;
-    let effort = if options.quick {
-        Effort::quick()
-    } else {
-        Effort::full()
-    };
-    let progress = bar(&cases, &programs, &effort)?;
+    let effort = options.effort();
+    let plan = |case| options.plan(case, &programs);
+    let plans: Vec<_> = cases.into_iter().map(plan).collect();
+    let progress = bar(&plans, &effort)?;
     let mut results = Vec::new();
     let mut machine = String::new();
-    for case in cases {
-        progress.set_message(case.name);
-        let result = run::case(case, &programs, &effort, &progress, stop)?;
+    for plan in &plans {
+        progress.set_message(plan.case.name);
+        let result = run::case(plan, &programs, &effort, &progress, stop)?;
         machine.clone_from(&result.machine);
         progress.suspend(|| {
             if options.json {
-                result.rows.iter().try_for_each(row::print_json)
+                result.rows.iter().try_for_each(print_json)
             } else {
                 println!("\n{}", table::terminal(&result));
                 Ok(())
@@ -101,10 +131,17 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         results.push(result);
     }
     progress.finish_and_clear();
+    let judged = goals::judge(&results);
+    if options.json {
+        judged.iter().try_for_each(print_json)?;
+    } else if !judged.is_empty() {
+        println!("\nGoals\n{}\n", goals::terminal(&judged));
+    }
     let document = document::Document {
         machine,
         effort,
         results,
+        goals: judged,
     };
     let mut folders = vec![target_folder()?.join("bench")];
     if options.keep {
@@ -126,11 +163,16 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn print_json(object: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(object)?);
+    Ok(())
+}
+
 /// The progress of all rounds of all cases.
-fn bar(cases: &[&Case], programs: &Programs, effort: &Effort) -> anyhow::Result<ProgressBar> {
-    let rounds: usize = cases
+fn bar(plans: &[Plan], effort: &Effort) -> anyhow::Result<ProgressBar> {
+    let rounds: usize = plans
         .iter()
-        .map(|case| programs.ways(case).count() * (effort.rounds + effort.paced_rounds))
+        .map(|plan| plan.ways.len() * (effort.rounds + effort.paced_rounds))
         .sum();
     let progress = progress::bar(rounds as u64, "{pos}/{len} {msg} (about {eta} left)")?;
     progress.enable_steady_tick(Duration::from_millis(500));

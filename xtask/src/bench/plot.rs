@@ -61,8 +61,11 @@ pub fn waits(result: &Outcome) -> anyhow::Result<String> {
 fn colour(way: &str) -> Colour {
     match way {
         "drop" => Colour(0x1b, 0x5e, 0xa8),
+        "raw-piped" => Colour(0x3c, 0x3c, 0x3c),
         "limit" => Colour(0xa8, 0xa8, 0xa8),
         "unlock" => Colour(0x5a, 0xa5, 0xe8),
+        "with_lock" => Colour(0x8e, 0x5a, 0xc8),
+        "fair-mutex" => Colour(0x8a, 0x8a, 0x5a),
         "rslock" => Colour(0xc6, 0x4a, 0x1e),
         "redlock" => Colour(0x4a, 0x7d, 0x2a),
         way if way.starts_with("rslock-") => Colour(0xf0, 0xa0, 0x70),

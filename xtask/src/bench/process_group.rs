@@ -39,6 +39,11 @@ impl Measured {
         self.tally.least as f64 / self.tally.most.max(1) as f64
     }
 
+    /// CPU time of the server per pair, in µs. Not a number without a pair.
+    pub fn server_cpu_per_pair(&self) -> f64 {
+        self.stats.cpu.as_secs_f64() * 1e6 / self.tally.pairs as f64
+    }
+
     /// Locks acquired per second, within the window.
     pub fn rate(&self) -> f64 {
         self.tally.in_time as f64 / self.window.as_secs_f64()

@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::Context as _;
 use leasehold_load::Way;
 
-use super::cases::Case;
 use crate::cargo::optimized;
 use crate::stop::Stop;
 
@@ -35,11 +34,9 @@ impl Programs {
         })
     }
 
-    /// The ways of a case for which there is a program.
-    pub fn ways(&self, case: &Case) -> impl Iterator<Item = Way> + use<> {
-        let has_peers = self.peers.is_some();
-        let ways = case.ways().iter().copied();
-        ways.filter(move |way| has_peers || !is_peer(*way))
+    /// Whether there is a program for a way.
+    pub fn can_run(&self, way: Way) -> bool {
+        self.peers.is_some() || !is_peer(way)
     }
 
     pub fn load(&self, way: Way) -> Command {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use leasehold_load::{Waits, Way};
 use serde::Serialize;
 
 use super::cases::{scripted, way_name};
 use super::process_group::{Measured, ProcessGroup};
-use super::statistics::Spread;
+use super::statistics::{Spread, compare};
 
 #[derive(Serialize)]
 pub struct Row {
@@ -36,6 +37,30 @@ pub struct Row {
     /// CPU time, in µs.
     pub client_cpu_per_pair: f64,
     pub server_cpu_per_pair: f64,
+    /// CPU time of the server per pair, divided by that of the raw commands in the same rounds: the median round.
+    /// `None` if no round of the raw commands had a pair.
+    pub server_cpu_ratio: Option<f64>,
+    /// The rounds at full speed, to compare this way with others than the raw commands.
+    #[serde(skip)]
+    pub rounds: Rounds,
+}
+
+/// Figures of each round at full speed.
+#[derive(Clone, Debug, Default)]
+pub struct Rounds {
+    /// Pairs per second.
+    pub rates: Vec<f64>,
+    /// CPU time of the server per pair, in µs.
+    pub server_cpu: Vec<f64>,
+}
+
+impl Rounds {
+    pub fn of(rounds: &[Measured]) -> Self {
+        Self {
+            rates: rounds.iter().map(Measured::rate).collect(),
+            server_cpu: rounds.iter().map(Measured::server_cpu_per_pair).collect(),
+        }
+    }
 }
 
 /// The waits at a fixed rate.
@@ -84,9 +109,11 @@ impl Row {
         case: &str,
         group: &ProcessGroup,
         rounds: &[Measured],
-        rate: f64,
-        ratio: Spread,
+        raw: &Rounds,
     ) -> anyhow::Result<Self> {
+        let own = Rounds::of(rounds);
+        let ratio = compare(&own.rates, &raw.rates).context("the raw commands got no lock")?;
+        let server_cpu = compare(&own.server_cpu, &raw.server_cpu);
         let pairs: u64 = rounds.iter().map(|round| round.tally.pairs).sum();
         let per_pair = |figure: fn(&Measured, Way) -> f64| {
             let all: f64 = rounds.iter().map(|round| figure(round, group.way)).sum();
@@ -97,7 +124,7 @@ impl Row {
             ratio: ratio.median,
             ratio_low: ratio.low,
             ratio_high: ratio.high,
-            pairs_per_second: rate,
+            pairs_per_second: Spread::of(own.rates.iter().copied()).median,
             fairness: Spread::of(rounds.iter().map(Measured::fairness)).median,
             wait: Quantiles::of(rounds)?,
             paced: None,
@@ -107,18 +134,38 @@ impl Row {
             bytes_per_pair: per_pair(|round, _| round.stats.bytes() as f64),
             client_cpu_per_pair: per_pair(|round, _| micros(round.tally.cpu)),
             server_cpu_per_pair: per_pair(|round, _| micros(round.stats.cpu)),
+            server_cpu_ratio: server_cpu.map(|ratio| ratio.median),
+            rounds: own,
         })
+    }
+
+    /// A row without figures but those of `rounds`, and with 5 connections.
+    #[cfg(test)]
+    pub fn for_tests(case: &str, way: Way, rounds: Rounds) -> Self {
+        Self {
+            name: format!("{case}/{}", way_name(way)),
+            ratio: 1.0,
+            ratio_low: 1.0,
+            ratio_high: 1.0,
+            pairs_per_second: 1.0,
+            fairness: 1.0,
+            wait: None,
+            paced: None,
+            connections: 5,
+            requests_per_pair: 1.0,
+            reads_per_pair: 1.0,
+            bytes_per_pair: 1.0,
+            client_cpu_per_pair: 1.0,
+            server_cpu_per_pair: 1.0,
+            server_cpu_ratio: None,
+            rounds,
+        }
     }
 
     pub fn way(&self) -> &str {
         let (_, way) = self.name.split_once('/').expect("made with a slash");
         way
     }
-}
-
-pub fn print_json(row: &Row) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(row)?);
-    Ok(())
 }
 
 fn micros(duration: Duration) -> f64 {

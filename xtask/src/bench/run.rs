@@ -8,11 +8,10 @@ use indicatif::ProgressBar;
 use leasehold_load::{Keys, Pace, cores_by_preference, description, pin};
 use leasehold_testbed::Server;
 
-use super::cases::Case;
+use super::cases::{Case, Plan};
 use super::process_group::{Measured, ProcessGroup};
 use super::programs::Programs;
-use super::row::{Paced, Quantiles, Row};
-use super::statistics::{Spread, ratios};
+use super::row::{Paced, Quantiles, Rounds, Row};
 use crate::stop::Stop;
 
 /// The rate of the second part, as a share of the raw commands' rate in the first.
@@ -54,6 +53,18 @@ impl Effort {
         }
     }
 
+    /// Enough rounds to judge the goals by their medians. They need no waits at a fixed rate, and no way that sleeps for
+    /// long.
+    pub fn goals() -> Self {
+        Self {
+            rounds: 9,
+            window: Duration::from_millis(300),
+            contended_window: Duration::from_millis(300),
+            paced_rounds: 0,
+            paced_window: Duration::ZERO,
+        }
+    }
+
     fn window(&self, case: &Case) -> Duration {
         match case.keys {
             Keys::Own => self.window,
@@ -71,10 +82,10 @@ pub struct Outcome {
 }
 
 /// The rounds of each group, in the groups' order.
-type Rounds = Vec<Vec<Measured>>;
+type RoundsOfGroups = Vec<Vec<Measured>>;
 
 pub fn case(
-    case: &Case,
+    Plan { case, ways }: &Plan,
     programs: &Programs,
     effort: &Effort,
     progress: &ProgressBar,
@@ -83,9 +94,9 @@ pub fn case(
     // A server for each case, so that no case finds data of another. It outlives its clients.
     let server = Server::start()?;
     let core = case.pinned.then(|| one_core(&server)).transpose()?;
-    let mut groups = programs
-        .ways(case)
-        .map(|way| ProcessGroup::start(case, way, core, &server, programs, stop))
+    let mut groups = ways
+        .iter()
+        .map(|way| ProcessGroup::start(case, *way, core, &server, programs, stop))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let window = effort.window(case);
     let all = vec![true; groups.len()];
@@ -96,18 +107,18 @@ pub fn case(
     };
     let free = turns.take(&mut groups, &all, effort.rounds, window, None)?;
 
-    let rates: Vec<Vec<f64>> = free
+    let raw = Rounds::of(free.first().context("a case has ways")?);
+    let rows = groups.iter().zip(&free);
+    let rows = rows
+        .map(|(group, rounds)| Row::new(case.name, group, rounds, &raw))
+        .collect::<anyhow::Result<Vec<_>>>()
+        .with_context(|| format!("case {}", case.name))?;
+    let rate = PACE * rows[0].pairs_per_second;
+    ensure!(rate > 0.0, "the raw commands got no lock in {}", case.name);
+    let able: Vec<bool> = rows
         .iter()
-        .map(|rounds| rounds.iter().map(Measured::rate).collect())
+        .map(|row| row.pairs_per_second > ROOM * rate)
         .collect();
-    let medians: Vec<f64> = rates
-        .iter()
-        .map(|rates| Spread::of(rates.iter().copied()).median)
-        .collect();
-    let floor = *medians.first().context("a case has ways")?;
-    ensure!(floor > 0.0, "the raw commands got no lock in {}", case.name);
-    let rate = PACE * floor;
-    let able: Vec<bool> = medians.iter().map(|median| *median > ROOM * rate).collect();
     let pace = Pace {
         interval: Duration::from_secs_f64(case.seats() as f64 / rate),
         threads: case.seats(),
@@ -115,10 +126,8 @@ pub fn case(
     let window = effort.paced_window;
     let paced = turns.take(&mut groups, &able, effort.paced_rounds, window, Some(pace))?;
 
-    let rows = groups.iter().enumerate().map(|(at, group)| {
-        let ratio = Spread::of(ratios(&rates[at], &rates[0]));
-        let row = Row::new(case.name, group, &free[at], medians[at], ratio)?;
-        let paced = match paced[at].as_slice() {
+    let rows = rows.into_iter().zip(&paced).map(|(row, rounds)| {
+        let paced = match rounds.as_slice() {
             [] => None,
             rounds => paced_waits(rounds, rate)?,
         };
@@ -164,8 +173,8 @@ impl Turns<'_> {
         count: usize,
         window: Duration,
         pace: Option<Pace>,
-    ) -> anyhow::Result<Rounds> {
-        let mut rounds: Rounds = groups.iter().map(|_| Vec::new()).collect();
+    ) -> anyhow::Result<RoundsOfGroups> {
+        let mut rounds: RoundsOfGroups = groups.iter().map(|_| Vec::new()).collect();
         for turn in 0..count {
             for place in 0..groups.len() {
                 let at = (turn + place) % groups.len();

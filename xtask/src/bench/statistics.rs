@@ -35,12 +35,20 @@ fn between(sorted: &[f64], part: f64) -> f64 {
     below + (above - below) * place.fract()
 }
 
+/// The spread of the [`ratios`] of all rounds. `None` if no round has a baseline.
+pub fn compare(figures: &[f64], to: &[f64]) -> Option<Spread> {
+    let ratios: Vec<_> = ratios(figures, to).collect();
+    (!ratios.is_empty()).then(|| Spread::of(ratios))
+}
+
 /// Divides each figure by the figure of the same round in the baseline `to`: other load in a round affects both
-/// figures. A round whose baseline is zero (the machine did something else) is left out.
-pub fn ratios<'a>(figures: &'a [f64], to: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
+/// figures. A round is left out if its baseline is zero or if one of the figures is not a number (the machine did
+/// something else).
+fn ratios<'a>(figures: &'a [f64], to: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
     assert_eq!(figures.len(), to.len(), "every round has both");
-    let pairs = figures.iter().zip(to).filter(|(_, floor)| **floor > 0.0);
-    pairs.map(|(figure, floor)| figure / floor)
+    let pairs = figures.iter().zip(to);
+    let ratios = pairs.map(|(figure, floor)| figure / floor);
+    ratios.filter(|ratio| ratio.is_finite())
 }
 
 #[cfg(test)]
@@ -70,14 +78,16 @@ mod tests {
     fn rounds_are_compared_one_by_one() {
         // In the second round, the machine was half as fast, and the ratio stays the same.
         let (floor, figures) = ([100.0, 50.0, 100.0], [200.0, 100.0, 300.0]);
-        let spread = Spread::of(ratios(&figures, &floor));
+        let spread = compare(&figures, &floor).expect("every round has a baseline");
         assert_eq!((spread.low, spread.median, spread.high), (2.0, 2.0, 2.5));
     }
 
     #[test]
     fn a_round_with_an_empty_baseline_is_skipped() {
-        let ratios: Vec<_> = ratios(&[1.0, 0.0, 6.0], &[0.0, 2.0, 2.0]).collect();
+        let figures = [1.0, 0.0, 6.0, f64::NAN, 0.0];
+        let ratios: Vec<_> = ratios(&figures, &[0.0, 2.0, 2.0, 2.0, 0.0]).collect();
         assert_eq!(ratios, [0.0, 3.0]);
+        assert_eq!(compare(&[1.0], &[0.0]), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::row::{Quantiles, Row};
 use super::run::Outcome;
 use crate::table::plain;
 
-const HEADER: [&str; 12] = [
+const HEADER: [&str; 13] = [
     "",
     "ratio",
     "middle half",
@@ -19,6 +19,7 @@ const HEADER: [&str; 12] = [
     "bytes",
     "client CPU, µs",
     "server CPU, µs",
+    "server CPU, ratio",
 ];
 
 pub fn terminal(outcome: &Outcome) -> String {
@@ -31,11 +32,21 @@ pub fn terminal(outcome: &Outcome) -> String {
 }
 
 pub fn markdown(outcome: &Outcome) -> String {
+    in_markdown(&HEADER, 1, outcome.rows.iter().map(cells))
+}
+
+/// A table in Markdown. The first `names` columns are text, and the others are figures.
+pub fn in_markdown<const N: usize>(
+    header: &[&str; N],
+    names: usize,
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(&HEADER.map(str::to_owned));
-    text += &format!("|---|{}\n", "---:|".repeat(HEADER.len() - 1));
-    for row in &outcome.rows {
-        text += &line(&cells(row));
+    let mut text = line(&header.map(str::to_owned));
+    let (left, right) = ("---|".repeat(names), "---:|".repeat(N - names));
+    text += &format!("|{left}{right}\n");
+    for row in rows {
+        text += &line(&row);
     }
     text
 }
@@ -58,11 +69,12 @@ fn cells(row: &Row) -> [String; HEADER.len()] {
         format!("{:.0}", row.bytes_per_pair),
         written(row.client_cpu_per_pair),
         written(row.server_cpu_per_pair),
+        row.server_cpu_ratio.map_or("-".to_owned(), written),
     ]
 }
 
 /// A figure with three digits. From a hundred on, it has no decimals.
-fn written(figure: f64) -> String {
+pub fn written(figure: f64) -> String {
     let size = figure.abs();
     let decimals = match size {
         _ if !size.is_finite() => return "-".to_owned(),
