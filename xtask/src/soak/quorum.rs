@@ -634,7 +634,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         .connect_timeout(COMMAND_TIMEOUT)
         .outage_timeout(OUTAGE)
         .build_lazy()?;
-    let resource = Client::builder(&assignment.resource).build()?;
+    let resource = Client::builder(&assignment.resource);
+    let resource = resource.command_timeout(OUTAGE).build()?;
     let mutexes: Vec<Mutex> = (0..KEYS)
         .map(|key| client.mutex(format!("k{key}")))
         .collect();
