@@ -22,7 +22,7 @@ use crate::quorum_node::QuorumNode;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
     Backend, ClusterAddress, ClusterStore, Command, Endpoint, LateReleaseHook, MemoryNode,
-    MemoryServer, Node, QuorumAddress, QuorumStore, Reply, ServerId, Store,
+    MemoryServer, Node, NodeReport, QuorumAddress, QuorumStore, Reply, ServerId, Store,
 };
 use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
@@ -442,7 +442,8 @@ impl Client {
     /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
     /// background probes it; a caller never waits for a probe. A node that fails is probed again until it replies. While
     /// no requests are sent, a node that fails stays unnoticed. The event
-    /// [`node_changed`](crate::EventHandler::node_changed) reports each change.
+    /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from the
+    /// others.
     ///
     /// The health of a node to which no request was sent yet is `Unknown`. The call has such a node probed, so a later
     /// call knows more.
@@ -628,9 +629,14 @@ impl Handle {
         };
         backend.store.on_unavailable_sentinels(Box::new(report));
         let reports = Arc::downgrade(&callbacks);
-        backend.store.on_node_change(Box::new(move |node| {
+        backend.store.on_node_report(Box::new(move |report| {
             if let Some(callbacks) = reports.upgrade() {
-                callbacks.queue_node_change(node);
+                match report {
+                    NodeReport::Changed(node) => callbacks.queue_node_change(node),
+                    NodeReport::ClockRead(node) => {
+                        callbacks.queue_observation(move || observe::record_clock(&node));
+                    }
+                }
             }
         }));
         check_environment_once(&backend.store, &address, &config, &callbacks, &threads);

@@ -113,7 +113,7 @@ pub use held::{HeldLock, LockInfo};
 pub use loss::LossReason;
 pub use memory::{MemoryQuorum, MemoryStore};
 pub use mutex::Mutex;
-pub use node_state::{NodeHealth, NodeState};
+pub use node_state::{NodeClock, NodeHealth, NodeState};
 pub use quorum_node::QuorumNode;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use released::Released;

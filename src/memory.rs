@@ -404,6 +404,25 @@ impl MemoryQuorum {
         self.node(node).flush();
     }
 
+    /// Sets how far this node's clock is ahead of the clock that all nodes share. It counts for fencing tokens and for
+    /// [`Client::nodes`]; the node's keys expire by the common clock.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let quorum = leasehold::MemoryQuorum::new(3);
+    /// quorum.set_clock_ahead(2, Duration::from_secs(60));
+    /// let client = quorum.client()?;
+    /// let first = client.mutex("k").lock()?.fencing_token();
+    /// assert!(client.mutex("k").lock()?.fencing_token() > first);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn set_clock_ahead(&self, node: usize, by: Duration) {
+        let node = self.node(node).0;
+        if node.process().is_current() {
+            node.set_ahead(by);
+        }
+    }
+
     /// Deletes one key on this node; returns whether it existed there. See [`MemoryStore::delete`]. The next renewal
     /// sets the key again if a majority has it.
     ///

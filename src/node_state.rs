@@ -28,6 +28,7 @@ use crate::error::Error;
 pub struct NodeState {
     pub(crate) address: String,
     pub(crate) health: NodeHealth,
+    pub(crate) clock: Option<NodeClock>,
 }
 
 impl NodeState {
@@ -41,9 +42,59 @@ impl NodeState {
         &self.health
     }
 
+    /// The node's clock beside those of the other nodes, as the last probes have read them. `None` until a majority of
+    /// the nodes was read, and while the node does not vote. The clocks are read after the client's first request, and
+    /// every 10 s while it sends requests.
+    pub fn clock(&self) -> Option<&NodeClock> {
+        self.clock.as_ref()
+    }
+
     /// Whether the node has voted on the client's last request or probe.
     pub fn is_up(&self) -> bool {
         matches!(self.health, NodeHealth::Up)
+    }
+}
+
+/// How far the clock of a quorum's node differs from the median of the nodes' clocks.
+///
+/// Fencing tokens rise if the clocks of any two nodes differ by less than [`max_ttl`](crate::Builder::max_ttl), less a
+/// tenth of it (1 s at most). So no two clocks break that bound while each is within half of it from the median.
+///
+/// ```
+/// use leasehold::MemoryQuorum;
+///
+/// let client = MemoryQuorum::new(3).client()?;
+/// client.with_lock("invoice:42", || ())?;
+/// for node in client.nodes()? {
+///     if let Some(clock) = node.clock().filter(|clock| !clock.is_within_bound()) {
+///         println!("{} is {} µs ahead", node.address(), clock.offset_micros());
+///     }
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeClock {
+    /// In µs.
+    pub(crate) offset: i64,
+    pub(crate) error: Duration,
+    pub(crate) is_within_bound: bool,
+}
+
+impl NodeClock {
+    /// How far the clock is ahead of the median, in µs; negative if it is behind.
+    pub fn offset_micros(&self) -> i64 {
+        self.offset
+    }
+
+    /// The greatest error of the offset: half the round trip of the probe that read this clock, and half the longest round
+    /// trip of those that read the others. The drift of the clocks since then, up to 10 s or more, comes on top.
+    pub fn error(&self) -> Duration {
+        self.error
+    }
+
+    /// Whether the clock may differ from the median by no more than half of the bound, considering the error.
+    pub fn is_within_bound(&self) -> bool {
+        self.is_within_bound
     }
 }
 

@@ -270,9 +270,15 @@ impl EventHandler for Observer {
         });
         #[cfg(feature = "tracing")]
         catch_panics(|| {
-            let (node, health) = (node.address(), node.health());
+            let (node, health, clock) = (node.address(), node.health(), node.clock());
             match health {
-                NodeHealth::Up => tracing::info!(target: "leasehold", node, "node up"),
+                NodeHealth::Up => match clock {
+                    Some(clock) if !clock.is_within_bound() => tracing::warn!(
+                        target: "leasehold", node, ahead_micros = clock.offset_micros(),
+                        "node's clock differs from the others"
+                    ),
+                    _ => tracing::info!(target: "leasehold", node, "node up"),
+                },
                 health => tracing::warn!(target: "leasehold", node, ?health, "node does not vote"),
             }
         });
@@ -303,6 +309,19 @@ impl EventHandler for Observer {
 pub(crate) fn record_retries(count: usize) {
     #[cfg(feature = "metrics")]
     catch_panics(|| metrics::gauge!("leasehold_release_retries").set(count as f64));
+}
+
+/// Records how far the clock of a quorum's node differs from those of the others.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
+pub(crate) fn record_clock(node: &NodeState) {
+    #[cfg(feature = "metrics")]
+    catch_panics(|| {
+        let label = node.address().to_owned();
+        if let Some(clock) = node.clock() {
+            let gauge = metrics::gauge!("leasehold_node_clock_offset_seconds", "node" => label);
+            gauge.set(clock.offset_micros() as f64 / 1e6);
+        }
+    });
 }
 
 pub(crate) fn describe() {
@@ -357,6 +376,11 @@ pub(crate) fn describe() {
         describe_gauge!(
             "leasehold_node_up",
             "Whether a node of a quorum votes (1) or not (0), since its first change"
+        );
+        describe_gauge!(
+            "leasehold_node_clock_offset_seconds",
+            Unit::Seconds,
+            "How far the clock of a quorum's node is ahead of the median of all"
         );
         describe_gauge!(
             "leasehold_release_retries",

@@ -94,6 +94,11 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
+    /// Reads the clock of one node of a quorum.
+    Probe {
+        /// The key of the node's mark.
+        mark: Key,
+    },
     /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. Code above the store
     /// calls `Store::flush`.
     Flush,
@@ -126,7 +131,8 @@ impl Command {
             | Self::Adopt { key, .. }
             | Self::Inspect { key }
             | Self::Write { key, .. }
-            | Self::Read { key } => Some(key),
+            | Self::Read { key }
+            | Self::Probe { mark: key } => Some(key),
             Self::Flush => None,
         }
     }
@@ -243,6 +249,8 @@ pub(crate) enum Reply {
     NotListening,
     /// A node of a quorum may have lost data, and does not vote for this time.
     Abstained { for_another: Duration },
+    /// The clock of a node of a quorum that votes, in µs.
+    Clock { micros: u64 },
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.

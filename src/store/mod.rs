@@ -36,7 +36,7 @@ pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
 pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
-pub(crate) use quorum::{NodeHook, QuorumAddress, QuorumStore};
+pub(crate) use quorum::{NodeHook, NodeReport, QuorumAddress, QuorumStore};
 pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;
 #[cfg(leasehold_internals)]
@@ -99,8 +99,8 @@ pub(crate) trait Store: Send + Sync {
         Vec::new()
     }
 
-    /// Sets the function that a quorum calls when the health of a node has changed.
-    fn on_node_change(&self, _hook: NodeHook) {}
+    /// Sets the function that a quorum calls with each report about a node.
+    fn on_node_report(&self, _hook: NodeHook) {}
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

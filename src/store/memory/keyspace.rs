@@ -124,9 +124,18 @@ pub(crate) struct Step<'a> {
     pub(crate) by: &'a HolderId,
     /// The length of a quarantine, if the server is a node of a quorum.
     pub(crate) quarantine: Duration,
+    /// How far the server's clock is ahead, in µs. Only nodes of a quorum differ.
+    pub(crate) ahead: u64,
     /// Whether a client can be notified.
     pub(crate) listens: &'a dyn Fn(&HolderId) -> bool,
     pub(crate) notifications: &'a mut Vec<Notification>,
+}
+
+impl Step<'_> {
+    /// The time of the server's clock in µs.
+    fn micros(&self) -> u64 {
+        clock_micros(self.now) + self.ahead
+    }
 }
 
 impl Waiter {
@@ -207,6 +216,10 @@ impl Keyspace {
                 micros,
                 sets_missing,
             } => self.hold(key, *lease, *ttl, *micros, *sets_missing, step),
+            Command::Probe { .. } => {
+                let micros = step.micros();
+                Ok(self.abstained(step).unwrap_or(Reply::Clock { micros }))
+            }
             Command::Flush => Ok(Reply::Done),
         }
     }
@@ -353,7 +366,7 @@ impl Keyspace {
         marked: bool,
         step: &mut Step<'_>,
     ) -> u64 {
-        self.last_micros = self.micros(step.now);
+        self.last_micros = self.next_micros(step);
         let lock = Lock {
             lease: to.lease,
             micros: self.last_micros,
@@ -606,7 +619,7 @@ impl Keyspace {
                 });
             }
             None => {
-                let micros = self.micros(step.now).max(proposal);
+                let micros = self.next_micros(step).max(proposal);
                 self.last_micros = micros;
                 self.set(key, lease, micros, ttl, step);
                 micros
@@ -673,7 +686,7 @@ impl Keyspace {
     }
 
     fn quarantine_left(&mut self, is_new_connection: bool, step: &Step<'_>) -> Duration {
-        let now = clock_micros(step.now);
+        let now = step.micros();
         let is_usable = |mark: &Mark| mark.since <= now && !(is_new_connection && mark.is_old);
         let mark = self.mark.filter(is_usable).unwrap_or(Mark {
             is_old: false,
@@ -813,9 +826,9 @@ impl Keyspace {
         }
     }
 
-    /// The time of the next grant in µs: `now`, or one more than the time of the last grant if that is later.
-    fn micros(&self, now: MonotonicTime) -> u64 {
-        clock_micros(now).max(self.last_micros + 1)
+    /// The time of the next grant in µs: that of the clock, or one more than the time of the last grant if that is later.
+    fn next_micros(&self, step: &Step<'_>) -> u64 {
+        step.micros().max(self.last_micros + 1)
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct MemoryServer {
     /// The number of this server in reports to the listeners.
     id: ServerId,
     clock: Clock,
+    /// How far the clock that replies name is ahead of `clock`, in µs.
+    ahead: AtomicU64,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
     /// The clients that track each key. A change of the key is reported to each of them, once.
@@ -71,6 +73,7 @@ impl MemoryServer {
             process: Process::current(),
             id,
             clock,
+            ahead: AtomicU64::new(0),
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
             trackers: Mutex::default(),
@@ -137,6 +140,17 @@ impl MemoryServer {
         self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.expire(step)
         });
+    }
+
+    /// Sets how far the clock that replies name is ahead. Keys expire by the clock that all nodes share.
+    pub(crate) fn set_ahead(&self, by: Duration) {
+        let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        self.ahead.store(micros, Ordering::Relaxed);
+    }
+
+    /// The time of the server's clock at `now`, in µs.
+    fn micros_at(&self, now: MonotonicTime) -> u64 {
+        keyspace::clock_micros(now) + self.ahead.load(Ordering::Relaxed)
     }
 
     /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections
@@ -245,6 +259,7 @@ impl MemoryServer {
             now: self.clock.now(),
             by,
             quarantine,
+            ahead: self.ahead.load(Ordering::Relaxed),
             listens: &|holder| self.listeners.lock().contains_key(holder),
             notifications: &mut notifications,
         };
@@ -349,7 +364,7 @@ impl MemoryNode {
 
     /// The node's time at `now`, in µs.
     pub(crate) fn micros_at(&self, now: MonotonicTime) -> u64 {
-        keyspace::clock_micros(now)
+        self.server.micros_at(now)
     }
 
     /// A store that does not report late releases.
@@ -377,7 +392,10 @@ impl MemoryNode {
             }
             return Err(error);
         }
-        let votes = matches!(command, Command::Propose { .. } | Command::Hold { .. });
+        let votes = matches!(
+            command,
+            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. }
+        );
         self.server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
                 if votes {

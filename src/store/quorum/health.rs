@@ -2,16 +2,18 @@
 //! note that a node gave no vote: a node is failing once a probe has failed, too. So a reply that comes a little late
 //! is no failure, and no caller waits for a probe.
 
-use std::sync::Weak;
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
-use crate::node_state::{NodeHealth, NodeState};
+use crate::node_state::{NodeClock, NodeHealth, NodeState};
 use crate::store::command::{Command, Reply};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::quorum::Member;
+use crate::store::quorum::clocks::{self, Reading};
 use crate::util::clock::{Clock, MonotonicTime};
 
 /// How long a probe waits for its reply.
@@ -26,8 +28,19 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// The longest time between the probes of a node in quarantine.
 const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
 
-/// A function that a quorum calls when the health of a node has changed. It has to be quick and must not block.
-pub(crate) type NodeHook = Box<dyn Fn(NodeState) + Send + Sync>;
+/// While requests are sent, the time from one reading of a node's clock to the next.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+/// What a quorum reports about a node.
+pub(crate) enum NodeReport {
+    /// The health of the node has changed, or whether its clock is within the bound.
+    Changed(NodeState),
+    /// The node's clock was read and compared.
+    ClockRead(NodeState),
+}
+
+/// A function that a quorum calls with each report. It has to be quick and must not block.
+pub(crate) type NodeHook = Box<dyn Fn(NodeReport) + Send + Sync>;
 
 /// The health of one node.
 pub(super) struct Health(Mutex<Known>);
@@ -36,6 +49,13 @@ struct Known {
     found: Found,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
+    /// What the last probe has read, and its comparison with the other nodes.
+    reading: Option<Reading>,
+    clock: Option<NodeClock>,
+    /// When the next request has the clock read, by the client's clock.
+    read_at: Option<MonotonicTime>,
+    /// The next probes are to read the clock.
+    is_reading_due: bool,
 }
 
 enum Found {
@@ -89,6 +109,10 @@ impl Default for Health {
             found: Found::Unknown,
             probe_at: None,
             pause: FIRST_PAUSE,
+            reading: None,
+            clock: None,
+            read_at: None,
+            is_reading_due: false,
         }))
     }
 }
@@ -99,10 +123,13 @@ impl Health {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
         match sign {
-            Some(Sign::Votes) if matches!(known.found, Found::Up) && known.probe_at.is_none() => {
-                Noted::Nothing
+            Some(Sign::Votes) => {
+                let noted = known.votes();
+                match noted {
+                    Noted::Nothing if known.has_to_be_read(clock.now()) => Noted::ToProbe,
+                    noted => noted,
+                }
             }
-            Some(Sign::Votes) => known.votes(),
             Some(Sign::Abstains(left)) => known.abstains(left, clock),
             failure => known.suspect(match failure {
                 Some(_) => Duration::ZERO,
@@ -111,10 +138,17 @@ impl Health {
         }
     }
 
-    /// Notes the outcome of a probe.
-    fn note_probe(&self, outcome: Option<Outcome>, address: &str, clock: &Clock) -> Noted {
+    /// Notes the outcome of a probe, and the clock that it has read.
+    fn note_probe(
+        &self,
+        outcome: Option<Outcome>,
+        reading: Option<Reading>,
+        address: &str,
+        clock: &Clock,
+    ) -> Noted {
         let sign = Sign::of(std::slice::from_ref(&outcome));
         let mut known = self.0.lock();
+        known.reading = reading;
         match sign {
             Some(Sign::Votes) => known.votes(),
             Some(Sign::Abstains(left)) => known.abstains(left, clock),
@@ -126,17 +160,43 @@ impl Health {
         }
     }
 
-    /// Makes a node be probed that no request was sent to yet.
-    pub(super) fn probe_if_unknown(&self) -> Noted {
+    /// Notes the comparison of the node's clock with the others.
+    fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
         let mut known = self.0.lock();
-        match known.found {
-            Found::Unknown => known.suspect(Duration::ZERO),
-            _ => Noted::Nothing,
+        let is_within = |clock: &Option<NodeClock>| clock.is_none_or(|one| one.is_within_bound);
+        let before = is_within(&known.clock);
+        known.clock = clock;
+        match is_within(&clock) == before {
+            true => Noted::Nothing,
+            false => Noted::Changed,
+        }
+    }
+
+    /// Makes a node be probed that no request was sent to yet, or whose clock was last read long ago.
+    pub(super) fn probe_if_unknown(&self, clock: &Clock) -> Noted {
+        let mut known = self.0.lock();
+        if matches!(known.found, Found::Unknown) {
+            return known.suspect(Duration::ZERO);
+        }
+        match matches!(known.found, Found::Up) && known.has_to_be_read(clock.now()) {
+            true => Noted::ToProbe,
+            false => Noted::Nothing,
         }
     }
 
     fn probe_at(&self) -> Option<MonotonicTime> {
         self.0.lock().probe_at
+    }
+
+    /// Whether a probe of the node is due at `now`, or a reading of its clock. Notes that both are under way.
+    fn take_due(&self, now: MonotonicTime) -> bool {
+        let mut known = self.0.lock();
+        let is_reading_due = std::mem::take(&mut known.is_reading_due);
+        is_reading_due || known.probe_at.is_some_and(|at| at <= now)
+    }
+
+    pub(super) fn clock(&self) -> Option<NodeClock> {
+        self.0.lock().clock
     }
 
     pub(super) fn state(&self, clock: &Clock) -> NodeHealth {
@@ -155,6 +215,16 @@ impl Health {
 }
 
 impl Known {
+    /// Whether a request at `now` has the node's clock read: the first one, and one in each [`READ_EVERY`].
+    fn has_to_be_read(&mut self, now: MonotonicTime) -> bool {
+        let is_due = self.read_at.is_none_or(|at| at <= now);
+        if is_due {
+            self.read_at = Some(now.after(READ_EVERY));
+            self.is_reading_due = true;
+        }
+        is_due
+    }
+
     fn votes(&mut self) -> Noted {
         self.probe_at = None;
         self.pause = FIRST_PAUSE;
@@ -207,8 +277,9 @@ impl Known {
 }
 
 /// Probes the nodes of a quorum, on one thread.
-#[derive(Default)]
 pub(super) struct Prober {
+    /// How far a node's clock may differ from the median of all.
+    allowed: Duration,
     state: Mutex<ProberState>,
     changed: Condvar,
     hook: Mutex<Option<NodeHook>>,
@@ -221,6 +292,15 @@ struct ProberState {
 }
 
 impl Prober {
+    pub(super) fn new(allowed: Duration) -> Self {
+        Self {
+            allowed,
+            state: Mutex::default(),
+            changed: Condvar::default(),
+            hook: Mutex::default(),
+        }
+    }
+
     pub(super) fn set_hook(&self, hook: NodeHook) {
         *self.hook.lock() = Some(hook);
     }
@@ -233,7 +313,7 @@ impl Prober {
         if noted == Noted::Changed
             && let Some(hook) = &*self.hook.lock()
         {
-            hook(member.state(clock));
+            hook(NodeReport::Changed(member.state(clock)));
         }
         self.state.lock().is_requested = true;
         self.changed.notify_one();
@@ -255,19 +335,25 @@ impl Prober {
             let now = MonotonicTime::now();
             let is_due = |member: &Weak<Member>| {
                 let member = member.upgrade()?;
-                let is_due = member.health.probe_at().is_some_and(|at| at <= now);
-                is_due.then_some(member)
+                member.health.take_due(now).then_some(member)
             };
             let due: Vec<_> = members.iter().filter_map(is_due).collect();
             if due.is_empty() {
                 continue;
             }
+            let sent = clock.now();
             let (submitted, completions) = Submitted::new(due.len());
             for (member, completion) in due.iter().zip(completions) {
                 member.node.submit(vec![(probe.clone(), completion)]);
             }
             let deadline = MonotonicTime::now().after(PROBE_LIMIT);
-            let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+            let seen: Vec<Cell<Option<MonotonicTime>>> = vec![Cell::default(); due.len()];
+            let have_come = |outcomes: &[Option<Outcome>]| {
+                for (seen, _) in seen.iter().zip(outcomes).filter(|(_, one)| one.is_some()) {
+                    seen.set(seen.get().or_else(|| Some(clock.now())));
+                }
+                outcomes.iter().all(Option::is_some)
+            };
             while !self.is_stopped() && MonotonicTime::now() < deadline {
                 let soon = MonotonicTime::now().after(PROBE_STEP).min(deadline);
                 if submitted.wait(soon, have_come) {
@@ -278,10 +364,35 @@ impl Prober {
             if self.is_stopped() {
                 return;
             }
-            for (member, outcome) in due.iter().zip(outcomes) {
+            for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
+                let reading = match (&outcome, seen.get()) {
+                    (Some(Ok(Reply::Clock { micros })), Some(seen)) => {
+                        Some(Reading::new(*micros, sent, seen))
+                    }
+                    _ => None,
+                };
                 let outcome = outcome.map(|one| member.node.naming_the_server(one));
-                let noted = member.health.note_probe(outcome, &member.address, clock);
+                let address = &member.address;
+                let noted = member.health.note_probe(outcome, reading, address, clock);
                 self.follow_up(noted, member, clock);
+            }
+            self.compare_clocks(members, clock);
+        }
+    }
+
+    /// Compares the clocks of the nodes, and reports them.
+    fn compare_clocks(&self, members: &[Weak<Member>], clock: &Clock) {
+        let members: Vec<Arc<Member>> = members.iter().filter_map(Weak::upgrade).collect();
+        let readings = members.iter().map(|member| member.health.0.lock().reading);
+        let readings: Vec<Option<Reading>> = readings.collect();
+        let compared = clocks::compare(&readings, self.allowed);
+        for (member, compared) in members.iter().zip(compared) {
+            let noted = member.health.note_clock(compared);
+            self.follow_up(noted, member, clock);
+            if compared.is_some()
+                && let Some(hook) = &*self.hook.lock()
+            {
+                hook(NodeReport::ClockRead(member.state(clock)));
             }
         }
     }
@@ -318,6 +429,14 @@ mod tests {
         Some(Ok(Reply::Missing))
     }
 
+    /// The health of a node whose clock was read lately.
+    fn health() -> (Health, Clock) {
+        let (health, clock) = (Health::default(), Clock::default());
+        assert!(health.0.lock().has_to_be_read(clock.now()));
+        assert!(health.take_due(MonotonicTime::now()));
+        (health, clock)
+    }
+
     fn failed() -> Option<Outcome> {
         Some(Err(Error::new(ErrorKind::Unavailable, "closed")))
     }
@@ -337,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_vote_ends_a_suspicion() {
-        let (health, clock) = (Health::default(), Clock::default());
+        let (health, clock) = health();
         assert_eq!(health.note(&[None], &clock), Noted::ToProbe);
         assert!(pause(&health) > SUSPECTED_FOR / 2);
         // The probe is due already.
@@ -350,28 +469,28 @@ mod tests {
 
     #[test]
     fn a_node_with_an_error_is_probed_at_once() {
-        let (health, clock) = (Health::default(), Clock::default());
+        let (health, clock) = health();
         assert_eq!(health.note(&[failed(), None], &clock), Noted::ToProbe);
         assert_eq!(pause(&health), Duration::ZERO);
     }
 
     #[test]
     fn pauses_between_failed_probes_grow_to_the_longest() {
-        let (health, clock) = (Health::default(), Clock::default());
+        let (health, clock) = health();
         for expected in [100, 200, 400, 400] {
-            health.note_probe(None, "a:1", &clock);
+            health.note_probe(None, None, "a:1", &clock);
             let (pause, expected) = (pause(&health), Duration::from_millis(expected));
             assert!(pause <= expected && pause > expected / 2, "{pause:?}");
         }
-        health.note_probe(voted(), "a:1", &clock);
-        health.note_probe(None, "a:1", &clock);
+        health.note_probe(voted(), None, "a:1", &clock);
+        health.note_probe(None, None, "a:1", &clock);
         assert!(pause(&health) <= FIRST_PAUSE, "it begins again");
     }
 
     #[test]
     fn each_change_is_reported_once() {
-        let (health, clock) = (Health::default(), Clock::default());
-        let probe = |outcome| health.note_probe(outcome, "a:1", &clock);
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
         assert_eq!(probe(voted()), Noted::Nothing, "it was not missed");
         assert_eq!(probe(failed()), Noted::Changed);
         assert!(is_failing(&health));
@@ -386,14 +505,69 @@ mod tests {
 
     #[test]
     fn a_failure_counts_from_the_first_failed_probe() {
-        let (health, clock) = (Health::default(), Clock::default());
-        health.note_probe(None, "a:1", &clock);
+        let (health, clock) = health();
+        health.note_probe(None, None, "a:1", &clock);
         std::thread::sleep(Duration::from_millis(20));
-        health.note_probe(failed(), "a:1", &clock);
+        health.note_probe(failed(), None, "a:1", &clock);
         let NodeHealth::Failing { since, error } = health.state(&clock) else {
             panic!("it is failing");
         };
         assert!(since >= Duration::from_millis(20), "{since:?}");
         assert!(error.to_string().contains("closed"), "{error}");
+    }
+
+    #[test]
+    fn a_clock_is_read_at_once_and_every_ten_seconds() {
+        let (health, clock) = (Health::default(), Clock::movable());
+        let noted = || health.note(&[voted()], &clock);
+        let is_due = || health.take_due(MonotonicTime::now());
+        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
+        assert_eq!((noted(), is_due()), (Noted::Nothing, false));
+        clock.advance(READ_EVERY);
+        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
+        assert_eq!(health.probe_if_unknown(&clock), Noted::Nothing);
+        clock.advance(READ_EVERY);
+        assert_eq!(health.probe_if_unknown(&clock), Noted::ToProbe);
+        assert!(is_due());
+    }
+
+    #[test]
+    fn a_clock_beyond_the_bound_is_a_change() {
+        let (health, _) = health();
+        let clock = |is_within_bound| {
+            let (offset, error) = (7, Duration::ZERO);
+            Some(NodeClock {
+                offset,
+                error,
+                is_within_bound,
+            })
+        };
+        for (clock, noted) in [
+            (clock(true), Noted::Nothing),
+            (clock(false), Noted::Changed),
+            (clock(false), Noted::Nothing),
+            (clock(true), Noted::Changed),
+            (None, Noted::Nothing),
+        ] {
+            assert_eq!(health.note_clock(clock), noted);
+            assert_eq!(health.clock(), clock);
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_vote_has_no_reading() {
+        let (health, clock) = health();
+        let now = clock.now();
+        let reading = || Some(Reading::new(5, now, now));
+        let has_reading = || health.0.lock().reading.is_some();
+        health.note_probe(
+            Some(Ok(Reply::Clock { micros: 5 })),
+            reading(),
+            "a:1",
+            &clock,
+        );
+        assert!(has_reading());
+        health.note_probe(failed(), None, "a:1", &clock);
+        assert!(!has_reading());
     }
 }

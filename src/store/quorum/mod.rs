@@ -6,6 +6,7 @@
 //! pipelines, releases a lease that no majority has granted. (A pipeline that undid a late grant by itself could undo
 //! it after a renewal had counted that node.)
 
+mod clocks;
 mod count;
 mod health;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod proposals;
 #[cfg(not(shuttle))]
 mod tests;
 
-pub(crate) use health::NodeHook;
+pub(crate) use health::{NodeHook, NodeReport};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +48,7 @@ use crate::store::{
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
+use crate::util::key::{self, Key};
 use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
@@ -61,9 +62,6 @@ const SILENT_FOR: Duration = Duration::from_secs(1);
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
-
-/// The name of the key that probes ask about. No lock has it, so no probe changes anything.
-const PROBED: &str = "~probe";
 
 /// The addresses of the nodes of a quorum.
 pub(crate) struct QuorumAddress {
@@ -159,6 +157,7 @@ impl Member {
         NodeState {
             address: self.address.clone(),
             health: self.health.state(clock),
+            clock: self.health.clock(),
         }
     }
 
@@ -255,19 +254,17 @@ impl QuorumStore {
     }
 
     fn of(members: Vec<Arc<Member>>, config: &Config, clock: Clock) -> Arc<Self> {
-        let probed = [&config.prefix, PROBED].concat();
-        let probed = Lease {
-            key: &Key::of_redis(&config.prefix, &probed).expect("it has the prefix"),
-            id: LeaseId::random(),
-            ttl: MIN_TTL,
-        };
+        let mark = Key::of_redis(&config.prefix, &key::data_mark(&config.prefix));
+        let mark = mark.expect("it has the prefix");
+        let proposals = Proposals::new(config.max_ttl);
+        let allowed = clocks::allowed_from_median(config.max_ttl, proposals.lead());
         Arc::new(Self {
             count: Count::of(members.len()),
             names: members.iter().map(|one| one.address.clone()).collect(),
             members,
-            prober: Arc::default(),
-            probe: probed.hold(0, false),
-            proposals: Proposals::new(config.max_ttl),
+            prober: Arc::new(Prober::new(allowed)),
+            probe: Command::Probe { mark },
+            proposals,
             clock,
             threads: Mutex::default(),
         })
@@ -594,7 +591,9 @@ impl Store for QuorumStore {
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
             Command::Adopt { .. } => Err(Self::unsupported("tickets")),
             Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported("fenced values")),
-            Command::Propose { .. } | Command::Hold { .. } => Err(Self::unsupported("votes")),
+            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. } => {
+                Err(Self::unsupported("votes"))
+            }
         }
     }
 
@@ -681,14 +680,14 @@ impl Store for QuorumStore {
 
     fn nodes(&self) -> Vec<NodeState> {
         let state = |member: &Arc<Member>| {
-            let noted = member.health.probe_if_unknown();
+            let noted = member.health.probe_if_unknown(&self.clock);
             self.prober.follow_up(noted, member, &self.clock);
             member.state(&self.clock)
         };
         self.members.iter().map(state).collect()
     }
 
-    fn on_node_change(&self, hook: NodeHook) {
+    fn on_node_report(&self, hook: NodeHook) {
         self.prober.set_hook(hook);
     }
 

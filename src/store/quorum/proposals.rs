@@ -30,6 +30,10 @@ impl Proposals {
         }
     }
 
+    pub(super) fn lead(&self) -> Duration {
+        Duration::from_micros(self.lead)
+    }
+
     /// The next proposal. `times` are the known times of nodes, in µs. A majority of the nodes is behind the proposal,
     /// even if the clocks of the others are far ahead. Two calls never return the same proposal.
     pub(super) fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {

@@ -1,8 +1,9 @@
 //! What a client says about the nodes of its quorum.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use leasehold::{Client, ErrorKind, NodeHealth};
+use leasehold::{Client, ErrorKind, MemoryQuorum, NodeClock, NodeHealth};
 use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, end_quarantine, impatient};
@@ -117,4 +118,73 @@ fn a_client_of_one_server_lists_no_nodes() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     assert!(client.nodes().unwrap().is_empty());
+}
+
+/// How far the clock of each node is ahead, and the error; `None` until all clocks are known.
+fn clocks(client: &Client) -> Option<Vec<NodeClock>> {
+    let nodes = client.nodes().unwrap();
+    nodes.iter().map(|node| node.clock().copied()).collect()
+}
+
+#[test]
+fn nodes_on_one_machine_differ_by_no_more_than_the_error() {
+    let nodes = Nodes::start(5);
+    let client = nodes.client();
+    assert!(eventually(SOON, || clocks(&client).is_some()));
+    for clock in clocks(&client).unwrap() {
+        let offset = Duration::from_micros(clock.offset_micros().unsigned_abs());
+        assert!(offset <= clock.error(), "{clock:?}");
+        assert!(clock.is_within_bound(), "{clock:?}");
+    }
+    nodes.0[4].stop();
+    lock(&client, "k").unlock().unwrap();
+    let is_unknown = || client.nodes().unwrap()[4].clock().is_none();
+    assert!(eventually(SOON, is_unknown), "it does not vote");
+    nodes.0[4].resume();
+}
+
+#[test]
+fn a_node_whose_clock_is_far_ahead_is_reported_once() {
+    let quorum = MemoryQuorum::new(3);
+    let recorder = Recorder::new();
+    let builder = quorum.builder().event_handler(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    // 13 s are within half of the bound: 14.5 s at a `max_ttl` of 30 s.
+    quorum.set_clock_ahead(2, secs(13));
+    let is_ahead = |by: Duration| {
+        clocks(&client).is_some_and(|clocks| {
+            let expected = i64::try_from(by.as_micros()).unwrap();
+            let error = i64::try_from(clocks[2].error().as_micros()).unwrap();
+            (clocks[2].offset_micros() - expected).abs() <= error
+        })
+    };
+    assert!(
+        eventually(SOON, || is_ahead(secs(13))),
+        "{:?}",
+        client.nodes()
+    );
+    assert_eq!(recorder.count(What::NodeUp, "memory node 2"), 0);
+    quorum.set_clock_ahead(2, secs(16));
+    // The next reading.
+    quorum.advance(secs(11));
+    assert!(
+        eventually(SOON, || is_ahead(secs(16))),
+        "{:?}",
+        client.nodes()
+    );
+    assert!(!clocks(&client).unwrap()[2].is_within_bound());
+    recorder.wait_for(1, What::NodeUp, "memory node 2");
+    quorum.advance(secs(11));
+    lock(&client, "k").unlock().unwrap();
+    quorum.set_clock_ahead(2, secs(0));
+    quorum.advance(secs(11));
+    assert!(
+        eventually(SOON, || is_ahead(secs(0))),
+        "{:?}",
+        client.nodes()
+    );
+    recorder.wait_for(2, What::NodeUp, "memory node 2");
+    for other in ["memory node 0", "memory node 1"] {
+        assert_eq!(recorder.count(What::NodeUp, other), 0);
+    }
 }

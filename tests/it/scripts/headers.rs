@@ -2,14 +2,14 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, ONE, PROPOSE, READ, RELEASE, RENEW, Said, TTL, TWO,
-    WRITE, call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, ONE, PROBE, PROPOSE, READ, RELEASE, RENEW, Said,
+    TTL, TWO, WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 10] = [
+    let scripts: [(&str, &str); 11] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
@@ -20,6 +20,7 @@ fn all() -> Vec<(&'static str, &'static str)> {
         ("propose", &PROPOSE),
         ("hold", &HOLD),
         ("data", &DATA),
+        ("probe", &PROBE),
     ];
     scripts.into_iter().chain(PARTS).collect()
 }

@@ -36,6 +36,7 @@ static INSPECT: Script = Script::new(|| whole(include_str!("../../../lua/inspect
 static WRITE: Script = Script::new(|| whole(include_str!("../../../lua/write.lua")));
 static PROPOSE: Script = Script::new(|| whole(include_str!("../../../lua/propose.lua")));
 static HOLD: Script = Script::new(|| whole(include_str!("../../../lua/hold.lua")));
+static PROBE: Script = Script::new(|| whole(include_str!("../../../lua/probe.lua")));
 static DATA: Script = Script::new(|| whole(include_str!("../../../lua/data.lua")));
 static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 

@@ -491,6 +491,7 @@ impl Twin {
             now: asked_at,
             by,
             quarantine: QUARANTINE,
+            ahead: 0,
             listens: &listens,
             notifications: &mut notifications,
         };

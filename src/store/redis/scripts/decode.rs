@@ -12,6 +12,7 @@ use crate::store::redis::errors;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
+use crate::util::id;
 use crate::util::text::without_ids;
 
 /// The reply to one script call.
@@ -76,6 +77,7 @@ fn outcomes_of_all(kind: ScriptKind, one: Outcome, n: usize) -> Option<Few<Outco
                 .collect();
             (all.len() == n).then_some(all)
         }
+        (ScriptKind::Probe, one) => Some(smallvec![one; n]),
         (ScriptKind::Release | ScriptKind::Renew, Ok(Reply::Done)) => {
             Some(smallvec![Ok(Reply::Done); n])
         }
@@ -129,6 +131,11 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
                 None => return Some(Err(foreign_value(NO_LOCK, "string"))),
             }
         }
+        (ScriptKind::Probe, Value::BulkString(micros)) => {
+            let micros = std::str::from_utf8(micros).ok().and_then(id::number)?;
+            Reply::Clock { micros }
+        }
+        (ScriptKind::Probe, _) => return None,
         (ScriptKind::Hold, Value::Array(stored)) => {
             let [Value::BulkString(stored)] = stored.as_slice() else {
                 return None;
@@ -198,7 +205,7 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
         (ScriptKind::Write | ScriptKind::Read, ("FOREIGN", found)) => {
             Err(foreign_value(NO_FENCED_VALUE, found))
         }
-        (ScriptKind::Propose | ScriptKind::Hold, ("QUARANTINE", ms)) => {
+        (ScriptKind::Propose | ScriptKind::Hold | ScriptKind::Probe, ("QUARANTINE", ms)) => {
             let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
             Ok(Reply::Abstained { for_another })
         }

@@ -91,7 +91,7 @@ fn bound(command: &Command) -> Option<TokenBound> {
 fn arguments_per_key(kind: ScriptKind) -> usize {
     match kind {
         ScriptKind::Inspect | ScriptKind::Read => 0,
-        ScriptKind::Release => 1,
+        ScriptKind::Release | ScriptKind::Probe => 1,
         ScriptKind::Renew => 2,
         ScriptKind::Acquire | ScriptKind::Write | ScriptKind::Propose | ScriptKind::Hold => 3,
         ScriptKind::Adopt => 4,
@@ -174,6 +174,7 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{delete}{ttl}"));
             out.bytes(value.as_deref().unwrap_or_default());
         }
+        Command::Probe { .. } => out.millis(context.quarantine),
         Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
     }
 }

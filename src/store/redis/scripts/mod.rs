@@ -43,6 +43,7 @@ static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../../lua/inspect.lua"),
         include_str!("../../../../lua/write.lua"),
         include_str!("../../../../lua/read.lua"),
+        include_str!("../../../../lua/probe.lua"),
     ]
     .map(|script| {
         let text = strip_comments(&whole(script));
@@ -77,12 +78,13 @@ pub(crate) enum ScriptKind {
     Inspect,
     Write,
     Read,
+    Probe,
 }
 
 impl ScriptKind {
     /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
     /// releases and acquires is free. Holds come before releases, since a hold sets a missing key.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Hold,
         Self::Release,
         Self::Acquire,
@@ -92,6 +94,7 @@ impl ScriptKind {
         Self::Inspect,
         Self::Write,
         Self::Read,
+        Self::Probe,
     ];
 
     pub(crate) fn of(command: &Command) -> Option<Self> {
@@ -105,13 +108,14 @@ impl ScriptKind {
             Command::Inspect { .. } => Some(Self::Inspect),
             Command::Write { .. } => Some(Self::Write),
             Command::Read { .. } => Some(Self::Read),
+            Command::Probe { .. } => Some(Self::Probe),
             Command::Flush => None,
         }
     }
 
     /// Whether only nodes of a quorum need the script.
     pub(crate) fn is_of_quorum(self) -> bool {
-        matches!(self, Self::Propose | Self::Hold)
+        matches!(self, Self::Propose | Self::Hold | Self::Probe)
     }
 
     pub(crate) fn text(self) -> &'static str {
@@ -134,7 +138,7 @@ impl ScriptKind {
     /// Whether the script's second key is the mark of a node of a quorum, and its second argument the length of a
     /// quarantine.
     pub(super) fn uses_mark(self) -> bool {
-        self.is_of_quorum()
+        matches!(self, Self::Propose | Self::Hold)
     }
 
     /// Whether the call has the key of the lock's queue, too.
@@ -147,7 +151,10 @@ impl ScriptKind {
 
     /// Whether a call has one key for each command, and no other key.
     pub(super) fn has_one_key_each(self) -> bool {
-        matches!(self, Self::Renew | Self::Adopt | Self::Write | Self::Read)
+        matches!(
+            self,
+            Self::Renew | Self::Adopt | Self::Write | Self::Read | Self::Probe
+        )
     }
 
     /// Whether the script may notify other clients than the caller's.
