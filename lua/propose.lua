@@ -2,13 +2,17 @@
 --   one. "The protocol of a quorum" in ARCHITECTURE.md says how a client counts the nodes.
 --   The token is the greatest of the proposal, the time of Redis, and one more than the fence counter.
 --   A lock without a ttl gets the caller's ttl, as in lua/acquire.lua. A quorum has no queues.
+--   An adoption asks in the same way for a key that the lease of a ticket holds. A ttl is never shortened then.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
 -- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, and the proposal:
---   µs with sixteen digits
+--   µs with sixteen digits. For an adoption, the lease id is followed by a comma, the lease id of the ticket, a comma,
+--   and the µs of the ticket's token with sixteen digits. A ticket is refused if neither the clock nor the fence
+--   counter has reached these µs: this node has granted no such token.
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs of
---   the fencing token; a number: another lease holds the key, ms until the key expires; an error QUARANTINE and ms: the
---   node does not vote for so long; an error FOREIGN and a type: the key holds no lock of this library; any other error:
---   refused.
+--   the fencing token; a number: another lease holds the key, ms until the key expires; for an adoption, an array
+--   instead of a number: empty if the key is missing, otherwise the value of the key, which the ticket's lease does not
+--   hold; an error QUARANTINE and ms: the node does not vote for so long; an error FOREIGN and a type: the key holds no
+--   lock of this library; any other error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -18,6 +22,8 @@ local refused, is_new_connection = nil, false
 local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, lease, ttl, proposal = KEYS[i + 2], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local from, ticket = nil, nil
+  if #lease > 32 then lease, from, ticket = string.match(lease, '^(%x+),(%x+),(%d+)$') end
   result = refused
   if not result then
     -- part: stored.lua
@@ -26,7 +32,9 @@ for i = 1, n do
       result = value
     elseif value and string.sub(value, 1, 36) == 'lh1 ' .. lease then
       result = string.sub(value, 38, 53)
-    elseif value then
+    elseif from and not (value and string.sub(value, 1, 36) == 'lh1 ' .. from and (ticket <= now or ticket <= last)) then
+      result = value and { value } or {}
+    elseif value and not from then
       result = redis.pcall('PTTL', key)
       if result == -1 then
         local healed = redis.pcall('PEXPIRE', key, ttl)
@@ -36,8 +44,10 @@ for i = 1, n do
       local micros = string.format('%016.0f', last + 1)
       if now > micros then micros = now end
       if proposal > micros then micros = proposal end
+      local left = from and redis.pcall('PTTL', key)
+      if type(left) == 'number' then ttl = math.max(left, tonumber(ttl), 1) end
       -- The counter is written first, so no key is granted under a token that the counter has not reached.
-      local written = redis.pcall('SET', counter, micros)
+      local written = type(left) == 'table' and left or redis.pcall('SET', counter, micros)
       if not written.err then
         last = micros
         written = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder, 'PX', ttl)

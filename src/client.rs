@@ -247,7 +247,8 @@ impl Client {
 
     /// Adopts a lock from a ticket that another client made with
     /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The lock keeps its grant and its fencing token, and
-    /// no other client can have held it in between.
+    /// no other client can have held it in between. On a [quorum](Self::quorum), the adopter gets a greater token, and
+    /// `NoQuorum` says that no majority has passed the lock on: then the ticket is usually still valid.
     ///
     /// # Errors
     /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket has another token than the lock.

@@ -123,15 +123,15 @@ impl MutexGuard {
     /// reply, the lock has the rest of its ttl. The client does not renew the lock from then on: if no client adopts
     /// the lock, it is free when the ttl ends. `max_hold` does not count the time until the adoption.
     ///
-    /// Both holders have the same token. So wait for the replies to your own writes before you send the ticket. A check
+    /// Both holders have the same token, except on a [quorum](Client::quorum), where the adopter gets a greater one. So
+    /// wait for the replies to your own writes before you send the ticket. A check
     /// ([`renew_while`](crate::Mutex::renew_while)) is not part of the ticket: the adopter of such a lock gets it
     /// without renewal, and has to extend it or finish within the ttl.
     ///
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before; `Unsupported` on a [quorum](Client::quorum): the lock is released.
-    /// `Forked` in a child of the process that holds the lock.
+    /// `LeaseLost` if the lock was lost before. `Forked` in a child of the process that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -143,11 +143,8 @@ impl MutexGuard {
     /// ```
     pub fn into_ticket(mut self) -> Result<String, Error> {
         self.check_process()?;
-        let acquirer = &self.client.handle().acquirer;
-        let is_supported = acquirer.check_tickets();
-        is_supported.map_err(|error| error.with_key(self.key()))?;
         self.release = true;
-        let result = acquirer.transfer_out(&self.lease);
+        let result = self.client.handle().acquirer.transfer_out(&self.lease);
         let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {
             "transferred"

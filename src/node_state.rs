@@ -45,6 +45,13 @@ impl NodeState {
     /// The node's clock beside those of the other nodes, as the last probes have read them. `None` until a majority of
     /// the nodes was read, and while the node does not vote. The clocks are read after the client's first request, and
     /// every 10 s while it sends requests.
+    ///
+    /// ```
+    /// let client = leasehold::MemoryQuorum::new(3).client()?;
+    /// // Nothing was read yet.
+    /// assert!(client.nodes()?[0].clock().is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn clock(&self) -> Option<&NodeClock> {
         self.clock.as_ref()
     }
@@ -67,7 +74,7 @@ impl NodeState {
 /// client.with_lock("invoice:42", || ())?;
 /// for node in client.nodes()? {
 ///     if let Some(clock) = node.clock().filter(|clock| !clock.is_within_bound()) {
-///         println!("{} is {} µs ahead", node.address(), clock.offset_micros());
+///         println!("{}: {} µs ahead, ± {:?}", node.address(), clock.offset_micros(), clock.error());
 ///     }
 /// }
 /// # Ok::<(), leasehold::Error>(())

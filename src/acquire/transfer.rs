@@ -11,11 +11,6 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Fails if the store has no tickets.
-    pub(crate) fn check_tickets(&self) -> Result<(), Error> {
-        self.store.check_tickets()
-    }
-
     /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
     /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
     /// ttl.
@@ -36,6 +31,7 @@ impl Acquirer {
             options.renew_every = None;
         }
         let now = self.watchdog.now();
+        lease.keep_key();
         if let Err(reason) = self.watchdog.end_lease(lease, now) {
             let lost = self.release_lost(lease, reason);
             self.queues.remove_holder(lease);
@@ -100,8 +96,11 @@ impl Acquirer {
             }),
         };
         let deadline = asked_at.after(self.command_timeout);
-        let expires_in = match self.store.execute_one(command, deadline)? {
-            Reply::Adopted { expires_in } => expires_in,
+        let (expires_in, token) = match self.store.execute_one(command, deadline)? {
+            Reply::Adopted {
+                expires_in,
+                new_token,
+            } => (expires_in, new_token.unwrap_or(ticket.token)),
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");
                 return Err(Error::new(ErrorKind::NotHeld, message));
@@ -116,7 +115,7 @@ impl Acquirer {
         let grant = Grant {
             key: key.clone(),
             id: lease,
-            token: ticket.token,
+            token,
             options,
             asked_at,
             since: now,

@@ -25,14 +25,16 @@ pub(crate) enum Command {
         /// undoes the grant.
         replicas: Option<Replicas>,
     },
-    /// Grants a free key to the lease on one node of a quorum. The token is the proposal if the node has granted no
-    /// greater one.
+    /// Grants a key to the lease on one node of a quorum: a free key, or with `from` a key of that lease. The token is
+    /// the proposal if the node has granted no greater one.
     Propose {
         key: Key,
         lease: LeaseId,
+        /// With `from`, a ttl is never shortened.
         ttl: Duration,
         /// The µs part of the proposed token.
         micros: u64,
+        from: Option<TicketLease>,
     },
     /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another
     /// lease holds the key.
@@ -116,6 +118,15 @@ pub(crate) struct Adoption {
     pub(crate) renew: bool,
     /// As for [`Command::Acquire`].
     pub(crate) replicas: Option<Replicas>,
+}
+
+/// The lease whose key an adoption takes over on a node of a quorum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TicketLease {
+    pub(crate) lease: LeaseId,
+    /// The µs part of the ticket's token. A node refuses a time that neither its clock nor its fence counter has
+    /// reached, since it has granted no such token.
+    pub(crate) micros: u64,
 }
 
 impl Command {
@@ -254,7 +265,11 @@ pub(crate) enum Reply {
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.
-    Adopted { expires_in: Duration },
+    Adopted {
+        expires_in: Duration,
+        /// The token that replaces the ticket's token, on a quorum.
+        new_token: Option<u64>,
+    },
     /// The lock's value and its ttl; `None` for a key without a ttl.
     Found {
         value: Box<LockValue>,

@@ -30,7 +30,7 @@ use crate::util::threads::ThreadGroup;
 pub(crate) use cluster::{ClusterAddress, ClusterStore};
 pub(crate) use command::{
     Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
-    front_place,
+    TicketLease, front_place,
 };
 pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
@@ -120,11 +120,6 @@ pub(crate) trait Store: Send + Sync {
     /// How many threads should renew leases, and how many renewals they should send at a time.
     fn renewal_limits(&self) -> RenewalLimits {
         RenewalLimits::USUAL
-    }
-
-    /// Fails if the store cannot pass a lock from one client to another.
-    fn check_tickets(&self) -> Result<(), Error> {
-        Ok(())
     }
 
     /// Whether a renewal sets a missing key. A renewal that overlaps with the release of its lease may then set the key

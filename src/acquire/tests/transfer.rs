@@ -19,7 +19,13 @@ fn adoption_outlasts_an_outage() {
     let f = fixture();
     let expires_in = OPTIONS.ttl;
     f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
-    f.answer_after(Duration::ZERO, Ok(Reply::Adopted { expires_in }));
+    f.answer_after(
+        Duration::ZERO,
+        Ok(Reply::Adopted {
+            expires_in,
+            new_token: None,
+        }),
+    );
     assert_eq!(f.acquirer.adopt(&ticket()).unwrap().grant().token, 7);
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::store::command::{Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply};
+use crate::store::command::{
+    Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply, TicketLease,
+};
 use crate::store::value::{self, LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -208,7 +210,8 @@ impl Keyspace {
                 lease,
                 ttl,
                 micros,
-            } => self.propose(key, *lease, *ttl, *micros, step),
+                from,
+            } => self.propose(key, *lease, *ttl, *micros, *from, step),
             Command::Hold {
                 key,
                 lease,
@@ -543,6 +546,7 @@ impl Keyspace {
         step.notifications.push(Notification::Changed(key.clone()));
         Reply::Adopted {
             expires_in: lock.expires_at.since(step.now),
+            new_token: None,
         }
     }
 
@@ -604,29 +608,50 @@ impl Keyspace {
         lease: LeaseId,
         ttl: Duration,
         proposal: u64,
+        from: Option<TicketLease>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         if let Some(abstained) = self.abstained(step) {
             return Ok(abstained);
         }
-        let micros = match self.entries.get(key) {
-            Some(Entry::Fenced { .. }) => return Err(no_lock()),
-            Some(Entry::Lock(lock)) if lock.lease == lease => lock.micros,
-            Some(Entry::Lock(lock)) => {
+        let reached = step.micros().max(self.last_micros);
+        let micros = match (self.entries.get(key), from) {
+            (Some(Entry::Fenced { .. }), _) => return Err(no_lock()),
+            (Some(Entry::Lock(lock)), _) if lock.lease == lease => lock.micros,
+            (Some(Entry::Lock(lock)), Some(from)) => {
+                if lock.lease != from.lease || from.micros > reached {
+                    let by = Some(lock.holder.clone());
+                    return Ok(Reply::Taken { by });
+                }
+                let left = lock.expires_at.since(step.now);
+                self.vote(key, lease, proposal, ttl.max(left), step)
+            }
+            (None, Some(_)) => return Ok(Reply::Missing),
+            (Some(Entry::Lock(lock)), None) => {
                 return Ok(Reply::Contended {
                     expires_in: lock.expires_at.since(step.now),
                     queued: None,
                 });
             }
-            None => {
-                let micros = self.next_micros(step).max(proposal);
-                self.last_micros = micros;
-                self.set(key, lease, micros, ttl, step);
-                micros
-            }
+            (None, None) => self.vote(key, lease, proposal, ttl, step),
         };
         let token = token(micros);
         Ok(Reply::Granted { token })
+    }
+
+    /// Grants the key on a node of a quorum. Returns the µs of the token.
+    fn vote(
+        &mut self,
+        key: &Key,
+        lease: LeaseId,
+        proposal: u64,
+        ttl: Duration,
+        step: &mut Step<'_>,
+    ) -> u64 {
+        let micros = self.next_micros(step).max(proposal);
+        self.last_micros = micros;
+        self.set(key, lease, micros, ttl, step);
+        micros
     }
 
     fn hold(
@@ -660,7 +685,7 @@ impl Keyspace {
         Ok(Reply::Granted { token })
     }
 
-    /// Sets a free key on a node of a quorum.
+    /// Sets the key on a node of a quorum.
     fn set(&mut self, key: &Key, lease: LeaseId, micros: u64, ttl: Duration, step: &mut Step<'_>) {
         let lock = Lock {
             lease,

@@ -11,7 +11,8 @@ use crate::store::command::{Command, QueueMode, Reply};
 use crate::store::completion::Outcome;
 use crate::store::value::micros_of;
 use crate::store::{
-    GrantMessage, KeyState, Listener, MemoryServer, Notifications, ServerId, Store, TrackedKey,
+    Adoption, GrantMessage, KeyState, Listener, MemoryServer, Notifications, ServerId, Store,
+    TicketLease, TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -126,6 +127,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: TTL,
             micros,
+            from: None,
         };
         let deadline = self.nodes[node].clock().now().after(self.timeout);
         let member = &self.clients[0].members[node];
@@ -291,4 +293,213 @@ fn each_client_hears_once_of_a_moved_clock() {
         assert_eq!(moves[client].0.load(Ordering::SeqCst), 1);
         Notifications::stop(&*quorum.clients[client]);
     }
+}
+
+impl Fixture {
+    /// Adopts a ticket under a new lease.
+    fn adopt(
+        &self,
+        client: usize,
+        ticket: (LeaseId, u64),
+        ttl: Option<Duration>,
+    ) -> (LeaseId, Outcome) {
+        let lease = LeaseId::random();
+        let (from, token) = ticket;
+        let grant = Box::new(Adoption {
+            from,
+            token,
+            ttl: ttl.unwrap_or(TTL),
+            longest: TTL,
+            renew: ttl.is_some(),
+            replicas: None,
+        });
+        let key = key();
+        (
+            lease,
+            self.ask(client, Command::Adopt { key, lease, grant }),
+        )
+    }
+
+    /// Adopts a ticket with a full ttl. Returns the lease and its token.
+    #[track_caller]
+    fn take_over(&self, client: usize, ticket: (LeaseId, u64)) -> (LeaseId, u64) {
+        match self.adopt(client, ticket, Some(TTL)) {
+            (lease, Ok(Reply::Adopted { new_token, .. })) => (lease, new_token.unwrap()),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    /// Lets one node pass the key of a ticket on to a lease of this client.
+    fn pass_on(&self, client: usize, node: usize, from: LeaseId) {
+        let from = TicketLease {
+            lease: from,
+            micros: 0,
+        };
+        let proposal = Command::Propose {
+            key: key(),
+            lease: LeaseId::random(),
+            ttl: TTL,
+            micros: 0,
+            from: Some(from),
+        };
+        let deadline = self.nodes[node].clock().now().after(self.timeout);
+        let passed = self.clients[client].members[node]
+            .node
+            .execute_one(proposal, deadline);
+        assert!(passed.is_ok_and(|reply| super::is_granted(&reply)));
+    }
+
+    /// The lease that has the key on each node.
+    fn leases(&self) -> Vec<Option<LeaseId>> {
+        let deadline = self.nodes[0].clock().now().after(self.timeout);
+        let inspect = || Command::Inspect { key: key() };
+        let lease = |node: usize| {
+            let member = &self.clients[0].members[node];
+            match member.node.execute_one(inspect(), deadline) {
+                Ok(Reply::Found { value, .. }) => Some(value.lease),
+                Ok(Reply::Missing) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        (0..self.nodes.len()).map(lease).collect()
+    }
+}
+
+#[test]
+fn a_ticket_is_adopted_once_with_a_greater_token() {
+    for nodes in [1, 3, 4, 5] {
+        let quorum = quorum(nodes);
+        let ticket = quorum.lock(0);
+        quorum.advance(TTL / 2);
+        let adopted = quorum.take_over(1, ticket);
+        assert!(adopted.1 > ticket.1);
+        let taken = Reply::Taken {
+            by: Some(HolderId::of_text("host/2/b")),
+        };
+        assert_eq!(quorum.adopt(0, ticket, Some(TTL)).1.unwrap(), taken);
+        assert_eq!(quorum.leases(), vec![Some(adopted.0); nodes]);
+        // It has a full ttl from the adoption on.
+        quorum.advance(TTL * 2 / 3);
+        quorum.assert_contended(0);
+        assert!(is_done(&quorum.renew(1, adopted)));
+        assert!(is_done(&quorum.unlock(1, adopted)));
+        let again = quorum.adopt(0, ticket, Some(TTL)).1.unwrap();
+        assert_eq!(again, Reply::Missing);
+        assert!(quorum.lock(0).1 > adopted.1);
+    }
+}
+
+#[test]
+fn an_adoption_without_renewal_keeps_the_rest_of_the_ttl() {
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    // The counter of one node is ahead, so the token has to be written back.
+    quorum.raise_counter(0, micros_of(ticket.1) + 60_000_000);
+    quorum.advance(TTL / 3);
+    let left = match quorum.adopt(1, ticket, None).1 {
+        Ok(Reply::Adopted { expires_in, .. }) => expires_in,
+        other => panic!("{other:?}"),
+    };
+    let near = Duration::from_secs(1);
+    assert!(left.abs_diff(TTL * 2 / 3) < near, "{left:?}");
+    quorum.advance(TTL * 2 / 3 + near);
+    quorum.lock(0);
+}
+
+#[test]
+fn a_ticket_needs_a_majority_and_stays_valid_without() {
+    for nodes in [3, 5] {
+        for hangs in [false, true] {
+            let mut quorum = quorum(nodes);
+            let ticket = quorum.lock(0);
+            let down = || quorum.nodes[nodes / 2..].iter();
+            for node in down() {
+                match hangs {
+                    true => node.hang(),
+                    false => node.fail(ErrorKind::Unavailable),
+                }
+            }
+            quorum.timeout = SHORT;
+            let refused = quorum.adopt(1, ticket, Some(TTL)).1.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::NoQuorum);
+            quorum.timeout = LONG;
+            quorum.nodes.iter().for_each(|node| node.recover());
+            assert_eq!(quorum.leases(), vec![Some(ticket.0); nodes]);
+            quorum.nodes[0].fail(ErrorKind::Unavailable);
+            let adopted = quorum.take_over(1, ticket);
+            assert!(adopted.1 > ticket.1);
+            // The node that was away keeps the key of the ticket, but no majority does.
+            quorum.nodes[0].recover();
+            let late = quorum.adopt(0, ticket, Some(TTL)).1.unwrap();
+            assert!(matches!(late, Reply::Taken { .. }), "{late:?}");
+            assert!(is_done(&quorum.renew(1, adopted)));
+        }
+    }
+}
+
+/// No adopter has a majority, and a later attempt of one of them succeeds.
+#[test]
+fn adopters_that_split_the_votes_give_them_back() {
+    let quorum = quorum(5);
+    let ticket = quorum.lock(0);
+    quorum.pass_on(0, 0, ticket.0);
+    quorum.pass_on(0, 1, ticket.0);
+    quorum.pass_on(1, 2, ticket.0);
+    let split = quorum.adopt(1, ticket, Some(TTL)).1.unwrap_err();
+    assert_eq!(split.kind(), ErrorKind::NoQuorum);
+    assert_eq!(quorum.leases()[3..], [Some(ticket.0); 2]);
+}
+
+#[test]
+fn a_late_adopter_leaves_no_key_behind() {
+    let quorum = quorum(5);
+    let ticket = quorum.lock(0);
+    for node in 0..3 {
+        quorum.pass_on(0, node, ticket.0);
+    }
+    let late = quorum.adopt(1, ticket, Some(TTL)).1.unwrap();
+    let by = Some(HolderId::of_text("host/1/a"));
+    assert_eq!(late, Reply::Taken { by });
+    assert_eq!(quorum.leases()[3..], [None, None]);
+}
+
+/// A node without its data abstains, and lacks the key afterwards.
+#[test]
+fn a_restarted_minority_prevents_no_adoption() {
+    for after in [Duration::ZERO, MAX_TTL] {
+        let quorum = quorum(3);
+        let ticket = quorum.lock(0);
+        quorum.nodes[1].flush();
+        for _ in 0..3 {
+            quorum.advance(after / 3);
+            assert!(is_done(&quorum.renew(0, ticket)));
+        }
+        quorum.nodes[1].delete("p:k");
+        let adopted = quorum.take_over(1, ticket);
+        quorum.assert_contended(0);
+        assert!(is_done(&quorum.renew(1, adopted)));
+        let is_back = quorum.leases()[1] == Some(adopted.0);
+        assert_eq!(is_back, after > Duration::ZERO);
+        // Two nodes without the ticket's lease are a majority.
+        assert!(is_done(&quorum.unlock(1, adopted)));
+    }
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    quorum.nodes[1].delete("p:k");
+    quorum.nodes[2].delete("p:k");
+    let lost = quorum.adopt(1, ticket, Some(TTL)).1.unwrap();
+    assert_eq!(lost, Reply::Missing);
+    assert_eq!(quorum.leases(), [None; 3]);
+}
+
+#[test]
+fn a_ticket_with_too_great_a_token_is_refused() {
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    for forged in [ticket.1 + (3_600_000_000 << 10), u64::MAX >> 1] {
+        let refused = quorum.adopt(1, (ticket.0, forged), Some(TTL)).1.unwrap();
+        assert!(matches!(refused, Reply::Taken { .. }), "{refused:?}");
+        assert_eq!(quorum.leases(), [Some(ticket.0); 3]);
+    }
+    quorum.take_over(1, ticket);
 }

@@ -38,13 +38,13 @@ use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant};
 use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::node::QuorumNode;
-use crate::store::quorum::proposals::Proposals;
+use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
 use crate::store::value::micros_of;
 use crate::store::{
-    Completion, GrantMessage, KeyState, Listener, MaintenanceHook, MemoryNode, MemoryServer, Node,
-    Notifications, ServerId, Store, TrackedKey,
+    Adoption, Completion, GrantMessage, KeyState, Listener, MaintenanceHook, MemoryNode,
+    MemoryServer, Node, Notifications, ServerId, Store, TicketLease, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -62,6 +62,11 @@ const SILENT_FOR: Duration = Duration::from_secs(1);
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
+
+/// How long a client waits for nodes that give a key back to a ticket.
+const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
+/// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
+const KEEPS_TTL: Duration = Duration::from_millis(1);
 
 /// The addresses of the nodes of a quorum.
 pub(crate) struct QuorumAddress {
@@ -365,11 +370,95 @@ impl QuorumStore {
         self.count.no_majority(outcomes, &self.names)
     }
 
-    /// Proposes a token for the lease to all nodes. `least` is the least token in µs.
+    /// Acquires a key that no lease holds. `least` is the least token in µs.
     fn acquire(&self, lease: &Lease<'_>, least: u64, deadline: MonotonicTime) -> Outcome {
-        let now = self.clock.now();
         // Later, the client would not believe the grant.
-        let deadline = deadline.min(now.after(lease.ttl));
+        let deadline = deadline.min(self.clock.now().after(lease.ttl));
+        let (token, outcomes) = self.propose(lease, None, least, deadline);
+        if let Some(token) = token {
+            return Ok(Reply::Granted { token });
+        }
+        self.give_up(lease, &outcomes);
+        let contention = self.count.contention(&outcomes);
+        contention.ok_or_else(|| self.no_majority(&outcomes))
+    }
+
+    /// Adopts a ticket: acquires a key that the ticket's lease holds. If no majority passes the key on, and another
+    /// client has not adopted the ticket, the nodes give the key back, so the ticket can still be adopted.
+    fn adopt(&self, key: &Key, id: LeaseId, ticket: &Adoption, deadline: MonotonicTime) -> Outcome {
+        let ttl = if ticket.renew { ticket.ttl } else { KEEPS_TTL };
+        let lease = Lease { key, id, ttl };
+        let from = TicketLease {
+            lease: ticket.from,
+            micros: micros_of(ticket.token).min(LONGEST_MICROS + 1),
+        };
+        let (token, mut outcomes) = self.propose(&lease, Some(from), 0, deadline);
+        if let new_token @ Some(_) = token
+            && let Some(expires_in) = self.time_left(&lease, deadline)
+        {
+            return Ok(Reply::Adopted {
+                expires_in,
+                new_token,
+            });
+        }
+        let refused = self.count.refused_ticket(&outcomes);
+        let refused = refused.ok_or_else(|| self.no_majority(&outcomes));
+        if refused.is_err() {
+            self.give_back(&lease, ticket.from, &mut outcomes);
+        }
+        let ttl = ticket.longest;
+        self.give_up(&Lease { ttl, ..lease }, &outcomes);
+        refused
+    }
+
+    /// How long a majority keeps the key for this lease; `None` if it is unknown whether a majority has the lease.
+    fn time_left(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Option<Duration> {
+        let key = lease.key.clone();
+        match self.inspect(&Command::Inspect { key }, deadline) {
+            Ok(Reply::Found { value, expires_in }) if value.lease == lease.id => expires_in,
+            _ => None,
+        }
+    }
+
+    /// Gives a key that was to be adopted back to the ticket's lease, on each node that may have passed the key on.
+    /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
+    fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
+        let back = Command::Propose {
+            key: lease.key.clone(),
+            lease: to,
+            ttl: KEEPS_TTL,
+            micros: 0,
+            from: Some(TicketLease {
+                lease: lease.id,
+                micros: 0,
+            }),
+        };
+        let mut nodes = self.all();
+        nodes.retain(|node| {
+            let outcome = outcomes[*node].as_ref();
+            outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
+        });
+        let soon = self.clock.now().after(GIVES_BACK_WITHIN);
+        let given = self.ask(&nodes, std::slice::from_ref(&back), soon, |given| {
+            given.iter().all(Option::is_some)
+        });
+        for (node, outcome) in nodes.into_iter().zip(given) {
+            if matches!(outcome, Some(Ok(Reply::Granted { .. }))) {
+                outcomes[node] = Some(Ok(Reply::Done));
+            }
+        }
+    }
+
+    /// Proposes a token for the lease to all nodes, and makes a majority store it. Returns the token, if a majority has
+    /// granted and stored it, and the outcomes of the nodes.
+    fn propose(
+        &self,
+        lease: &Lease<'_>,
+        from: Option<TicketLease>,
+        least: u64,
+        deadline: MonotonicTime,
+    ) -> (Option<u64>, Vec<Option<Outcome>>) {
+        let now = self.clock.now();
         let time = |member: &Arc<Member>| member.node.micros_at(now);
         let times = self.members.iter().filter_map(time).collect();
         let proposal = Command::Propose {
@@ -377,6 +466,7 @@ impl QuorumStore {
             lease: lease.id,
             ttl: lease.ttl,
             micros: self.proposals.next(times, self.count.majority()).max(least),
+            from,
         };
         let mut outcomes = self.ask_all(&proposal, deadline, is_granted);
         let token = match self.count.grant(&outcomes) {
@@ -388,11 +478,8 @@ impl QuorumStore {
         };
         if let Some(token) = token {
             self.proposals.note(token);
-            return Ok(Reply::Granted { token });
         }
-        self.give_up(lease, &outcomes);
-        let contention = self.count.contention(&outcomes);
-        contention.ok_or_else(|| self.no_majority(&outcomes))
+        (token, outcomes)
     }
 
     /// Makes a majority store the token of a grant. Replaces the outcomes of the nodes that it asks. Returns false if no
@@ -416,7 +503,8 @@ impl QuorumStore {
             .into_iter()
             .partition(|node| has_stored(&outcomes[*node]));
         let missing = self.count.majority().saturating_sub(done.len());
-        let hold = lease.hold(micros_of(token), true);
+        // A lease that keeps the ttl of its ticket has no ttl to set.
+        let hold = lease.hold(micros_of(token), lease.ttl >= MIN_TTL);
         let written = self.ask(&asked, std::slice::from_ref(&hold), deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
             let failed = written.iter().flatten().count() - stored;
@@ -589,7 +677,7 @@ impl Store for QuorumStore {
             }
             Command::Inspect { .. } => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
-            Command::Adopt { .. } => Err(Self::unsupported("tickets")),
+            Command::Adopt { key, lease, grant } => self.adopt(key, *lease, grant, deadline),
             Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported("fenced values")),
             Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. } => {
                 Err(Self::unsupported("votes"))
@@ -694,10 +782,6 @@ impl Store for QuorumStore {
     fn failed_releases(&self) -> usize {
         let nodes = self.members.iter();
         nodes.map(|member| member.node.failed_releases()).sum()
-    }
-
-    fn check_tickets(&self) -> Result<(), Error> {
-        Err(Self::unsupported("tickets"))
     }
 
     /// A hold may come after the release of its lease, and sets the key again.

@@ -8,7 +8,7 @@ use crate::store::value::micros_of;
 /// The longest lead.
 const LONGEST_LEAD: Duration = Duration::from_secs(1);
 /// The greatest proposal in µs. The scripts grant nothing beyond it.
-const LONGEST_MICROS: u64 = 9_007_199_254_000_000;
+pub(super) const LONGEST_MICROS: u64 = 9_007_199_254_000_000;
 
 /// Chooses proposals, as µs. A proposal that is ahead of the time and the counter of a majority is their token, so the
 /// grant needs no second round trip.

@@ -5,5 +5,6 @@ pub mod nodes;
 mod addresses;
 mod failures;
 mod health;
+mod transfer;
 mod unsupported;
 mod waiting;

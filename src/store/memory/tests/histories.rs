@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
-use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
+use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode, TicketLease};
 use crate::store::value::{LockValue, TokenBound, micros_of};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -108,9 +108,15 @@ fn vote() -> impl Strategy<Value = Command> {
     ];
     let held = [&given[..], &[RIGHT, RIGHT, RIGHT]].concat();
     prop_oneof![
-        6 => (key(), lease(), ttl(), select(given)).prop_map(|(key, lease, ttl, micros)| {
-            Command::Propose { key, lease, ttl, micros }
+        6 => (key(), lease(), ttl(), select(given.clone())).prop_map(|(key, lease, ttl, micros)| {
+            Command::Propose { key, lease, ttl, micros, from: None }
         }),
+        3 => (key(), lease(), ttl(), select(given.clone()), lease(), select(given)).prop_map(
+            |(key, lease, ttl, micros, from, ticket)| {
+                let from = Some(TicketLease { lease: from, micros: ticket });
+                Command::Propose { key, lease, ttl, micros, from }
+            },
+        ),
         6 => (key(), lease(), ttl(), select(held), any::<bool>()).prop_map(
             |(key, lease, ttl, micros, sets_missing)| {
                 Command::Hold { key, lease, ttl, micros, sets_missing }

@@ -625,9 +625,12 @@ impl Twin {
                     queued: own,
                 }),
             ) => near(expires_in, left) && same_place(*queued, *own),
-            (Ok(Reply::Adopted { expires_in }), Ok(Reply::Adopted { expires_in: left })) => {
-                near(expires_in, left)
-            }
+            (
+                Ok(Reply::Adopted { expires_in, .. }),
+                Ok(Reply::Adopted {
+                    expires_in: left, ..
+                }),
+            ) => near(expires_in, left),
             (
                 Ok(Reply::Found { value, expires_in }),
                 Ok(Reply::Found {

@@ -136,7 +136,8 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
             Reply::Clock { micros }
         }
         (ScriptKind::Probe, _) => return None,
-        (ScriptKind::Hold, Value::Array(stored)) => {
+        (ScriptKind::Propose, Value::Array(none)) if none.is_empty() => Reply::Missing,
+        (ScriptKind::Propose | ScriptKind::Hold, Value::Array(stored)) => {
             let [Value::BulkString(stored)] = stored.as_slice() else {
                 return None;
             };
@@ -179,6 +180,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
         (_, Value::Int(0)) => Reply::Missing,
         (ScriptKind::Adopt, Value::Int(ms)) => Reply::Adopted {
             expires_in: millis(*ms),
+            new_token: None,
         },
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, Value::BulkString(bytes)) => {
             Reply::Taken {

@@ -131,6 +131,9 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
                     sets_missing: false,
                     ..
                 } => out.text(&format!("{lease}?")),
+                Command::Propose {
+                    from: Some(from), ..
+                } => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
                 _ => out.lease(*lease),
             }
             out.millis(*ttl);

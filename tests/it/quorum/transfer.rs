@@ -1,0 +1,49 @@
+//! Tickets, and locks of others, while a minority of the nodes is stopped.
+
+use leasehold::Client;
+use leasehold_testbed::Server;
+
+use super::nodes::Nodes;
+use crate::support::{LONG_TTL, SOON, Task, lock};
+
+#[test]
+fn a_minority_is_not_needed_for_a_transfer() {
+    let nodes = Nodes::start(5);
+    let [one, two] = [nodes.client(), nodes.client()];
+    nodes.0[3..].iter().for_each(Server::stop);
+    let guard = lock(&one, "k");
+    let token = guard.fencing_token();
+    let ticket = guard.into_ticket().unwrap();
+    let adopted = two.adopt(&ticket).unwrap();
+    assert!(adopted.fencing_token() > token);
+    adopted.extend(LONG_TTL).unwrap();
+    let found = one.mutex("k").inspect().unwrap().unwrap();
+    assert_eq!(found.holder(), two.holder_id());
+    assert!(one.mutex("k").force_unlock().unwrap().is_some());
+    assert!(one.mutex("k").inspect().unwrap().is_none());
+    drop(adopted);
+    nodes.0[3..].iter().for_each(Server::resume);
+    nodes.assert_all_become_free();
+}
+
+/// Adopters that split the votes give them back, and ask again.
+#[test]
+fn one_of_many_adopters_wins() {
+    let nodes = Nodes::start(5);
+    let clients: Vec<Client> = (0..4).map(|_| nodes.client()).collect();
+    for _ in 0..10 {
+        let ticket = lock(&clients[0], "k").into_ticket().unwrap();
+        let adopt = |client: &Client| {
+            let (client, ticket) = (client.clone(), ticket.clone());
+            Task::start(move || client.adopt(&ticket))
+        };
+        let tasks: Vec<_> = clients.iter().map(adopt).collect();
+        let outcomes = tasks
+            .into_iter()
+            .map(|task| task.within(3 * SOON, "adopting"));
+        let won: Vec<_> = outcomes.filter_map(Result::ok).collect();
+        assert_eq!(won.len(), 1);
+        won[0].check().unwrap();
+    }
+    nodes.assert_all_become_free();
+}
