@@ -58,7 +58,7 @@ const MAX_NODES: usize = 9;
 const GRACE: Duration = Duration::from_millis(5);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
-/// How long a flush waits for a silent node.
+/// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
@@ -796,11 +796,17 @@ impl Store for QuorumStore {
     /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let soon = MonotonicTime::now().after(SILENT_FLUSH).min(deadline);
-        let flushes = self.call_each(|member| {
+        let has_majority =
+            |flushes: &[_]| flushes.iter().flatten().count() >= self.count.majority();
+        let mut flushes = self.call_each(|member| {
             let deadline = if member.is_silent() { soon } else { deadline };
             member.node.flush(deadline)
         });
-        if flushes.iter().flatten().count() >= self.count.majority() {
+        if !has_majority(&flushes) {
+            // There is no majority without the silent nodes, so they get the whole time too.
+            flushes = self.call_each(|member| member.node.flush(deadline));
+        }
+        if has_majority(&flushes) {
             return Ok(());
         }
         Err(self.no_majority(&as_outcomes(&flushes)))

@@ -626,6 +626,28 @@ fn a_ping_and_a_flush_need_a_majority() {
     );
 }
 
+/// On a busy machine, a majority of the nodes may be silent when a client ends.
+#[test]
+fn a_flush_waits_for_a_silent_majority() {
+    let servers = servers::<3>();
+    let timeout = Duration::from_millis(300);
+    let client = client(&urls(&servers), &config(timeout), TTL);
+    client.lock(&key("k"));
+    servers[..2].iter().for_each(Server::stop);
+    // Its release is one that the flush waits for.
+    let (_, outcome) = client.acquire_by(&key("other"), MonotonicTime::now().after(timeout));
+    assert_no_quorum(outcome, "2 of 3 are needed");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Later than a flush waits for a silent node that is not needed.
+            std::thread::sleep(5 * SILENT_FLUSH);
+            servers[..2].iter().for_each(Server::resume);
+        });
+        let deadline = MonotonicTime::now().after(Duration::from_secs(60));
+        assert!(client.store.flush(deadline).is_ok());
+    });
+}
+
 /// Two clients, two threads each, one key: no two of them hold it at the same time, and tokens increase.
 #[test]
 fn contending_clients_exclude_each_other() {
