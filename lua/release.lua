@@ -2,7 +2,9 @@
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
 -- ARGV: for each lock key: lease id: in one of these forms:
---   `<lease id>`: a release;
+--   `lh1 <lease id> <the µs part of its token> <holder>`: a release of a lease that was granted. This is the whole value
+--   of its key, unless waiters are queued, which is a mark at the end of the value;
+--   `<lease id>`: a release of a lease that may have been granted;
 --   `<lease id>!<holder>`: this holder takes the key by force, and the lease's holder is notified;
 --   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
 --   listen;
@@ -14,24 +16,26 @@
 local counter, n = KEYS[1], (#KEYS - 1) / 2
 local shard = ARGV[n + 1]
 
+-- The usual case comes first: the key's value is exactly the argument, so nobody is queued.
+if n == 1 and string.sub(ARGV[1], 1, 4) == 'lh1 ' then
+  if redis.pcall('GETRANGE', KEYS[2], '0', '255') == ARGV[1] then return redis.pcall('DEL', KEYS[2]) end
+end
 local results, result, done = n > 1 and {}, nil, 0
-if n >= 8 then
-  -- Most keys are held and have no queue. Two commands, MGET and DEL, release all such keys. With few keys, that would
-  -- save little.
+if n > 1 then
   local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}
   for i = 1, n do
-    local value = values[i]
-    local is_held = value and string.find(value, 'lh1 ' .. ARGV[i] .. ' ', 1, true) == 1
-    if is_held and not string.find(value, ' ', 55, true) then
+    if values[i] == ARGV[i] and string.sub(ARGV[i], 1, 4) == 'lh1 ' then
       gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i
     end
   end
   if gone[1] and type(redis.pcall('DEL', unpack(gone))) == 'number' then
+    if #gone == n then return 1 end
     for _, i in ipairs(gone_at) do results[i] = 1 end
   end
 end
 for i = 1, n do
   local key, lease, after = KEYS[i + 1], ARGV[i], nil
+  if string.sub(lease, 1, 4) == 'lh1 ' then lease = string.sub(lease, 5, 36) end
   if #lease > 32 and string.find(lease, '^[!?,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end

@@ -79,7 +79,14 @@ impl LockValue {
 /// Formats the value of a lock as the scripts write it.
 pub(crate) fn format(lease: LeaseId, micros: u64, holder: &HolderId, has_queue: bool) -> String {
     let mark = if has_queue { QUEUE_MARK } else { "" };
-    format!("{VERSION}{lease} {micros} {holder}{mark}")
+    let digits = &mut [0; LeaseId::DIGITS];
+    let parts = parts(lease.encode(digits), &micros.to_string(), holder).concat();
+    parts + mark
+}
+
+/// The parts of the value of a lock without a queue.
+pub(crate) fn parts<'a>(lease: &'a str, micros: &'a str, holder: &'a HolderId) -> [&'a str; 6] {
+    [VERSION, lease, " ", micros, " ", holder.as_str()]
 }
 
 pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {

@@ -4,9 +4,9 @@ use leasehold_testbed::Reply;
 use redis::Connection;
 
 use super::{
-    ACQUIRE, ALL_KEYS, FENCE, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL, TWO,
-    acquire, answer, call, connect, ends, entry, granted, has_selectors, holder, kinds, listen,
-    queue_name, received, release, say, text_of, ttl_of, value,
+    ACQUIRE, ALL_KEYS, FENCE, MICROS, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL,
+    TWO, acquire, answer, call, connect, ends, entry, granted, has_selectors, holder, kinds,
+    listen, queue_name, received, release, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -117,19 +117,45 @@ fn one_call_releases_only_own_locks() {
     let mut redis = connect(&server);
     let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
     acquire(&mut redis, &keys);
-    for not_it in [TWO, &ONE[1..], ""] {
+    let others = value(TWO);
+    for not_it in [TWO, &ONE[1..], "", &others, &others[..40]] {
         let said = release(&mut redis, &keys, &[not_it; 8]);
         assert_eq!(ends(&said), ["taken"; 8], "{not_it:?}");
+        let said = release(&mut redis, &keys[..1], &[not_it]);
+        assert_eq!(ends(&said), ["taken"], "{not_it:?}");
     }
     let calls = || ["getrange", "mget", "del"].map(|name| server.calls(name).unwrap());
     let before = calls();
     call(&mut redis, &RENEW, &keys, &[ONE, TTL].repeat(8));
     let twice = [&keys[..], &keys].concat();
-    let said = release(&mut redis, &twice, &[ONE; 16]);
+    let values = twice.iter().map(|key| text_of(&server, key).unwrap());
+    let values: Vec<String> = values.collect();
+    let values: Vec<&str> = values.iter().map(String::as_str).collect();
+    let said = release(&mut redis, &twice, &values);
     assert_eq!(ends(&said), ["done"; 16], "also a key that is named twice");
     let after = calls();
     assert_eq!([0, 1, 2].map(|n| after[n] - before[n]), [0, 2, 1]);
     assert_eq!(ask(&server, &["EXISTS", "a", "h"]), Reply::Int(0));
+}
+
+/// The whole value is only a short cut: a quorum may have raised the time in the value of a node.
+#[test]
+fn a_release_by_value_finds_its_lease() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = ["same", "later", "other", "missing"];
+    let later = value(ONE).replace(MICROS, "1795263780943999");
+    for n in [1, keys.len()] {
+        for (key, value) in keys.iter().zip([&value(ONE), &later, &value(TWO)]) {
+            ask(&server, &["SET", key, value, "PX", TTL]);
+        }
+        let said = keys.chunks(n);
+        let said = said.flat_map(|keys| release(&mut redis, keys, &vec![&*value(ONE); keys.len()]));
+        let said: Vec<Said> = said.collect();
+        assert_eq!(ends(&said), ["done", "done", "taken", "missing"], "{n}");
+        let exist = keys.map(|key| ask(&server, &["EXISTS", key]));
+        assert_eq!(exist, [0, 0, 1, 0].map(Reply::Int), "{n}");
+    }
 }
 
 #[test]

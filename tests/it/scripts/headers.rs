@@ -153,7 +153,11 @@ fn headers_agree_with_the_code_below_them() {
 fn release_names_each_form_of_a_lease() {
     let (header, _) = halves(&RELEASE);
     let args = section(&header, "ARGV");
-    for form in ["`<lease id>!<holder>`", "`<lease id>,<ttl in ms>,<holder>`"] {
+    for form in [
+        "`lh1 <lease id> <the µs part of its token> <holder>`",
+        "`<lease id>!<holder>`",
+        "`<lease id>,<ttl in ms>,<holder>`",
+    ] {
         let args = args.replace("\n--   ", " ");
         assert!(args.contains(form), "{form:?} in {args}");
     }
@@ -185,12 +189,12 @@ fn undeclared(code: &str) -> Vec<&str> {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
-                ["key", "counter", "mark", "KEYS[i + 1]"].contains(&first)
+                ["key", "counter", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
             }
             "'HSTRLEN'" | "'HDEL'" | "'SETRANGE'" => first == "key",
             // Reads up to a length.
             "'GETRANGE'" => {
-                ["key", "counter", "mark"].contains(&first) && args.next() == Some("'0'")
+                ["key", "counter", "mark", "KEYS[2]"].contains(&first) && args.next() == Some("'0'")
             }
             "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
-use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode, TicketLease};
+use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, Held, QueueMode, TicketLease};
 use crate::store::value::{LockValue, TokenBound, micros_of};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -85,6 +85,11 @@ pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Comman
     match &mut command {
         Command::Adopt { grant, .. } if grant.token == RIGHT => {
             grant.token = token.unwrap_or(RIGHT);
+        }
+        Command::Release {
+            held: Some(held), ..
+        } if held.token == RIGHT => {
+            held.token = token.unwrap_or(RIGHT);
         }
         Command::Hold { micros, .. } if *micros == RIGHT => {
             *micros = token.map_or(PAST, micros_of);
@@ -198,6 +203,10 @@ fn command() -> impl Strategy<Value = Command> {
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
+        }),
+        3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
+            let held = Some(Held { token, others_queued: false });
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
             Command::ForceUnlock { key, lease, must_notify }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::store::command::{Command, QueueMode};
 use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
-use crate::store::value::{TokenBound, micros_of};
+use crate::store::value::{self, TokenBound, micros_of};
 use crate::util::id::LeaseId;
 
 /// Appends one script call for `commands`, all of `kind`, to `buffer`. On a Cluster, their keys have the same slot.
@@ -145,6 +145,21 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             queued: Some(ttl),
             ..
         } => out.text(&format!("{lease},{},{}", ttl.as_millis(), context.holder)),
+        // The script compares the key's value with this argument first.
+        Command::Release {
+            lease,
+            held: Some(held),
+            ..
+        } => {
+            let (digits, start) = decimal(micros_of(held.token));
+            let micros = std::str::from_utf8(&digits[start..]).unwrap_or_default();
+            let mut id = [0; LeaseId::DIGITS];
+            out.parts(&value::parts(
+                lease.encode(&mut id),
+                micros,
+                &context.holder,
+            ));
+        }
         Command::Release { lease, .. } => out.lease(*lease),
         Command::ForceUnlock {
             lease, must_notify, ..

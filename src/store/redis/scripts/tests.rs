@@ -5,7 +5,7 @@ use redis::Value;
 use super::encode::decimal;
 use super::*;
 use crate::error::ErrorKind;
-use crate::store::command::Reply;
+use crate::store::command::{Held, Reply};
 use crate::store::value::{self, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -47,6 +47,27 @@ fn a_script_call_is_encoded_as_resp() {
          $10\r\np:~queue:a\r\n$32\r\n{lease}\r\n"
     );
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
+}
+
+/// lua/release.lua then needs one comparison.
+#[test]
+fn a_release_of_a_grant_sends_the_whole_value() {
+    let context = context();
+    let lease = LeaseId::random();
+    let micros = 1_795_263_780_943_818;
+    let release = Command::Release {
+        key: Key::new("p:", "a", 10).unwrap(),
+        lease,
+        until: MonotonicTime::now(),
+        // Two hand-offs within the client do not change the value.
+        held: Some(Held {
+            token: (micros << 10) + 2,
+            others_queued: false,
+        }),
+        queued: None,
+    };
+    let value = value::format(lease, micros, &context.holder, false);
+    assert_eq!(words(&context, &[release]).pop(), Some(value));
 }
 
 /// A hold sets a missing key, so a release of its lease comes after it. An acquire or a proposal comes after the release
