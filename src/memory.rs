@@ -404,8 +404,8 @@ impl MemoryQuorum {
         self.node(node).flush();
     }
 
-    /// Sets how far this node's clock is ahead of the clock that all nodes share. It counts for fencing tokens and for
-    /// [`Client::nodes`]; the node's keys expire by the common clock.
+    /// Sets how far this node's clock is ahead of the clock that all nodes share: a year at most, which replaces a longer
+    /// time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire by the common clock.
     ///
     /// ```
     /// # use std::time::Duration;

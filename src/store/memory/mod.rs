@@ -32,6 +32,9 @@ use crate::util::threads::ThreadGroup;
 pub(crate) use keyspace::{Keyspace, Notification, Step};
 use outage::{Mode, Outage, PendingRelease};
 
+/// How far the clock of a server can be ahead. Then no µs leave the range of a token.
+const LONGEST_AHEAD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// A server in memory that clients share.
 pub(crate) struct MemoryServer {
     process: Process,
@@ -142,9 +145,9 @@ impl MemoryServer {
         });
     }
 
-    /// Sets how far the clock that replies name is ahead. Keys expire by the clock that all nodes share.
+    /// Sets how far the clock that replies name is ahead, up to [`LONGEST_AHEAD`]. Keys expire by the clock that all nodes share.
     pub(crate) fn set_ahead(&self, by: Duration) {
-        let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        let micros = by.min(LONGEST_AHEAD).as_micros() as u64;
         self.ahead.store(micros, Ordering::Relaxed);
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::node_state::NodeClock;
 use crate::util::clock::MonotonicTime;
 
-/// What a probe has read from a node's clock.
+/// One probe's reading of a node's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     /// How far the node's clock is ahead of the client's clock, in µs, if the reply took as long as the request.

@@ -31,7 +31,7 @@ const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
 /// While requests are sent, the time from one reading of a node's clock to the next.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
-/// What a quorum reports about a node.
+/// A report of a quorum about one of its nodes.
 pub(crate) enum NodeReport {
     /// The health of the node has changed, or whether its clock is within the bound.
     Changed(NodeState),
@@ -49,8 +49,9 @@ struct Known {
     found: Found,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
-    /// What the last probe has read, and its comparison with the other nodes.
+    /// The reading of the last probe.
     reading: Option<Reading>,
+    /// The comparison of that reading with the other nodes.
     clock: Option<NodeClock>,
     /// When the next request has the clock read, by the client's clock.
     read_at: Option<MonotonicTime>,
@@ -172,8 +173,9 @@ impl Health {
         }
     }
 
-    /// Makes a node be probed that no request was sent to yet, or whose clock was last read long ago.
-    pub(super) fn probe_if_unknown(&self, clock: &Clock) -> Noted {
+    /// Requests a probe if no request was sent to the node yet, or if the last reading of its clock is older than
+    /// [`READ_EVERY`].
+    pub(super) fn probe_if_outdated(&self, clock: &Clock) -> Noted {
         let mut known = self.0.lock();
         if matches!(known.found, Found::Unknown) {
             return known.suspect(Duration::ZERO);
@@ -525,9 +527,9 @@ mod tests {
         assert_eq!((noted(), is_due()), (Noted::Nothing, false));
         clock.advance(READ_EVERY);
         assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
-        assert_eq!(health.probe_if_unknown(&clock), Noted::Nothing);
+        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
         clock.advance(READ_EVERY);
-        assert_eq!(health.probe_if_unknown(&clock), Noted::ToProbe);
+        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
         assert!(is_due());
     }
 

@@ -395,6 +395,7 @@ fn an_adoption_without_renewal_keeps_the_rest_of_the_ttl() {
     let ticket = quorum.lock(0);
     // The counter of one node is ahead, so the token has to be written back.
     quorum.raise_counter(0, micros_of(ticket.1) + 60_000_000);
+    quorum.nodes[2].delete("p:k");
     quorum.advance(TTL / 3);
     let left = match quorum.adopt(1, ticket, None).1 {
         Ok(Reply::Adopted { expires_in, .. }) => expires_in,
@@ -402,6 +403,7 @@ fn an_adoption_without_renewal_keeps_the_rest_of_the_ttl() {
     };
     let near = Duration::from_secs(1);
     assert!(left.abs_diff(TTL * 2 / 3) < near, "{left:?}");
+    assert_eq!(quorum.leases()[2], None, "a missing key has no ttl to keep");
     quorum.advance(TTL * 2 / 3 + near);
     quorum.lock(0);
 }

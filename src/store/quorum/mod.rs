@@ -62,7 +62,6 @@ const SILENT_FOR: Duration = Duration::from_secs(1);
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
-
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -503,7 +502,7 @@ impl QuorumStore {
             .into_iter()
             .partition(|node| has_stored(&outcomes[*node]));
         let missing = self.count.majority().saturating_sub(done.len());
-        // A lease that keeps the ttl of its ticket has no ttl to set.
+        // An adoption without renewal keeps the ttl that each key has. It sets no missing key, which would have no ttl.
         let hold = lease.hold(micros_of(token), lease.ttl >= MIN_TTL);
         let written = self.ask(&asked, std::slice::from_ref(&hold), deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
@@ -768,7 +767,7 @@ impl Store for QuorumStore {
 
     fn nodes(&self) -> Vec<NodeState> {
         let state = |member: &Arc<Member>| {
-            let noted = member.health.probe_if_unknown(&self.clock);
+            let noted = member.health.probe_if_outdated(&self.clock);
             self.prober.follow_up(noted, member, &self.clock);
             member.state(&self.clock)
         };
@@ -803,7 +802,7 @@ impl Store for QuorumStore {
             member.node.flush(deadline)
         });
         if !has_majority(&flushes) {
-            // There is no majority without the silent nodes, so they get the whole time too.
+            // Without the silent nodes there is no majority, so they get the whole time, too.
             flushes = self.call_each(|member| member.node.flush(deadline));
         }
         if has_majority(&flushes) {

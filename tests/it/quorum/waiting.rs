@@ -57,6 +57,12 @@ fn one_node_without_the_key_ends_no_lease() {
     // A majority granted the lock; the last node may be late.
     let has_lock = |node: &Server| is_held(node, "k") && tracked(node) > 0;
     assert!(eventually(SOON, || nodes.0.iter().all(has_lock)));
+    // No probe comes among the counted requests before ten more seconds.
+    let clocks_are_read = || {
+        let states = client.nodes().unwrap();
+        states.iter().all(|node| node.clock().is_some())
+    };
+    assert!(eventually(SOON, clocks_are_read));
     let delete = |node: &Server| ask(node, &["DEL", &in_redis("k")]);
     let before = script_calls(&nodes.0[0]);
     delete(&nodes.0[0]);

@@ -18,7 +18,7 @@ pub struct Case {
     pub pinned: bool,
 }
 
-/// What a run measures of a case.
+/// The ways that a run measures in a case.
 pub struct Plan {
     pub case: &'static Case,
     /// The raw commands come first.
@@ -159,8 +159,7 @@ pub fn way_name(way: Way) -> String {
     }
 }
 
-/// The commands that a way calls only inside scripts and transactions. Redis counts these commands in addition to the
-/// script calls and to `EXEC`.
+/// The commands that only the scripts of a way call. Redis counts these commands in addition to the script calls.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
         Way::Limit | Way::Drop | Way::Unlock | Way::WithLock => &[
@@ -169,15 +168,12 @@ pub fn scripted(way: Way) -> &'static [&'static str] {
             "exists",
             "getrange",
             "mget",
-            "multi",
             "pexpire",
             "pttl",
             "publish",
             "pubsub|numsub",
             "set",
             "time",
-            "zadd",
-            "zincrby",
         ],
         Way::Raw | Way::PipedRaw | Way::Rslock { .. } | Way::Redlock { .. } => &["get", "del"],
         Way::FairMutex => &[],

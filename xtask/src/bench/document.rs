@@ -75,8 +75,9 @@ Compare ratios: they are of one run, whose rounds take all ways in turn. The oth
          with a pause of 1 ms before the next attempt. `raw-piped`: the same without waiting for the reply to the \
          script. `limit`: leasehold's scripts without the library, on two connections that threads share, without \
          any handling of faults. `drop`, `unlock`: leasehold, without and with waiting for the release. `with_lock`: \
-         leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis. `rslock` (a task per thread), `redlock`: with their defaults, which pause \
-         for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
+         leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis. \
+         `rslock` (a task per thread), `redlock`: with their defaults, which pause for up to 200 ms \
+         before the next attempt; `-5ms`: for up to 5 ms.
 - *ratio*: pairs of lock and release per second, divided by those of `raw` in the same round. Median of {rounds} \
          rounds of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
 - *fairness*: pairs of the thread with the fewest, divided by those of the thread with the most. Where all want \
@@ -85,7 +86,7 @@ Compare ratios: they are of one run, whose rounds take all ways in turn. The oth
 - *wait*: p50 / p99 / p99.9 / max from the request to the lock. At full speed a thread requests the next lock \
          when it has released the last: a slow way gets fewer requests.{paced}
 - *connections* that stay open; *requests*, *bytes* (both ways) and *CPU* per pair, at full speed. One request \
-         can carry many locks, and a transaction is one request. *server CPU, ratio*: the CPU time of Redis per pair, \
+         can carry many locks. *server CPU, ratio*: the CPU time of Redis per pair, \
          divided by that of `raw` in the same round; the median round.",
             machine = self.machine
         )
