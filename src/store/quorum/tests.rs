@@ -643,12 +643,12 @@ fn a_ping_and_a_flush_need_a_majority() {
 #[test]
 fn a_flush_waits_for_a_silent_majority() {
     let servers = servers::<3>();
-    let timeout = Duration::from_millis(300);
-    let client = client(&urls(&servers), &config(timeout), TTL);
+    let client = patient(&servers);
     client.lock(&key("k"));
     servers[..2].iter().for_each(Server::stop);
-    // Its release is one that the flush waits for.
-    let (_, outcome) = client.acquire_by(&key("other"), MonotonicTime::now().after(timeout));
+    // No node fails before this deadline, so both are silent. The flush waits for the release of this acquire.
+    let deadline = MonotonicTime::now().after(Duration::from_millis(300));
+    let (_, outcome) = client.acquire_by(&key("other"), deadline);
     assert_no_quorum(outcome, "2 of 3 are needed");
     std::thread::scope(|scope| {
         scope.spawn(|| {
