@@ -150,6 +150,11 @@ impl Health {
         let sign = Sign::of(std::slice::from_ref(&outcome));
         let mut known = self.0.lock();
         known.reading = reading;
+        if reading.is_some() {
+            known.read_at = Some(clock.now().after(READ_EVERY));
+            // A request may have asked for another reading meanwhile.
+            known.is_reading_due = false;
+        }
         match sign {
             Some(Sign::Votes) => known.votes(),
             Some(Sign::Abstains(left)) => known.abstains(left, clock),
@@ -531,6 +536,20 @@ mod tests {
         clock.advance(READ_EVERY);
         assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
         assert!(is_due());
+    }
+
+    #[test]
+    fn each_probe_reads_the_clock() {
+        let (health, clock) = (Health::default(), Clock::movable());
+        // The first probe, because nothing was requested yet.
+        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
+        assert!(health.take_due(MonotonicTime::now()));
+        assert_eq!(health.note(&[voted()], &clock), Noted::ToProbe);
+        let reading = Some(Reading::new(5, clock.now(), clock.now()));
+        health.note_probe(voted(), reading, "a:1", &clock);
+        assert!(!health.take_due(MonotonicTime::now()));
+        assert_eq!(health.note(&[voted()], &clock), Noted::Nothing);
+        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
     }
 
     #[test]
