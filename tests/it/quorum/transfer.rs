@@ -1,15 +1,18 @@
 //! Tickets, and locks of others, while a minority of the nodes is stopped.
 
 use leasehold::Client;
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, eventually};
 
 use super::nodes::Nodes;
-use crate::support::{LONG_TTL, SOON, Task, lock};
+use crate::support::{LONG_TTL, SOON, Task, held_keys, lock, secs};
 
 #[test]
 fn a_minority_is_not_needed_for_a_transfer() {
     let nodes = Nodes::start(5);
-    let [one, two] = [nodes.client(), nodes.client()];
+    let two = nodes.client();
+    // The transfer takes less, on a busy machine, too.
+    let ttl = secs(15);
+    let one = nodes.builder().ttl(ttl).build().unwrap();
     nodes.0[3..].iter().for_each(Server::stop);
     let guard = lock(&one, "k");
     let token = guard.fencing_token();
@@ -23,7 +26,9 @@ fn a_minority_is_not_needed_for_a_transfer() {
     assert!(one.mutex("k").inspect().unwrap().is_none());
     drop(adopted);
     nodes.0[3..].iter().for_each(Server::resume);
-    nodes.assert_all_become_free();
+    // A resumed node may run the requests of `two` first. Then it grants the ticket's lease, which nobody releases.
+    let are_free = || nodes.0.iter().all(|node| held_keys(node).is_empty());
+    assert!(eventually(ttl + SOON, are_free), "a key outlives its ttl");
 }
 
 /// Adopters that split the votes give them back, and ask again.
