@@ -7,6 +7,7 @@ mod messages;
 mod raw;
 mod serve;
 mod server_stats;
+mod turns;
 mod waits;
 
 pub use drive::{Locker, drive, hold};
@@ -17,4 +18,5 @@ pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
 pub use raw::{PipedRaw, Raw};
 pub use serve::{RunRound, serve, sum, threads};
 pub use server_stats::ServerStats;
+pub use turns::{Turns, serve_turns};
 pub use waits::Waits;

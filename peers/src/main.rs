@@ -1,12 +1,15 @@
 //! A load process with the locks of other crates, used as their documentation shows. Reports the same figures
-//! as `xtask bench-process` does for leasehold.
+//! as `xtask bench-process` does for leasehold. With the argument `quorum`, it has the locks of redlock on several
+//! servers, for benches/quorum.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use leasehold_load::{Assignment, Locker, RunRound, Way, drive, hold, nanoseconds, serve, threads};
+use leasehold_load::{
+    Assignment, Locker, RunRound, Way, drive, hold, nanoseconds, serve, serve_turns, threads,
+};
 use redlock::RedLock;
 use rslock::LockManager;
 
@@ -15,7 +18,19 @@ const TTL: Duration = Duration::from_secs(30);
 const TRIES: u32 = 3;
 
 fn main() -> ExitCode {
-    serve(connect)
+    match std::env::args().nth(1).as_deref() {
+        Some("quorum") => serve_turns(|urls| {
+            let mut redlock = RedLock::new(urls);
+            redlock.set_retry(TRIES, 200);
+            let key = b"redlock".to_vec();
+            let mut locker = Redlock {
+                redlock: Arc::new(redlock),
+                key,
+            };
+            Ok(move || locker.lock_and_release(Duration::ZERO).map(|_| ()))
+        }),
+        _ => serve(connect),
+    }
 }
 
 fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
@@ -102,8 +117,8 @@ struct Redlock {
     key: Vec<u8>,
 }
 
-impl Locker for Redlock {
-    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+impl Redlock {
+    fn lock_and_release(&mut self, time: Duration) -> anyhow::Result<u64> {
         let ttl = TTL.as_millis() as usize;
         // This loop does what the crate's own `acquire` does.
         let lock = loop {
@@ -114,5 +129,11 @@ impl Locker for Redlock {
         let acquired = hold(time);
         self.redlock.unlock(&lock);
         Ok(acquired)
+    }
+}
+
+impl Locker for Redlock {
+    async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
+        self.lock_and_release(time)
     }
 }

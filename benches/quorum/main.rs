@@ -1,12 +1,17 @@
-//! A quorum of five servers beside a single server: the time of a lock and its release, requests and CPU time, and what
-//! stopped nodes (SIGSTOP) change.
+//! A quorum of five servers beside a single server: the time of a lock and its release, requests and CPU time, what
+//! stopped nodes (SIGSTOP) change, and how fair the lock is to processes that want one key.
 //!
 //! Each round measures all ways in turn, so that other load on the machine affects all alike. The raw way is the
-//! published algorithm of Redlock, written with blocking connections: it asks one node after the other.
+//! published algorithm of Redlock, written with blocking connections: it asks one node after the other. Other ways are
+//! programs with the locks of other libraries, which `peers/` has.
 
+mod fairness;
+#[path = "../support/mod.rs"]
 mod support;
 
+use std::convert::Infallible;
 use std::error::Error;
+use std::process::{Command, ExitCode};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +19,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use hdrhistogram::Histogram;
 use leasehold::{Client, ErrorKind, Mutex};
-use leasehold_load::ServerStats;
-use leasehold_testbed::Server;
+use leasehold_load::{ServerStats, Turns};
+use leasehold_testbed::{Process, Server};
 
 const NODES: usize = 5;
 /// The pairs that one way makes in a round.
@@ -36,20 +41,65 @@ struct Options {
     /// Seconds for each case with stopped nodes, and for the same without
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
+    /// Seconds for which processes want one key
+    #[arg(long, default_value_t = 10.0)]
+    contended_seconds: f64,
+    /// Measure this program of `peers/` on five nodes, too
+    #[arg(long = "peer", value_name = "NAME=PROGRAM", value_parser = named_program)]
+    peers: Vec<(String, String)>,
+    /// Only measure how fair the lock is
+    #[arg(long)]
+    only_fairness: bool,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
 }
 
+fn named_program(text: &str) -> Result<(String, String), String> {
+    let (name, program) = text.split_once('=').ok_or("it has no `=`")?;
+    Ok((name.to_owned(), program.to_owned()))
+}
+
+/// How long a program of `peers/` may take for its pairs.
+const PEER: Duration = Duration::from_secs(60);
+
 /// One way to lock and release.
 trait Way {
-    fn pair(&mut self);
+    fn run(&mut self, pairs: usize) -> Result<Turns, Box<dyn Error>>;
+}
+
+fn pair(mutex: &Mutex) {
+    let guard = mutex.lock().expect("no other thread wants the lock");
+    guard.unlock().expect("most nodes run");
 }
 
 impl Way for Mutex {
-    fn pair(&mut self) {
-        let guard = self.lock().expect("no other thread wants the lock");
-        guard.unlock().expect("most nodes run");
+    fn run(&mut self, pairs: usize) -> Result<Turns, Box<dyn Error>> {
+        let done: Result<_, Infallible> = Turns::run(pairs, || {
+            pair(self);
+            Ok(())
+        });
+        Ok(done?)
+    }
+}
+
+/// A program with the locks of another library.
+struct Peer(Process<Turns>);
+
+impl Peer {
+    fn start(name: &str, program: &str, nodes: &[Server]) -> Result<Self, Box<dyn Error>> {
+        let urls: Vec<String> = nodes.iter().map(Server::url).collect();
+        let mut command = Command::new(program);
+        let process = Process::start(name, command.arg("quorum"), &urls)?;
+        process.message(PEER)?;
+        Ok(Self(process))
+    }
+}
+
+impl Way for Peer {
+    fn run(&mut self, pairs: usize) -> Result<Turns, Box<dyn Error>> {
+        self.0.order(&pairs)?;
+        Ok(self.0.message(PEER)?)
     }
 }
 
@@ -79,26 +129,31 @@ impl Raw {
     }
 }
 
-impl Way for Raw {
-    fn pair(&mut self) {
+impl Raw {
+    fn pair(&mut self) -> Result<(), redis::RedisError> {
         self.attempts += 1;
         let value = format!("{:032x}", self.attempts);
         let mut granted = 0;
         for connection in &mut self.connections {
             let reply: Option<String> = redis::cmd("SET")
                 .arg(&["raw", &value, "NX", "PX", "30000"])
-                .query(connection)
-                .expect("the node runs");
+                .query(connection)?;
             granted += usize::from(reply.is_some());
         }
         assert_eq!(granted, self.connections.len(), "the key was free");
         for connection in &mut self.connections {
             let deleted: u64 = redis::cmd("EVALSHA")
                 .arg(&[&self.delete, "1", "raw", &value])
-                .query(connection)
-                .expect("the node runs");
+                .query(connection)?;
             assert_eq!(deleted, 1);
         }
+        Ok(())
+    }
+}
+
+impl Way for Raw {
+    fn run(&mut self, pairs: usize) -> Result<Turns, Box<dyn Error>> {
+        Ok(Turns::run(pairs, || self.pair())?)
     }
 }
 
@@ -118,13 +173,11 @@ fn measure(
 ) -> Result<(), Box<dyn Error>> {
     let before = servers.iter().map(ServerStats::until_now);
     let before = before.collect::<Result<Vec<_>, _>>()?;
-    let cpu = support::own_cpu();
-    for _ in 0..PAIRS {
-        let start = Instant::now();
-        way.pair();
-        support::record(&mut into.times, start.elapsed());
+    let turns = way.run(PAIRS)?;
+    for micros in turns.micros {
+        support::record(&mut into.times, Duration::from_micros(micros));
     }
-    into.client_cpu += support::own_cpu() - cpu;
+    into.client_cpu += Duration::from_micros(turns.cpu_micros);
     into.pairs += PAIRS as u64;
     for (server, before) in servers.iter().zip(before) {
         let stats = ServerStats::until_now(server)?.since(&before);
@@ -150,7 +203,7 @@ fn quorum(nodes: &[Server]) -> Result<Client, Box<dyn Error>> {
     Ok(client)
 }
 
-fn one_thread(rounds: usize) -> Result<(), Box<dyn Error>> {
+fn one_thread(rounds: usize, peers: &[(String, String)]) -> Result<(), Box<dyn Error>> {
     let (single, nodes) = (start(1)?, start(NODES)?);
     let mut raw = Raw::connect(&nodes)?;
     let mut of_one = Client::builder(single[0].url())
@@ -159,20 +212,29 @@ fn one_thread(rounds: usize) -> Result<(), Box<dyn Error>> {
         .mutex("k");
     let client = quorum(&nodes)?;
     let mut of_all = client.mutex("k");
-    let mut ways: [(&str, &mut dyn Way, &[Server]); 3] = [
+    let mut started = Vec::new();
+    for (name, program) in peers {
+        let name = format!("five nodes, {name}");
+        started.push((name, Peer::start(program, program, &nodes)?));
+    }
+    let mut ways: Vec<(&str, &mut dyn Way, &[Server])> = vec![
         ("one server", &mut of_one, &single),
         ("five nodes", &mut of_all, &nodes),
         ("five nodes, raw, one after the other", &mut raw, &nodes),
     ];
-    let mut figures = [(); 3].map(|()| Figures {
+    for (name, peer) in &mut started {
+        ways.push((name, peer, &nodes));
+    }
+    let figures = |_: &_| Figures {
         times: support::histogram(),
         client_cpu: Duration::ZERO,
         server_cpu: Duration::ZERO,
         scripts: 0,
         pairs: 0,
-    });
+    };
+    let mut figures: Vec<Figures> = ways.iter().map(figures).collect();
     for (_, way, _) in &mut ways {
-        (0..PAIRS).for_each(|_| way.pair());
+        way.run(PAIRS)?;
     }
     for turn in 0..rounds {
         for place in 0..ways.len() {
@@ -190,8 +252,13 @@ fn one_thread(rounds: usize) -> Result<(), Box<dyn Error>> {
         "scripts per node and pair",
         "CPU of the client, µs",
         "CPU of all servers, µs",
+        "CPU of the client, ratio",
+        "CPU of all servers, ratio",
     ]);
     let quantile = |of: &Figures, q: f64| of.times.value_at_quantile(q) as f64;
+    let share = |of: &Figures, cpu: fn(&Figures) -> Duration| {
+        cpu(of).as_secs_f64() / cpu(&figures[1]).as_secs_f64()
+    };
     for ((name, _, servers), of) in ways.iter().zip(&figures) {
         let ratio = |q: f64| quantile(of, q) / quantile(&figures[0], q);
         let per_pair = |cpu: Duration| cpu.as_secs_f64() * 1e6 / of.pairs as f64;
@@ -207,9 +274,14 @@ fn one_thread(rounds: usize) -> Result<(), Box<dyn Error>> {
             ),
             format!("{:.0}", per_pair(of.client_cpu)),
             format!("{:.0}", per_pair(of.server_cpu)),
+            format!("{:.2}", share(of, |one| one.client_cpu)),
+            format!("{:.2}", share(of, |one| one.server_cpu)),
         ]);
     }
-    println!("{rounds} rounds of {PAIRS} pairs of each way, in turn\n\n{table}\n");
+    println!(
+        "{rounds} rounds of {PAIRS} pairs of each way, in turn. Times are compared with one server, CPU time with five \
+         nodes.\n\n{table}\n"
+    );
     Ok(())
 }
 
@@ -217,13 +289,13 @@ fn one_thread(rounds: usize) -> Result<(), Box<dyn Error>> {
 fn times(client: &Client, threads: usize, settling: Duration, window: Duration) -> Histogram<u64> {
     let ready = Barrier::new(threads);
     let work = |thread: usize| {
-        let mut mutex = client.mutex(format!("k{thread}"));
+        let mutex = client.mutex(format!("k{thread}"));
         let mut times = support::histogram();
         ready.wait();
         let begin = Instant::now();
         while begin.elapsed() < settling + window {
             let start = Instant::now();
-            mutex.pair();
+            pair(&mutex);
             if begin.elapsed() > settling {
                 support::record(&mut times, start.elapsed());
             }
@@ -300,13 +372,28 @@ fn stopped_nodes(window: Duration) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let options = Options::parse();
-    let (rounds, seconds) = match options.bench {
-        true => (options.rounds, options.seconds),
-        false => (1, options.seconds.min(0.2)),
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(fairness::ROLE) {
+        return fairness::contend();
+    }
+    match measure_all(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure_all(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds, contended) = match options.bench {
+        true => (options.rounds, options.seconds, options.contended_seconds),
+        false => (1, options.seconds.min(0.2), 0.2),
     };
     println!("{}\n", support::machine(&Server::start()?)?);
-    one_thread(rounds)?;
-    stopped_nodes(Duration::from_secs_f64(seconds))
+    if !options.only_fairness {
+        one_thread(rounds, &options.peers)?;
+        stopped_nodes(Duration::from_secs_f64(seconds))?;
+    }
+    fairness::measure(Duration::from_secs_f64(contended))
 }
