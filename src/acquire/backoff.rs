@@ -55,8 +55,9 @@ fn random_up_to(longest: Duration) -> Duration {
 const SHARDS: usize = 64;
 /// The greatest number of contenders that pauses are made for.
 const MOST_CONTENDERS: u32 = 64;
-/// The bounds of a round trip, for the pauses of contenders.
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(10)];
+/// The bounds of a round trip, for the pauses of a quorum's clients.
+pub(super) const ROUND_TRIPS: [Duration; 2] =
+    [Duration::from_micros(500), Duration::from_millis(10)];
 /// The longest pause of a contender.
 const LONGEST_OF_CONTENDERS: Duration = Duration::from_millis(250);
 

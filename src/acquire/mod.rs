@@ -15,6 +15,7 @@ mod shutdown;
 #[cfg(not(shuttle))]
 mod tests;
 mod transfer;
+mod turns;
 mod wait;
 
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use outage::Outage;
 pub(crate) use queue::LocalQueues;
 pub(crate) use release::Dropped;
 use shutdown::Shutdown;
+use turns::Turns;
 pub(crate) use wait::Until;
 
 /// The lock that a caller wants.
@@ -79,6 +81,8 @@ pub(crate) struct Acquirer {
     outage_of_replicas: Outage,
     /// The contenders for keys of a quorum.
     contenders: Contenders,
+    /// The turns for keys of a quorum; `None` on servers with queues.
+    turns: Option<Turns>,
     shutdown: Shutdown,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -106,6 +110,10 @@ impl Acquirer {
             outage: Outage::new(outage_lasts),
             outage_of_replicas: Outage::new(outage_lasts),
             contenders: Contenders::default(),
+            turns: backend
+                .notifications
+                .free_servers()
+                .map(|_| Turns::default()),
             shutdown: Shutdown::default(),
             command_timeout,
             outage_timeout,

@@ -11,6 +11,7 @@ use crate::loss::LossReason;
 use crate::observe;
 use crate::released::Released;
 use crate::store::{Command, Held, Reply};
+use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
@@ -33,6 +34,7 @@ impl Acquirer {
             return Dropped::HandedOff;
         }
         let now = self.watchdog.now();
+        self.note_turn_ends(lease, now);
         let lost = self.watchdog.end_lease(lease, now).err();
         // The release is sent even after a loss, since the server that reported the loss may not be the primary.
         self.store.send_release(release_of(lease));
@@ -48,6 +50,7 @@ impl Acquirer {
     /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost.
     pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
         let now = self.watchdog.now();
+        self.note_turn_ends(lease, now);
         let result = match self.watchdog.end_lease(lease, now) {
             Err(reason) => Err(self.release_lost(lease, reason)),
             Ok(()) => {
@@ -65,6 +68,12 @@ impl Acquirer {
             self.forget_lost_entry(lease);
         }
         result
+    }
+
+    fn note_turn_ends(&self, lease: &Lease, now: MonotonicTime) {
+        if let Some(turns) = &self.turns {
+            turns.note_release(&lease.grant().key, now);
+        }
     }
 
     /// The result of a release that did not find the lease in Redis. Within the validity, the lock was lost. After the

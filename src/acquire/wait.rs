@@ -261,11 +261,15 @@ impl Wait<'_> {
             if !is_owed_attempt && let Some(given_up) = self.give_up(now, outage.as_ref()) {
                 return given_up.map(|()| None);
             }
-            if is_owed_attempt || (may_ask && matches!(self.retry, RetryState::AskNow)) {
-                if let Some(lease) = self.ask_redis(now)? {
+            if may_ask && matches!(self.retry, RetryState::AskNow) {
+                if let Some(until) = self.leave_turn(now) {
+                    self.retry = RetryState::Pausing(until);
+                    is_new = is_owed_attempt;
+                } else if let Some(lease) = self.ask_redis(now)? {
                     return Ok(Some(Acquired::Granted(lease)));
                 }
             } else {
+                is_new = is_owed_attempt;
                 self.sleep(now, &position, outage.as_ref())?;
             }
             now = self.acquirer.watchdog.now();
@@ -434,12 +438,32 @@ impl Wait<'_> {
         }
     }
 
+    /// On a quorum: until when the next turn is that of other clients. `None` for a caller that does not wait.
+    fn leave_turn(&self, now: MonotonicTime) -> Option<MonotonicTime> {
+        let turns = self.acquirer.turns.as_ref()?;
+        let end = match self.until {
+            Until::Now => return None,
+            Until::At(deadline) => Some(deadline),
+            Until::Forever => None,
+        };
+        let until = turns.leave_turn(&self.request.key, now)?;
+        Some(end.map_or(until, |end| until.min(end)))
+    }
+
+    /// Notes that another client wants the key.
+    fn note_wanted(&self) {
+        if let Some(turns) = &self.acquirer.turns {
+            turns.note_wanted(&self.request.key, self.acquirer.watchdog.now());
+        }
+    }
+
     /// Handles split votes. Returns true if the caller, which does not wait, should ask once more.
     fn note_split_vote(&mut self, expires_in: Duration, may_be_taken: bool) -> bool {
         let acquirer = self.acquirer;
         let key = &self.request.key;
         self.split_votes += 1;
         acquirer.contenders.note_split_vote(key);
+        self.note_wanted();
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
         self.retry = self.pausing();
@@ -533,6 +557,9 @@ impl Wait<'_> {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
                         acquirer.contenders.note_grant(key);
+                        if let Some(turns) = &acquirer.turns {
+                            turns.note_grant(key, self.round_trip);
+                        }
                         return Ok(Some(lease));
                     }
                     // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.
@@ -668,6 +695,7 @@ impl Wait<'_> {
             Some(_) => RetryState::Polling,
             None if acquirer.notifications.free_servers().is_some() => {
                 self.split_votes = 0;
+                self.note_wanted();
                 match self.until {
                     Until::Now => RetryState::Polling,
                     _ => self.watching(expires_at),

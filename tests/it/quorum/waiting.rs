@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Instant;
 
-use leasehold::LossReason;
+use leasehold::{LossReason, MemoryQuorum};
 use leasehold_testbed::{Server, eventually};
 
 use super::nodes::Nodes;
@@ -71,6 +72,46 @@ fn one_node_without_the_key_ends_no_lease() {
     guard.check().unwrap();
     delete(&nodes.0[1]);
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
+}
+
+#[test]
+fn a_client_that_asks_again_at_once_pauses() {
+    let client = MemoryQuorum::new(3).client().unwrap();
+    let guard = lock(&client, "k");
+    let begin = Instant::now();
+    guard.unlock().unwrap();
+    drop(lock(&client, "k"));
+    // At least half of four round trips, which count as half a millisecond.
+    assert!(begin.elapsed() >= millis(1), "{:?}", begin.elapsed());
+}
+
+/// Without turns for others, a client that asks again at once gets hundreds of grants for each grant of another.
+#[test]
+fn a_client_leaves_turns_to_others() {
+    const TURNS: u64 = 30;
+    let nodes = Nodes::start(3);
+    let (greedy, other) = (nodes.client(), nodes.client());
+    let grants = Arc::new(AtomicU64::new(0));
+    let of_greedy = Arc::clone(&grants);
+    let waits = Task::start(move || {
+        for _ in 0..TURNS {
+            // The greedy client has the lock again, or has just had it.
+            let before = of_greedy.load(Ordering::Relaxed);
+            while of_greedy.load(Ordering::Relaxed) == before {
+                thread::yield_now();
+            }
+            other.mutex("k").lock().unwrap().unlock().unwrap();
+        }
+    });
+    while !waits.is_done() {
+        let guard = lock(&greedy, "k");
+        thread::sleep(millis(3));
+        guard.unlock().unwrap();
+        let granted = grants.fetch_add(1, Ordering::Relaxed);
+        assert!(granted < 6 * TURNS, "the other client waits");
+    }
+    waits.within(SOON, "the other client's turns");
+    nodes.assert_all_become_free();
 }
 
 #[test]
