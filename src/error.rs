@@ -68,9 +68,8 @@ pub enum ErrorKind {
     /// same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// a transaction, ticket or fenced value on a [quorum](crate::Client::quorum); or
-    /// [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or it is
-    /// undone.
+    /// a transaction on a [quorum](crate::Client::quorum); or [`Builder::replicas`](crate::Builder::replicas) behind a
+    /// proxy that refuses `WAIT`. Nothing was written, or it is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,

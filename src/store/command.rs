@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::config::Replicas;
 use crate::error::Error;
+use crate::store::copy::{NodeCopy, ValueCopy};
 use crate::store::value::{LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -96,6 +97,22 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
+    /// Stores a version of a fenced value on one node of a quorum, unless the node has a later version, or may have lost
+    /// one. The reply has the version that the node has from then on.
+    WriteCopy {
+        key: Key,
+        copy: Arc<ValueCopy>,
+        /// For how long the node keeps the copy. `None`: for ever.
+        ttl: Option<Duration>,
+        /// The time of the node's mark, if the node has replied to a read before this write.
+        mark: Option<u64>,
+    },
+    /// Reads the copy of a fenced value on one node of a quorum.
+    ReadCopy {
+        key: Key,
+        /// Whether to read the value as well, not only its version.
+        with_value: bool,
+    },
     /// Reads the clock of one node of a quorum.
     Probe {
         /// The key of the node's mark.
@@ -143,6 +160,8 @@ impl Command {
             | Self::Inspect { key }
             | Self::Write { key, .. }
             | Self::Read { key }
+            | Self::WriteCopy { key, .. }
+            | Self::ReadCopy { key, .. }
             | Self::Probe { mark: key } => Some(key),
             Self::Flush => None,
         }
@@ -279,6 +298,8 @@ pub(crate) enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
+    /// The copy of a fenced value on one node of a quorum.
+    Copy(Box<NodeCopy>),
 }
 
 impl Reply {

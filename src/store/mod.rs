@@ -4,6 +4,7 @@
 pub(crate) mod cluster;
 pub(crate) mod command;
 mod completion;
+mod copy;
 mod late_release;
 mod maintenance;
 mod memory;

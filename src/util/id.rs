@@ -99,6 +99,12 @@ impl LeaseIds {
     }
 }
 
+/// A random number.
+pub(crate) fn random_number() -> u64 {
+    let [bytes] = random::<1>().map(u128::from_be_bytes);
+    bytes as u64
+}
+
 #[cfg(all(test, shuttle))]
 fn random<const N: usize>() -> [[u8; 16]; N] {
     [(); N].map(|()| crate::util::sync::model::random().to_be_bytes())

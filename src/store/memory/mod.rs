@@ -169,6 +169,19 @@ impl MemoryServer {
         }
     }
 
+    /// A copy of the server's data.
+    #[cfg(test)]
+    pub(crate) fn data(&self) -> Keyspace {
+        self.keyspace.lock().clone()
+    }
+
+    /// Starts the server again, with other data than before, such as its data of an earlier time.
+    #[cfg(test)]
+    pub(crate) fn restart_with(&self, data: Keyspace) {
+        *self.keyspace.lock() = data;
+        self.restart();
+    }
+
     /// Deletes all locks and values, as a restart of Redis without persistence does. Calls the listeners.
     pub(crate) fn flush(&self) {
         self.change(&HolderId::of_text(""), |keyspace, step| {
@@ -397,7 +410,11 @@ impl MemoryNode {
         }
         let votes = matches!(
             command,
-            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. }
+            Command::Propose { .. }
+                | Command::Hold { .. }
+                | Command::WriteCopy { .. }
+                | Command::ReadCopy { .. }
+                | Command::Probe { .. }
         );
         self.server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {

@@ -218,6 +218,23 @@ fn a_difference_planted_in_a_vote_is_found() {
         (ScriptKind::Hold, "'PX', ttl)", "'PX', ttl + 1000)"),
         (ScriptKind::Hold, "result = refused\n", "result = nil\n"),
         (ScriptKind::Hold, "result = { value }", "result = token"),
+        (ScriptKind::WriteCopy, "micros > now + quarantine * 1000", "false"),
+        (ScriptKind::WriteCopy, "is_kept or named == since", "named == since"),
+        (ScriptKind::WriteCopy, "or named == since or", "or"),
+        (ScriptKind::WriteCopy, "or named == since or", "or true or"),
+        (ScriptKind::WriteCopy, "or micros > since + quarantine * 1000", ""),
+        (ScriptKind::WriteCopy, "micros > since + quarantine * 1000", "micros >= since + quarantine * 1000"),
+        (ScriptKind::WriteCopy, "micros > since + quarantine * 1000", "micros > since + quarantine * 1000 + 1"),
+        (ScriptKind::WriteCopy, "(new > own or new == own and not is_kept)", "(new ~= own or not is_kept)"),
+        (ScriptKind::WriteCopy, "or new == own and not is_kept", ""),
+        (ScriptKind::WriteCopy, "found = string.sub(text, 1, 82)", ""),
+        (ScriptKind::WriteCopy, "ttl == '' and", "true and"),
+        (ScriptKind::WriteCopy, "'PX', ttl)", "'PX', ttl + 1000)"),
+        (ScriptKind::WriteCopy, "result = refused\n", "result = nil\n"),
+        (ScriptKind::ReadCopy, "ARGV[i + 2] == '+'", "ARGV[i + 2] == ''"),
+        (ScriptKind::ReadCopy, "{ since, found, left }", "{ now, found, left }"),
+        (ScriptKind::ReadCopy, "{ since, found, left }", "{ since, found, -1 }"),
+        (ScriptKind::ReadCopy, "result = refused\n", "result = nil\n"),
     ];
     assert_found(Subject::Votes, plants);
 }

@@ -18,6 +18,10 @@ mod proposals;
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
+mod values;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod values_tests;
 
 pub(crate) use health::{NodeHook, NodeReport};
 
@@ -39,6 +43,7 @@ use crate::store::quorum::count::{Count, Grant};
 use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
+use crate::store::quorum::values::Change;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
 use crate::store::value::micros_of;
@@ -121,6 +126,8 @@ pub(crate) struct QuorumStore {
     probe: Command,
     count: Count,
     proposals: Proposals,
+    /// How long a node does not vote after it may have lost data.
+    quarantine: Duration,
     clock: Clock,
     /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
     threads: Mutex<Option<ThreadGroup>>,
@@ -235,7 +242,8 @@ impl QuorumStore {
             })
         };
         let nodes = address.endpoints.into_iter().enumerate();
-        Self::of(nodes.map(member).collect(), config, Clock::default())
+        let members = nodes.map(member).collect();
+        Self::of(members, config, address.quarantine, Clock::default())
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
@@ -254,10 +262,15 @@ impl QuorumStore {
         };
         let members = servers.iter().enumerate().map(member).collect();
         let clock = servers[0].clock().clone();
-        Self::of(members, config, clock)
+        Self::of(members, config, config.max_ttl, clock)
     }
 
-    fn of(members: Vec<Arc<Member>>, config: &Config, clock: Clock) -> Arc<Self> {
+    fn of(
+        members: Vec<Arc<Member>>,
+        config: &Config,
+        quarantine: Duration,
+        clock: Clock,
+    ) -> Arc<Self> {
         let mark = Key::of_redis(&config.prefix, &key::data_mark(&config.prefix));
         let mark = mark.expect("it has the prefix");
         let proposals = Proposals::new(config.max_ttl);
@@ -269,6 +282,7 @@ impl QuorumStore {
             prober: Arc::new(Prober::new(allowed)),
             probe: Command::Probe { mark },
             proposals,
+            quarantine,
             clock,
             threads: Mutex::default(),
         })
@@ -315,11 +329,24 @@ impl QuorumStore {
         deadline: MonotonicTime,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
-        let (submitted, completions) = Submitted::new(nodes.len() * commands.len());
+        let batches = nodes.iter().map(|node| (*node, commands.to_vec()));
+        self.ask_each(batches.collect(), deadline, is_decided)
+    }
+
+    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length.
+    fn ask_each(
+        &self,
+        batches: Vec<(usize, Vec<Command>)>,
+        deadline: MonotonicTime,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
+        let length = batches.first().map_or(1, |(_, batch)| batch.len());
+        let (submitted, completions) = Submitted::new(nodes.len() * length);
         let mut completions = completions.into_iter();
-        for node in nodes {
-            let batch = commands.iter().cloned().zip(completions.by_ref());
-            self.members[*node].node.submit(batch.collect());
+        for (node, batch) in batches {
+            let batch = batch.into_iter().zip(completions.by_ref());
+            self.members[node].node.submit(batch.collect());
         }
         let awaited: Vec<bool> = nodes
             .iter()
@@ -331,14 +358,14 @@ impl QuorumStore {
         if submitted.wait(deadline, &is_decided) {
             let soon = MonotonicTime::now().after(GRACE).min(deadline);
             let _ = submitted.wait(soon, |outcomes| {
-                let mut of_nodes = outcomes.chunks(commands.len()).zip(&awaited);
+                let mut of_nodes = outcomes.chunks(length).zip(&awaited);
                 of_nodes
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
             });
         }
         // The nodes drop the requests that are not written yet.
         let mut outcomes = submitted.leave();
-        for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(commands.len())) {
+        for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(length)) {
             let member = &self.members[*node];
             member.note_reply(of_node.iter().all(Option::is_some));
             let noted = member.health.note(of_node, &self.clock);
@@ -677,10 +704,26 @@ impl Store for QuorumStore {
             Command::Inspect { .. } => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
             Command::Adopt { key, lease, grant } => self.adopt(key, *lease, grant, deadline),
-            Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported("fenced values")),
-            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. } => {
-                Err(Self::unsupported("votes"))
+            Command::Read { key } => self.read_value(key, deadline),
+            Command::Write {
+                key,
+                token,
+                value,
+                ttl,
+            } => {
+                let change = Change {
+                    key,
+                    token: *token,
+                    value: value.as_ref(),
+                    ttl: *ttl,
+                };
+                self.write_value(&change, deadline)
             }
+            Command::Propose { .. }
+            | Command::Hold { .. }
+            | Command::WriteCopy { .. }
+            | Command::ReadCopy { .. }
+            | Command::Probe { .. } => Err(Self::unsupported("votes")),
         }
     }
 

@@ -557,10 +557,12 @@ fn other_requests_are_not_supported() {
     let client = patient(&servers);
     let kind = |command: Command| client.ask(command).unwrap_err().kind();
     let key = key("k");
-    assert_eq!(
-        kind(Command::Read { key: key.clone() }),
-        ErrorKind::Unsupported
-    );
+    let (with_value, copy) = (true, key.clone());
+    let vote = Command::ReadCopy {
+        key: copy,
+        with_value,
+    };
+    assert_eq!(kind(vote), ErrorKind::Unsupported);
     let acquire = Command::Acquire {
         key,
         lease: LeaseId::random(),

@@ -4,6 +4,7 @@ pub mod nodes;
 
 mod addresses;
 mod failures;
+mod fenced;
 mod health;
 mod transfer;
 mod unsupported;

@@ -10,12 +10,9 @@ fn parts_for_one_server_say_that_a_quorum_lacks_them() {
     let nodes = Nodes::start(3);
     let client = nodes.client();
     let guard = lock(&client, "k");
-    let value = client.fenced_value("v");
     let mutex = client.mutex("replicated").replicas(1, millis(100));
     let errors = [
         guard.transaction(|_, _| Ok(())).map(drop).unwrap_err(),
-        value.write(guard.fencing_token(), "1").unwrap_err(),
-        value.read().unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.lock().unwrap_err(),
     ];

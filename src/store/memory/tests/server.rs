@@ -9,10 +9,12 @@ use leasehold_testbed::{Cluster, Server};
 use redis::{Connection, Value};
 
 use super::histories::{
-    Age, CLIENTS, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_token,
+    Age, CLIENTS, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_mark,
+    with_right_token,
 };
 use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
+use crate::store::copy::NodeCopy;
 use crate::store::memory::keyspace::{Mark, clock_micros};
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::scripts::{
@@ -384,6 +386,11 @@ impl Redis {
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is not text cannot be a lock.
         let command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        let mut read = redis::cmd("GET");
+        read.arg(key::data_mark("p:"));
+        let mark: Option<String> = read.query(&mut self.connection).unwrap();
+        let since = mark.and_then(|mark| mark.split_once(' ')?.1.parse().ok());
+        let command = with_right_mark(&command, since.unwrap_or_default());
         let names =
             ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20).with_quarantine(QUARANTINE);
         names.set_shard_slot(self.shard_slot);
@@ -499,6 +506,8 @@ impl Twin {
             .and_then(Command::key)
             .and_then(|key| self.keyspace.text(key, &mut step));
         let mut command = command.map(|command| with_right_token(command, value.as_deref()));
+        let since = self.keyspace.mark().map_or(0, |mark| mark.since);
+        command = command.map(|command| with_right_mark(&command, since));
         if let (Some(Command::Hold { micros, .. }), Some(held)) = (&mut command, found.held) {
             // The key may have expired since its token was read, in Redis or in memory.
             let own = self.tokens.get(&(held << 10));
@@ -646,6 +655,14 @@ impl Twin {
             (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
                 near(for_another, own)
             }
+            (Ok(Reply::Copy(one)), Ok(Reply::Copy(own))) => {
+                let expire_near = match (one.expires_in, own.expires_in) {
+                    (Some(one), Some(own)) => near(&one, &own),
+                    (one, own) => one == own,
+                };
+                let one = copy_in_memory(one);
+                expire_near && (one.since, one.stored) == (own.since, own.stored.clone())
+            }
             (Ok(one), Ok(other)) => one == other,
             (Err(one), Err(other)) => one.kind() == other.kind(),
             _ => false,
@@ -714,6 +731,19 @@ fn data_check_reply(reply: &Value) -> Reply {
 fn mark_in_memory(mark: Mark) -> Mark {
     let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
     Mark { since, ..mark }
+}
+
+/// The copy of Redis, by the clock of the keyspace.
+fn copy_in_memory(copy: &NodeCopy) -> NodeCopy {
+    let ahead = clock_micros(MonotonicTime::at_tick(0));
+    let mut copy = copy.clone();
+    copy.since += ahead;
+    if let Some(stored) = &mut copy.stored {
+        stored.since += ahead;
+        let token = &mut stored.copy.version.token;
+        *token += if *token >> 10 > 0 { ahead << 10 } else { 0 };
+    }
+    copy
 }
 
 fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {

@@ -423,7 +423,7 @@ impl PipelinedConnection {
             let (call, n) = (batch.call, batch.requests.len());
             let contents = match call {
                 Call::Script {
-                    kind: ScriptKind::Read,
+                    kind: ScriptKind::Read | ScriptKind::ReadCopy,
                     ..
                 } => ReplyContents::Values(n),
                 _ => ReplyContents::Internal,

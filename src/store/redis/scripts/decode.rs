@@ -8,6 +8,7 @@ use smallvec::smallvec;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Queued, Reply};
 use crate::store::completion::{Few, Outcome};
+use crate::store::copy::{NodeCopy, StoredCopy};
 use crate::store::redis::errors;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::ScriptKind;
@@ -115,9 +116,9 @@ fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
 /// this key.
 fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
-        // All scripts but `read.lua` cut a foreign value to its first bytes. So none of them can cause this error, and
-        // the reply is unexpected.
-        (_, Value::ServerError(error)) if kind != ScriptKind::Read && error.code() == TOO_LARGE => {
+        // All other scripts cut a foreign value to its first bytes. So none of them can cause this error, and the
+        // reply is unexpected.
+        (_, Value::ServerError(error)) if !kind.sends_limit() && error.code() == TOO_LARGE => {
             return None;
         }
         (_, Value::ServerError(error)) => return Some(error_outcome(kind, error)),
@@ -136,6 +137,24 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
             Reply::Clock { micros }
         }
         (ScriptKind::Probe, _) => return None,
+        (ScriptKind::WriteCopy, Value::Array(parts)) => {
+            let [Value::BulkString(since), Value::BulkString(stored)] = parts.as_slice() else {
+                return None;
+            };
+            return node_copy(since, stored, -1);
+        }
+        (ScriptKind::ReadCopy, Value::Array(parts)) => {
+            let [
+                Value::BulkString(since),
+                Value::BulkString(stored),
+                Value::Int(left),
+            ] = parts.as_slice()
+            else {
+                return None;
+            };
+            return node_copy(since, stored, *left);
+        }
+        (ScriptKind::WriteCopy | ScriptKind::ReadCopy, _) => return None,
         (ScriptKind::Propose, Value::Array(none)) if none.is_empty() => Reply::Missing,
         (ScriptKind::Propose | ScriptKind::Hold, Value::Array(stored)) => {
             let [Value::BulkString(stored)] = stored.as_slice() else {
@@ -204,15 +223,30 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
             ScriptKind::Acquire | ScriptKind::Propose | ScriptKind::Hold | ScriptKind::Inspect,
             ("FOREIGN", found),
         ) => Err(foreign_value(NO_LOCK, found)),
-        (ScriptKind::Write | ScriptKind::Read, ("FOREIGN", found)) => {
-            Err(foreign_value(NO_FENCED_VALUE, found))
-        }
-        (ScriptKind::Propose | ScriptKind::Hold | ScriptKind::Probe, ("QUARANTINE", ms)) => {
+        (
+            ScriptKind::Write | ScriptKind::Read | ScriptKind::WriteCopy | ScriptKind::ReadCopy,
+            ("FOREIGN", found),
+        ) => Err(foreign_value(NO_FENCED_VALUE, found)),
+        (kind, ("QUARANTINE", ms)) if kind.is_of_quorum() => {
             let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
             Ok(Reply::Abstained { for_another })
         }
         (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
     }
+}
+
+/// Reads what a node says of its copy of a fenced value.
+fn node_copy(since: &[u8], stored: &[u8], left: i64) -> Option<Result<Reply, Error>> {
+    let since = std::str::from_utf8(since).ok().and_then(id::number)?;
+    let parsed = StoredCopy::parse(stored);
+    if parsed.is_none() && !stored.is_empty() {
+        return Some(Err(foreign_value(NO_FENCED_VALUE, "string")));
+    }
+    Some(Ok(Reply::Copy(Box::new(NodeCopy {
+        since,
+        stored: parsed,
+        expires_in: (left >= 0).then(|| millis(left)),
+    }))))
 }
 
 /// Reads the result of lua/inspect.lua: `<ttl in ms> <length of the queue> <value>`.

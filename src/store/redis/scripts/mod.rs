@@ -44,6 +44,8 @@ static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../../lua/write.lua"),
         include_str!("../../../../lua/read.lua"),
         include_str!("../../../../lua/probe.lua"),
+        include_str!("../../../../lua/write_copy.lua"),
+        include_str!("../../../../lua/read_copy.lua"),
     ]
     .map(|script| {
         let text = strip_comments(&whole(script));
@@ -79,12 +81,14 @@ pub(crate) enum ScriptKind {
     Write,
     Read,
     Probe,
+    WriteCopy,
+    ReadCopy,
 }
 
 impl ScriptKind {
     /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
     /// releases and acquires is free. Holds come before releases, since a hold sets a missing key.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Hold,
         Self::Release,
         Self::Acquire,
@@ -95,6 +99,8 @@ impl ScriptKind {
         Self::Write,
         Self::Read,
         Self::Probe,
+        Self::WriteCopy,
+        Self::ReadCopy,
     ];
 
     pub(crate) fn of(command: &Command) -> Option<Self> {
@@ -109,13 +115,18 @@ impl ScriptKind {
             Command::Write { .. } => Some(Self::Write),
             Command::Read { .. } => Some(Self::Read),
             Command::Probe { .. } => Some(Self::Probe),
+            Command::WriteCopy { .. } => Some(Self::WriteCopy),
+            Command::ReadCopy { .. } => Some(Self::ReadCopy),
             Command::Flush => None,
         }
     }
 
     /// Whether only nodes of a quorum need the script.
     pub(crate) fn is_of_quorum(self) -> bool {
-        matches!(self, Self::Propose | Self::Hold | Self::Probe)
+        matches!(
+            self,
+            Self::Propose | Self::Hold | Self::Probe | Self::WriteCopy | Self::ReadCopy
+        )
     }
 
     pub(crate) fn text(self) -> &'static str {
@@ -135,10 +146,13 @@ impl ScriptKind {
         )
     }
 
-    /// Whether the script's second key is the mark of a node of a quorum, and its second argument the length of a
-    /// quarantine.
+    /// Whether the call names the mark of a node of a quorum, behind the fence counter, and the length of a quarantine,
+    /// behind the holder.
     pub(super) fn uses_mark(self) -> bool {
-        matches!(self, Self::Propose | Self::Hold)
+        matches!(
+            self,
+            Self::Propose | Self::Hold | Self::WriteCopy | Self::ReadCopy
+        )
     }
 
     /// Whether the call has the key of the lock's queue, too.
@@ -165,9 +179,9 @@ impl ScriptKind {
         }
     }
 
-    /// Whether the script's first argument is the length of the longest value.
+    /// Whether the call names the length of the longest value.
     pub(super) fn sends_limit(self) -> bool {
-        self == Self::Read
+        matches!(self, Self::Read | Self::ReadCopy)
     }
 
     /// Whether the script's first argument is the holder.
