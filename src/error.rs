@@ -152,6 +152,8 @@ struct Repr {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
     /// A node of a Cluster refused the request. Boxed, since most errors have none.
     redirect: Option<Box<Redirect>>,
+    /// See [`Error::is_lasting`].
+    is_lasting: bool,
 }
 
 /// The examples of [`Error`] use every method.
@@ -197,6 +199,7 @@ impl Error {
             reason: None,
             source: None,
             redirect: None,
+            is_lasting: false,
         }))
     }
 
@@ -249,6 +252,17 @@ impl Error {
     /// The reason for which a node of a Cluster refused the request before it did anything.
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.0.redirect.as_deref()
+    }
+
+    /// This error, with [`is_lasting`](Self::is_lasting).
+    pub(crate) fn lasting(mut self) -> Self {
+        self.0.is_lasting = true;
+        self
+    }
+
+    /// Whether this is an error of connecting that another attempt within the connect time-out would get, too.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.0.is_lasting
     }
 
     pub(crate) fn with_source(

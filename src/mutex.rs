@@ -283,7 +283,8 @@ impl Mutex {
     ///
     /// # Errors
     /// The errors of [`lock`](Self::lock) except `Cancelled`. If Redis is away, the call fails with `Unavailable` or
-    /// `Timeout` after one attempt; the `outage_timeout` does not apply.
+    /// `Timeout` after one attempt; the `outage_timeout` does not apply. This call fails at once if nothing listens at an
+    /// address that has never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -298,13 +299,14 @@ impl Mutex {
         self.acquire(Until::Now)
     }
 
-    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time. Whatever Redis
-    /// does, this call exceeds `timeout` by at most one command time-out, and one connect time-out if it has to
-    /// connect.
+    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time. Each request
+    /// ends with `timeout`, but it has at least 100 ms for its reply. If `timeout` is zero, the call makes one attempt,
+    /// as [`try_lock`](Self::try_lock) does, and has the same limits.
     ///
     /// # Errors
     /// The errors of [`lock`](Self::lock). If Redis is away, the client tries again until `timeout` has passed; the
-    /// `outage_timeout` does not apply.
+    /// `outage_timeout` does not apply. `Unavailable` also if no reply came in time, and no earlier reply said that
+    /// another holder has the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -25,6 +25,13 @@ pub(crate) struct CurrentOutage {
     pub(crate) error: Error,
 }
 
+impl CurrentOutage {
+    /// An outage since `since`, whose last failure was at `last`.
+    pub(crate) fn new(since: MonotonicTime, last: MonotonicTime, error: Error) -> Self {
+        Self { since, last, error }
+    }
+}
+
 impl Outage {
     pub(crate) fn new(fresh_for: Duration) -> Self {
         Self {

@@ -35,6 +35,10 @@ const ASK_APART: Duration = Duration::from_millis(20);
 /// more.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
+/// An attempt has at least this time if its caller has time to wait, so that a short wait does not end before a healthy
+/// server replies.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
+
 /// How many split votes in a row a caller that does not wait tries to end.
 const MAX_SPLIT_VOTES: u32 = 4;
 
@@ -311,6 +315,7 @@ impl Wait<'_> {
         let give_up_at = match (self.until, outage) {
             (Until::Now, None) => return Some(Ok(())),
             (Until::Forever, None) => return None,
+            (Until::Now, Some(outage)) if outage.error.is_lasting() => started,
             (Until::Now, Some(_)) => started.after(acquirer.command_timeout),
             (Until::At(deadline), _) => deadline,
             (Until::Forever, Some(outage)) => {
@@ -525,9 +530,11 @@ impl Wait<'_> {
         let was_queued = matches!(queue_mode, QueueMode::Existing { .. });
         let ttl = options.first_ttl();
         let full_time = asked_at.after(acquirer.command_timeout);
-        let deadline = match (self.until, &self.last_attempt) {
-            // Another holder has the lock, so the attempt may end at the caller's own deadline.
-            (Until::At(at), LastAttempt::Answered) => full_time.min(at),
+        let deadline = match self.until {
+            Until::At(at) if at > self.started => {
+                full_time.min(at.max(asked_at.after(SHORTEST_ATTEMPT)))
+            }
+            // A caller without time to wait has one whole attempt.
             _ => full_time,
         };
         let notification_epoch = acquirer.notifications.epoch(key);
@@ -600,13 +607,11 @@ impl Wait<'_> {
                     acquirer.release_unheld(key.clone(), lease, ttl);
                 }
                 match error.kind() {
-                    // The caller's own deadline may be shorter than a reply takes, so this time-out says nothing about
-                    // Redis.
-                    ErrorKind::Timeout if deadline < full_time => self.retry = RetryState::Polling,
+                    ErrorKind::Timeout if deadline < full_time => self.note_cut(asked_at, error),
                     ErrorKind::NoQuorum
                         if deadline < full_time && acquirer.watchdog.now() >= deadline =>
                     {
-                        self.retry = RetryState::Polling;
+                        self.note_cut(asked_at, error);
                     }
                     _ if error.is_unavailable() => self.note_failure(asked_at, error),
                     _ => return Err(error),
@@ -748,6 +753,16 @@ impl Wait<'_> {
         acquirer.report_unavailable(&self.request.key, &outage.error);
         self.last_attempt = LastAttempt::Failed(outage);
         self.backoff.for_an_outage();
+        self.retry = RetryState::Polling;
+    }
+
+    /// Handles an attempt that the caller's own deadline has ended. A reply may take longer, so this says nothing about
+    /// Redis to other callers. To this caller, the lock is taken if an earlier attempt has found that.
+    fn note_cut(&mut self, since: MonotonicTime, error: Error) {
+        if let LastAttempt::None = self.last_attempt {
+            let now = self.acquirer.watchdog.now();
+            self.last_attempt = LastAttempt::Failed(CurrentOutage::new(since, now, error));
+        }
         self.retry = RetryState::Polling;
     }
 

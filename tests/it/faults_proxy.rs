@@ -398,12 +398,12 @@ fn grants_for_departed_waiters_are_released() {
         .collect();
     recorder.wait_for(1, What::Acquired, "busy-0");
     proxy.delay(millis(200));
-    // A batch takes 400 ms from now on. The waiters find their locks taken with one batch, and leave at
-    // various times during the batches of their second attempts.
+    // A batch takes 400 ms from now on. The waiters find their locks taken with one of the first batches, and leave at
+    // various times during the batches of their later attempts.
     let leavers: Vec<_> = (0..LEAVERS)
         .map(|n| {
-            let (mutex, outage_timeout) = (client.mutex(key(n)), millis(800 + 80 * n as u64));
-            Task::start(move || mutex.try_lock_for(outage_timeout).unwrap().map(drop))
+            let (mutex, wait) = (client.mutex(key(n)), millis(1_600 + 80 * n as u64));
+            Task::start(move || mutex.try_lock_for(wait).unwrap().map(drop))
         })
         .collect();
     for n in 0..LEAVERS {

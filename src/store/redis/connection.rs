@@ -52,7 +52,9 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
-    last_error: Mutex<Option<Error>>,
+    failures: Mutex<Failures>,
+    /// Whether the server has ever accepted a connection.
+    was_reached: AtomicBool,
     epoch: Arc<Epoch>,
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
     is_retired: Arc<AtomicBool>,
@@ -84,6 +86,14 @@ pub(super) enum NamedBy {
     Sentinel(HostPort),
     /// An earlier answer of a sentinel. No sentinel names the primary any more, for this reason.
     EarlierAnswer(Error),
+}
+
+/// The failed attempts to connect, except those of notifications.
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    /// The error of the last attempt, if it failed.
+    last: Option<Error>,
 }
 
 /// The attempts to connect that are under way.
@@ -150,7 +160,8 @@ impl Endpoint {
             credentials: None,
             connect_timeout,
             max_reply_bytes,
-            last_error: Mutex::new(None),
+            failures: Mutex::default(),
+            was_reached: AtomicBool::new(false),
             epoch: Arc::default(),
             is_retired: Arc::default(),
             opening: Mutex::default(),
@@ -401,7 +412,12 @@ impl Endpoint {
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Sender, Receiver), Error> {
         let connection = socket::connect(attempted.info.addr(), deadline);
-        let halves = connection.map_err(|error| attempted.connect(error))?;
+        let halves = connection.map_err(|error| {
+            let is_lasting = error.nothing_listens() && self.is_fixed() && !self.was_reached();
+            let error = attempted.connect(error);
+            if is_lasting { error.lasting() } else { error }
+        })?;
+        self.was_reached.store(true, Ordering::Relaxed);
         connected(halves.0.closer())?;
         self.start_tls(attempted, halves, deadline)
     }
@@ -456,7 +472,18 @@ impl Endpoint {
     ///
     /// With sentinels, begins again if the named server is no primary, or if a sentinel names another server meanwhile.
     /// If the named server cannot be reached, asks each other sentinel once.
+    ///
+    /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy. A
+    /// server that was never reached is not expected to start just now.
     pub(crate) fn open(&self) -> Result<Connection, Error> {
+        let opened = self.open_in_time();
+        opened.map_err(|error| match error.kind() {
+            ErrorKind::Unavailable => error,
+            _ => error.lasting(),
+        })
+    }
+
+    fn open_in_time(&self) -> Result<Connection, Error> {
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
         loop {
@@ -649,9 +676,40 @@ impl Endpoint {
         &self.info
     }
 
+    /// Whether the address always leads to the same server. A group under sentinels and a Cluster have several servers.
+    fn is_fixed(&self) -> bool {
+        self.sentinels.is_none() && !self.is_in_cluster
+    }
+
+    fn was_reached(&self) -> bool {
+        self.was_reached.load(Ordering::Relaxed)
+    }
+
     /// The error of the last attempt to connect, if it failed.
     pub(crate) fn last_error(&self) -> Option<Error> {
-        self.last_error.lock().clone()
+        self.failures.lock().last.clone()
+    }
+
+    /// The number of failed attempts to connect.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.lock().count
+    }
+
+    /// Whether an attempt has failed since there were `before` failures, with an error that lasts.
+    pub(super) fn is_refused_since(&self, before: u64) -> bool {
+        let failures = self.failures.lock();
+        failures.count > before && failures.last.as_ref().is_some_and(Error::is_lasting)
+    }
+
+    /// Notes how an attempt to connect has ended.
+    fn note_opened(&self, opened: &Result<Connection, Error>) {
+        let error = opened.as_ref().err().cloned();
+        let mut failures = self.failures.lock();
+        failures.count += u64::from(error.is_some());
+        // The replaced error may own a value of the user, so it is dropped after the unlock.
+        let replaced = std::mem::replace(&mut failures.last, error);
+        drop(failures);
+        drop(replaced);
     }
 }
 
@@ -671,10 +729,7 @@ impl r2d2::ManageConnection for Connector {
 
     fn connect(&self) -> Result<Connection, Error> {
         let opened = self.0.open();
-        let error = opened.as_ref().err().cloned();
-        // The replaced error may own a value of the user, so it is dropped after the unlock.
-        let replaced = std::mem::replace(&mut *self.0.last_error.lock(), error);
-        drop(replaced);
+        self.0.note_opened(&opened);
         if opened.is_err() {
             self.0.epoch.note_failure();
         } else {
@@ -966,6 +1021,33 @@ mod tests {
         }
         let error = endpoint("redis://h/0?timeout=5").err().unwrap().to_string();
         assert!(error.ends_with("has an unknown option; known are protocol"));
+    }
+
+    #[test]
+    #[cfg(not(shuttle))]
+    fn only_a_fixed_address_that_never_worked_refuses_for_good() {
+        let is_lasting = |endpoint: &Endpoint, to: &ConnectionInfo| {
+            let deadline = MonotonicTime::now().after(endpoint.connect_timeout);
+            let connected = endpoint.connect(endpoint.attempted(to), deadline, |_| Ok(()));
+            connected.err().unwrap().is_lasting()
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let reached = endpoint(&url).unwrap();
+        let deadline = MonotonicTime::now().after(reached.connect_timeout);
+        let attempted = reached.attempted(reached.info());
+        assert!(reached.connect(attempted, deadline, |_| Ok(())).is_ok());
+        drop(listener);
+        let closed_port = reached.info();
+        assert!(!is_lasting(&reached, closed_port));
+        assert!(is_lasting(&endpoint(&url).unwrap(), closed_port));
+        let no_socket = endpoint("unix:///nowhere/at/all.sock").unwrap();
+        assert!(is_lasting(&no_socket, no_socket.info()));
+        let mut of_cluster = endpoint(&url).unwrap();
+        of_cluster.expect_cluster();
+        assert!(!is_lasting(&of_cluster, closed_port));
+        let group = endpoint("redis+sentinel://127.0.0.1:1/group").unwrap();
+        assert!(!is_lasting(&group, closed_port));
     }
 
     #[cfg(not(shuttle))]

@@ -34,6 +34,14 @@ pub(crate) enum ConnectError {
     Connect(io::Error),
 }
 
+impl ConnectError {
+    /// Whether no process listens at the address.
+    pub(crate) fn nothing_listens(&self) -> bool {
+        use io::ErrorKind::{ConnectionRefused, NotFound};
+        matches!(self, Self::Connect(error) if matches!(error.kind(), ConnectionRefused | NotFound))
+    }
+}
+
 impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
         Self::Connect(error)

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, ErrorKind};
+use leasehold_testbed::Proxy;
 
+use crate::steady::steady;
 use crate::support::{SOON, TIMEOUT, Task, builder, millis, secs, server};
 
 /// The delay to allow for on a busy machine.
@@ -116,6 +118,19 @@ fn a_lock_that_is_free_is_taken_whatever_the_deadline() {
     let now = Instant::now();
     for deadline in [now.checked_sub(millis(1)).unwrap_or(now), now, now + year] {
         let guard = mutex.try_lock_until(deadline).unwrap();
+        guard.expect("the lock is free").unlock().unwrap();
+    }
+}
+
+#[test]
+fn short_waits_leave_a_healthy_server_time_to_reply() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = steady(&proxy.url()).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    for (wait, delay) in [(millis(1), millis(5)), (Duration::ZERO, millis(150))] {
+        proxy.delay(delay);
+        let guard = client.mutex("k").try_lock_for(wait).unwrap();
         guard.expect("the lock is free").unlock().unwrap();
     }
 }

@@ -1,11 +1,12 @@
 //! Redis is down, or does not reply. Callers get an error, not the result for a taken lock. A taken lock is no error.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, ErrorKind};
+use leasehold::{Builder, Client, ErrorKind};
 use leasehold_testbed::Server;
 
-use crate::support::{SOON, Task, builder, millis, secs, server};
+use crate::support::{Recorder, SOON, Task, What, builder, millis, secs, server};
 
 const SLACK: Duration = Duration::from_secs(3);
 
@@ -209,7 +210,7 @@ fn a_silent_server_overruns_no_deadline() {
     for task in tasks {
         let (wait, waited, error) = task.within(secs(15), "the deadline");
         assert!(error.is_unavailable(), "{error}");
-        // The first attempt takes one command time-out, even if the deadline is earlier.
+        // Without time to wait, there is one attempt, which takes one command time-out.
         assert!(
             waited < wait + millis(500 + 500) + SLACK,
             "{waited:?} instead of {wait:?}"
@@ -217,4 +218,109 @@ fn a_silent_server_overruns_no_deadline() {
     }
     server.resume();
     assert!(client.mutex("k").try_lock_for(SOON).unwrap().is_some());
+}
+
+/// A client that would wait for its time-outs for longer than this test may take.
+fn patient(url: &str) -> Client {
+    let builder = builder(url).connect_timeout(secs(60));
+    let builder = builder.command_timeout(secs(60));
+    builder.outage_timeout(Duration::ZERO).build_lazy().unwrap()
+}
+
+#[test]
+fn calls_to_a_closed_port_fail_at_once() {
+    let mut server = Server::builder().unix_socket().start().unwrap();
+    let urls = [server.url(), server.unix_url().unwrap()];
+    server.kill();
+    std::fs::remove_file(urls[1].trim_start_matches("unix://")).unwrap();
+    for url in urls {
+        let task = Task::start(move || {
+            let mutex = patient(&url).mutex("k");
+            let value = patient(&url).fenced_value("v");
+            [
+                mutex.try_lock().map(drop),
+                patient(&url).mutex("k").lock().map(drop),
+                mutex.inspect().map(drop),
+                mutex.force_unlock().map(drop),
+                value.read().map(drop),
+                patient(&url).ping().map(drop),
+            ]
+        });
+        for outcome in task.within(secs(30), "the errors, before any time-out") {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_login_fails_at_once() {
+    let server = Server::builder().password("secret").start().unwrap();
+    let url = format!("redis://:wrong@127.0.0.1:{}", server.port());
+    let task = Task::start(move || patient(&url).mutex("k").lock().unwrap_err());
+    let error = task.within(secs(30), "the error, before any time-out");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
+#[test]
+fn lock_waits_for_a_server_that_starts_later() {
+    let mut server = server();
+    server.kill();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .outage_timeout(secs(60))
+        .event_handler(Arc::clone(&recorder))
+        .build_lazy()
+        .unwrap();
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().map(drop));
+    recorder.wait_for_more(2, What::Unavailable, "k");
+    server.restart().unwrap();
+    waiter.within(SOON, "the lock").unwrap();
+}
+
+#[test]
+fn a_deadline_ends_the_first_request() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .command_timeout(secs(60))
+        .event_handler(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    client.with_lock("k", || ()).unwrap();
+    server.stop();
+    let mutex = client.mutex("k");
+    let task = Task::start(move || {
+        let outcomes = [1, 50, 300].map(|wait| mutex.try_lock_for(millis(wait)).map(drop));
+        outcomes.map(Result::unwrap_err)
+    });
+    for error in task.within(secs(30), "the errors, before any time-out") {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    // The replies may have come a moment later.
+    assert_eq!(recorder.count(What::Unavailable, "k"), 0);
+    server.resume();
+    assert!(client.mutex("k").try_lock_for(SOON).unwrap().is_some());
+}
+
+#[test]
+fn a_deadline_in_a_silence_after_contention_is_contention() {
+    let server = server();
+    let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
+    let _held = holder.mutex("k").lock().unwrap();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .command_timeout(secs(60))
+        .event_handler(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let mutex = client.mutex("k");
+    // The waiter asks again within about a second. Its deadline ends that attempt.
+    let waiter = Task::start(move || mutex.try_lock_for(secs(3)).map(|guard| guard.is_some()));
+    recorder.wait_for_more(1, What::Contended, "k");
+    server.stop();
+    let outcome = waiter.within(secs(30), "the deadline");
+    server.resume();
+    assert!(!outcome.unwrap(), "another client has the lock");
 }

@@ -58,22 +58,24 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
 }
 
 /// Takes a connection from the pool, which makes one if there is none, within `timeout`. Ends early once the server
-/// [is retired](Endpoint::is_retired).
+/// [is retired](Endpoint::is_retired), or an attempt fails with an error that [lasts](Error::is_lasting).
 pub(crate) fn connect(
     pool: &Pool,
     endpoint: &Endpoint,
     timeout: Duration,
 ) -> Result<PooledConnection<Connector>, r2d2::Error> {
     let until = MonotonicTime::now().after(timeout);
+    let failures = endpoint.failures();
+    let is_over = || endpoint.is_retired() || endpoint.is_refused_since(failures);
     loop {
         // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
         let left = until.since(MonotonicTime::now());
         let taken = pool.get_timeout(left.min(STEP));
-        if taken.is_ok() || left <= STEP || endpoint.is_retired() {
+        if taken.is_ok() || left <= STEP || is_over() {
             return taken;
         }
         let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
-        while MonotonicTime::now() < again && !endpoint.is_retired() {
+        while MonotonicTime::now() < again && !is_over() {
             if let Some(connection) = pool.try_get() {
                 return Ok(connection);
             }

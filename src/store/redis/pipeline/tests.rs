@@ -92,6 +92,11 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
 }
 
 impl Fixture {
+    /// Connects once. From then on, a closed port means that the server restarts.
+    fn reach(&self) {
+        drop(self.pipeline.shared.endpoint.open().unwrap());
+    }
+
     /// Makes Redis close the pipeline's connection.
     fn cut(&self) {
         let kill = ["CLIENT", "KILL", "TYPE", "normal"];
@@ -434,8 +439,55 @@ fn the_late_grant_of_a_timed_out_caller_is_released() {
 }
 
 #[test]
+fn a_server_that_was_never_reached_refuses_at_once() {
+    let mut f = with_timeout(3 * LONG);
+    f.server.kill();
+    let failures = || f.pipeline.shared.endpoint.failures();
+    let begun_at = MonotonicTime::now();
+    let (_, outcome) = f.acquire_within("k", 3 * LONG);
+    let error = outcome.unwrap_err();
+    assert!(error.is_lasting() && error.is_unavailable(), "{error}");
+    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    assert!(refused.is_lasting(), "{refused}");
+    // The pool repeats its attempts in the background.
+    assert!(failures() >= 2);
+    assert!(MonotonicTime::now() < begun_at.after(LONG));
+}
+
+#[test]
+fn a_server_that_was_reached_may_restart_while_a_caller_connects() {
+    let mut f = with_timeout(3 * LONG);
+    f.reach();
+    f.server.kill();
+    let (server, pipeline) = (&mut f.server, &f.pipeline);
+    std::thread::scope(|scope| {
+        let until = MonotonicTime::now().after(3 * LONG);
+        let caller = scope.spawn(move || pipeline.execute_one(acquire_of("k"), until));
+        let failures = || pipeline.shared.endpoint.failures();
+        assert!(eventually(LONG, || failures() >= 2));
+        server.restart().unwrap();
+        let outcome = caller.join().unwrap();
+        assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+    });
+}
+
+#[test]
+fn a_refused_login_is_not_repeated() {
+    let f = with_timeout(3 * LONG);
+    f.acquire("warm-up");
+    let set_password = ["CONFIG", "SET", "requirepass", "secret"];
+    f.server.command(&set_password).unwrap();
+    let begun_at = MonotonicTime::now();
+    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    assert!(refused.is_lasting());
+    assert!(MonotonicTime::now() < begun_at.after(LONG));
+}
+
+#[test]
 fn a_caller_withdraws_while_the_leader_connects() {
     let mut f = fixture();
+    f.reach();
     f.server.kill();
     let caller = Caller::new(1);
     let other = acquire_of("other");
@@ -471,6 +523,7 @@ fn a_caller_withdraws_while_the_leader_connects() {
 #[test]
 fn releases_leave_and_callers_give_up_while_the_leader_connects() {
     let mut f = with_timeout(3 * LONG);
+    f.reach();
     f.server.kill();
     let release = f
         .pipeline
@@ -496,6 +549,7 @@ fn releases_leave_and_callers_give_up_while_the_leader_connects() {
 #[test]
 fn callers_of_a_retired_server_send_their_requests_elsewhere() {
     let mut f = with_timeout(3 * LONG);
+    f.reach();
     f.server.kill();
     f.is_retired.store(true, Ordering::SeqCst);
     let release = f.release("k", LeaseId::random());
