@@ -26,10 +26,9 @@ mod values_tests;
 pub(crate) use health::{NodeHook, NodeReport};
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
@@ -142,8 +141,7 @@ struct Member {
     /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
     /// replied.
     silent_until: Mutex<Option<MonotonicTime>>,
-    /// A thread pings the node.
-    is_pinged: AtomicBool,
+    pings: Pings,
 }
 
 impl Member {
@@ -160,7 +158,7 @@ impl Member {
             health: Health::default(),
             maintenance,
             silent_until: Mutex::default(),
-            is_pinged: AtomicBool::new(false),
+            pings: Pings::default(),
         })
     }
 
@@ -185,6 +183,54 @@ impl Member {
             Some(until) if now < until => Some(until),
             _ => Some(now.after(SILENT_FOR)),
         };
+    }
+}
+
+/// The outcome of a ping, with the index of its node.
+type Pinged = (usize, Result<Duration, Error>);
+
+/// The callers that wait for the ping of a node. At most one ping of a node runs at a time.
+#[derive(Default)]
+struct Pings(Mutex<Vec<Sender<Pinged>>>);
+
+impl Pings {
+    /// Adds a caller. Returns true if no ping runs yet, so this caller has to start one.
+    fn join(&self, caller: Sender<Pinged>) -> bool {
+        let mut callers = self.0.lock();
+        callers.push(caller);
+        callers.len() == 1
+    }
+
+    fn take(&self) -> Vec<Sender<Pinged>> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+/// A ping of this node, until it has ended. If it does not start, or panics, its callers get no outcome.
+struct RunningPing(Option<Arc<Member>>);
+
+impl RunningPing {
+    fn run(mut self, index: usize) {
+        let Some(outcome) = self.0.as_ref().map(|member| member.node.ping()) else {
+            return;
+        };
+        for caller in self.end() {
+            let _ = caller.send((index, outcome.clone()));
+        }
+    }
+
+    /// The callers of this ping. Later callers start the next one.
+    fn end(&mut self) -> Vec<Sender<Pinged>> {
+        self.0
+            .take()
+            .map(|member| member.pings.take())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for RunningPing {
+    fn drop(&mut self) {
+        drop(self.end());
     }
 }
 
@@ -740,16 +786,12 @@ impl Store for QuorumStore {
         let threads = self.threads.lock().clone();
         let (pinged, pings) = bounded(self.members.len());
         for (index, member) in self.members.iter().enumerate() {
-            if member.is_pinged.swap(true, Ordering::AcqRel) {
-                // An earlier ping of a node that does not reply.
+            if !member.pings.join(pinged.clone()) {
+                // The reply to an earlier ping answers this one, too.
                 continue;
             }
-            let (member, pinged) = (Arc::clone(member), pinged.clone());
-            let ping = move || {
-                let took = member.node.ping();
-                member.is_pinged.store(false, Ordering::Release);
-                let _ = pinged.send((index, took));
-            };
+            let running = RunningPing(Some(Arc::clone(member)));
+            let ping = move || running.run(index);
             match &threads {
                 Some(threads) => threads.spawn("leasehold-ping", ping)?,
                 None => ping(),

@@ -641,6 +641,26 @@ fn a_ping_and_a_flush_need_a_majority() {
     );
 }
 
+/// The first ping ends before this node has replied to it.
+#[test]
+fn an_earlier_ping_of_a_slow_node_counts() {
+    let mut servers = servers::<3>();
+    let client = patient(&servers);
+    servers[2].stop();
+    assert!(client.store.ping().is_ok());
+    servers[0].kill();
+    let [_, _, slow] = &servers;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The second ping has begun. If not, the test shows less.
+            std::thread::sleep(Duration::from_millis(100));
+            slow.resume();
+        });
+        let took = client.store.ping();
+        assert!(took.is_ok(), "{took:?}");
+    });
+}
+
 /// On a busy machine, a majority of the nodes may be silent when a client ends.
 #[test]
 fn a_flush_waits_for_a_silent_majority() {
