@@ -221,6 +221,7 @@ impl ServerState {
             now: MonotonicTime::now(),
             by,
             quarantine: std::time::Duration::ZERO,
+            ahead: 0,
             listens: &|_| true,
             notifications: &mut self.notifications,
         };
