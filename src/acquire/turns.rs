@@ -31,11 +31,11 @@ struct Turn {
     round_trip: Duration,
 }
 
-pub(super) struct Turns([Mutex<Turn>; SHARDS]);
+pub(super) struct Turns(Box<[Mutex<Turn>]>);
 
 impl Default for Turns {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Mutex::default()))
+        Self((0..SHARDS).map(|_| Mutex::default()).collect())
     }
 }
 
