@@ -47,10 +47,7 @@ fn connections_are_made_where_keys_are_used() {
 #[test]
 fn a_batch_of_many_slots_is_split_by_server() {
     let cluster = PooledCluster::take();
-    let client = steady(&cluster.get().url())
-        .ttl(millis(900))
-        .build()
-        .unwrap();
+    let client = steady(&cluster.get().url()).ttl(secs(3)).build().unwrap();
     let names: Vec<String> = (0..300).map(|number| format!("k{number}")).collect();
     let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
     let used: BTreeSet<usize> = names
@@ -58,7 +55,10 @@ fn a_batch_of_many_slots_is_split_by_server() {
         .map(|name| node_of(cluster.get(), name))
         .collect();
     assert_eq!(used.len(), 3);
-    std::thread::sleep(millis(2_000));
+    let renewed = || cluster.get().nodes().iter().map(renewals).sum::<u64>();
+    // As many renewals as locks.
+    let before = renewed();
+    assert!(eventually(SOON, || renewed() >= before + 300));
     for guard in guards {
         assert!(guard.unlock().unwrap().is_confirmed());
     }
