@@ -634,8 +634,11 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         .connect_timeout(COMMAND_TIMEOUT)
         .outage_timeout(OUTAGE)
         .build_lazy()?;
-    let resource = Client::builder(&assignment.resource);
-    let resource = resource.command_timeout(OUTAGE).build()?;
+    // The resource has no faults. It may only be slow, since all processes connect to it at once.
+    let resource = Client::builder(&assignment.resource)
+        .command_timeout(OUTAGE)
+        .connect_timeout(OUTAGE)
+        .build()?;
     let mutexes: Vec<Mutex> = (0..KEYS)
         .map(|key| client.mutex(format!("k{key}")))
         .collect();
