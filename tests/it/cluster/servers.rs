@@ -38,9 +38,10 @@ fn connections_are_made_where_keys_are_used() {
             .zip(&before)
             .map(|(after, before)| after - before)
             .collect();
-        made == [1, 0, 0, 0, 0, 0]
+        matches!(made[..], [1 | 2, 0, 0, 0, 0, 0])
     };
-    // The key uses one pipeline. The connections that asked for the slot map are closed; a busy server notices it later.
+    // The key uses one pipeline, which begins a second attempt if the first one takes longer than half a second. The
+    // connections that asked for the slot map are closed; a busy server notices it later.
     assert!(eventually(SOON, is_one), "{made:?}");
 }
 

@@ -175,6 +175,7 @@ fn hostile_notifications_cannot_delay_wait_or_shutdown() {
             });
             let hostile = Hostile::start(server.port(), attack, since.clone());
             let what = format!("notifications, {attack:?}, {since:?}");
+            let name = what.clone();
             let recorder = Recorder::new();
             let builder = hostile.builder().event_handler(Arc::clone(&recorder));
             assert_bounded(
@@ -183,7 +184,10 @@ fn hostile_notifications_cannot_delay_wait_or_shutdown() {
                 WANTED + TIMEOUT,
                 move |client| {
                     let locked = client.mutex(format!("{attack:?}")).try_lock_for(WANTED);
-                    assert!(locked.unwrap().is_none());
+                    // A busy machine may send no reply in this time.
+                    let refused =
+                        locked.map_or_else(|error| error.is_unavailable(), |l| l.is_none());
+                    assert!(refused, "{name}");
                 },
             );
             let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
