@@ -355,14 +355,16 @@ fn a_lost_reply_leaves_no_key_behind() {
     let (lease, token) = client.lock(&key);
     client.hold_on_all(&servers, &key, lease, token);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
-    for cuts in [false, true] {
+    let limit = Duration::from_secs(3);
+    let lose_replies = |cuts| {
         proxies.iter().for_each(|proxy| proxy.hold_replies(true));
-        let deadline = MonotonicTime::now().after(Duration::from_secs(3));
-        let (lease, outcome) = std::thread::scope(|scope| {
+        let deadline = MonotonicTime::now().after(limit);
+        let (lease, granted_by_all, outcome) = std::thread::scope(|scope| {
             let acquires = scope.spawn(|| client.acquire_by(&key, deadline));
             let granted = || servers.iter().all(|server| !is_free(server, &key));
-            assert!(eventually(LONG, granted));
-            acquires.join().unwrap()
+            let granted = eventually(limit, granted);
+            let (lease, outcome) = acquires.join().unwrap();
+            (lease, granted, outcome)
         });
         assert_no_quorum(outcome, "no reply in time");
         if cuts {
@@ -371,6 +373,11 @@ fn a_lost_reply_leaves_no_key_behind() {
         proxies.iter().for_each(|proxy| proxy.hold_replies(false));
         let is_released = || holders(&servers, &key, lease) == 0;
         assert!(eventually(LONG, is_released), "cut: {cuts}");
+        granted_by_all
+    };
+    for cuts in [false, true] {
+        // A busy machine may hold the reply to an earlier request, and then the acquire is not written to that node.
+        assert!((0..10).any(|_| lose_replies(cuts)), "cut: {cuts}");
     }
 }
 
@@ -412,6 +419,8 @@ fn a_grant_without_its_write_back_is_released() {
     let key = key("k");
     let (lease, _) = client.lock(&key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    // The reply to a probe would be held, too, and nothing is written before it comes.
+    client.end_probes(2);
     ask(&servers[1], &["SET", "p:~fence", &FUTURE.to_string()]);
     // The first node executes the proposal. Its reply arrives after the node has stopped, so the node executes no hold.
     proxy.hold_replies(true);
@@ -436,6 +445,7 @@ fn a_renewal_needs_a_majority() {
     let key = key("k");
     let (lease, token) = client.lock(&key);
     let renew = || client.renew(&key, lease, token);
+    client.hold_on_all(&servers, &key, lease, token);
     // A node that has lost the key sets it again.
     ask(&servers[0], &["DEL", key.in_redis()]);
     ask(&servers[1], &["PEXPIRE", key.in_redis(), "1000"]);
@@ -544,10 +554,11 @@ fn a_lock_is_unlocked_by_force_on_all_nodes() {
     };
     // Nothing happens while the holder's client may still be connecting.
     assert!(matches!(force(true), Ok(Reply::NotListening | Reply::Done)));
-    assert!(matches!(force(false), Ok(Reply::Done | Reply::Missing)));
-    assert!(eventually(LONG, || servers
-        .iter()
-        .all(|server| is_free(server, &key))));
+    // A call ends with the replies of a majority, and drops the requests that are not yet written to other nodes.
+    assert!(eventually(LONG, || {
+        assert!(matches!(force(false), Ok(Reply::Done | Reply::Missing)));
+        servers.iter().all(|server| is_free(server, &key))
+    }));
     client.lock(&key);
 }
 
