@@ -10,7 +10,7 @@
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
-local refused, is_new_connection = nil, false
+local refused, is_new_connection, keeps_data = nil, false, false
 -- part: quarantine.lua
 -- part: fence.lua
 local results, result = n > 1 and {}, nil

@@ -6,6 +6,6 @@
 local mark, quarantine = KEYS[1], tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
-local refused, is_new_connection = nil, false
+local refused, is_new_connection, keeps_data = nil, false, false
 -- part: quarantine.lua
 return refused or now

@@ -20,8 +20,9 @@ if not refused and (is_new_connection or not is_usable) then
   if not own then
     refused = type(info) == 'table' and info or { err = 'ERR INFO names no run_id' }
   elseif own ~= run or not is_usable then
-    since = now
-    local marked_now = redis.pcall('SET', mark, own .. ' ' .. now)
+    -- A server that has its mark and loses no data continues where the earlier process ended.
+    if not (keeps_data and is_usable) then since = now end
+    local marked_now = redis.pcall('SET', mark, own .. ' ' .. since)
     if marked_now.err then refused = marked_now end
   end
 end

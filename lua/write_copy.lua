@@ -13,7 +13,7 @@
 local mark, quarantine, n = KEYS[1], tonumber(ARGV[1]), #KEYS - 1
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
-local refused, is_new_connection = nil, false
+local refused, is_new_connection, keeps_data = nil, false, false
 -- part: quarantine.lua
 local results, result = n > 1 and {}, nil
 for i = 1, n do

@@ -381,6 +381,23 @@ impl Builder {
         self
     }
 
+    /// On a [quorum](Client::quorum): says whether each node writes every command to disk before it replies
+    /// (`appendonly yes` and `appendfsync always`). Then a restarted node that still has its data votes at once, instead
+    /// of after [`max_ttl`](Self::max_ttl). A node without its data still waits. Set it on all clients, and only if it is
+    /// true of all nodes: a node that lost the last second of its data would grant a held lock again. Defaults to false.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    ///
+    /// let nodes = ["redis://127.0.0.1:6379", "redis://127.0.0.1:6380", "redis://127.0.0.1:6381"];
+    /// let client = Client::quorum_builder(nodes).nodes_keep_data(true).build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn nodes_keep_data(mut self, keep: bool) -> Self {
+        self.config.nodes_keep_data = keep;
+        self
+    }
+
     /// Sets whether the client checks its environment once, after its first connection, and reports each finding to
     /// [`EventHandler::environment_warning`]. The check runs in the background, on a connection of its own, and only if
     /// there is an event handler or the feature `tracing`. Defaults to true.

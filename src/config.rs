@@ -77,6 +77,7 @@ pub(crate) struct Config {
     pub(crate) hand_offs: HandOffs,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) environment_check: bool,
+    pub(crate) nodes_keep_data: bool,
     pub(crate) event_handler: Option<Arc<dyn EventHandler>>,
 }
 
@@ -102,6 +103,7 @@ impl Default for Config {
             },
             replicas: None,
             environment_check: true,
+            nodes_keep_data: false,
             event_handler: None,
         }
     }

@@ -204,7 +204,7 @@ fn a_difference_planted_in_a_vote_is_found() {
         (ScriptKind::Propose, "math.max(left, tonumber(ttl), 1)", "tonumber(ttl)"),
         (ScriptKind::Propose, "not is_usable) then", "false) then"),
         (ScriptKind::Propose, "and since <= now", ""),
-        (ScriptKind::Propose, "own .. ' ' .. now", "own .. ' ' .. string.format('%016.0f', now - 40000)"),
+        (ScriptKind::Propose, "own .. ' ' .. since", "own .. ' ' .. string.format('%016.0f', now - 40000)"),
         (ScriptKind::Propose, "left > 0", "left > 30"),
         (ScriptKind::Hold, "~= 'lh1 ' .. lease then", "== '' then"),
         (ScriptKind::Hold, "and #ARGV[3 * i] > 32", "and false"),
@@ -259,9 +259,10 @@ fn a_difference_planted_in_the_data_check_is_found() {
         ("return { now, math.max(left, 0) }", "return { now, 0 }"),
         ("and since <= now", ""),
         (
-            "own .. ' ' .. now",
-            "run and run .. ' ' .. now or own .. ' ' .. now",
+            "own .. ' ' .. since",
+            "run and run .. ' ' .. since or own .. ' ' .. since",
         ),
+        ("keeps_data and is_usable", "is_usable"),
     ] {
         let scripts = Scripts::planted_in_data_check(from, to);
         let how = differs(Subject::Votes, &scripts, 1600, 3);

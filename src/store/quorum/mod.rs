@@ -82,12 +82,12 @@ pub(crate) struct QuorumAddress {
 impl QuorumAddress {
     /// Fails unless there are one to nine nodes with different addresses.
     pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config) -> Result<Self, Error> {
-        Self::with_quarantine(endpoints, &config.prefix, config.max_ttl)
+        Self::with_quarantine(endpoints, config, config.max_ttl)
     }
 
     fn with_quarantine(
         mut endpoints: Vec<Endpoint>,
-        prefix: &str,
+        config: &Config,
         quarantine: Duration,
     ) -> Result<Self, Error> {
         let names: Vec<String> = endpoints.iter().map(Endpoint::address).collect();
@@ -102,7 +102,8 @@ impl QuorumAddress {
             }
         }
         for endpoint in &mut endpoints {
-            endpoint.set_data_check(DataCheck::new(prefix, quarantine));
+            let check = DataCheck::new(&config.prefix, quarantine, config.nodes_keep_data);
+            endpoint.set_data_check(check);
         }
         Ok(Self {
             endpoints,

@@ -69,7 +69,7 @@ fn endpoints(urls: &[String], config: &Config) -> Vec<Endpoint> {
 fn client(urls: &[String], config: &Config, quarantine: Duration) -> Fixture {
     let holder = HolderId::of_this_process();
     let endpoints = endpoints(urls, config);
-    let address = QuorumAddress::with_quarantine(endpoints, &config.prefix, quarantine).unwrap();
+    let address = QuorumAddress::with_quarantine(endpoints, config, quarantine).unwrap();
     let store = QuorumStore::new(address, config, &holder);
     let threads = ThreadGroup::new();
     store.start_threads(&threads).unwrap();
@@ -765,6 +765,45 @@ fn a_restarted_node_does_not_vote_in_its_quarantine() {
     // The first node says that the lock is taken, the second one abstains.
     let outcome = acquire_after_a_restart(TTL);
     assert!(contended(&outcome), "{outcome:?}");
+}
+
+/// A lock of one client, while all nodes restart, with their data on disk. Returns the outcome of another client's
+/// acquire after that.
+fn acquire_after_restarts_with_data(nodes_keep_data: bool) -> Outcome {
+    let start = |()| {
+        let server = Server::builder().arg("appendonly", "yes");
+        server.arg("appendfsync", "always").start().unwrap()
+    };
+    let mut servers = [(); 3].map(start);
+    servers.iter().for_each(end_quarantine);
+    let config = Config {
+        nodes_keep_data,
+        ..config(LONG)
+    };
+    let [first, second] = [(); 2].map(|()| client(&urls(&servers), &config, TTL));
+    let key = key("k");
+    let (lease, token) = first.lock(&key);
+    first.hold_on_all(&servers, &key, lease, token);
+    for server in &mut servers {
+        server.restart().unwrap();
+    }
+    // A server first loads its data.
+    assert!(eventually(LONG, || holders(&servers, &key, lease) == 3));
+    let (_, outcome) = second.acquire(&key);
+    if contended(&outcome) {
+        assert_eq!(first.unlock(&key, lease), Ok(Reply::Done));
+        let (_, next) = second.lock(&key);
+        assert!(next > token);
+    }
+    outcome
+}
+
+#[test]
+fn a_restarted_node_that_keeps_its_data_votes_at_once() {
+    let outcome = acquire_after_restarts_with_data(true);
+    assert!(contended(&outcome), "{outcome:?}");
+    let outcome = acquire_after_restarts_with_data(false);
+    assert_no_quorum(outcome, "may have lost data, and does not vote for");
 }
 
 #[test]

@@ -15,15 +15,19 @@ use crate::util::key;
 pub(crate) struct DataCheck {
     mark: String,
     quarantine: Duration,
+    /// The node loses no data when it restarts.
+    keeps_data: bool,
     clock: NodeClock,
 }
 
 impl DataCheck {
-    /// `quarantine`: how long a node does not vote after it may have lost data.
-    pub(crate) fn new(prefix: &str, quarantine: Duration) -> Self {
+    /// `quarantine`: how long a node does not vote after it may have lost data. `keeps_data`: a node that restarts with
+    /// its mark has lost none.
+    pub(crate) fn new(prefix: &str, quarantine: Duration, keeps_data: bool) -> Self {
         Self {
             mark: key::data_mark(prefix),
             quarantine,
+            keeps_data,
             clock: NodeClock::default(),
         }
     }
@@ -38,6 +42,7 @@ impl DataCheck {
         let mut call = redis::pipe();
         let eval = call.cmd("EVAL").arg(scripts::data_check()).arg(1);
         eval.arg(&self.mark).arg(self.quarantine.as_millis() as u64);
+        eval.arg(u8::from(self.keeps_data));
         call
     }
 
@@ -111,7 +116,7 @@ mod tests {
 
     #[test]
     fn other_replies_are_no_check() {
-        let check = DataCheck::new("p:", Duration::from_secs(1));
+        let check = DataCheck::new("p:", Duration::from_secs(1), false);
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         for reply in [
             Value::Okay,
