@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::own_cpu;
 
-/// What a number of pairs took.
+/// The time that a number of pairs took.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Turns {
     /// The time of each lock with its release, in µs.

@@ -27,7 +27,7 @@ pub(crate) struct ValueCopy {
     pub(crate) value: Option<Arc<[u8]>>,
 }
 
-/// What a node says of its copy of a fenced value.
+/// A node's reply about its copy of a fenced value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeCopy {
     /// Since when the node has its data: the time of its mark, in µs.

@@ -72,7 +72,7 @@ enum Found {
     },
 }
 
-/// What the outcomes of a node's requests say about the node.
+/// The state of a node, as the outcomes of its requests show it.
 enum Sign {
     Votes,
     Abstains(Duration),
@@ -94,7 +94,7 @@ impl Sign {
     }
 }
 
-/// What has to follow when outcomes were noted.
+/// The step that has to follow when outcomes were noted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     Nothing,

@@ -663,8 +663,9 @@ fn an_earlier_ping_of_a_slow_node_counts() {
     let [_, _, slow] = &servers;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The second ping has begun. If not, the test shows less.
-            std::thread::sleep(Duration::from_millis(100));
+            // Both pings wait for this node.
+            let callers = || client.store.members[2].pings.0.lock().len();
+            assert!(eventually(LONG, || callers() == 2));
             slow.resume();
         });
         let took = client.store.ping();
@@ -685,7 +686,7 @@ fn a_flush_waits_for_a_silent_majority() {
     assert_no_quorum(outcome, "2 of 3 are needed");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Later than a flush waits for a silent node that is not needed.
+            // Later than a flush waits for a silent node that is not needed. No signal shows that it goes on waiting.
             std::thread::sleep(5 * SILENT_FLUSH);
             servers[..2].iter().for_each(Server::resume);
         });

@@ -67,7 +67,7 @@ struct State {
     chances: Chances,
     /// Nothing fails, and nothing happens between two requests but `plan`.
     is_calm: bool,
-    /// What happens before the request with this number, counted from 1.
+    /// The events before the request with this number, counted from 1.
     plan: Option<(usize, Plan)>,
     /// How many calls are running, each within the other.
     depth: usize,
@@ -88,7 +88,7 @@ struct State {
     counts: Counts,
 }
 
-/// What callers have seen.
+/// The reads and writes that callers have seen succeed.
 #[derive(Clone, Default)]
 struct Seen {
     token: u64,
@@ -129,7 +129,7 @@ impl State {
     }
 }
 
-/// What happens to a request.
+/// The fate of a request.
 enum Fate {
     Usual,
     Lost,

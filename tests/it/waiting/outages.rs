@@ -279,15 +279,18 @@ fn lock_waits_for_a_server_that_starts_later() {
     waiter.within(SOON, "the lock").unwrap();
 }
 
+/// A client whose time-outs end no request, and its events.
+fn recorded(server: &Server) -> (Client, Arc<Recorder>) {
+    let recorder = Recorder::new();
+    let builder = builder(&server.url()).command_timeout(secs(60));
+    let builder = builder.event_handler(Arc::clone(&recorder));
+    (builder.build().unwrap(), recorder)
+}
+
 #[test]
 fn a_deadline_ends_the_first_request() {
     let server = server();
-    let recorder = Recorder::new();
-    let client = builder(&server.url())
-        .command_timeout(secs(60))
-        .event_handler(Arc::clone(&recorder))
-        .build()
-        .unwrap();
+    let (client, recorder) = recorded(&server);
     client.with_lock("k", || ()).unwrap();
     server.stop();
     let mutex = client.mutex("k");
@@ -309,12 +312,7 @@ fn a_deadline_in_a_silence_after_contention_is_contention() {
     let server = server();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
     let _held = holder.mutex("k").lock().unwrap();
-    let recorder = Recorder::new();
-    let client = builder(&server.url())
-        .command_timeout(secs(60))
-        .event_handler(Arc::clone(&recorder))
-        .build()
-        .unwrap();
+    let (client, recorder) = recorded(&server);
     let mutex = client.mutex("k");
     // The waiter asks again within about a second. Its deadline ends that attempt.
     let waiter = Task::start(move || mutex.try_lock_for(secs(3)).map(|guard| guard.is_some()));
