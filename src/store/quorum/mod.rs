@@ -25,6 +25,7 @@ mod values_tests;
 
 pub(crate) use health::{NodeHook, NodeReport};
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,19 +191,26 @@ impl Member {
 /// The outcome of a ping, with the index of its node.
 type Pinged = (usize, Result<Duration, Error>);
 
+/// At most so many callers wait for the ping of a node. A further one replaces the oldest: a caller leaves with the
+/// replies of a majority, so the oldest has probably left.
+const MOST_PINGS: usize = 1024;
+
 /// The callers that wait for the ping of a node. At most one ping of a node runs at a time.
 #[derive(Default)]
-struct Pings(Mutex<Vec<Sender<Pinged>>>);
+struct Pings(Mutex<VecDeque<Sender<Pinged>>>);
 
 impl Pings {
     /// Adds a caller. Returns true if no ping runs yet, so this caller has to start one.
     fn join(&self, caller: Sender<Pinged>) -> bool {
         let mut callers = self.0.lock();
-        callers.push(caller);
+        if callers.len() == MOST_PINGS {
+            callers.pop_front();
+        }
+        callers.push_back(caller);
         callers.len() == 1
     }
 
-    fn take(&self) -> Vec<Sender<Pinged>> {
+    fn take(&self) -> VecDeque<Sender<Pinged>> {
         std::mem::take(&mut self.0.lock())
     }
 }
@@ -221,7 +229,7 @@ impl RunningPing {
     }
 
     /// The callers of this ping. Later callers start the next one.
-    fn end(&mut self) -> Vec<Sender<Pinged>> {
+    fn end(&mut self) -> VecDeque<Sender<Pinged>> {
         self.0
             .take()
             .map(|member| member.pings.take())

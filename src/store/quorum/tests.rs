@@ -652,6 +652,15 @@ fn a_ping_and_a_flush_need_a_majority() {
     );
 }
 
+/// A silent node must not collect the callers of each health check.
+#[test]
+fn callers_of_pings_have_a_bound() {
+    let pings = Pings::default();
+    let starts = (0..2 * MOST_PINGS).map(|_| pings.join(bounded(1).0));
+    assert_eq!(starts.filter(|starts| *starts).count(), 1);
+    assert_eq!(pings.take().len(), MOST_PINGS);
+}
+
 /// The first ping ends before this node has replied to it.
 #[test]
 fn an_earlier_ping_of_a_slow_node_counts() {
