@@ -48,19 +48,29 @@ for i = 1, n do
   local waiting = queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
-  if not is_queued then
-    -- part: count.lua
-    local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-    result = refused or redis.pcall('SET', key, value, 'NX', 'PX', ttl)
-  end
-  if not result then
-    -- part: join.lua
-    result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
-    -- The key is free, but its queue cannot be used: the queue has another type, or is longer than clients make it.
-    if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
+  -- A client's own commands may have set the key without a token: see scripts/native.rs. Then join.lua deletes the key,
+  -- and a second pass follows.
+  for pass = 1, 2 do
+    if not is_queued then
+      if pass == 1 then
+        -- part: count.lua
+      end
       local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-      result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
+      result = refused or redis.pcall('SET', key, value, 'NX', 'PX', ttl)
+      if refused and redis.pcall('GETRANGE', key, '0', '52') == 'lh1 ' .. lease .. ' 0000000000000000' then
+        redis.pcall('DEL', key)
+      end
     end
+    if not result then
+      -- part: join.lua
+      result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
+      -- The key is free, but its queue cannot be used: the queue has another type, or is longer than clients make it.
+      if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
+        local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
+        result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
+      end
+    end
+    if result then break end
   end
   if type(result) == 'table' and result.ok then
     result, used, granted = micros, micros, granted + 1
@@ -71,8 +81,8 @@ for i = 1, n do
   if results then results[i] = result end
 end
 
-local written = used and redis.pcall('SET', counter, used)
-if written and written.err then
+local written = used and redis.pcall('ZADD', counter, used, 't')
+if type(written) == 'table' then
   -- If the counter was not written, the tokens are not safe: undo the grants.
   for i = 1, n do
     if type(results and results[i] or result) == 'string' then

@@ -1,26 +1,29 @@
--- Purpose: move the grant of each ticket to the caller's lease. The ticket's lease holds nothing afterwards, so a
---   ticket can be adopted only once. The token and the queue's mark stay. A ticket with the token of another grant is
---   refused: if its token were greater, a write under it would make the writes of all later holders stale.
--- KEYS: lock keys
--- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token, lease id, and the ttl
---   in ms, or empty to keep the rest of the ttl. A ttl is never shortened.
--- Returns: for one lock key its result, for several keys an array of results. A result is a number: adopted, ms
---   until the lock expires; 0: the key is missing; a string: another lease holds the key, the key's value; an error:
---   refused.
-local holder, results, result = ARGV[1], #KEYS > 1 and {}, nil
-for i, key in ipairs(KEYS) do
-  local from, token, lease, ttl = ARGV[4 * i - 2], ARGV[4 * i - 1], ARGV[4 * i], ARGV[4 * i + 1]
+-- Purpose: move the grant of each ticket to the caller's lease, under a greater token. The ticket's lease holds nothing
+--   afterwards, so a ticket can be adopted only once. The queue's mark stays. A ticket is refused if neither the clock
+--   nor the fence counter has reached its token: no grant can have had it.
+-- KEYS: [1] fence counter, [2 .. n+1] lock keys
+-- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token with sixteen digits, lease id, and
+--   the ttl in ms, or empty to keep the rest of the ttl. A ttl is never shortened.
+-- Returns: for one lock key its result, for several keys an array of results. A result is an array of a number and a
+--   string: adopted, ms until the lock expires, and the µs part of the new token; 0: the key is missing; a string:
+--   another lease holds the key, or the ticket is refused, the key's value; an error: refused.
+local counter, holder, n, bounds = KEYS[1], ARGV[1], #KEYS - 1, nil
+local time = redis.call('TIME')
+local now = string.format('%010d%06d', time[1], time[2])
+local results, result, micros, used, head, tail, refused = n > 1 and {}, nil, nil, nil, nil, nil, nil
+for i = 1, n do
+  local key, from, token = KEYS[i + 1], ARGV[4 * i - 2], ARGV[4 * i - 1]
+  local lease, ttl = ARGV[4 * i], ARGV[4 * i + 1]
   -- part: stored.lua
   result = value
   if not result then
     result = 0
-  elseif not result.err then
-    local micros, behind
-    if string.sub(result, 1, 36) == 'lh1 ' .. from then
-      micros, behind = string.match(result, '^ (%d+) %S+()', 37)
-    end
-    if micros == token then
-      local mark = string.sub(result, behind)
+  elseif not result.err and string.sub(result, 1, 36) == 'lh1 ' .. from then
+    -- part: count.lua
+    local behind = string.match(result, '^ %d+ %S+()', 37)
+    if refused then
+      result = refused
+    elseif behind and (token <= now or token < micros) then
       local left = redis.pcall('PTTL', key)
       if type(left) ~= 'number' then
         result = left
@@ -29,8 +32,14 @@ for i, key in ipairs(KEYS) do
         if asked and asked > left then left = asked end
         -- A key that has no ttl, or expires in this moment, gets the shortest ttl.
         if left < 1 then left = 1 end
-        local set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
-        result = set.err and set or left
+        -- The counter is written first, so no key is adopted under a token that the counter has not reached.
+        local set = redis.pcall('ZADD', counter, micros, 't')
+        if type(set) == 'number' then
+          used = micros
+          local mark = string.sub(result, behind)
+          set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
+        end
+        result = set.err and set or { left, micros }
       end
     end
   end

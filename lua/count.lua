@@ -1,6 +1,6 @@
 -- Purpose: set `micros` to the time of the next grant: the latest of the time of Redis, one more than the time of the
---   last grant, and the caller's lower bound. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key
---   may be granted. Requests that join the queue of a taken key do not read the counter.
+--   last grant, and the caller's lower bound. A part of lua/acquire.lua, lua/join.lua, lua/release.lua and lua/adopt.lua,
+--   before a key may be granted. Requests that join the queue of a taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used
@@ -10,10 +10,7 @@ if used then
   micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
 elseif not micros then
   micros = now
-  -- Seventeen bytes are enough to see that the counter is too long.
-  local last = redis.pcall('GETRANGE', counter, '0', '16')
-  -- GETRANGE returns '' for a missing key, too.
-  if last == '' and redis.pcall('EXISTS', counter) ~= 1 then last = nil end
+  local last = redis.pcall('ZSCORE', counter, 't')
   -- Near 2^53, a double cannot hold every whole number.
   if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
     refused = last

@@ -28,9 +28,9 @@ for i = 1, n do
       result = 0
       -- part: primary.lua
     else
-      local written = token > last and redis.pcall('SET', counter, token)
-      if written and not written.err then last = token end
-      if not written or written.ok then
+      local written = token > last and redis.pcall('ZADD', counter, token, 't')
+      if type(written) ~= 'table' then
+        if written then last = token end
         if value then
           local left = redis.pcall('PTTL', key)
           -- Writes in any case, so a replica answers READONLY.

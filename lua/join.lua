@@ -2,7 +2,7 @@
 --   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free
+-- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free; nil: begin again
 local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
@@ -11,6 +11,11 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local held = value
   if held and held.err then return held end
   if held and string.sub(held, 5, 36) == lease then
+    if string.sub(held, 38, 53) == '0000000000000000' then
+      -- A client's own commands have set the key, but gave the lease no token. The request begins again.
+      local deleted = redis.pcall('DEL', key)
+      return type(deleted) == 'table' and deleted or nil
+    end
     -- The lease was granted the key while it was queued.
     if bounds and string.sub(held, 38, 53) < string.sub(bounds, 16 * i - 15, 16 * i) then
       -- part: count.lua
@@ -80,8 +85,8 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   if not held then
     ahead = nil
     -- part: serve.lua
-    local written = redis.pcall('SET', counter, micros)
-    local served = written.err and written or serve(key, queue, micros, lease, ttl)
+    local written = redis.pcall('ZADD', counter, micros, 't')
+    local served = type(written) == 'table' and written or serve(key, queue, micros, lease, ttl)
     if type(served) == 'string' then used = micros end
     if served == lease then return micros end
     -- If the queue cannot be served, lua/acquire.lua grants the free key to the caller.

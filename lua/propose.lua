@@ -47,8 +47,8 @@ for i = 1, n do
       local left = from and redis.pcall('PTTL', key)
       if type(left) == 'number' then ttl = math.max(left, tonumber(ttl), 1) end
       -- The counter is written first, so no key is granted under a token that the counter has not reached.
-      local written = type(left) == 'table' and left or redis.pcall('SET', counter, micros)
-      if not written.err then
+      local written = type(left) == 'table' and left or redis.pcall('ZADD', counter, micros, 't')
+      if type(written) == 'number' then
         last = micros
         written = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder, 'PX', ttl)
       end

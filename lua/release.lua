@@ -54,8 +54,9 @@ for i = 1, n do
       if string.sub(after, 1, 1) == '?' then
         -- part: listeners.lua
         if listeners == 0 then
+          -- A grant by a client's own commands has no time, so it may be new.
           local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
-          too_early = granted and time[1] * 1000000 + time[2] - granted < 1000000
+          too_early = granted == 0 or granted and time[1] * 1000000 + time[2] - granted < 1000000
         end
       end
       -- part: publish.lua
@@ -68,7 +69,7 @@ for i = 1, n do
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
       local micros, refused, used, head, tail, bounds = nil, nil, nil, nil, nil, nil
       -- part: count.lua
-      micros = not refused and redis.pcall('SET', counter, micros).ok and micros
+      micros = not refused and type(redis.pcall('ZADD', counter, micros, 't')) == 'number' and micros
       -- part: serve.lua
       served = micros and serve(key, KEYS[n + 1 + i], micros)
     end

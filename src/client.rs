@@ -246,12 +246,12 @@ impl Client {
     }
 
     /// Adopts a lock from a ticket that another client made with
-    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The lock keeps its grant and its fencing token, and
-    /// no other client can have held it in between. On a [quorum](Self::quorum), the adopter gets a greater token, and
-    /// `NoQuorum` says that no majority has passed the lock on: then the ticket is usually still valid.
+    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
+    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` says that no majority has
+    /// passed the lock on: then the ticket is usually still valid.
     ///
     /// # Errors
-    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket has another token than the lock.
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or Redis has not granted the ticket's token yet.
     ///   Also if the reply to a first try was lost, and the client has released the lock that this try had adopted.
     /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
     /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
@@ -272,7 +272,7 @@ impl Client {
     ///
     /// let other = Client::open(&url)?; // in another process
     /// let guard = other.adopt(&ticket)?;
-    /// assert_eq!(guard.fencing_token(), token);
+    /// assert!(guard.fencing_token() > token);
     /// assert_eq!(other.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -629,6 +629,14 @@ impl Handle {
             }
         };
         backend.store.on_unavailable_sentinels(Box::new(report));
+        let reports = Arc::downgrade(&callbacks);
+        backend
+            .store
+            .on_refused_transactions(Box::new(move |error| {
+                if let Some(callbacks) = reports.upgrade() {
+                    callbacks.queue_refused_transactions(error);
+                }
+            }));
         let reports = Arc::downgrade(&callbacks);
         backend.store.on_node_report(Box::new(move |report| {
             if let Some(callbacks) = reports.upgrade() {

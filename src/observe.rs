@@ -262,6 +262,11 @@ impl EventHandler for Observer {
         catch_panics(|| tracing::warn!(target: "leasehold", %error, "sentinels unavailable"));
     }
 
+    fn transactions_refused(&self, error: &Error) {
+        #[cfg(feature = "tracing")]
+        catch_panics(|| tracing::warn!(target: "leasehold", %error, "transactions refused"));
+    }
+
     fn node_changed(&self, node: &NodeState) {
         #[cfg(feature = "metrics")]
         catch_panics(|| {

@@ -23,15 +23,16 @@ impl<'de> Deserialize<'de> for HolderId {
     }
 }
 
-/// Writes `holder`, `fencing_token` (a string: JSON parsers round a number of that size), `expires_in_ms` and
-/// `clients_waiting`. Leaves out the lease id, which with the token is enough to make a ticket.
+/// Writes `holder`, `fencing_token` (a string: JSON parsers round a number of that size; null if Redis does not know
+/// it), `expires_in_ms` and `clients_waiting`. Leaves out the lease id, which is enough to make a ticket.
 impl Serialize for LockInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let millis =
             |left: std::time::Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let mut fields = serializer.serialize_struct("LockInfo", 4)?;
         fields.serialize_field("holder", self.holder())?;
-        fields.serialize_field("fencing_token", &self.fencing_token().to_string())?;
+        let token = self.fencing_token().map(|token| token.to_string());
+        fields.serialize_field("fencing_token", &token)?;
         fields.serialize_field("expires_in_ms", &self.expires_in().map(millis))?;
         fields.serialize_field("clients_waiting", &self.clients_waiting())?;
         fields.end()

@@ -34,9 +34,9 @@ fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::err
         let guard = mutex.lock().expect("nobody else wants the lock");
         guard.unlock().expect("the lock is held");
     });
-    // A drop makes four: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and
-    // the text of the reply. (Threads that outlive the call share the entries.) `unlock` awaits its release, so it has
+    // A drop makes five: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and
+    // the vector of the transaction's reply with the text of the token. (Threads that outlive the call share the entries.) `unlock` awaits its release, so it has
     // one more entry in the queue of the pipeline.
-    assert_eq!([dropped, unlocked], [4, 5]);
+    assert_eq!([dropped, unlocked], [5, 6]);
     Ok(())
 }

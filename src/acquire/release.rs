@@ -168,6 +168,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         until: lease.key_until(),
         held: Some(Held {
             token: lease.grant().token,
+            is_stored: lease.grant().is_stored,
             others_queued: lease.has_others_queued(),
         }),
         queued: None,

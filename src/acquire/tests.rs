@@ -146,7 +146,7 @@ fn queued_waiter_has_its_key_tracked() {
     for is_queued in [true, false] {
         let f = fixture();
         f.answer_after(Duration::ZERO, Ok(contended(is_queued)));
-        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
         assert!(f.acquire(Until::Forever).unwrap().is_some());
         assert_eq!(f.tracked(), usize::from(is_queued));
     }
@@ -183,7 +183,7 @@ fn only_two_waiters_have_the_key_tracked() {
     for ahead in 0..4 {
         let f = fixture();
         f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
-        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
         assert!(f.acquire(Until::Forever).unwrap().is_some());
         assert_eq!(
             f.tracked(),
@@ -205,7 +205,7 @@ fn polling_waiter_is_notified_once_possible() {
         });
     }
     f.answer_after(Duration::ZERO, Ok(contended(true)));
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let kept = [false, true, true].map(|notified| QueueMode::Existing { notified });
     let asked = [&[QueueMode::Polling][..], &kept].concat();
@@ -222,7 +222,7 @@ fn entry_lost_without_notifications_raises_no_suspicion() {
         store.notification_epoch.fetch_add(1, Ordering::SeqCst);
         Ok(contended(false))
     });
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = QueueMode::Rejoin {
         since: SINCE,
@@ -257,7 +257,7 @@ fn waiter_that_confirms_late_rejoins_in_front() {
                 Ok(contended(is_queued))
             });
         }
-        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+        f.answer_after(Duration::ZERO, Ok(Reply::granted(8)));
         let grant = f.acquire(Until::Forever).unwrap().unwrap();
         assert_eq!(grant.token, 8);
         let again = QueueMode::Rejoin {
@@ -278,7 +278,7 @@ fn waiter_that_polls_late_rejoins_in_front() {
     *f.store.queue_mode.lock() = Some(QueueMode::Polling);
     f.answer_after(Duration::ZERO, Ok(contended(true)));
     f.answer_after(Duration::ZERO, Ok(contended(false)));
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(8)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = QueueMode::Rejoin {
         since: front_place(SINCE),
@@ -298,7 +298,7 @@ fn waiter_near_the_front_asks_soon() {
         queues.near(key, lease.start());
         Ok(contended_behind(1000))
     });
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
     let started = std::time::Instant::now();
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     // Without the call of `near`, the waiter would ask after more than half a minute.
@@ -311,7 +311,7 @@ fn waiter_rejoins_at_its_lost_place() {
     for is_queued in [true, false] {
         f.answer_after(OPTIONS.ttl, Ok(contended(is_queued)));
     }
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = QueueMode::Rejoin {
         since: SINCE,
@@ -327,7 +327,7 @@ fn waiter_rejoins_at_its_lost_place() {
     f.queues.holders().iter().for_each(|lease| {
         f.acquirer.release(lease);
     });
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(8)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     assert_eq!(f.store.asked.lock().last(), Some(&QueueMode::Polling));
 }

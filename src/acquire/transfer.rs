@@ -97,10 +97,7 @@ impl Acquirer {
         };
         let deadline = asked_at.after(self.command_timeout);
         let (expires_in, token) = match self.store.execute_one(command, deadline)? {
-            Reply::Adopted {
-                expires_in,
-                new_token,
-            } => (expires_in, new_token.unwrap_or(ticket.token)),
+            Reply::Adopted { expires_in, token } => (expires_in, token),
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");
                 return Err(Error::new(ErrorKind::NotHeld, message));
@@ -116,6 +113,7 @@ impl Acquirer {
             key: key.clone(),
             id: lease,
             token,
+            is_stored: true,
             options,
             asked_at,
             since: now,

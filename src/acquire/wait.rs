@@ -512,7 +512,7 @@ impl Wait<'_> {
         if whole_ttl_promised || has_to_be_acknowledged || is_short || !is_believed {
             return Ok(None);
         }
-        let grant = self.grant(entry.lease, message.token, entry.asked_at);
+        let grant = self.grant(entry.lease, (message.token, true), entry.asked_at);
         let check = self.request.check.clone();
         match self.acquirer.lease_of(grant, check, true) {
             Ok(lease) => Ok(Some(lease)),
@@ -558,8 +558,8 @@ impl Wait<'_> {
             acquirer.queues.forget_entry(key, lease);
         }
         match outcome {
-            Ok(Reply::Granted { token }) => {
-                let grant = self.grant(lease, token, asked_at);
+            Ok(Reply::Granted { token, is_stored }) => {
+                let grant = self.grant(lease, (token, is_stored), asked_at);
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
@@ -648,7 +648,12 @@ impl Wait<'_> {
     }
 
     /// Makes the grant of `lease`, which was asked for at `asked_at` or later.
-    fn grant(&self, lease: LeaseId, token: u64, asked_at: MonotonicTime) -> Grant {
+    fn grant(
+        &self,
+        lease: LeaseId,
+        (token, is_stored): (u64, bool),
+        asked_at: MonotonicTime,
+    ) -> Grant {
         let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
         let pool = self.acquirer.lease_pool(&key);
         let options = pool.options.share(self.request.options);
@@ -656,6 +661,7 @@ impl Wait<'_> {
             key,
             id: lease,
             token,
+            is_stored,
             options,
             asked_at,
             since: now,

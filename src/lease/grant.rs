@@ -69,6 +69,8 @@ pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
+    /// Whether the lock's value in Redis has the token.
+    pub(crate) is_stored: bool,
     pub(crate) options: Arc<Options>,
     /// When this client asked for the lock, before it sent the first byte. After a hand-off: when the lock was handed
     /// off.
@@ -106,6 +108,7 @@ impl Grant {
             key,
             id: LeaseId::random(),
             token: 7,
+            is_stored: true,
             options: Arc::new(Options::USUAL),
             asked_at: now,
             since: now,

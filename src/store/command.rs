@@ -215,6 +215,8 @@ impl Command {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) token: u64,
+    /// Whether the lock's value has the token.
+    pub(crate) is_stored: bool,
     /// Other clients may be queued for the key.
     pub(crate) others_queued: bool,
 }
@@ -257,8 +259,13 @@ impl QueueMode {
 /// The reply to one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The caller's lease holds the key, with this fencing token.
-    Granted { token: u64 },
+    /// The caller's lease holds the key.
+    Granted {
+        /// The fencing token.
+        token: u64,
+        /// Whether the lock's value has the token.
+        is_stored: bool,
+    },
     /// Another lease holds the key. It expires after `expires_in` unless its holder renews it.
     Contended {
         expires_in: Duration,
@@ -286,8 +293,8 @@ pub(crate) enum Reply {
     /// The caller's lease has the grant now.
     Adopted {
         expires_in: Duration,
-        /// The token that replaces the ticket's token, on a quorum.
-        new_token: Option<u64>,
+        /// The token, which is greater than the ticket's token.
+        token: u64,
     },
     /// The lock's value and its ttl; `None` for a key without a ttl.
     Found {
@@ -303,6 +310,14 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
+    /// A grant whose token the lock's value has.
+    pub(crate) fn granted(token: u64) -> Self {
+        Self::Granted {
+            token,
+            is_stored: true,
+        }
+    }
+
     /// Whether the command has given the caller's lease the key, or a ttl.
     pub(crate) fn is_success(&self) -> bool {
         matches!(

@@ -51,6 +51,9 @@ pub(crate) use redis::url::{redacted, redacted_info};
 pub(crate) use scripted::Scripted;
 pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, micros_of};
 
+/// Called with the reason why acquires by plain commands are not allowed.
+pub(crate) type RefusalHook = Box<dyn FnOnce(Error) + Send>;
+
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// the latest one command time-out after its deadline.
 ///
@@ -94,6 +97,10 @@ pub(crate) trait Store: Send + Sync {
     /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one: once
     /// until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
     fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
+
+    /// Sets the hook that is called once, if the server does not allow acquires by plain commands, so that the script is
+    /// used. It has to be quick and must not block.
+    fn on_refused_transactions(&self, _hook: RefusalHook) {}
 
     /// The nodes of a quorum; none for other stores.
     fn nodes(&self) -> Vec<NodeState> {

@@ -19,7 +19,7 @@ const TOKEN_SHIFT: u32 = 10;
 pub(crate) const MAX_TOKEN: u64 = i64::MAX as u64;
 
 /// The greatest time of a grant in µs.
-const MAX_MICROS: u64 = 9_007_199_254_000_000;
+pub(crate) const MAX_MICROS: u64 = 9_007_199_254_000_000;
 
 /// A lower bound for the token of a grant: the token has to be greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +50,16 @@ pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
 /// The message of the error if a fenced value's key has a foreign value.
 pub(crate) const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
 
+/// Stands for the µs in the value of a lock that was granted by commands instead of a script. The client learns the token
+/// only after the value was written. It has sixteen digits, like all times of grants.
+pub(crate) const NO_TOKEN: &str = "0000000000000000";
+
 /// The parts of a lock's value, and the length of its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LockValue {
     pub(crate) lease: LeaseId,
-    /// The fencing token of the grant's first holder within the client.
-    pub(crate) token: u64,
+    /// The fencing token of the grant's first holder within the client. `None` if the value does not have it.
+    pub(crate) token: Option<u64>,
     pub(crate) holder: HolderId,
     /// How many waiters are in the lock's queue.
     pub(crate) queued: usize,
@@ -69,7 +73,10 @@ impl LockValue {
         let mut words = text.splitn(3, ' ');
         Some(Self {
             lease: LeaseId::decode(words.next()?)?,
-            token: token(words.next()?)?,
+            token: match words.next()? {
+                NO_TOKEN => None,
+                micros => Some(token(micros)?),
+            },
             holder: HolderId::decode(words.next()?)?,
             queued,
         })
@@ -104,6 +111,11 @@ pub(crate) fn loss_reason(value: Option<&[u8]>) -> LossReason {
 pub(crate) fn token(micros: &str) -> Option<u64> {
     let micros = id::number(micros)?;
     (micros <= micros_of(MAX_TOKEN)).then_some(micros << TOKEN_SHIFT)
+}
+
+/// The first fencing token of a grant at `micros`, at most [`MAX_MICROS`].
+pub(crate) fn token_of(micros: u64) -> u64 {
+    micros << TOKEN_SHIFT
 }
 
 /// `first` and the tokens of the grants that follow it directly, up to the greatest token.
@@ -151,7 +163,7 @@ mod tests {
         assert!(has_queue(value) && !has_queue(alone.as_bytes()) && !has_queue(b"theirs +"));
         let read = LockValue::parse(value, 2).unwrap();
         assert_eq!((read.lease, read.queued), (holder, 2));
-        assert_eq!(read.token, 1_795_263_780_943_818 << TOKEN_SHIFT);
+        assert_eq!(read.token, Some(1_795_263_780_943_818 << TOKEN_SHIFT));
         assert_eq!(read.holder.as_str(), "host/1/a");
     }
 
@@ -191,7 +203,11 @@ mod tests {
 
         fn formatted(value: &LockValue, has_queue: bool) -> String {
             let LockValue { lease, holder, .. } = value;
-            format(*lease, micros_of(value.token), holder, has_queue)
+            let written = format(*lease, value.token.map_or(0, micros_of), holder, has_queue);
+            match value.token {
+                None => written.replacen(" 0 ", &format!(" {NO_TOKEN} "), 1),
+                Some(_) => written,
+            }
         }
 
         proptest! {

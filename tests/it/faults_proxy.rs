@@ -180,7 +180,7 @@ fn a_late_abandoned_acquire_is_undone_behind_it() {
     let (server, proxy) = proxied();
     let client = client(&proxy.url(), &Recorder::new());
     client.with_lock("warm", || ()).unwrap();
-    let counter = || ask(&server, &["GET", "leasehold:~fence"]);
+    let counter = || ask(&server, &["ZSCORE", "leasehold:~fence", "t"]);
     let before = counter();
     proxy.hold_requests(true);
     proxy.refuse(true);

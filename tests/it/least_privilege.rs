@@ -104,15 +104,28 @@ impl Trial {
 #[expect(clippy::type_complexity, reason = "it is the table")]
 const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["locks"], use_locks),
+    (&["plain-acquires", "locks"], acquire_without_a_script),
     (&["script-cache", "locks"], connect_again),
     (
-        &["notifications", "locks", "script-cache", "names"],
+        &[
+            "notifications",
+            "locks",
+            "plain-acquires",
+            "script-cache",
+            "names",
+        ],
         be_notified,
     ),
     (&["names", "locks"], name_connections),
     (&["fenced-values"], use_fenced_values),
     (
-        &["transactions", "locks", "script-cache", "names"],
+        &[
+            "transactions",
+            "locks",
+            "plain-acquires",
+            "script-cache",
+            "names",
+        ],
         write_in_transactions,
     ),
     (&["replicas", "locks"], wait_for_replicas),
@@ -190,6 +203,24 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
     // The server forgets the scripts.
     ask(server, &["SCRIPT", "FLUSH"]);
     unlocked(first.mutex("k").lock().map_err(text)?)
+}
+
+fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
+    let (client, recorder) = trial.recorded()?;
+    for key in ["a", "b"] {
+        unlocked(client.mutex(key).lock().map_err(text)?)?;
+    }
+    let is_refused = || recorder.count(What::TransactionsRefused, "") > 0;
+    let denied = refused(&trial.server);
+    let denied: Vec<&String> = denied
+        .iter()
+        .filter(|name| ["multi", "exec"].contains(&name.as_str()))
+        .collect();
+    expect!(
+        denied.is_empty() && !is_refused(),
+        "a script was used: {denied:?}"
+    );
+    Ok(())
 }
 
 /// The server has the scripts already, so a connection need not send them again.

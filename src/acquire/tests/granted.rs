@@ -67,7 +67,7 @@ fn doubtful_grant_is_confirmed_first() {
     ] {
         let f = fixture();
         f.grant(grant, later, || {});
-        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 9 }));
+        f.answer_after(Duration::ZERO, Ok(Reply::granted(9)));
         let grant = f.acquire_on(options, Until::Forever).unwrap().unwrap();
         assert_eq!(grant.token, 9);
         assert_eq!(
@@ -85,7 +85,7 @@ fn lease_from_the_queue_is_released_to_waiters() {
             f.grant_while_queued(Duration::ZERO, || {});
         } else {
             f.answer_after(Duration::ZERO, Ok(contended(was_queued)));
-            f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+            f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
         }
         let lease = f
             .acquirer
@@ -130,8 +130,8 @@ fn grant_that_ended_before_acceptance_is_repeated() {
 #[test]
 fn grant_after_its_validity_is_released_and_repeated() {
     let f = fixture();
-    f.answer_after(OPTIONS.ttl, Ok(Reply::Granted { token: 7 }));
-    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    f.answer_after(OPTIONS.ttl, Ok(Reply::granted(7)));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(8)));
     let grant = f.acquire(Until::Forever).unwrap().unwrap();
     assert_eq!(grant.token, 8);
     let released = f.store.released.lock();
@@ -148,7 +148,7 @@ fn grant_at_shutdown_is_an_error() {
         } else {
             f.answer(move |_| {
                 watchdog.stop();
-                Ok(Reply::Granted { token: 7 })
+                Ok(Reply::granted(7))
             });
         }
         let ended = f.acquire(Until::Forever).unwrap_err();

@@ -26,7 +26,7 @@ fn waiter_outlasts_an_outage() {
     for kind in [ErrorKind::Timeout, ErrorKind::Unavailable] {
         let f = fixture();
         f.answer_after(Duration::ZERO, Err(error(kind)));
-        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
         assert!(f.acquire(Until::Forever).unwrap().is_some());
     }
 }

@@ -97,7 +97,7 @@ fn pauses_without_a_queue_are_short() {
     for _ in 0..ATTEMPTS {
         f.answer(|_| Ok(contended(false)));
     }
-    f.answer(|_| Ok(Reply::Granted { token: 7 }));
+    f.answer(|_| Ok(Reply::granted(7)));
     let started = Instant::now();
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     // A waiter that relied on notifications would pause for half a second at least.

@@ -7,7 +7,7 @@ use crate::released::Released;
 /// Unlocks a lock with a ttl of 30 s; the reply comes after `later`.
 fn unlock(later: Duration, outcome: Result<Reply, Error>) -> Result<Released, Error> {
     let f = fixture();
-    f.answer(|_| Ok(Reply::Granted { token: 7 << 10 }));
+    f.answer(|_| Ok(Reply::granted(7 << 10)));
     let lease = f.acquirer.acquire(&request(OPTIONS), Until::Now);
     let lease = lease.unwrap().expect("it is free");
     f.answer_after(later, outcome);

@@ -23,7 +23,7 @@ fn adoption_outlasts_an_outage() {
         Duration::ZERO,
         Ok(Reply::Adopted {
             expires_in,
-            new_token: None,
+            token: 7,
         }),
     );
     assert_eq!(f.acquirer.adopt(&ticket()).unwrap().grant().token, 7);

@@ -17,7 +17,7 @@ mod transit;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::config::Config;
 use crate::environment::EnvironmentFinding;
@@ -36,8 +36,8 @@ use crate::store::redis::pipeline::ReleaseRouter;
 use crate::store::redis::pipeline::request::Release;
 use crate::store::redis::url::HostPort;
 use crate::store::{
-    Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, RenewalLimits,
-    ServerId, Store, TrackedKey, TransactionConnection, Transactions,
+    Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, RefusalHook,
+    RenewalLimits, ServerId, Store, TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -57,6 +57,8 @@ pub(crate) struct ClusterStore {
     config: Config,
     holder: HolderId,
     late_releases: Option<LateReleaseHook>,
+    /// Called by the first node that does not allow acquires by plain commands.
+    refusal_hook: Mutex<Option<RefusalHook>>,
     members: Members,
     refresher: Refresher,
     /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
@@ -111,6 +113,7 @@ impl ClusterStore {
             config: config.clone(),
             holder,
             late_releases,
+            refusal_hook: Mutex::new(None),
             members: Members::default(),
             refresher: Refresher::default(),
             started: RwLock::new(None),
@@ -170,6 +173,14 @@ impl ClusterStore {
             Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
         );
         let node = Arc::new(node);
+        let store = Weak::clone(&self.me);
+        node.on_refused_transactions(Box::new(move |error| {
+            let store = store.upgrade();
+            let hook = store.and_then(|store| store.refusal_hook.lock().take());
+            if let Some(hook) = hook {
+                hook(error);
+            }
+        }));
         node.set_shard_slot(self.shard_slot_of(member.id()));
         if let Some(Started {
             threads,
@@ -545,6 +556,10 @@ impl ClusterStore {
 }
 
 impl Store for ClusterStore {
+    fn on_refused_transactions(&self, hook: RefusalHook) {
+        *self.refusal_hook.lock() = Some(hook);
+    }
+
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
             let (command, deadline) = (request.command.clone(), request.deadline);

@@ -269,7 +269,7 @@ impl Keyspace {
                 }
                 step.notifications.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
-                return Ok(Reply::Granted { token });
+                return Ok(Reply::granted(token));
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
             // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
@@ -278,7 +278,7 @@ impl Keyspace {
                 self.raise(least);
                 let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
-                return Ok(Reply::Granted { token });
+                return Ok(Reply::granted(token));
             }
         };
         let contended = |left: Option<Duration>, queued| {
@@ -317,7 +317,7 @@ impl Keyspace {
                 match self.serve(key, Some((lease, ttl)), step) {
                     Some((granted, micros)) if granted == lease => {
                         let token = token(micros);
-                        return Ok(Reply::Granted { token });
+                        return Ok(Reply::granted(token));
                     }
                     _ => match self.entries.get(key) {
                         Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
@@ -543,15 +543,19 @@ impl Keyspace {
         ttl: Option<Duration>,
         step: &mut Step<'_>,
     ) -> Reply {
+        let micros = self.next_micros(step);
+        let reached = step.micros().max(self.last_micros);
         let lock = match self.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock,
             Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Reply::Taken { by: None },
             None => return Reply::Missing,
         };
-        if (lock.lease, lock.micros) != ticket {
+        let (from, ticket_micros) = ticket;
+        if lock.lease != from || ticket_micros > reached {
             let by = Some(lock.holder.clone());
             return Reply::Taken { by };
         }
+        (self.last_micros, lock.micros) = (micros, micros);
         lock.lease = lease;
         lock.holder = step.by.clone();
         let asked = ttl.map_or(step.now, |ttl| step.now.after(ttl));
@@ -559,7 +563,7 @@ impl Keyspace {
         step.notifications.push(Notification::Changed(key.clone()));
         Reply::Adopted {
             expires_in: lock.expires_at.since(step.now),
-            new_token: None,
+            token: token(micros),
         }
     }
 
@@ -570,7 +574,7 @@ impl Keyspace {
             Some(Entry::Lock(lock)) => Ok(Reply::Found {
                 value: Box::new(LockValue {
                     lease: lock.lease,
-                    token: token(lock.micros),
+                    token: Some(token(lock.micros)),
                     holder: lock.holder.clone(),
                     queued: self.queues.get(key).map_or(0, |queue| queue.waiters.len()),
                 }),
@@ -721,7 +725,7 @@ impl Keyspace {
             (None, None) => self.vote(key, lease, proposal, ttl, step),
         };
         let token = token(micros);
-        Ok(Reply::Granted { token })
+        Ok(Reply::granted(token))
     }
 
     /// Grants the key on a node of a quorum. Returns the µs of the token.
@@ -767,7 +771,7 @@ impl Keyspace {
         }
         self.last_micros = self.last_micros.max(micros);
         let token = token(micros);
-        Ok(Reply::Granted { token })
+        Ok(Reply::granted(token))
     }
 
     /// Sets the key on a node of a quorum.

@@ -194,7 +194,7 @@ impl Count {
         values.retain(|(value, _)| value.lease == holder.lease);
         // A majority has this token or a greater one, and this time or a longer one.
         let at = self.majority() - 1;
-        let mut tokens: Vec<u64> = values.iter().map(|(value, _)| value.token).collect();
+        let mut tokens: Vec<Option<u64>> = values.iter().map(|(value, _)| value.token).collect();
         tokens.sort_unstable_by(|one, other| other.cmp(one));
         let mut lefts: Vec<Duration> = values
             .iter()
@@ -243,7 +243,7 @@ impl Count {
 /// The token of a node that has granted the key, or holds it.
 fn granted(outcome: &Option<Outcome>) -> Option<u64> {
     match outcome {
-        Some(Ok(Reply::Granted { token })) => Some(*token),
+        Some(Ok(Reply::Granted { token, .. })) => Some(*token),
         _ => None,
     }
 }
@@ -291,7 +291,7 @@ mod tests {
     use crate::util::id::LeaseId;
 
     fn grants(tokens: &[u64]) -> Vec<Option<Outcome>> {
-        let granted = |token: &u64| Some(Ok(Reply::Granted { token: token << 10 }));
+        let granted = |token: &u64| Some(Ok(Reply::granted(token << 10)));
         tokens.iter().map(granted).collect()
     }
 
@@ -492,7 +492,7 @@ mod tests {
             Some(Ok(Reply::Found {
                 value: Box::new(LockValue {
                     lease,
-                    token: micros << 10,
+                    token: Some(micros << 10),
                     holder: HolderId::of_text("host/1/a"),
                     queued: 0,
                 }),

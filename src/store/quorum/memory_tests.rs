@@ -72,7 +72,7 @@ impl Fixture {
     #[track_caller]
     fn lock(&self, client: usize) -> (LeaseId, u64) {
         match self.acquire(client) {
-            (lease, Ok(Reply::Granted { token })) => (lease, token),
+            (lease, Ok(Reply::Granted { token, .. })) => (lease, token),
             (_, other) => panic!("{other:?}"),
         }
     }
@@ -324,7 +324,7 @@ impl Fixture {
     #[track_caller]
     fn take_over(&self, client: usize, ticket: (LeaseId, u64)) -> (LeaseId, u64) {
         match self.adopt(client, ticket, Some(TTL)) {
-            (lease, Ok(Reply::Adopted { new_token, .. })) => (lease, new_token.unwrap()),
+            (lease, Ok(Reply::Adopted { token, .. })) => (lease, token),
             (_, other) => panic!("{other:?}"),
         }
     }

@@ -457,7 +457,7 @@ impl QuorumStore {
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
         let (token, outcomes) = self.propose(lease, None, least, deadline);
         if let Some(token) = token {
-            return Ok(Reply::Granted { token });
+            return Ok(Reply::granted(token));
         }
         self.give_up(lease, &outcomes);
         let contention = self.count.contention(&outcomes);
@@ -474,13 +474,10 @@ impl QuorumStore {
             micros: micros_of(ticket.token).min(LONGEST_MICROS + 1),
         };
         let (token, mut outcomes) = self.propose(&lease, Some(from), 0, deadline);
-        if let new_token @ Some(_) = token
+        if let Some(token) = token
             && let Some(expires_in) = self.time_left(&lease, deadline)
         {
-            return Ok(Reply::Adopted {
-                expires_in,
-                new_token,
-            });
+            return Ok(Reply::Adopted { expires_in, token });
         }
         let refused = self.count.refused_ticket(&outcomes);
         let refused = refused.ok_or_else(|| self.no_majority(&outcomes));
@@ -574,7 +571,7 @@ impl QuorumStore {
     ) -> bool {
         let has_stored = |outcome: &Option<Outcome>| {
             let stored = match outcome {
-                Some(Ok(Reply::Granted { token })) => *token,
+                Some(Ok(Reply::Granted { token, .. })) => *token,
                 _ => return false,
             };
             micros_of(stored) >= micros_of(token)

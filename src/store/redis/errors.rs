@@ -255,6 +255,23 @@ pub(crate) fn unexpected_reply(command: impl fmt::Display, reply: &Value) -> Err
     Error::new(ErrorKind::Protocol, message)
 }
 
+/// The reason why the server's plain commands are not used for acquires.
+pub(crate) fn refused_natives(reply: &Value, address: &str) -> Error {
+    let error = match reply {
+        Value::ServerError(error) => error_reply(error.code(), error.details()),
+        other => unexpected_reply("EXEC", other),
+    };
+    error.at(address)
+}
+
+/// The reason why plain commands are not used for acquires: `count` connections ended before the reply to a probe.
+pub(crate) fn lost_probes(address: &str, count: u32) -> Error {
+    let message = format!(
+        "{address} has closed {count} connections after MULTI; check whether a proxy answers there"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 /// The error if the pool has made no connection in time, and no attempt to connect has failed yet.
 pub(crate) fn no_connection(
     address: &str,

@@ -45,8 +45,8 @@ use crate::store::redis::pipeline::{Pipeline, ReleaseRouter, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::redis::sentinel::SentinelWatcher;
 use crate::store::{
-    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, ServerId,
-    Store, TrackedKey, TransactionConnection, Transactions,
+    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
+    RenewalLimits, ServerId, Store, TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -322,6 +322,10 @@ impl Store for Node {
         if let Some(sentinels) = self.shared.endpoint.sentinels() {
             sentinels.on_unavailable(hook);
         }
+    }
+
+    fn on_refused_transactions(&self, hook: RefusalHook) {
+        self.shared.context.on_refused_natives(hook);
     }
 
     fn run_first_connection_hook(&self) {

@@ -360,6 +360,8 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     *at += end + 2;
     match sign {
         b'+' if line == b"OK" => Ok(Value::Okay),
+        // The reply to each command of a transaction. It is not copied, since it says no more than `OK`.
+        b'+' if line == b"QUEUED" => Ok(Value::Okay),
         b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),
         b':' => number(line).map(Value::Int),
         b'$' => {

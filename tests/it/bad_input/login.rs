@@ -77,7 +77,7 @@ fn acquires_without_permission_are_denied() {
         &["~*", "+@all", "-eval", "-evalsha"][..],
         &["~other:*", "+@all"],
         &["~*", "+@all", "-set"],
-        &["~*", "+@all", "-getrange"],
+        &["~*", "+@all", "-zscore", "-zadd"],
     ] {
         let client = hasty(&user(&server, missing)).build_lazy().unwrap();
         for error in [

@@ -139,7 +139,7 @@ fn nested_prefixes_exclude_and_stale_tokens_are_refused() {
     let build = |prefix| steady(&server.url()).prefix(prefix).build().unwrap();
     let (outer, inner) = (build("a:"), build("a:b:"));
     // The counter is ahead of the clock of Redis, as it is after the clock was set back.
-    ask(&server, &["SET", "a:b:~fence", "4102444800000000"]);
+    ask(&server, &["ZADD", "a:b:~fence", "4102444800000000", "t"]);
     let guard = inner.mutex("x").lock().unwrap();
     assert!(outer.mutex("b:x").try_lock().unwrap().is_none());
     let total = outer.fenced_value("total");

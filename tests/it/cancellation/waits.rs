@@ -8,8 +8,8 @@ use leasehold::{Error, Mutex};
 use leasehold_testbed::{Server, eventually};
 
 use crate::support::{
-    LONG_TTL, SOON, Task, assert_all_become_free, builder, millis, script_calls, server, value_of,
-    wait_for_queue,
+    LONG_TTL, SOON, Task, assert_all_become_free, builder, lock_requests, millis, server, value_of,
+    wait_for_queue, warm_up,
 };
 
 use super::{WAYS, WORK, assert_cancelled, client};
@@ -172,7 +172,8 @@ fn cancelled_clients_keep_the_order_of_others() {
 fn a_wait_cancelled_in_advance_sends_no_request() {
     let server = server();
     let client = client(&server);
-    let calls = script_calls(&server);
+    warm_up(&client);
+    let requests = lock_requests(&server);
     for form in 0..4 {
         let (stop, stopped) = bounded(1);
         stop.send(()).unwrap();
@@ -186,7 +187,7 @@ fn a_wait_cancelled_in_advance_sends_no_request() {
         assert_cancelled(wait_by(form, &mutex));
     }
     // In each form, one of the four waits was not cancelled: it acquired and released the lock.
-    assert_eq!(script_calls(&server), calls + 8);
+    assert_eq!(lock_requests(&server), requests + 8);
 }
 
 #[test]

@@ -311,3 +311,68 @@ fn a_silent_new_node_costs_no_lock_of_the_old_one() {
     assert!(moved.iter().all(|(_, guard)| guard.check().is_err()));
     moving.proxies[moving.to].black_hole(false);
 }
+
+/// Plain commands set a key whose slot has no fence counter, so the client asks the script for the grant. Before that,
+/// `change` moves the slot.
+#[track_caller]
+fn assert_held_after_a_move_between(
+    change: impl FnOnce(&Cluster, u16, usize, Box<dyn FnOnce() + '_>),
+) {
+    let mut cluster = Cluster::builder().without_replicas().start().unwrap();
+    let proxies = announce_proxies(&mut cluster);
+    let url = proxies[0].url().replace("redis:", "redis+cluster:");
+    let builder = steady(&url).prefix("{app}:").ttl(secs(20));
+    let client = builder.build().unwrap();
+    let slot = cluster.slot_of("{app}:");
+    let from = cluster.master_of(slot);
+    let to = (from + 1) % 3;
+    let (source, target) = (&cluster.nodes()[from], &cluster.nodes()[to]);
+    let before = source.calls("exec").unwrap();
+    for n in 0..4 {
+        lock(&client, &name(n)).unlock().unwrap();
+    }
+    let transactions = source.calls("exec").unwrap() - before;
+    assert!(transactions > 1, "plain commands are in use");
+    for counter in keys(source) {
+        ask(source, &["DEL", &counter]);
+    }
+    proxies[from].hold_replies(true);
+    let guard = thread::scope(|scope| {
+        let task = scope.spawn(|| lock(&client, "x"));
+        let is_set = || ask(source, &["EXISTS", "{app}:x"]).as_int() == Some(1);
+        assert!(eventually(SOON, is_set));
+        change(
+            &cluster,
+            slot,
+            to,
+            Box::new(|| proxies[from].hold_replies(false)),
+        );
+        task.join().unwrap()
+    });
+    let value = || ask(target, &["GET", "{app}:x"]).to_string();
+    let granted = value();
+    // A release of an earlier attempt would come at once, or after a pause of 200 ms.
+    thread::sleep(millis(600));
+    assert_eq!(value(), granted);
+    assert!(guard.unlock().unwrap().is_confirmed());
+}
+
+#[test]
+fn a_lock_survives_a_move_between_its_commands_and_its_script() {
+    assert_held_after_a_move_between(|cluster, slot, to, resume| {
+        cluster.move_slot(slot, to).unwrap();
+        resume();
+    });
+}
+
+#[test]
+fn a_lock_survives_a_move_that_begins_between_its_commands_and_its_script() {
+    assert_held_after_a_move_between(|cluster, slot, to, resume| {
+        cluster.begin_move(slot, to).unwrap();
+        cluster.move_keys(slot, to, |key| key == "{app}:x").unwrap();
+        resume();
+        thread::sleep(millis(100));
+        cluster.move_keys(slot, to, |_| true).unwrap();
+        cluster.end_move(slot, to).unwrap();
+    });
+}

@@ -77,7 +77,14 @@ fn run(
     dropped: Option<&str>,
     trial: fn(&Cluster) -> Result<(), Effect>,
 ) -> Result<(), Effect> {
-    let names = ["locks", "script-cache", "notifications", "names", "cluster"];
+    let names = [
+        "locks",
+        "plain-acquires",
+        "script-cache",
+        "notifications",
+        "names",
+        "cluster",
+    ];
     let features: Vec<&Feature> = rights::features(&[&names[..], &[name]].concat()).unwrap();
     for node in cluster.nodes() {
         let mut commands = rights::commands(&features, version(node));

@@ -56,7 +56,7 @@ macro_rules! every_behaviour_on {
                 shutdown_ends_waits_and_keeps_locks_in_redis;
             admin:
                 force_unlock_grants_the_next_waiter
-                a_transferred_lock_keeps_its_token;
+                an_adopted_lock_has_a_greater_token;
         }
     };
 }

@@ -96,7 +96,7 @@ fn a_grant_without_any_notification_is_found() {
         kill_notifications(&server);
         let script = "local first = redis.call('ZPOPMIN', KEYS[3])[1] \
              local lease, holder = string.match(first, '(%x+),%d+,(%S+)$') \
-             local micros = string.format('%.0f', redis.call('INCR', KEYS[2])) \
+             local micros = string.format('%.0f', redis.call('ZINCRBY', KEYS[2], 1, 't')) \
              local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder \
              return redis.call('SET', KEYS[1], value, 'PX', 60000)";
         let keys = [KEY, "~fence", "~queue:k"].map(in_redis);

@@ -143,7 +143,10 @@ fn a_loss_is_final_if_the_value_returns() {
 fn the_greatest_token_fits_an_i64() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    ask(&server, &["SET", &in_redis("~fence"), "9007199254000000"]);
+    ask(
+        &server,
+        &["ZADD", &in_redis("~fence"), "9007199254000000", "t"],
+    );
     let guard = client.mutex("k").lock().unwrap();
     assert_eq!(guard.fencing_token(), 9_007_199_254_000_001 << 10);
     let token = guard.fencing_token_i64();

@@ -120,7 +120,7 @@ fn a_near_message_cannot_forge_a_grant() {
     let near = next_text(&mut messages);
     let (lease, rest) = near.split_once(' ').unwrap();
     assert_eq!(rest, "~ leasehold:k");
-    let fence: String = ask(&server, &["GET", &in_redis("~fence")]).to_string();
+    let fence: String = ask(&server, &["ZSCORE", &in_redis("~fence"), "t"]).to_string();
     let micros = fence.parse::<u64>().unwrap() + 1;
     drop(messages);
     let text = format!("{lease:0<32} {micros} {}", in_redis("k"));
@@ -416,7 +416,7 @@ fn a_user_who_reads_locks_cannot_read_queues() {
     let value: String = get.arg(in_redis("k")).query(&mut reader).unwrap();
     assert!(value.starts_with("lh1 "));
     for [command, key] in [
-        ["GET", "~fence"],
+        ["ZCARD", "~fence"],
         ["ZCARD", "~queue:k"],
         ["HLEN", "~value:k"],
     ] {

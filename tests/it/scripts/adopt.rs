@@ -1,13 +1,13 @@
-//! lua/adopt.lua: a grant passes to the holder of a ticket, under a new lease id, with its token and its
+//! lua/adopt.lua: a grant passes to the holder of a ticket, under a new lease id and a greater token, with its
 //! queue, and with a ttl that is not shorter.
 
 use leasehold_testbed::Server;
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, acquire_as, call, connect, ends, entries,
-    granted, holder, kinds, lease, listen, queue_of, queue_up, received, release, release_as,
-    text_of, ttl_of, value,
+    ADOPT, INSPECT, MICROS, RENEW, Said, TTL, TWO, acquire_as, call, connect, counter_of, ends,
+    entries, granted, holder, kinds, lease, listen, queue_of, queue_up, received, release,
+    release_as, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -40,29 +40,35 @@ fn micros_of(connection: &mut Connection, key: &str) -> String {
 #[track_caller]
 fn adopted(said: &Said) -> i64 {
     match said {
-        Said::Number(left) if *left > 0 => *left,
+        Said::Adopted { left, .. } if *left > 0 => *left,
         other => panic!("not adopted: {other:?}"),
     }
 }
 
 /// The value of a lock after the adoption: with the lease and the holder of [`ADOPTER`] in place of those of caller 0.
-fn renamed(value: &str) -> String {
+fn renamed(value: &str, micros: u64) -> String {
     let whose = |n: usize| format!("lh1 {} ", lease(n));
     let value = value.replacen(&whose(0), &whose(ADOPTER), 1);
+    let granted = value.split(' ').nth(2).unwrap().to_owned();
+    let value = value.replacen(&granted, &micros.to_string(), 1);
     value.replacen(&holder(0), &holder(ADOPTER), 1)
 }
 
 #[test]
-fn an_adopted_lock_keeps_its_token_and_its_queue() {
+fn an_adopted_lock_keeps_its_queue_and_gets_a_token() {
     let server = server();
     let mut redis = connect(&server);
     for ttls in [&[][..], &[TTL], &["5000", "0", "90000"]] {
         for ttl in ["", TTL] {
             let before = queue_up(&mut redis, "k", ttls);
-            let counter = text_of(&server, FENCE);
-            adopted(&adopt(&mut redis, "k", &lease(0), ttl));
-            assert_eq!(text_of(&server, "k"), Some(renamed(&before)));
-            assert_eq!(text_of(&server, FENCE), counter, "no token was used up");
+            let granted: u64 = micros_of(&mut redis, "k").parse().unwrap();
+            let said = adopt(&mut redis, "k", &lease(0), ttl);
+            let Said::Adopted { micros, .. } = said else {
+                panic!("not adopted: {said:?}");
+            };
+            assert!(micros > granted);
+            assert_eq!(text_of(&server, "k"), Some(renamed(&before, micros)));
+            assert_eq!(counter_of(&server), Some(micros.to_string()));
             assert_eq!(queue_of(&server, "k"), entries(1, ttls));
             ask(&server, &["FLUSHALL"]);
         }
@@ -171,15 +177,15 @@ fn a_failed_adoption_affects_no_other_key() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     prepare(&server);
     let together = call(&mut redis, &ADOPT, &keys, &args);
+    adopted(&together[0]);
     let wanted = [
-        Said::Number(60_000),
         Said::Number(0),
         Said::Text(value(&lease(7))),
         Said::Text(format!("lh1 {TWO}")),
         Said::Text(TWO.to_owned()),
         Said::Text("x".repeat(256)),
     ];
-    assert_eq!(together[..6], wanted);
+    assert_eq!(together[1..6], wanted);
     assert!(together[6].text().starts_with("WRONGTYPE"), "{together:?}");
     assert_eq!(adopted(&together[7]), 60_000);
     for key in ["theirs", "cut", "text", "long"] {
@@ -190,7 +196,12 @@ fn a_failed_adoption_affects_no_other_key() {
         let args = [args[0], TWO, MICROS, &lease(20 + n), TTL];
         call(&mut redis, &ADOPT, &[key], &args).remove(0)
     });
-    assert_eq!(alone.collect::<Vec<_>>(), together);
+    for (alone, together) in alone.zip(together) {
+        match together {
+            Said::Adopted { .. } => assert_eq!(adopted(&alone), 60_000),
+            other => assert_eq!(alone, other),
+        }
+    }
 }
 
 #[test]
@@ -206,17 +217,20 @@ fn a_lease_id_is_not_read_as_a_pattern() {
 }
 
 #[test]
-fn a_ticket_under_another_token_is_refused() {
+fn a_ticket_with_a_token_not_granted_yet_is_refused() {
     let server = server();
     let mut redis = connect(&server);
     let before = queue_up(&mut redis, "k", &[TTL]);
     let micros = micros_of(&mut redis, "k");
-    let later = (micros.parse::<u64>().unwrap() + 1).to_string();
-    for other in [&*later, &micros[1..], "", "0", ".*", &format!("{micros} ")] {
+    let later = (micros.parse::<u64>().unwrap() + 3_600_000_000).to_string();
+    for other in [&*later, "9007199254740992"] {
         let said = adopt_under(&mut redis, "k", (&lease(0), other), TTL);
         assert_eq!(said, Said::Text(before.clone()), "{other}");
         assert_eq!(text_of(&server, "k"), Some(before.clone()), "{other}");
     }
+    // The counter is ahead of the clock, and has reached the token.
+    ask(&server, &["ZADD", super::FENCE, &later, "t"]);
+    adopted(&adopt_under(&mut redis, "k", (&lease(0), &later), TTL));
 }
 
 #[test]

@@ -7,9 +7,9 @@ use leasehold_testbed::{Reply, Server};
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, acquire, acquire_as,
-    call, connect, ends, entry, granted, holder, kinds, lease, listen, queue_name, queue_of,
-    queue_up, received, release, release_as, text_of, ttl_of,
+    ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, acquire_as, call,
+    connect, ends, entry, granted, holder, kinds, lease, listen, queue_name, queue_of, queue_up,
+    received, release, release_as, text_of, ttl_of,
 };
 use crate::support::{ask, info_number, server};
 
@@ -291,9 +291,7 @@ fn scripts_read_the_beginning_of_a_value_only() {
     let server = server();
     let mut redis = connect(&server);
     let end = HUGE.to_string();
-    for key in ["k", FENCE] {
-        ask(&server, &["SETRANGE", key, &end, "x"]);
-    }
+    ask(&server, &["SETRANGE", "k", &end, "x"]);
     ask(&server, &["SETRANGE", "k", "0", &format!("lh1 {TWO} 1 ")]);
     let token = "00000000000000000017";
     for (key, short, text, long) in [("v", "value", "", "token"), ("w", "token", token, "value")] {
@@ -310,7 +308,6 @@ fn scripts_read_the_beginning_of_a_value_only() {
         ("adopt", &ADOPT, &["k"], &adopt),
         ("inspect", &INSPECT, &["k"], &[]),
         ("join", &super::ACQUIRE, &["p:~other", "k"], &join),
-        ("counter", &super::ACQUIRE, &[FENCE, "free"], &join),
         ("write", &WRITE, &["v"], &[token, "5000", "x"]),
         ("delete", &WRITE, &["v"], &[token, "-5000", ""]),
         ("read", &READ, &["v"], &["1000000"]),
@@ -320,16 +317,4 @@ fn scripts_read_the_beginning_of_a_value_only() {
         let (bytes, _) = needed(&server, || call(&mut redis, script, keys, args).remove(0));
         assert!(bytes < LITTLE, "{name}: {bytes} bytes");
     }
-    // A release that has to grant from a queue leaves the counter as it is.
-    ask(&server, &["SET", FENCE, "1795263780943818"]);
-    queue_up(&mut redis, "a", &[TTL]);
-    ask(&server, &["SETRANGE", FENCE, &end, "x"]);
-    let (bytes, said) = needed(&server, || release_as(&mut redis, "a", 0));
-    assert_eq!(said, Said::Number(1));
-    assert!(bytes < LITTLE, "release: {bytes} bytes");
-    assert_eq!(text_of(&server, "a"), None, "the key is free");
-    let length = ask(&server, &["STRLEN", FENCE]);
-    assert_eq!(length, Reply::Int(HUGE as i64 + 1));
-    let refused = acquire(&mut redis, &["b"]);
-    assert_eq!(kinds(&refused), ["refused"]);
 }

@@ -5,9 +5,9 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
-    TTL, acquire_as, acquire_for, channel, connect, ends, entries, entry, eval, granted,
-    has_selectors, holder, kinds, lease, listen, queue_name, queue_of, queue_up, received, release,
-    release_as, say, text_of, ttl_of, value,
+    TTL, acquire_as, acquire_for, channel, connect, counter_of, ends, entries, entry, eval,
+    granted, has_selectors, holder, kinds, lease, listen, queue_name, queue_of, queue_up, received,
+    release, release_as, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -52,7 +52,7 @@ fn release_grants_and_notifies_the_first_waiter() {
     for key in ["k", "a b: ü"] {
         let ttls = ["90000", "50000", "900000"];
         queue_up(&mut redis, key, &ttls);
-        let mut last = ask(&server, &["GET", FENCE]).as_int().unwrap() as u64;
+        let mut last = ask(&server, &["ZSCORE", FENCE, "t"]).as_int().unwrap() as u64;
         for (n, ttl) in [(1, 60_001..=90_000), (2, 1..=50_000), (3, 90_001..=900_000)] {
             let turn = pass(&mut redis, key, n - 1);
             let micros = granted_to(n, &turn, n < 3);
@@ -60,15 +60,18 @@ fn release_grants_and_notifies_the_first_waiter() {
             assert!(micros > last, "{micros} after {last}");
             last = micros;
             assert!(ttl.contains(&turn.left), "{turn:?}");
-            assert_eq!(ask(&server, &["GET", FENCE]).to_string(), last.to_string());
+            assert_eq!(
+                ask(&server, &["ZSCORE", FENCE, "t"]).to_string(),
+                last.to_string()
+            );
             let message = format!("{} {micros} {key}", lease(n));
             let channel = channel(&holder(n));
             assert_eq!(received(&server, &mut subscriber), [(channel, message)]);
         }
-        let counter = text_of(&server, FENCE);
+        let counter = counter_of(&server);
         assert_eq!(pass(&mut redis, key, 3).value, None);
         assert_eq!(received(&server, &mut subscriber), [], "no waiter is left");
-        assert_eq!(text_of(&server, FENCE), counter, "no token was made");
+        assert_eq!(counter_of(&server), counter, "no token was made");
     }
 }
 
@@ -195,8 +198,8 @@ fn an_unservable_queue_frees_the_key() {
     let mut spoils = vec![
         ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", false),
         (
-            "ACL SETUSER default -set",
-            "ACL SETUSER default +set",
+            "ACL SETUSER default -zadd",
+            "ACL SETUSER default +zadd",
             false,
         ),
         (
@@ -219,13 +222,13 @@ fn an_unservable_queue_frees_the_key() {
         ask(&server, &["FLUSHALL"]);
         queue_up(&mut redis, "k", &ttls);
         queue_up(&mut redis, "k2", &ttls);
-        let counter = ask(&server, &["GET", FENCE]);
+        let counter = ask(&server, &["ZSCORE", FENCE, "t"]);
         say(&server, spoil);
         for key in ["k", "k2"] {
             assert_eq!(release_as(&mut redis, key, 0), Said::Number(1), "{spoil:?}");
         }
         assert_eq!(ask(&server, &["EXISTS", "k", "k2"]), Reply::Int(0));
-        let is_same = ask(&server, &["GET", FENCE]) == counter;
+        let is_same = ask(&server, &["ZSCORE", FENCE, "t"]) == counter;
         assert_ne!(is_same, counts, "{spoil:?}");
         assert_eq!(received(&server, &mut subscriber), [], "{spoil:?}");
         say(&server, mend);
@@ -464,9 +467,9 @@ fn a_counter_ahead_of_the_clock_costs_no_confirmation() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut subscriber = listen(&mut clients, &[1].map(holder));
     queue_up(&mut redis, "k", &[TTL]);
-    let last: u64 = text_of(&server, FENCE).unwrap().parse().unwrap();
+    let last: u64 = counter_of(&server).unwrap().parse().unwrap();
     let ahead = (last + 3_600_000_000).to_string();
-    ask(&server, &["SET", FENCE, &ahead]);
+    ask(&server, &["ZADD", FENCE, &ahead, "t"]);
     release_as(&mut redis, "k", 0);
     let messages = received(&server, &mut subscriber);
     let micros = last + 3_600_000_001;

@@ -2,8 +2,8 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, ONE, PROBE, PROPOSE, READ, READ_COPY, RELEASE,
-    RENEW, Said, TTL, TWO, WRITE, WRITE_COPY, call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, READ_COPY,
+    RELEASE, RENEW, Said, TTL, TWO, WRITE, WRITE_COPY, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
@@ -72,8 +72,8 @@ fn scripts_answer_each_key_as_documented() {
     let token = "00000000000000000017";
     for (script, fixed_args, per_key, absent) in [
         (&**RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
-        (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
-        (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
+        (&ADOPT, &["host/2/0"], &[ONE, MICROS, TWO, TTL], 0),
+        (&ADOPT, &["host/2/0"], &[ONE, MICROS, TWO, ""], 0),
         (&INSPECT, &[], &[], 0),
         (&WRITE, &[], &[token, "", "text"], 1),
         (&WRITE, &[], &[token, "-5000", ""], 1),
@@ -191,18 +191,18 @@ fn undeclared(code: &str) -> Vec<&str> {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
-                ["key", "counter", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
+                ["key", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
             }
             "'HSTRLEN'" | "'HDEL'" | "'SETRANGE'" => first == "key",
             // Reads up to a length.
             "'GETRANGE'" => {
-                ["key", "counter", "mark", "KEYS[2]"].contains(&first) && args.next() == Some("'0'")
+                ["key", "mark", "KEYS[2]"].contains(&first) && args.next() == Some("'0'")
             }
             "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
-            "'EXISTS'" => ["key", "counter"].contains(&first),
-            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'"
-            | "'ZSCORE'" => first == "queue",
+            "'EXISTS'" => first == "key",
+            "'ZADD'" | "'ZSCORE'" => ["queue", "counter"].contains(&first),
+            "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'" => first == "queue",
             "'ZREM'" => ["key", "queue", "KEYS[n + 1 + i]"].contains(&first),
             _ => false,
         }

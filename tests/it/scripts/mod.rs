@@ -80,6 +80,11 @@ enum Said {
         ahead: i64,
         since: u64,
     },
+    /// The ms until an adopted lock expires, and the µs part of its new token.
+    Adopted {
+        left: i64,
+        micros: u64,
+    },
     Error(String),
 }
 
@@ -89,7 +94,7 @@ impl Said {
         match self {
             Self::Number(number) => number.to_string(),
             Self::Text(text) | Self::Error(text) => text.clone(),
-            Self::Queued { .. } => format!("{self:?}"),
+            Self::Queued { .. } | Self::Adopted { .. } => format!("{self:?}"),
         }
     }
 }
@@ -120,7 +125,8 @@ fn queue_name(key: &str) -> String {
     format!("{key}~queue")
 }
 
-/// The call of a script. If the script's header requires it, the queues of the lock keys follow the lock keys.
+/// The call of a script. If the script's header requires it, the queues of the lock keys follow the lock keys, and the
+/// fence counter comes first.
 fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     let locks = keys.iter().filter(|key| **key != FENCE);
     let modes = || args.iter().skip(3).step_by(3);
@@ -132,9 +138,12 @@ fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     } else {
         Vec::new()
     };
+    let counter = (script == *ADOPT && !keys.contains(&FENCE)).then_some(FENCE);
+    let counter: Vec<&str> = counter.into_iter().collect();
     let mut eval = redis::cmd("EVAL");
-    eval.arg(script).arg(keys.len() + queues.len());
-    eval.arg(keys).arg(queues).arg(args);
+    eval.arg(script)
+        .arg(counter.len() + keys.len() + queues.len());
+    eval.arg(counter).arg(keys).arg(queues).arg(args);
     eval
 }
 
@@ -152,6 +161,10 @@ fn result_of(value: Value) -> Said {
                 left,
                 ahead,
                 since: since.try_into().unwrap(),
+            },
+            [Value::Int(left), Value::BulkString(ref micros)] => Said::Adopted {
+                left,
+                micros: std::str::from_utf8(micros).unwrap().parse().unwrap(),
             },
             _ => panic!("no result of a lock key: {parts:?}"),
         },
@@ -200,6 +213,7 @@ fn kinds(outcomes: &[Said]) -> Vec<&'static str> {
         Said::Text(_) => "granted",
         Said::Queued { .. } => "queued",
         Said::Number(_) => "contended",
+        Said::Adopted { .. } => "adopted",
         Said::Error(text) if text.starts_with("FOREIGN ") => "foreign",
         Said::Error(_) => "refused",
     };
@@ -213,6 +227,7 @@ fn ends(outcomes: &[Said]) -> Vec<&'static str> {
         Said::Number(0) => "missing",
         Said::Number(other) => panic!("no header promises {other}"),
         Said::Text(_) => "taken",
+        Said::Adopted { .. } => "adopted",
         Said::Queued { .. } => panic!("no header promises {said:?}"),
         Said::Error(_) => "refused",
     };
@@ -240,6 +255,12 @@ fn say(server: &Server, command: &str) -> Reply {
 /// The value under the key, unchanged.
 fn text_of(server: &Server, key: &str) -> Option<String> {
     ask(server, &["GET", key]).as_text().map(str::to_owned)
+}
+
+/// The fence counter.
+fn counter_of(server: &Server) -> Option<String> {
+    let score = ask(server, &["ZSCORE", FENCE, "t"]);
+    score.as_text().map(str::to_owned)
 }
 
 fn ttl_of(server: &Server, key: &str) -> i64 {
@@ -380,7 +401,7 @@ fn one_bad_key_affects_no_other() {
     assert_eq!(ask(&server, &["LLEN", "b"]), Reply::Int(1));
     assert_eq!(ask(&server, &["GET", "d"]).as_text(), Some("theirs"));
     assert_eq!(
-        ask(&server, &["GET", FENCE]).to_string(),
+        ask(&server, &["ZSCORE", FENCE, "t"]).to_string(),
         tokens[2].to_string()
     );
 }
@@ -509,7 +530,7 @@ fn without_memory_held_locks_still_renew_and_release() {
     let mut redis = connect(&server);
     let held = acquire(&mut redis, &["own", "own2"]);
     assert_eq!(kinds(&held), ["granted", "granted"]);
-    let counter = ask(&server, &["GET", FENCE]);
+    let counter = ask(&server, &["ZSCORE", FENCE, "t"]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
 
     for keys in [&["new"][..], &["new", "own", "new2"]] {
@@ -518,7 +539,7 @@ fn without_memory_held_locks_still_renew_and_release() {
         assert!(!kinds(&out).contains(&"granted"), "{out:?}");
     }
     assert_eq!(ask(&server, &["EXISTS", "new", "new2"]), Reply::Int(0));
-    assert_eq!(ask(&server, &["GET", FENCE]), counter);
+    assert_eq!(ask(&server, &["ZSCORE", FENCE, "t"]), counter);
 
     let renewed = call(
         &mut redis,

@@ -8,9 +8,9 @@ use leasehold_testbed::{Reply, Server, eventually};
 use redis::Connection;
 
 use super::{
-    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, acquire_as, call, channel, connect, entries, entry,
-    granted, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up, received,
-    release, release_as, text_of, ttl_of, value,
+    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, acquire_as, call, channel, connect, counter_of,
+    entries, entry, granted, holder, join, kinds, lease, leave, listen, queue_name, queue_of,
+    queue_up, received, release, release_as, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, server};
 
@@ -61,7 +61,7 @@ fn waiters_queue_in_arrival_order() {
         assert_eq!(value_of(&server), format!("{alone} +"), "one marker");
         assert!((1..=60_000).contains(&ttl_of(&server, "k")));
     }
-    assert_eq!(text_of(&server, FENCE), Some(micros.to_string()));
+    assert_eq!(counter_of(&server), Some(micros.to_string()));
     // After an endless key got a ttl, the reply has that ttl to the millisecond.
     ask(&server, &["PERSIST", "k"]);
     assert_eq!(queued(&acquire_as(&mut redis, "k", 4, "0")).0, 60_000);
@@ -84,7 +84,7 @@ fn queue_positions_rise_whatever_the_clock_says() {
         "{by_clock}"
     );
     // The fence counter does not affect the positions in the queue.
-    ask(&server, &["SET", FENCE, &(micros + hour).to_string()]);
+    ask(&server, &["ZADD", FENCE, &(micros + hour).to_string(), "t"]);
     let next_by_clock = join_next(&mut redis);
     assert!((by_clock + 1..by_clock + hour).contains(&next_by_clock));
     // The place of the newest waiter is ahead of the clock, as after the clock was set back: by an hour; by so much
@@ -260,7 +260,7 @@ fn keys_of_one_call_are_served_under_rising_tokens() {
     });
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     assert_eq!([granted(&out[2]), granted(&out[3])], tokens[2..]);
-    assert_eq!(text_of(&server, FENCE), Some(tokens[3].to_string()));
+    assert_eq!(counter_of(&server), Some(tokens[3].to_string()));
     let message = format!("{} {} k1", lease(1), tokens[0]);
     let channel = channel(&holder(1));
     assert_eq!(received(&server, &mut subscriber), [(channel, message)]);

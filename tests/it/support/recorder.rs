@@ -22,6 +22,7 @@ pub enum What {
     NotificationsRefused,
     /// This event has no key, and is counted under the empty key.
     SentinelsUnavailable,
+    TransactionsRefused,
     /// This event has no key, and is counted under the node's address.
     NodeFailing,
     /// As `NodeFailing`.
@@ -120,6 +121,10 @@ impl EventHandler for Recorder {
 
     fn notifications_refused(&self, _: &Error) {
         self.note_of(What::NotificationsRefused, "");
+    }
+
+    fn transactions_refused(&self, _: &Error) {
+        self.note_of(What::TransactionsRefused, "");
     }
 
     fn sentinels_unavailable(&self, _: &Error) {

@@ -15,6 +15,21 @@ pub fn script_calls(server: &Server) -> u64 {
     calls(server, "eval") + calls(server, "evalsha")
 }
 
+/// Requests for locks so far: script calls, the transactions that acquire free locks, and the commands that release
+/// them. The first requests of a connection count some more: see [`warm_up`].
+pub fn lock_requests(server: &Server) -> u64 {
+    let releases = calls(server, "delex") + calls(server, "delifeq");
+    script_calls(server) + calls(server, "exec") + releases
+}
+
+/// Sends the first requests of the client for the key "k". With them, its connection finds out which commands the server
+/// allows.
+pub fn warm_up(client: &Client) {
+    for _ in 0..2 {
+        client.mutex("k").lock().unwrap().unlock().unwrap();
+    }
+}
+
 /// The keys of which the server will report the next change, each counted once per client that has read it.
 pub fn tracked(server: &Server) -> u64 {
     info_number(server, "stats", "tracking_total_items")

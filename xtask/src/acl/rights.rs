@@ -51,6 +51,13 @@ pub const FEATURES: &[Feature] = &[
         is_usual: true,
     },
     Feature {
+        name: "plain-acquires",
+        title: "free locks without a script, besides `locks`",
+        commands: &[right("multi"), right("exec")],
+        without: "a script acquires all locks, which costs Redis more time (`transactions_refused`)",
+        is_usual: true,
+    },
+    Feature {
         name: "script-cache",
         title: "connections that send only missing scripts",
         commands: &[right("script|exists")],

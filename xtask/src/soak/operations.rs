@@ -471,7 +471,7 @@ impl<'a> Thread<'a> {
             at_most: None,
             adopted: true,
         };
-        if guard.fencing_token() != ticket.token {
+        if guard.fencing_token() <= ticket.token {
             self.wrong(format!("adopted under {}: {guard:?}", ticket.token));
         }
         self.hold(Some(guard), key, terms, Self::unlock);
@@ -485,7 +485,7 @@ impl<'a> Thread<'a> {
         });
         let lease = match forced {
             Ok(None) => return,
-            Ok(Some(found)) => Some(found.fencing_token() >> 10),
+            Ok(Some(found)) => found.fencing_token().map(|token| token >> 10),
             Err(error) if error.kind() == ErrorKind::Shutdown => return,
             Err(_) => None,
         };

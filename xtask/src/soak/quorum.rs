@@ -247,7 +247,7 @@ impl Servers {
             }
             Kind::CounterAhead => {
                 let ahead = (SystemTime::now().duration_since(UNIX_EPOCH)? + AHEAD).as_micros();
-                self.nodes[fault.node].command(&["SET", COUNTER, &format!("{ahead:016}")])?;
+                self.nodes[fault.node].command(&["ZADD", COUNTER, &ahead.to_string(), "t"])?;
             }
             Kind::LinkCut => self.links[fault.process][fault.node].black_hole(true),
             Kind::ClientCutOff => {

@@ -24,11 +24,15 @@ pub(super) enum Operation {
     Ask {
         by: usize,
         command: Command,
+        /// Whether an acquire tries plain commands first, as `store::redis::scripts::native` says.
+        natively: bool,
     },
     Pause(Duration),
     Delete(Key),
     /// Acts as if the clock of the server were set back: moves the fence counter ahead.
     PutBack(Duration),
+    /// Deletes the fence counter, unless it is ahead of the clock.
+    LoseCounter,
     /// Sets the mark of a quorum's node: whether an earlier process has written it, and how old it is. `None` deletes
     /// the mark.
     Mark(Option<(bool, Age)>),
@@ -74,6 +78,8 @@ pub(super) fn holder(n: usize) -> HolderId {
 
 /// A placeholder in a ticket or a hold: it stands for the lock's real token.
 const RIGHT: u64 = 0;
+/// The µs of a token that neither clock nor fence counter reaches.
+const FUTURE: u64 = 8_000_000_000_000_000;
 /// The µs of a token long before the test. It has sixteen digits, as all have.
 const PAST: u64 = 1_000_000_000_000_001;
 
@@ -82,7 +88,7 @@ const PAST: u64 = 1_000_000_000_000_001;
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
     let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
-    let token = lock.map(|lock| lock.token);
+    let token = lock.and_then(|lock| lock.token);
     match &mut command {
         Command::Adopt { grant, .. } if grant.token == RIGHT => {
             grant.token = token.unwrap_or(RIGHT);
@@ -197,7 +203,7 @@ fn votes() -> impl Strategy<Value = Vec<Operation>> {
         Age::Future,
     ]);
     let operation = prop_oneof![
-        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command }),
+        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, natively: false }),
         2 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => of((any::<bool>(), age)).prop_map(Operation::Mark),
@@ -255,7 +261,7 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
-            let held = Some(Held { token, others_queued: false });
+            let held = Some(Held { token, is_stored: true, others_queued: false });
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
@@ -264,7 +270,7 @@ fn command() -> impl Strategy<Value = Command> {
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
             Command::Renew { key, lease, token: 0, ttl, replicas: None }
         }),
-        2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(
+        2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10, FUTURE << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
                 let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew, replicas: None });
                 Command::Adopt { key, lease, grant }
@@ -288,7 +294,9 @@ pub(super) fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
 fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let operation = prop_oneof![
-        40 => (0..CLIENTS.len(), command()).prop_map(|(by, command)| Operation::Ask { by, command }),
+        40 => (0..CLIENTS.len(), command(), any::<bool>())
+            .prop_map(|(by, command, natively)| Operation::Ask { by, command, natively }),
+        1 => Just(Operation::LoseCounter),
         1 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
@@ -297,6 +305,7 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
+            natively: false,
             command: Command::Acquire {
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),

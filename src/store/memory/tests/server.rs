@@ -17,6 +17,7 @@ use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::copy::NodeCopy;
 use crate::store::memory::keyspace::{Mark, clock_micros};
 use crate::store::memory::{Keyspace, Notification, Step};
+use crate::store::redis::scripts::native::{self, Tried};
 use crate::store::redis::scripts::{
     self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
 };
@@ -241,6 +242,10 @@ impl Redis {
                 twin.keyspace.put_back(*by);
                 return Some(Ok(()));
             }
+            Operation::LoseCounter => {
+                self.lose_counter();
+                return Some(Ok(()));
+            }
             Operation::Mark(mark) => {
                 let mark = mark.map(|(is_old, age)| Mark {
                     is_old,
@@ -250,10 +255,25 @@ impl Redis {
                 twin.keyspace.set_mark(mark.map(mark_in_memory));
                 return Some(Ok(()));
             }
-            Operation::Ask { by, command } => (holder(*by), Some(command)),
+            Operation::Ask { by, command, .. } => (holder(*by), Some(command)),
             Operation::LogIn => (holder(0), None),
         };
-        let found = self.find(subject, scripts, &by, command)?;
+        if let Some(Command::Acquire { key, lease, .. }) = command {
+            // Clients never ask again for such a grant. The script deletes it, and begins again.
+            let mut get = redis::cmd("GET");
+            let value: Option<Vec<u8>> = get
+                .arg(key.in_redis())
+                .query(&mut self.connection)
+                .unwrap_or(None);
+            let stored = value.and_then(|value| LockValue::parse(&value, 0));
+            if stored.is_some_and(|stored| stored.lease == *lease && stored.token.is_none()) {
+                twin.keyspace.remove(key);
+            }
+        }
+        let natively = matches!(operation, Operation::Ask { natively: true, .. });
+        let tried = command.filter(|command| natively && native::can_grant(command));
+        let tried = tried.map(|command| self.acquire_natively(&by, command));
+        let found = self.find(subject, scripts, &by, command, tried)?;
         // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
         // memory store has to agree with Redis in one of these cases.
         let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
@@ -281,10 +301,15 @@ impl Redis {
         scripts: &Scripts,
         by: &HolderId,
         command: Option<&Command>,
+        tried: Option<(MonotonicTime, Tried)>,
     ) -> Option<Found> {
         let kind = command.map(|command| ScriptKind::of(command).unwrap());
         let mut held = None;
         let request = match command.zip(kind) {
+            // Plain commands have carried out the acquire.
+            Some(_) if matches!(tried, Some((_, Tried::Granted(_)))) => {
+                redis::cmd("TIME").get_packed_command()
+            }
             Some((command, kind)) => {
                 let (request, sent) = self.request(scripts, kind, by, command);
                 if let Command::Hold { micros, .. } = sent {
@@ -308,7 +333,7 @@ impl Redis {
         }
         look.cmd("PTTL").arg(value_key().in_redis());
         if subject == Subject::Votes {
-            look.cmd("GET").arg(self.fence_counter());
+            look.cmd("ZSCORE").arg(self.fence_counter()).arg("t");
             look.cmd("GET").arg(key::data_mark("p:"));
         }
         let time = redis::cmd("TIME").get_packed_command();
@@ -332,11 +357,16 @@ impl Redis {
         };
         let time = |value| time_of(redis::from_redis_value_ref(value).unwrap());
         let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
+        let before = tried.map_or(before, |(begun, _)| begun);
         if after.since(before) >= GRAIN {
             return None;
         }
         let reply = match kind {
             None => Ok(data_check_reply(reply)),
+            Some(_) if let Some((_, Tried::Granted(token))) = tried => Ok(Reply::Granted {
+                token,
+                is_stored: false,
+            }),
             Some(kind) => match scripts::decode(kind, 1, reply.clone()) {
                 Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
                 Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
@@ -400,6 +430,38 @@ impl Redis {
         (bytes, command)
     }
 
+    /// Tries an acquire by plain commands, as a connection does before it asks the script. Returns also the time of Redis
+    /// before.
+    fn acquire_natively(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, Tried) {
+        let begun = self.time();
+        let context = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        let commands = [command].into_iter();
+        let clock = begun.since(MonotonicTime::at_tick(0)).as_micros() as u64;
+        let mut bytes = Vec::new();
+        let asks_time = clock.is_multiple_of(2);
+        native::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
+        self.connection.send_packed_command(&bytes).unwrap();
+        for _ in 0..native::replies_before(commands.clone(), asks_time) {
+            self.connection.recv_response().unwrap();
+        }
+        let reply = self.connection.recv_response().unwrap();
+        let acquires = native::decode_acquires(commands, asks_time, &reply).unwrap();
+        (begun, acquires.tried[0])
+    }
+
+    /// Deletes the fence counter, unless it is ahead of the clock, where tokens would fall.
+    fn lose_counter(&mut self) {
+        let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
+        let mut last = redis::cmd("ZSCORE");
+        last.arg(self.fence_counter()).arg("t");
+        let last: Option<u64> = last.query(&mut self.connection).unwrap();
+        if last.is_some_and(|last| last <= now) {
+            let mut delete = redis::cmd("DEL");
+            delete.arg(self.fence_counter());
+            delete.exec(&mut self.connection).unwrap();
+        }
+    }
+
     /// A message with the plain channel in place of the shard channel. A client that listens to its shard channel gets
     /// all messages there.
     fn as_plain(&self, kind: &str, channel: &str, text: &str) -> String {
@@ -414,14 +476,16 @@ impl Redis {
 
     fn put_back(&mut self, by: Duration) {
         let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
-        let last: Option<u64> = redis::cmd("GET")
+        let last: Option<u64> = redis::cmd("ZSCORE")
             .arg(self.fence_counter())
+            .arg("t")
             .query(&mut self.connection)
             .unwrap();
         let ahead = last.unwrap_or(0).max(now) + by.as_micros() as u64;
-        redis::cmd("SET")
+        redis::cmd("ZADD")
             .arg(self.fence_counter())
             .arg(ahead)
+            .arg("t")
             .exec(&mut self.connection)
             .unwrap();
     }
@@ -534,7 +598,7 @@ impl Twin {
                 Some(Command::Acquire {
                     above: Some(above), ..
                 }),
-                Ok(Reply::Granted { token }),
+                Ok(Reply::Granted { token, .. }),
             ) = (&command, reply)
                 && token >> 10 < above.least_micros()
             {
@@ -616,6 +680,11 @@ impl Twin {
         was_given || redis > last && memory > own_last
     }
 
+    /// Compares the tokens in two values. A grant by plain commands has no token in its value.
+    fn same_stored(&mut self, redis: Option<u64>, memory: Option<u64>) -> bool {
+        redis.is_none_or(|redis| memory.is_some_and(|memory| self.same_token(redis, memory)))
+    }
+
     fn same_reply(
         &mut self,
         redis: &Result<Reply, Error>,
@@ -624,7 +693,7 @@ impl Twin {
     ) -> bool {
         let near = |one: &Duration, other: &Duration| one.abs_diff(*other) <= slack;
         match (redis, memory) {
-            (Ok(Reply::Granted { token }), Ok(Reply::Granted { token: own })) => {
+            (Ok(Reply::Granted { token, .. }), Ok(Reply::Granted { token: own, .. })) => {
                 self.same_token(*token, *own)
             }
             (
@@ -635,11 +704,12 @@ impl Twin {
                 }),
             ) => near(expires_in, left) && same_place(*queued, *own),
             (
-                Ok(Reply::Adopted { expires_in, .. }),
+                Ok(Reply::Adopted { expires_in, token }),
                 Ok(Reply::Adopted {
-                    expires_in: left, ..
+                    expires_in: left,
+                    token: own,
                 }),
-            ) => near(expires_in, left),
+            ) => near(expires_in, left) && self.same_token(*token, *own),
             (
                 Ok(Reply::Found { value, expires_in }),
                 Ok(Reply::Found {
@@ -650,7 +720,7 @@ impl Twin {
                 let near = expires_in.zip(*left).is_some_and(|(a, b)| near(&a, &b));
                 let same = (value.lease, &value.holder, value.queued)
                     == (own.lease, &own.holder, own.queued);
-                near && same && self.same_token(value.token, own.token)
+                near && same && self.same_stored(value.token, own.token)
             }
             (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
                 near(for_another, own)
@@ -679,7 +749,7 @@ impl Twin {
         };
         (one.lease, one.holder) == (own.lease, own.holder)
             && has_queue(redis.as_bytes()) == has_queue(memory.as_bytes())
-            && self.same_token(one.token, own.token)
+            && self.same_stored(one.token, own.token)
     }
 
     /// The message that scripts publish for a notification.

@@ -15,6 +15,7 @@ use crate::store::completion::{Caller, Few};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
+use crate::store::redis::scripts::native::{self, ServerClock, Tried};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -116,7 +117,7 @@ fn slot(command: &Command) -> Option<Slot> {
     command.key().map(Key::slot)
 }
 
-/// A command on the wire, which has one reply.
+/// What is on the wire, and has one reply behind those that come [before](InFlightBatch::before) it.
 #[derive(Clone, Copy)]
 enum Call {
     Script {
@@ -124,18 +125,53 @@ enum Call {
         /// The call has the script's text instead of its hash.
         by_text: bool,
     },
+    /// Acquires by plain commands: see [`native`].
+    Native {
+        /// The estimate of the time of Redis in µs.
+        clock: u64,
+        /// The call asks for the time.
+        asks_time: bool,
+    },
+    /// A transaction that reads the time of Redis, before the first acquires by plain commands.
+    Probe,
     /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
-    Wait,
+    Wait(Replicas),
 }
 
-/// A call without a reply yet, and its requests, which share the reply. `WAIT` has no requests.
+/// For how long the script acquires a key that was taken. A client among hundreds of waiters finds the key taken each
+/// second or two.
+const CONTENDED_FOR: Duration = Duration::from_secs(10);
+
+/// Keys that were taken a short time ago. Different keys may share an entry: then the script acquires a free key, too.
+#[derive(Default)]
+struct ContendedKeys {
+    /// Until when each entry is valid. Empty until a key was taken.
+    until: Vec<MonotonicTime>,
+}
+
+impl ContendedKeys {
+    /// A prime number, since the keys of a pipeline have equal remainders for the number of pipelines.
+    const ENTRIES: usize = 251;
+
+    fn note(&mut self, key: &Key, now: MonotonicTime) {
+        self.until.resize(Self::ENTRIES, MonotonicTime::at_tick(0));
+        self.until[key.shard(Self::ENTRIES)] = now.after(CONTENDED_FOR);
+    }
+
+    fn has(&self, key: &Key, now: MonotonicTime) -> bool {
+        let until = self.until.get(key.shard(Self::ENTRIES));
+        until.is_some_and(|until| now < *until)
+    }
+}
+
+/// A call without a reply yet, and its requests, which share the reply. `WAIT` and a probe have no requests.
 struct InFlightBatch {
     call: Call,
     requests: Vec<PendingRequest>,
-    /// The reply to `ASKING` comes before the reply to the call.
-    is_asking: bool,
-    /// The error reply to `ASKING`.
-    asking_refusal: Option<Value>,
+    /// How many replies come before the reply to the call: those to `ASKING`, or to the commands before `EXEC`.
+    before: usize,
+    /// The first error among these replies.
+    refusal: Option<Value>,
     /// The length of the call as it was written.
     bytes: usize,
 }
@@ -206,6 +242,12 @@ pub(crate) struct PipelinedConnection {
     sent: usize,
     /// Empty vectors for the next batches.
     spare: Vec<Vec<PendingRequest>>,
+    /// The time of Redis, for acquires by plain commands.
+    clock: ServerClock,
+    /// When the script last carried out an acquire on this connection.
+    last_script: Option<MonotonicTime>,
+    /// Keys that were taken a short time ago. The script acquires them.
+    contended: ContendedKeys,
     /// The last write failed, maybe in the middle of a command. No further command may be written.
     write_failed: bool,
 }
@@ -222,6 +264,9 @@ impl PipelinedConnection {
             buffer: Vec::new(),
             sent: 0,
             spare: Vec::new(),
+            clock: ServerClock::default(),
+            last_script: None,
+            contended: ContendedKeys::default(),
             write_failed: false,
         }
     }
@@ -320,10 +365,19 @@ impl PipelinedConnection {
         }
         self.keep(batch);
         let before = self.in_flight.len();
-        for (kind, requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
-            self.enqueue_all(context, kind, MAX_KEYS, false, requests);
+        let mut needs_clock = false;
+        for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
+            if kind == ScriptKind::Acquire && !requests.is_empty() {
+                needs_clock = self.enqueue_natives(context, &mut requests);
+            }
+            let by_text = false;
+            self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, requests);
         }
-        self.enqueue_wait(replicas);
+        self.enqueue_wait(context, replicas);
+        // The probe comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
+        if needs_clock {
+            self.enqueue(context, Call::Probe, Vec::new());
+        }
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
         }
@@ -333,49 +387,90 @@ impl PipelinedConnection {
         Ok(())
     }
 
-    fn enqueue(
+    /// Enqueues the acquires that plain commands can carry out, and leaves the others in `requests`. Returns true if the
+    /// time of Redis has to be read first.
+    fn enqueue_natives(
         &mut self,
         context: &ScriptContext,
-        kind: ScriptKind,
-        by_text: bool,
-        requests: Vec<PendingRequest>,
-    ) {
-        let call = if by_text {
-            ScriptRef::Text(kind.text())
-        } else {
-            ScriptRef::Hash(kind.hash())
+        requests: &mut Vec<PendingRequest>,
+    ) -> bool {
+        let now = MonotonicTime::now();
+        if !context.allows_natives(now) {
+            return false;
+        }
+        let contended = &self.contended;
+        let can_grant = |request: &PendingRequest| {
+            let key = request.command.key();
+            native::can_grant(&request.command)
+                && !request.route.is_asking
+                && key.is_some_and(|key| !contended.has(key, now))
         };
+        let Some(clock) = self.clock.at(now) else {
+            // The first acquire of a connection is by the script, which shows that the user may call scripts: a user
+            // without that right could not release what plain commands acquire. A client that rarely acquires a lock
+            // needs no probe, since the estimate would end before the next acquire.
+            let is_busy = |last| now.since(last) <= native::LONGEST_ESTIMATE;
+            return self.last_script.is_some_and(is_busy) && requests.iter().any(can_grant);
+        };
+        let natives = if requests.iter().all(can_grant) {
+            std::mem::take(requests)
+        } else {
+            requests
+                .extract_if(.., |request| can_grant(request))
+                .collect()
+        };
+        let asks_time = self.clock.is_old(now);
+        let call = Call::Native { clock, asks_time };
+        self.enqueue_all(context, call, MAX_KEYS, natives);
+        false
+    }
+
+    fn enqueue(&mut self, context: &ScriptContext, call: Call, requests: Vec<PendingRequest>) {
         let is_asking = requests.iter().any(|request| request.route.is_asking);
         let commands = requests.iter().map(|request| &request.command);
-        let before = self.buffer.len();
+        let start = self.buffer.len();
         if is_asking {
             scripts::encode_words(&mut self.buffer, "ASKING", std::iter::empty());
         }
-        scripts::encode(&mut self.buffer, call, kind, context, commands);
+        let before = match call {
+            Call::Script { kind, by_text } => {
+                let script = if by_text {
+                    ScriptRef::Text(kind.text())
+                } else {
+                    ScriptRef::Hash(kind.hash())
+                };
+                scripts::encode(&mut self.buffer, script, kind, context, commands);
+                usize::from(is_asking)
+            }
+            Call::Native { clock, asks_time } => {
+                let buffer = &mut self.buffer;
+                native::encode_acquires(buffer, context, commands.clone(), clock, asks_time);
+                native::replies_before(commands, asks_time)
+            }
+            Call::Probe => {
+                native::encode_probe(&mut self.buffer);
+                native::REPLIES_BEFORE_PROBE
+            }
+            Call::Wait(Replicas { count, timeout }) => {
+                let words = [count.to_string(), timeout.as_millis().to_string()];
+                scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
+                0
+            }
+        };
         self.in_flight.push_back(InFlightBatch {
-            call: Call::Script { kind, by_text },
+            call,
             requests,
-            is_asking,
-            asking_refusal: None,
-            bytes: self.buffer.len() - before,
+            before,
+            refusal: None,
+            bytes: self.buffer.len() - start,
         });
     }
 
     /// Enqueues a `WAIT` behind the calls of a batch if `replicas` have to acknowledge some of its requests.
-    fn enqueue_wait(&mut self, replicas: Option<Replicas>) {
-        let Some(Replicas { count, timeout }) = replicas else {
-            return;
-        };
-        let before = self.buffer.len();
-        let words = [count.to_string(), timeout.as_millis().to_string()];
-        scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
-        self.in_flight.push_back(InFlightBatch {
-            call: Call::Wait,
-            is_asking: false,
-            asking_refusal: None,
-            requests: Vec::new(),
-            bytes: self.buffer.len() - before,
-        });
+    fn enqueue_wait(&mut self, context: &ScriptContext, replicas: Option<Replicas>) {
+        if let Some(replicas) = replicas {
+            self.enqueue(context, Call::Wait(replicas), Vec::new());
+        }
     }
 
     /// Writes the rest of `buffer`. Stops at `until`, and returns false if bytes are left. Fails if bytes are left at
@@ -437,34 +532,50 @@ impl PipelinedConnection {
                 return Ok(false);
             };
             self.connection.check_primary()?;
-            if std::mem::take(&mut batch.is_asking) {
-                batch.asking_refusal = Some(value).filter(errors::is_error);
+            if batch.before > 0 {
+                batch.before -= 1;
+                batch.refusal = batch
+                    .refusal
+                    .take()
+                    .or(Some(value).filter(errors::is_error));
                 continue;
             }
-            // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
-            let refusal = batch
-                .asking_refusal
-                .take()
-                .filter(|_| errors::is_error(&value));
-            let value = refusal.unwrap_or(value);
-            let Call::Script { kind, by_text } = call else {
-                self.decide_unacknowledged(value, deliver)?;
-                self.in_flight.pop_front();
-                self.note_read();
-                continue;
+            let refusal = batch.refusal.take();
+            let (kind, by_text) = match call {
+                Call::Script { kind, by_text } => (kind, by_text),
+                Call::Native { asks_time, .. } => {
+                    self.finish_natives(context, &value, refusal, asks_time, deliver)?;
+                    self.note_read();
+                    continue;
+                }
+                Call::Probe => {
+                    self.finish_probe(context, value, refusal);
+                    self.note_read();
+                    continue;
+                }
+                Call::Wait(_) => {
+                    self.decide_unacknowledged(value, deliver)?;
+                    self.in_flight.pop_front();
+                    self.note_read();
+                    continue;
+                }
             };
+            // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
+            let refusal = refusal.filter(|_| errors::is_error(&value));
+            let value = refusal.unwrap_or(value);
             let (outcomes, unknown) = match scripts::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
                 Decoded::SplitBatch => {
-                    self.repeat(context, 1, by_text);
+                    self.repeat(context, Call::Script { kind, by_text }, 1);
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
                     if kind == ScriptKind::Release {
                         self.released_late.extend(batch.released_keys());
                     }
-                    self.repeat(context, MAX_KEYS, true);
+                    let by_text = true;
+                    self.repeat(context, Call::Script { kind, by_text }, MAX_KEYS);
                     continue;
                 }
                 Decoded::NoScript => {
@@ -497,26 +608,129 @@ impl PipelinedConnection {
                     too_early.push(request);
                     continue;
                 }
-                match outcome {
-                    CommandOutcome::Known(Ok(reply))
-                        if request.command.replicas().is_some() && reply.is_success() =>
-                    {
-                        self.unacknowledged.push((request, reply));
+                if let (Command::Acquire { key, .. }, CommandOutcome::Known(Ok(reply))) =
+                    (&request.command, &outcome)
+                {
+                    let now = MonotonicTime::now();
+                    self.last_script = Some(now);
+                    if matches!(reply, Reply::Contended { .. }) {
+                        self.contended.note(key, now);
                     }
-                    outcome => deliver(request, outcome),
                 }
+                self.finish(request, outcome, deliver);
             }
             self.keep(batch.requests);
             if !too_early.is_empty() {
                 let replicas = replicas_of(&too_early);
-                self.enqueue_all(context, kind, MAX_KEYS, by_text, too_early);
-                self.enqueue_wait(replicas);
+                let call = Call::Script { kind, by_text };
+                self.enqueue_all(context, call, MAX_KEYS, too_early);
+                self.enqueue_wait(context, replicas);
             }
             self.note_read();
         }
         (self.reply_by, self.behind) = (None, 0);
         self.released_late.clear();
         Ok(true)
+    }
+
+    /// Passes the outcome of a request to `deliver`, or keeps it until replicas have acknowledged it.
+    fn finish(
+        &mut self,
+        request: PendingRequest,
+        outcome: CommandOutcome,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) {
+        match outcome {
+            CommandOutcome::Known(Ok(reply))
+                if request.command.replicas().is_some() && reply.is_success() =>
+            {
+                self.unacknowledged.push((request, reply));
+            }
+            outcome => deliver(request, outcome),
+        }
+    }
+
+    /// Handles the reply to acquires by plain commands: delivers the grants, and asks the script for the other keys.
+    fn finish_natives(
+        &mut self,
+        context: &ScriptContext,
+        reply: &Value,
+        refusal: Option<Value>,
+        asks_time: bool,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) -> Result<(), Error> {
+        let Some(batch) = self.in_flight.front() else {
+            return Ok(());
+        };
+        let commands = batch.requests.iter().map(|request| &request.command);
+        let decoded = native::decode_acquires(commands, asks_time, reply).map_err(|error| {
+            self.connection.discard_and_suspect_all();
+            let error = error.at(self.connection.address());
+            context.refuse_natives(error.clone());
+            error
+        })?;
+        let now = MonotonicTime::now();
+        if let Some(micros) = decoded.clock {
+            self.clock.note(micros, now);
+        }
+        let refusal = refusal.as_ref().unwrap_or(reply);
+        if native::is_lasting(refusal) {
+            context.refuse_natives(errors::refused_natives(refusal, self.connection.address()));
+        }
+        let batch = self.in_flight.pop_front();
+        let mut requests = batch.map(|batch| batch.requests).unwrap_or_default();
+        let mut left = self.empty_batch();
+        for (mut request, tried) in requests.drain(..).zip(decoded.tried) {
+            match tried {
+                Tried::Granted(token) => {
+                    let is_stored = false;
+                    let granted = CommandOutcome::Known(Ok(Reply::Granted { token, is_stored }));
+                    self.finish(request, granted, deliver);
+                }
+                Tried::NotSet => {
+                    if let Some(key) = request.command.key() {
+                        self.contended.note(key, now);
+                    }
+                    if request.is_wanted() {
+                        left.push(request);
+                    }
+                }
+                Tried::SetOnly => {
+                    request.may_be_set = true;
+                    left.push(request);
+                }
+            }
+        }
+        self.keep(requests);
+        if left.is_empty() {
+            self.keep(left);
+            return Ok(());
+        }
+        let replicas = replicas_of(&left);
+        let (kind, by_text) = (ScriptKind::Acquire, false);
+        self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, left);
+        self.enqueue_wait(context, replicas);
+        Ok(())
+    }
+
+    /// Handles the reply to a probe.
+    fn finish_probe(&mut self, context: &ScriptContext, reply: Value, refusal: Option<Value>) {
+        self.in_flight.pop_front();
+        context.note_probe_reply();
+        if let Some(micros) = native::decode_probe(&reply) {
+            self.clock.note(micros, MonotonicTime::now());
+            return;
+        }
+        let is_aborted = matches!(&reply, Value::ServerError(error) if error.code() == "EXECABORT");
+        let is_open = refusal.is_none() && !is_aborted;
+        let reason = refusal.unwrap_or(reply);
+        if native::is_lasting(&reason) {
+            context.refuse_natives(errors::refused_natives(&reason, self.connection.address()));
+        }
+        if is_open {
+            // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands.
+            self.connection.discard();
+        }
     }
 
     /// Clears `reply_by` once all replies that a reader left unread have come.
@@ -556,45 +770,39 @@ impl PipelinedConnection {
 
     /// Enqueues the oldest call in flight again, as calls of `at_once` keys. The server carried out nothing of the
     /// call: it does not know the script, or refuses one of the keys. Drops acquires whose callers have left.
-    fn repeat(&mut self, context: &ScriptContext, at_once: usize, by_text: bool) {
-        let Some(InFlightBatch {
-            call: Call::Script { kind, .. },
-            mut requests,
-            ..
-        }) = self.in_flight.pop_front()
-        else {
+    fn repeat(&mut self, context: &ScriptContext, call: Call, at_once: usize) {
+        let Some(InFlightBatch { mut requests, .. }) = self.in_flight.pop_front() else {
             return;
         };
-        requests.retain(PendingRequest::is_wanted);
+        requests.retain(|request| request.may_be_set || request.is_wanted());
         let replicas = replicas_of(&requests);
-        self.enqueue_all(context, kind, at_once, by_text, requests);
-        self.enqueue_wait(replicas);
+        self.enqueue_all(context, call, at_once, requests);
+        self.enqueue_wait(context, replicas);
     }
 
     fn enqueue_all(
         &mut self,
         context: &ScriptContext,
-        kind: ScriptKind,
+        call: Call,
         at_once: usize,
-        by_text: bool,
         mut requests: Vec<PendingRequest>,
     ) {
         let asking = requests.extract_if(.., |request| request.route.is_asking);
         // `ASKING` is valid for one call only. Few requests need it, so each of these requests has a call of its own.
         let asking: Vec<PendingRequest> = asking.collect();
         for request in asking {
-            self.enqueue(context, kind, by_text, vec![request]);
+            self.enqueue(context, call, vec![request]);
         }
         if context.has_slots() && requests.len() > 1 {
-            return self.enqueue_by_slot(context, kind, at_once, by_text, requests);
+            return self.enqueue_by_slot(context, call, at_once, requests);
         }
         // `split_off` would leave each part the capacity of the whole batch.
         while requests.len() > at_once {
             let part = requests.drain(..at_once).collect();
-            self.enqueue(context, kind, by_text, part);
+            self.enqueue(context, call, part);
         }
         if !requests.is_empty() {
-            self.enqueue(context, kind, by_text, requests);
+            self.enqueue(context, call, requests);
         }
     }
 
@@ -602,9 +810,8 @@ impl PipelinedConnection {
     fn enqueue_by_slot(
         &mut self,
         context: &ScriptContext,
-        kind: ScriptKind,
+        call: Call,
         at_once: usize,
-        by_text: bool,
         mut requests: Vec<PendingRequest>,
     ) {
         requests.sort_by_cached_key(|request| slot(&request.command));
@@ -617,7 +824,7 @@ impl PipelinedConnection {
             {
                 part.push(next);
             }
-            self.enqueue(context, kind, by_text, part);
+            self.enqueue(context, call, part);
         }
         drop(rest);
         self.keep(requests);
@@ -628,10 +835,14 @@ impl PipelinedConnection {
         !self.connection.is_discarded()
     }
 
-    /// Closes the connection and returns the requests in flight, oldest first. Before the close, writes the releases of
-    /// acquires that have no reply, so that the server reads the releases after the acquires.
-    pub(crate) fn abandon(mut self, context: &ScriptContext) -> Vec<PendingRequest> {
+    /// Closes the connection after `error`, and returns the requests in flight, oldest first. Before the close, writes
+    /// the releases of acquires that have no reply, so that the server reads the releases after the acquires.
+    pub(crate) fn abandon(mut self, context: &ScriptContext, error: &Error) -> Vec<PendingRequest> {
         self.connection.discard();
+        let is_probe = |batch: &InFlightBatch| matches!(batch.call, Call::Probe);
+        if error.kind() == ErrorKind::Unavailable && self.in_flight.iter().any(is_probe) {
+            context.note_lost_probe(self.connection.address());
+        }
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();
         let in_flight: Vec<PendingRequest> = unacknowledged

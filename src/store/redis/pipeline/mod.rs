@@ -754,7 +754,7 @@ impl<'a> Leadership<'a> {
         let Some(connection) = self.connection.take() else {
             return;
         };
-        let in_flight = connection.abandon(&self.pipeline.shared.context);
+        let in_flight = connection.abandon(&self.pipeline.shared.context, error);
         // After a time-out the server is slow, and a retry would only wait longer.
         let may_retry = error.kind() == ErrorKind::Unavailable;
         let mut state = self.pipeline.state.lock();

@@ -139,6 +139,7 @@ impl World {
             until: MonotonicTime::now().after(TTL),
             held: Some(Held {
                 token: 7,
+                is_stored: true,
                 others_queued: chance(2),
             }),
             queued: None,

@@ -46,6 +46,8 @@ struct Slot {
 enum Origin {
     /// A guard held the lease.
     Held,
+    /// A guard held the lease, and the key's value does not have its token.
+    HeldWithoutToken,
     /// A guard held the lease, and other clients may be queued for its key.
     HeldBeforeOthers,
     /// No guard held the lease.
@@ -69,6 +71,7 @@ impl Slot {
             back,
             origin: match release.held {
                 Some(held) if held.others_queued => Origin::HeldBeforeOthers,
+                Some(held) if !held.is_stored => Origin::HeldWithoutToken,
                 Some(_) => Origin::Held,
                 None if release.is_undo => Origin::Undo,
                 None => Origin::Unheld,
@@ -80,7 +83,10 @@ impl Slot {
     }
 
     fn is_held(&self) -> bool {
-        matches!(self.origin, Origin::Held | Origin::HeldBeforeOthers)
+        matches!(
+            self.origin,
+            Origin::Held | Origin::HeldWithoutToken | Origin::HeldBeforeOthers
+        )
     }
 
     fn take(&mut self) -> Option<Release> {
@@ -92,6 +98,8 @@ impl Slot {
             due: self.due,
             held: self.is_held().then_some(Held {
                 token: self.detail,
+                // The value of a key with a queue has a mark, so its release is not compared with the whole value.
+                is_stored: self.origin == Origin::Held,
                 others_queued: self.origin == Origin::HeldBeforeOthers,
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),

@@ -33,6 +33,8 @@ pub(crate) struct PendingRequest {
     /// The request is an undo: the release of an acquire that may still arrive. It is repeated until it finds the
     /// lease, or until the lease's ttl has ended.
     is_undo: bool,
+    /// Plain commands may have set the key of this acquire, but its grant cannot be relied on.
+    pub(crate) may_be_set: bool,
     pub(crate) route: Route,
     /// Reports a guard's release that is late.
     tracker: Option<Box<ReleaseTracker>>,
@@ -140,6 +142,7 @@ impl Release {
             completion: None,
             attempts: self.attempts,
             is_undo: self.is_undo,
+            may_be_set: false,
             route: self.route,
             tracker,
         }
@@ -153,6 +156,7 @@ impl PendingRequest {
             completion,
             attempts: 0,
             is_undo: false,
+            may_be_set: false,
             route: Route::default(),
             tracker: None,
         }
@@ -261,6 +265,16 @@ impl PendingRequest {
                 self.attempts += 1;
                 Next::RetryLater(self)
             }
+            // Plain commands have set the key, and Redis has refused the script that would have deleted the key.
+            (Command::Acquire { .. }, Err(error)) if self.may_be_set => {
+                // A redirected acquire would keep its lease id, and this release would end its grant.
+                let error = match error.redirect() {
+                    Some(_) => slot_moved(),
+                    None => error.clone(),
+                };
+                self.deliver(Err(error));
+                self.release_now()
+            }
             (
                 Command::Acquire { .. } | Command::Adopt { .. },
                 Ok(
@@ -275,12 +289,7 @@ impl PendingRequest {
                     return Next::Done;
                 }
                 // The caller has left, but Redis has granted it the key or queued it.
-                let undo = self.command.undo(MonotonicTime::now());
-                undo.map_or(Next::Done, |undo| {
-                    let mut undo = Self::new(undo, None);
-                    undo.route = self.route;
-                    Next::RetryNow(undo)
-                })
+                self.release_now()
             }
             _ => {
                 let is_done = outcome.is_ok();
@@ -291,6 +300,16 @@ impl PendingRequest {
                 Next::Done
             }
         }
+    }
+
+    /// Releases what this acquire or adoption has got.
+    fn release_now(self) -> Next {
+        let undo = self.command.undo(MonotonicTime::now());
+        undo.map_or(Next::Done, |undo| {
+            let mut undo = Self::new(undo, None);
+            undo.route = self.route;
+            Next::RetryNow(undo)
+        })
     }
 
     /// Handles a redirect: a node of a Cluster has refused the release and has done nothing. If a caller waits, the
@@ -390,6 +409,12 @@ impl PendingRequest {
 pub(crate) fn caller_left() -> Error {
     let message = "the release had no reply at its caller's deadline; the client tries on";
     Error::new(ErrorKind::Timeout, message)
+}
+
+/// Why an acquire is not redirected: it may hold the key at the node that redirects it.
+fn slot_moved() -> Error {
+    let message = "the key's slot has moved during the acquire; try again";
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// The first caller of these requests that waits and can lead the pipeline.

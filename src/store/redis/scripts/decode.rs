@@ -70,8 +70,8 @@ pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
 /// The outcomes of `n` commands from one result: all were granted with consecutive tokens, or all were done.
 fn outcomes_of_all(kind: ScriptKind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
-        (_, Ok(Reply::Granted { token })) => {
-            let granted = |token| Ok(Reply::Granted { token });
+        (_, Ok(Reply::Granted { token, .. })) => {
+            let granted = |token| Ok(Reply::granted(token));
             let all: Few<Outcome> = value::consecutive_tokens(token)
                 .take(n)
                 .map(granted)
@@ -128,7 +128,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
         ) => {
             let token = std::str::from_utf8(micros).ok().and_then(value::token);
             match token {
-                Some(token) => Reply::Granted { token },
+                Some(token) => Reply::granted(token),
                 None => return Some(Err(foreign_value(NO_LOCK, "string"))),
             }
         }
@@ -197,10 +197,16 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
         }
         (ScriptKind::Write, _) => return None,
         (_, Value::Int(0)) => Reply::Missing,
-        (ScriptKind::Adopt, Value::Int(ms)) => Reply::Adopted {
-            expires_in: millis(*ms),
-            new_token: None,
-        },
+        (ScriptKind::Adopt, Value::Array(adopted)) => {
+            let [Value::Int(ms), Value::BulkString(micros)] = adopted.as_slice() else {
+                return None;
+            };
+            let micros = std::str::from_utf8(micros).ok();
+            Reply::Adopted {
+                expires_in: millis(*ms),
+                token: micros.and_then(value::token)?,
+            }
+        }
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, Value::BulkString(bytes)) => {
             Reply::Taken {
                 by: value::holder_of(bytes),

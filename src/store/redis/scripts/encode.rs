@@ -152,7 +152,10 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             ..
         } => {
             let (digits, start) = decimal(micros_of(held.token));
-            let micros = std::str::from_utf8(&digits[start..]).unwrap_or_default();
+            let micros = match held.is_stored {
+                true => std::str::from_utf8(&digits[start..]).unwrap_or_default(),
+                false => value::NO_TOKEN,
+            };
             let mut id = [0; LeaseId::DIGITS];
             out.parts(&value::parts(
                 lease.encode(&mut id),
@@ -173,7 +176,8 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
         }
         Command::Adopt { lease, grant, .. } => {
             out.lease(grant.from);
-            out.number(micros_of(grant.token));
+            // The script compares times as text.
+            out.text(&format!("{:016}", micros_of(grant.token)));
             out.lease(*lease);
             if grant.renew {
                 out.millis(grant.ttl);
@@ -221,14 +225,20 @@ pub(crate) fn encode_words<'a>(
 }
 
 /// Writes the RESP2 types that requests use.
-struct Encoder<'a>(&'a mut Vec<u8>);
+pub(super) struct Encoder<'a>(pub(super) &'a mut Vec<u8>);
 
 impl Encoder<'_> {
-    fn array(&mut self, len: usize) {
+    pub(super) fn array(&mut self, len: usize) {
         self.line(b'*', len as u64);
     }
 
-    fn text(&mut self, text: &str) {
+    /// Writes a command without arguments.
+    pub(super) fn word(&mut self, command: &str) {
+        self.array(1);
+        self.text(command);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
         self.bytes(text.as_bytes());
     }
 
@@ -239,7 +249,7 @@ impl Encoder<'_> {
     }
 
     /// Writes one string that consists of `parts`.
-    fn parts(&mut self, parts: &[&str]) {
+    pub(super) fn parts(&mut self, parts: &[&str]) {
         self.line(b'$', parts.iter().map(|part| part.len() as u64).sum());
         for part in parts {
             self.0.extend_from_slice(part.as_bytes());
@@ -251,11 +261,11 @@ impl Encoder<'_> {
         self.text(lease.encode(&mut [0; LeaseId::DIGITS]));
     }
 
-    fn millis(&mut self, duration: Duration) {
+    pub(super) fn millis(&mut self, duration: Duration) {
         self.number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
     }
 
-    fn number(&mut self, number: u64) {
+    pub(super) fn number(&mut self, number: u64) {
         let (digits, start) = decimal(number);
         self.bytes(&digits[start..]);
     }

@@ -2,18 +2,26 @@
 
 mod decode;
 mod encode;
+pub(crate) mod native;
 #[path = "../../../../lua/parts.rs"]
 mod parts;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
 
+use std::fmt;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::config::MAX_TTL;
+use crate::error::Error;
+use crate::store::RefusalHook;
 use crate::store::command::{Command, QueueMode};
+use crate::store::redis::errors;
+use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{self, KeyLayout};
 use crate::util::slot::Slot;
@@ -142,7 +150,7 @@ impl ScriptKind {
     pub(super) fn uses_counter(self) -> bool {
         matches!(
             self,
-            Self::Acquire | Self::Release | Self::Propose | Self::Hold
+            Self::Acquire | Self::Release | Self::Adopt | Self::Propose | Self::Hold
         )
     }
 
@@ -165,10 +173,7 @@ impl ScriptKind {
 
     /// Whether a call has one key for each command, and no other key.
     pub(super) fn has_one_key_each(self) -> bool {
-        matches!(
-            self,
-            Self::Renew | Self::Adopt | Self::Write | Self::Read | Self::Probe
-        )
+        matches!(self, Self::Renew | Self::Write | Self::Read | Self::Probe)
     }
 
     /// Whether the script may notify other clients than the caller's.
@@ -214,7 +219,30 @@ pub(crate) struct ScriptContext {
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
+    refusal: Refusal,
 }
+
+/// Notes that the server, a proxy or an ACL does not allow the commands of [`native`].
+#[derive(Default)]
+struct Refusal {
+    /// The tick until which these commands are not used; zero before the first refusal.
+    until: AtomicU64,
+    /// How many connections have ended without a reply to a probe since the last reply to one.
+    lost_probes: AtomicU32,
+    /// Called with the first reason.
+    hook: Mutex<Option<RefusalHook>>,
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.until.fmt(f)
+    }
+}
+
+/// For how long the commands of [`native`] are not used after a refusal. An ACL or a proxy may change.
+const REFUSED_FOR: Duration = Duration::from_secs(600);
+/// A proxy may close the connection instead of a reply. After so many lost probes, this counts as a refusal.
+const MOST_LOST_PROBES: u32 = 3;
 
 impl ScriptContext {
     pub(crate) fn new(holder: HolderId, prefix: &str, layout: KeyLayout, max_value: usize) -> Self {
@@ -227,6 +255,7 @@ impl ScriptContext {
             layout,
             max_value,
             shard_slot: ShardSlot::default(),
+            refusal: Refusal::default(),
         }
     }
 
@@ -238,6 +267,40 @@ impl ScriptContext {
 
     pub(crate) fn layout(&self) -> KeyLayout {
         self.layout
+    }
+
+    /// Whether the server may accept the commands of [`native`].
+    pub(crate) fn allows_natives(&self, now: MonotonicTime) -> bool {
+        self.refusal.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
+    }
+
+    /// Sets the hook that is called once, if the server does not allow the commands of [`native`].
+    pub(crate) fn on_refused_natives(&self, hook: RefusalHook) {
+        *self.refusal.hook.lock() = Some(hook);
+    }
+
+    /// Notes that the server has replied to a probe of [`native`].
+    pub(crate) fn note_probe_reply(&self) {
+        self.refusal.lost_probes.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that a connection to `address` has ended before the reply to a probe of [`native`].
+    pub(crate) fn note_lost_probe(&self, address: &str) {
+        let lost = self.refusal.lost_probes.fetch_add(1, Ordering::Relaxed) + 1;
+        if lost >= MOST_LOST_PROBES {
+            self.refuse_natives(errors::lost_probes(address, lost));
+        }
+    }
+
+    /// Stops the use of [`native`] for ten minutes, for this reason.
+    pub(crate) fn refuse_natives(&self, reason: Error) {
+        let until = MonotonicTime::now().after(REFUSED_FOR);
+        let refusal = &self.refusal.until;
+        refusal.store(until.tick_rounded_up(), Ordering::Relaxed);
+        let hook = self.refusal.hook.lock().take();
+        if let Some(hook) = hook {
+            hook(reason);
+        }
     }
 
     /// Whether each script call must have the keys of one slot only.

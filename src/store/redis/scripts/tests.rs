@@ -62,6 +62,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
         // Two hand-offs within the client do not change the value.
         held: Some(Held {
             token: (micros << 10) + 2,
+            is_stored: true,
             others_queued: false,
         }),
         queued: None,
@@ -288,6 +289,7 @@ fn one_result_stands_for_a_whole_batch() {
     }
     let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
     let granted = [&micros[0], &micros[1], &micros[2]].map(|micros| Reply::Granted {
+        is_stored: true,
         token: value::token(micros).unwrap(),
     });
     let first = Value::BulkString(micros[0].clone().into_bytes());

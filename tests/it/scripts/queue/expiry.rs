@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use leasehold_testbed::{Reply, Server, eventually};
 
-use super::{expire, queued, value_of};
+use super::{counter_of, expire, queued, value_of};
 use crate::scripts::{
     ACQUIRE, FENCE, Said, TTL, acquire_as, call, channel, connect, entry, granted, holder, join,
-    lease, leave, listen, queue_name, queue_of, queue_up, received, release_as, text_of, ttl_of,
+    lease, leave, listen, queue_name, queue_of, queue_up, received, release_as, ttl_of,
 };
 use crate::support::{SOON, ask, server};
 
@@ -101,7 +101,7 @@ fn the_first_waiter_is_granted_on_request() {
         assert!(*before < *format!("lh1 {} {micros}", lease(1)));
         let wanted = format!("lh1 {} {micros} {} +", lease(1), holder(1));
         assert_eq!(value_of(&server), wanted);
-        assert_eq!(text_of(&server, FENCE), Some(micros.to_string()));
+        assert_eq!(counter_of(&server), Some(micros.to_string()));
         assert_eq!(queue_of(&server, "k"), [entry(2, TTL)]);
         let left = ttl_of(&server, "k");
         let asked_ttl: i64 = asked_ttl.parse().unwrap();

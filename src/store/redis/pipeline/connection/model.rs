@@ -428,7 +428,7 @@ impl PipelinedConnection {
 
     /// Closes the connection. The requests in flight arrive now, in part, late, or never. The releases of their
     /// acquires follow them, unless the last write failed.
-    pub(crate) fn abandon(mut self, _: &ScriptContext) -> Vec<PendingRequest> {
+    pub(crate) fn abandon(mut self, _: &ScriptContext, _: &Error) -> Vec<PendingRequest> {
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let unacknowledged = unacknowledged.map(|(request, _)| request);
         let served = unacknowledged.len() + self.served.len();

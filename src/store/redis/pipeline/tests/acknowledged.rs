@@ -74,7 +74,7 @@ fn one_wait_serves_a_batch() {
 fn an_unacknowledged_grant_is_undone() {
     let f = fixture();
     let replica = replica_of(&f.server);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     let before = f.connection();
     replica.stop();
     let error = f.ask(acquire_within(SHORT, "a"), LONG).unwrap_err();
@@ -144,7 +144,7 @@ fn replies_that_need_no_acknowledgement_do_not_wait() {
 fn a_leader_leaves_at_its_deadline_during_the_wait() {
     let f = fixture();
     let replica = replica_of(&f.server);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     replica.stop();
     let follower = Caller::new(1);
     let completion = Completion::new(&follower, 0);
@@ -184,7 +184,7 @@ fn a_connection_lost_during_the_wait_undoes_the_grant() {
 fn a_script_that_is_loaded_late_is_acknowledged() {
     let f = fixture();
     let replica = replica_of(&f.server);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     for (name, is_acknowledged) in [("a", true), ("b", false)] {
         if !is_acknowledged {
             replica.stop();
@@ -253,7 +253,7 @@ fn replies_to_wait_are_read_strictly() {
         let server = Server::start().unwrap();
         let port = replaces_wait(&server, said);
         let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
-        f.acquire("warm-up");
+        f.warm_up("warm-up");
         let before = f.connection();
         let outcome = f.ask(acquire_within(SHORT, "a"), LONG);
         let kind = outcome.as_ref().err().map(Error::kind);

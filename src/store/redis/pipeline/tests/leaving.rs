@@ -39,7 +39,7 @@ impl Fixture {
 #[test]
 fn a_leader_leaves_at_its_deadline_and_keeps_the_connection() {
     let f = fixture();
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     let before = f.connection();
     f.server.stop();
     f.leaves("late");
@@ -59,7 +59,7 @@ fn a_leader_leaves_at_its_deadline_and_keeps_the_connection() {
 #[test]
 fn a_caller_in_flight_leads_once_the_leader_has_left() {
     let f = fixture();
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     f.server.stop();
     let follower = f.queue("follower");
     f.leaves("leader");
@@ -79,7 +79,7 @@ fn a_caller_in_flight_leads_once_the_leader_has_left() {
 #[test]
 fn nothing_awaited_is_written_behind_a_batch_in_flight() {
     let f = fixture();
-    let lease = f.acquire("warm-up");
+    let lease = f.warm_up("warm-up");
     f.server.stop();
     for name in ["first", "second", "third"] {
         f.leaves(name);
@@ -98,7 +98,7 @@ fn nothing_awaited_is_written_behind_a_batch_in_flight() {
 #[test]
 fn a_release_is_written_behind_a_batch_in_flight() {
     let f = fixture();
-    let lease = f.acquire("warm-up");
+    let lease = f.warm_up("warm-up");
     f.server.stop();
     f.leaves("first");
     f.pipeline.send_release(f.release("warm-up", lease));
@@ -122,7 +122,7 @@ fn long_write() -> Command {
 #[test]
 fn a_leader_leaves_at_its_deadline_while_the_socket_is_full() {
     let f = fixture();
-    let lease = f.acquire("warm-up");
+    let lease = f.warm_up("warm-up");
     let before = f.connection();
     f.server.stop();
     let writer = Caller::new(1);
@@ -155,7 +155,7 @@ fn a_leader_leaves_at_its_deadline_while_the_socket_is_full() {
 fn a_batch_that_is_not_written_in_time_is_given_up() {
     let timeout = Duration::from_secs(1);
     let f = with_timeout(timeout);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     f.server.stop();
     let writer = Caller::new(1);
     let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
@@ -175,7 +175,7 @@ fn a_batch_that_is_not_written_in_time_is_given_up() {
 fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     f.server.stop();
     let before = Instant::now();
     f.leaves("first");
@@ -203,7 +203,7 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
 #[test]
 fn a_pipeline_with_a_batch_in_flight_is_busy() {
     let f = fixture();
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     assert_eq!(f.pipeline.readiness_after_dropping_stale(), Readiness::Idle);
     f.server.stop();
     f.leaves("first");
@@ -214,7 +214,7 @@ fn a_pipeline_with_a_batch_in_flight_is_busy() {
 #[test]
 fn a_flush_whose_leader_leaves_early_is_not_answered() {
     let f = fixture();
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     f.server.stop();
     let flush = Caller::new(1);
     let completion = Completion::new(&flush, 0);
@@ -266,7 +266,7 @@ fn half_a_reply_is_completed_by_the_next_leader() {
     let server = Server::start().unwrap();
     let (port, hold) = halves_replies(&server);
     let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     hold.send(false).unwrap();
     f.leaves("first");
     assert_eq!(f.unanswered(), 1);
@@ -286,7 +286,7 @@ fn a_release_behind_a_half_read_batch_has_its_own_time() {
         let state = f.pipeline.state.lock();
         state.connection.as_ref().unwrap().reply_by.unwrap()
     };
-    let lease = f.acquire("warm-up");
+    let lease = f.warm_up("warm-up");
     hold.send(false).unwrap();
     f.leaves("first");
     f.pipeline.send_release(f.release("warm-up", lease));
@@ -306,7 +306,7 @@ fn a_release_behind_a_half_read_batch_has_its_own_time() {
 #[test]
 fn a_stale_connection_is_read_to_the_end_before_it_is_replaced() {
     let f = fixture();
-    f.acquire("warm-up");
+    f.warm_up("warm-up");
     let before = f.connection();
     f.server.stop();
     f.leaves("first");

@@ -1,0 +1,543 @@
+//! Acquires by plain commands, and the script that takes over where these do not decide.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+use super::*;
+use crate::store::QueueMode;
+use crate::store::redis::errors;
+use crate::store::value::micros_of;
+
+/// A pipeline that knows the time of Redis, so that the next acquire is by plain commands.
+fn warm() -> Fixture {
+    let f = fixture();
+    f.warm_up("warm-up");
+    f
+}
+
+impl Fixture {
+    /// Makes another connection, which has not seen any contention, and knows the time of Redis.
+    fn reconnect(&self) {
+        self.cut();
+        assert!(eventually(LONG, || self
+            .acquire_within("cut", LONG)
+            .1
+            .is_err()));
+        self.warm_up("reconnected");
+    }
+
+    /// The numbers of transactions and of script calls.
+    fn used(&self) -> [u64; 2] {
+        ["exec", "evalsha"].map(|name| self.server.calls(name).unwrap())
+    }
+
+    fn used_since(&self, before: [u64; 2]) -> [u64; 2] {
+        let used = self.used();
+        [0, 1].map(|n| used[n] - before[n])
+    }
+
+    fn say(&self, words: &[&str]) -> leasehold_testbed::Reply {
+        self.server.command(words).unwrap()
+    }
+
+    fn value(&self, name: &str) -> Option<String> {
+        let value = self.say(&["GET", &format!("p:{name}")]);
+        value.as_text().map(str::to_owned)
+    }
+
+    fn counter(&self) -> u64 {
+        self.say(&["ZSCORE", "p:~fence", "t"]).as_int().unwrap() as u64
+    }
+
+    fn grant(&self, command: Command) -> (u64, bool) {
+        match self.ask(command, LONG) {
+            Ok(Reply::Granted { token, is_stored }) => (token, is_stored),
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    fn refused(&self, name: &str) -> ErrorKind {
+        let (_, outcome) = self.acquire_within(name, LONG);
+        outcome.expect_err("refused").kind()
+    }
+
+    /// How often the client was told that it uses the script only.
+    fn count_refusals(&self) -> Arc<AtomicUsize> {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&count);
+        let context = &self.pipeline.shared.context;
+        context.on_refused_natives(Box::new(move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }));
+        count
+    }
+}
+
+fn waiting(name: &str) -> Command {
+    let mut command = acquire_of(name);
+    if let Command::Acquire { queue_mode, .. } = &mut command {
+        *queue_mode = QueueMode::Polling;
+    }
+    command
+}
+
+#[test]
+fn free_keys_are_granted_without_a_script() {
+    let f = fixture();
+    let before = f.used();
+    f.acquire("first");
+    assert_eq!(f.used_since(before), [0, 1], "the script only");
+    f.acquire("second");
+    assert_eq!(f.used_since(before), [1, 2], "a probe, and the script");
+    let before = f.used();
+    let mut last = 0;
+    for (n, command) in [acquire_of("a"), waiting("b"), waiting("c")]
+        .into_iter()
+        .enumerate()
+    {
+        let (token, is_stored) = f.grant(command);
+        assert!(token > last && !is_stored, "{n}: {token}");
+        assert_eq!(micros_of(token), f.counter());
+        last = token;
+    }
+    assert_eq!(f.used_since(before), [3, 0]);
+    let value = f.value("a").unwrap();
+    assert!(value.contains(" 0000000000000000 "), "{value}");
+    assert_eq!(
+        f.say(&["PTTL", "p:a"]).as_int().map(|ms| ms > 0),
+        Some(true)
+    );
+}
+
+#[test]
+fn each_grant_of_a_batch_has_its_own_token() {
+    let f = warm();
+    let before = f.used();
+    let deadline = MonotonicTime::now().after(LONG);
+    let names = (0..300).map(|n| n.to_string());
+    let mut requests: Vec<Request> = names
+        .map(|name| Request::new(acquire_of(&name), deadline))
+        .collect();
+    f.pipeline
+        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let tokens = requests
+        .into_iter()
+        .map(|request| match request.into_outcome() {
+            Ok(Reply::Granted { token, .. }) => micros_of(token),
+            other => panic!("{other:?}"),
+        });
+    let tokens: Vec<u64> = tokens.collect();
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+    assert_eq!(tokens.last(), Some(&f.counter()));
+    assert_eq!(f.used_since(before), [3, 0]);
+}
+
+#[test]
+fn a_grant_without_a_stored_token_is_released_and_renewed() {
+    let f = warm();
+    let (lease, outcome) = f.acquire_within("k", LONG);
+    let Ok(Reply::Granted {
+        token,
+        is_stored: false,
+    }) = outcome
+    else {
+        panic!("{outcome:?}");
+    };
+    let renew = Command::Renew {
+        key: key("k"),
+        lease,
+        token,
+        ttl: 2 * LONG,
+        replicas: None,
+    };
+    assert_eq!(f.ask(renew, LONG).unwrap(), Reply::Done);
+    assert!(f.say(&["PTTL", "p:k"]).as_int() > Some(LONG.as_millis() as i64));
+    let mut release = f.release("k", lease);
+    if let Command::Release { held, .. } = &mut release {
+        *held = Some(Held {
+            token,
+            is_stored: false,
+            others_queued: false,
+        });
+    }
+    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+    assert!(!f.exists("k"));
+}
+
+#[test]
+fn the_script_acquires_a_contended_key() {
+    let f = warm();
+    f.acquire("k");
+    let before = f.used();
+    for _ in 0..2 {
+        let (_, outcome) = f.acquire_within("k", LONG);
+        assert!(
+            matches!(outcome, Ok(Reply::Contended { .. })),
+            "{outcome:?}"
+        );
+    }
+    // The first request has found the key taken. The second one is a script call at once.
+    assert_eq!(f.used_since(before), [1, 2]);
+    f.acquire("other");
+    assert_eq!(f.used_since(before), [2, 2]);
+}
+
+#[test]
+fn a_free_key_goes_to_the_first_waiter() {
+    let f = warm();
+    let join = |f: &Fixture, name: &str| f.ask(waiting(name), LONG);
+    f.acquire("k");
+    assert!(matches!(
+        join(&f, "k"),
+        Ok(Reply::Contended {
+            queued: Some(_),
+            ..
+        })
+    ));
+    f.say(&["DEL", "p:k"]);
+    // Another connection has not seen the contention.
+    f.reconnect();
+    let before = f.used();
+    let outcome = join(&f, "k");
+    assert!(
+        matches!(outcome, Ok(Reply::Contended { queued: Some(queued), .. }) if queued.ahead == 0),
+        "{outcome:?}"
+    );
+    assert_eq!(f.used_since(before), [1, 1]);
+    assert!(
+        f.value("k").unwrap().ends_with(" +"),
+        "the first waiter has it"
+    );
+}
+
+#[test]
+fn a_caller_that_does_not_wait_goes_past_the_queue() {
+    let f = warm();
+    f.acquire("k");
+    f.ask(waiting("k"), LONG).unwrap();
+    f.say(&["DEL", "p:k"]);
+    f.reconnect();
+    let before = f.used();
+    f.acquire("k");
+    assert_eq!(f.used_since(before), [1, 0]);
+}
+
+/// A counter that is missing, or behind the clock, would give tokens that were given before.
+#[test]
+fn tokens_rise_over_a_lost_counter() {
+    let f = warm();
+    let (before, _) = f.grant(acquire_of("a"));
+    f.say(&["DEL", "p:~fence"]);
+    let used = f.used();
+    let (token, is_stored) = f.grant(acquire_of("b"));
+    assert!(token > before && is_stored);
+    assert_eq!(f.used_since(used), [1, 1], "the script has granted it");
+    // Plain commands make no counter, so no other client finds one that is behind the time of Redis.
+    f.say(&["DEL", "p:~fence"]);
+    f.say(&["ACL", "SETUSER", "default", "-evalsha"]);
+    assert_eq!(f.refused("no counter"), ErrorKind::Denied);
+    assert_eq!(f.say(&["EXISTS", "p:~fence"]).as_int(), Some(0));
+    f.say(&["ACL", "SETUSER", "default", "+evalsha"]);
+    f.acquire("counted");
+    assert!(
+        f.value("b")
+            .unwrap()
+            .contains(&micros_of(token).to_string())
+    );
+    // As on a replica that was behind when it became the primary.
+    f.say(&["ZADD", "p:~fence", "1700000000000000", "t"]);
+    let used = f.used();
+    let (next, is_stored) = f.grant(acquire_of("c"));
+    assert!(next > token && !is_stored, "{next} after {token}");
+    assert_eq!(f.used_since(used), [1, 0]);
+}
+
+#[test]
+fn a_counter_ahead_of_the_clock_counts_on() {
+    let f = warm();
+    let ahead = 4_000_000_000_000_000_u64;
+    f.say(&["ZADD", "p:~fence", &ahead.to_string(), "t"]);
+    for n in 1..4 {
+        let (token, is_stored) = f.grant(acquire_of(&n.to_string()));
+        assert_eq!((micros_of(token), is_stored), (ahead + n, false));
+    }
+}
+
+#[test]
+fn an_unusable_counter_leaves_no_key() {
+    let f = warm();
+    let spoils: &[&[&str]] = &[
+        &["SET", "p:~fence", "1795263780943818"],
+        &["RPUSH", "p:~fence", "t"],
+        &["ZADD", "p:~fence", "9007199254740992", "t"],
+        &["ZADD", "p:~fence", "inf", "t"],
+        &["ZADD", "p:~fence", "1795263780943818.5", "t"],
+    ];
+    for (n, spoil) in spoils.iter().enumerate() {
+        f.say(&["DEL", "p:~fence"]);
+        f.say(spoil);
+        let name = n.to_string();
+        if n == 4 {
+            // The estimate of the time is greater, and replaces the score.
+            f.acquire(&name);
+            continue;
+        }
+        assert_eq!(f.refused(&name), ErrorKind::Protocol, "{spoil:?}");
+        assert!(!f.exists(&name), "{spoil:?}");
+    }
+}
+
+#[test]
+fn without_transactions_the_script_grants() {
+    for rule in ["-multi", "-exec", "-time"] {
+        for warm in [false, true] {
+            let f = fixture();
+            let refusals = f.count_refusals();
+            if warm {
+                f.warm_up("warm-up");
+            }
+            f.say(&["ACL", "SETUSER", "default", rule]);
+            if rule == "-time" {
+                // The scripts need it, too. A warm connection asks for the time once a second only.
+                if warm {
+                    std::thread::sleep(Duration::from_millis(1100));
+                }
+                assert_eq!(f.refused("k"), ErrorKind::Denied, "{warm}");
+                assert!(eventually(LONG, || {
+                    f.pipeline.run_maintenance();
+                    !f.exists("k")
+                }));
+                continue;
+            }
+            let mut granted = 0;
+            for n in 0..4 {
+                let (_, outcome) = f.acquire_within(&n.to_string(), LONG);
+                granted += usize::from(outcome.is_ok());
+            }
+            assert_eq!(granted, 4, "{rule} {warm}");
+            assert_eq!(refusals.load(Ordering::SeqCst), 1, "{rule} {warm}");
+            let before = f.used();
+            f.acquire("k");
+            assert_eq!(f.used_since(before)[1], 1, "{rule} {warm}");
+        }
+    }
+}
+
+/// These refusals say nothing about transactions.
+#[test]
+fn refusals_of_one_request_do_not_end_plain_commands() {
+    let f = warm();
+    let refusals = f.count_refusals();
+    f.say(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(f.refused("k"), ErrorKind::Unavailable);
+    f.say(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(!f.exists("k"));
+    f.say(&["ACL", "SETUSER", "default", "resetkeys", "~p:~*", "~p:k"]);
+    let deadline = MonotonicTime::now().after(LONG);
+    let commands = ["k", "other"].map(|name| Request::new(acquire_of(name), deadline));
+    let mut requests = commands;
+    f.pipeline
+        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let [k, other] = requests.map(Request::into_outcome);
+    assert!(matches!(k, Ok(Reply::Granted { .. })), "{k:?}");
+    assert_eq!(other.unwrap_err().kind(), ErrorKind::Denied);
+    f.say(&["ACL", "SETUSER", "default", "allkeys"]);
+    assert_eq!(refusals.load(Ordering::SeqCst), 0);
+    let before = f.used();
+    f.acquire("free");
+    assert_eq!(f.used_since(before), [1, 0]);
+}
+
+#[test]
+fn a_foreign_value_is_refused_by_the_script() {
+    let f = warm();
+    f.say(&["RPUSH", "p:k", "theirs"]);
+    assert_eq!(f.refused("k"), ErrorKind::Protocol);
+    f.say(&["SET", "p:l", "theirs"]);
+    assert_eq!(f.refused("l"), ErrorKind::Protocol);
+    assert_eq!(f.value("l").as_deref(), Some("theirs"));
+}
+
+#[test]
+fn a_lock_without_a_ttl_gets_one() {
+    let f = warm();
+    f.acquire("k");
+    f.say(&["PERSIST", "p:k"]);
+    f.reconnect();
+    let (_, outcome) = f.acquire_within("k", LONG);
+    assert!(
+        matches!(outcome, Ok(Reply::Contended { .. })),
+        "{outcome:?}"
+    );
+    assert!(f.say(&["PTTL", "p:k"]).as_int() > Some(0));
+}
+
+#[test]
+fn a_flushed_script_is_sent_again() {
+    let f = warm();
+    f.acquire("k");
+    f.say(&["SCRIPT", "FLUSH"]);
+    let (_, outcome) = f.acquire_within("k", LONG);
+    assert!(
+        matches!(outcome, Ok(Reply::Contended { .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(f.server.calls("eval").unwrap(), 1);
+}
+
+/// Such a user could not release what plain commands acquire.
+#[test]
+fn a_user_who_may_not_call_scripts_acquires_nothing() {
+    let f = fixture();
+    f.acquire("makes the counter");
+    f.say(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+    f.cut();
+    for _ in 0..4 {
+        f.acquire_within("k", LONG).1.unwrap_err();
+    }
+    assert_eq!(f.refused("k"), ErrorKind::Denied);
+    assert!(!f.exists("k"));
+}
+
+/// The script repeats the grants of a batch whose counter was missing.
+#[test]
+fn a_repeated_batch_counts_each_grant_once() {
+    let f = warm();
+    f.say(&["DEL", "p:~fence"]);
+    let deadline = MonotonicTime::now().after(LONG);
+    let names = [0, 1, 2, 3, 4].map(|n| format!("n{n}"));
+    let mut requests = names
+        .each_ref()
+        .map(|name| Request::new(acquire_of(name), deadline));
+    f.pipeline
+        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let mut last = 0;
+    for (name, request) in names.iter().zip(requests) {
+        let outcome = request.into_outcome();
+        let Ok(Reply::Granted { token, is_stored }) = outcome else {
+            panic!("{outcome:?}");
+        };
+        last = micros_of(token);
+        let value = f.value(name).unwrap();
+        assert!(is_stored && value.contains(&last.to_string()), "{value}");
+    }
+    assert_eq!(f.counter(), last);
+}
+
+/// The script has decided about the key, so nothing is left that could still arrive.
+#[test]
+fn a_refused_acquire_leaves_no_release() {
+    let f = warm();
+    f.say(&["SET", "p:~fence", "1795263780943818"]);
+    for n in 0..20 {
+        assert_eq!(f.refused(&format!("u{n}")), ErrorKind::Protocol);
+    }
+    // An undo would be repeated until the ttl has ended.
+    assert!(eventually(LONG / 4, || {
+        f.pipeline.run_maintenance();
+        f.pipeline.failed_releases() == 0
+    }));
+}
+
+/// A proxy that closes each connection on which it reads `MULTI`.
+fn closing_proxy(server: &Server) -> String {
+    let upstream = server.port();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    // The threads end when the test's process ends, or both ends are closed.
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let client = client.unwrap();
+            let redis = TcpStream::connect(("127.0.0.1", upstream)).unwrap();
+            let (mut replies, mut to_client) =
+                (redis.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+            std::thread::spawn(move || {
+                let (mut client, mut redis) = (client, redis);
+                let mut chunk = [0; 1 << 16];
+                while let Ok(n @ 1..) = client.read(&mut chunk) {
+                    let bytes = &chunk[..n];
+                    if bytes.windows(5).any(|word| word == b"MULTI") {
+                        break;
+                    }
+                    redis.write_all(bytes).unwrap();
+                }
+                // An error means that the other end is closed.
+                let _ = client.shutdown(Shutdown::Both);
+                let _ = redis.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    url
+}
+
+#[test]
+fn a_proxy_that_closes_at_multi_is_asked_three_times() {
+    let server = Server::start().unwrap();
+    let url = closing_proxy(&server);
+    let f = at(server, &url, LONG);
+    let refusals = f.count_refusals();
+    let mut failed = 0;
+    for n in 0..40 {
+        failed += usize::from(f.acquire_within(&n.to_string(), LONG).1.is_err());
+    }
+    assert_eq!(refusals.load(Ordering::SeqCst), 1);
+    // The reply of the script comes before the connection is closed, or is lost with it.
+    assert!(failed <= 3, "{failed}");
+}
+
+/// The key was set, and then Redis refuses the script.
+#[test]
+fn a_key_that_was_set_is_released_if_the_script_fails() {
+    let f = warm();
+    f.say(&["DEL", "p:~fence"]);
+    f.say(&["ACL", "SETUSER", "default", "-evalsha"]);
+    assert_eq!(f.refused("k"), ErrorKind::Denied);
+    assert!(f.exists("k"));
+    f.say(&["ACL", "SETUSER", "default", "+evalsha"]);
+    assert!(eventually(LONG, || {
+        f.pipeline.run_maintenance();
+        !f.exists("k")
+    }));
+}
+
+#[test]
+fn on_a_cluster_each_transaction_has_one_slot() {
+    let server = Server::start().unwrap();
+    let url = server.url();
+    let f = with_layout(KeyLayout::Slots, server, &url, LONG);
+    f.warm_up("warm-up");
+    let deadline = MonotonicTime::now().after(LONG);
+    // At first, the slots have no fence counters.
+    for (round, scripts) in [5, 0].into_iter().enumerate() {
+        let before = f.used();
+        let names = (0..20).map(|n| format!("{{{}}}{round}:{n}", n % 5));
+        let mut requests: Vec<Request> = names
+            .map(|name| Request::new(acquire_of(&name), deadline))
+            .collect();
+        f.pipeline
+            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        for request in requests {
+            let outcome = request.into_outcome();
+            assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+        }
+        assert_eq!(f.used_since(before), [5, scripts]);
+    }
+    let counters = f.say(&["KEYS", "p:~fence{*}"]);
+    let leasehold_testbed::Reply::Array(counters) = counters else {
+        panic!("{counters}");
+    };
+    assert_eq!(counters.len(), 7, "one for each slot");
+}
+
+#[test]
+fn a_refusal_names_its_reason() {
+    let reply = redis::parse_redis_value(
+        b"-NOPERM User x has no permissions to run the 'multi' command\r\n",
+    );
+    let error = errors::refused_natives(&reply.unwrap(), "host:1").to_string();
+    assert!(
+        error.contains("host:1") && error.contains("multi"),
+        "{error}"
+    );
+}

@@ -1,0 +1,420 @@
+//! Acquires by plain commands instead of a script, which cost Redis less time.
+//!
+//! `MULTI`, a `SET NX` for each key, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. The first `ZADD`
+//! raises the counter to the client's estimate of the time of Redis, and the second one counts the grants, so each grant
+//! has a token of its own, as from lua/count.lua. Neither makes a missing counter: only scripts do, with the time of
+//! Redis. The values of the locks are written before the tokens are known, so they have [`NO_TOKEN`].
+//!
+//! `EXEC` undoes nothing. So each grant that cannot be relied on is asked for again by the script, under the same lease
+//! id. The script deletes a value of this lease that has no token, and then decides as if the key had been free all the
+//! time.
+
+use std::time::Duration;
+
+use redis::Value;
+use smallvec::smallvec;
+
+use crate::error::Error;
+use crate::store::command::{Command, QueueMode};
+use crate::store::completion::Few;
+use crate::store::redis::errors;
+use crate::store::redis::scripts::ScriptContext;
+use crate::store::redis::scripts::encode::Encoder;
+use crate::store::value::{self, MAX_MICROS, NO_TOKEN};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{self, LeaseId};
+
+/// For how long a connection estimates the time of Redis from one reply to `TIME`.
+pub(crate) const LONGEST_ESTIMATE: Duration = Duration::from_secs(10);
+
+/// After this time, the next acquires ask for the time of Redis again.
+const OLD_ESTIMATE: Duration = Duration::from_secs(1);
+
+/// A lower bound for the time of Redis, from the last reply to `TIME` on a connection.
+#[derive(Debug, Default)]
+pub(crate) struct ServerClock {
+    /// The time of Redis in µs, and when its reply was read.
+    shown: Option<(u64, MonotonicTime)>,
+}
+
+impl ServerClock {
+    /// Notes that the clock of Redis showed `micros` before `now`.
+    pub(crate) fn note(&mut self, micros: u64, now: MonotonicTime) {
+        self.shown = Some((micros, now));
+    }
+
+    /// Whether to ask for the time again.
+    pub(crate) fn is_old(&self, now: MonotonicTime) -> bool {
+        let age = self.shown.map(|(_, seen)| now.since(seen));
+        age.is_none_or(|age| age > OLD_ESTIMATE)
+    }
+
+    /// A time in µs that Redis has passed at `now`, unless its clock was set back. It is less than the time of Redis by
+    /// the time that the last reply took, and by 1 % of the time since then, since clocks run at different speeds.
+    /// `None` if the last reply came too long ago.
+    pub(crate) fn at(&self, now: MonotonicTime) -> Option<u64> {
+        let (micros, seen) = self.shown?;
+        let since = now.since(seen);
+        let elapsed = since - since / 100;
+        (since <= LONGEST_ESTIMATE).then(|| micros.saturating_add(elapsed.as_micros() as u64))
+    }
+}
+
+/// Whether plain commands may be used for this command. A request that has been queued before may not acquire a free key
+/// by itself.
+pub(crate) fn can_grant(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Acquire {
+            queue_mode: QueueMode::None | QueueMode::Polling | QueueMode::Notified,
+            above: None,
+            ..
+        }
+    )
+}
+
+/// Whether a grant may not go past the waiters of the key's queue.
+fn waits(command: &Command) -> bool {
+    !matches!(
+        command,
+        Command::Acquire {
+            queue_mode: QueueMode::None,
+            ..
+        }
+    )
+}
+
+/// How many replies come before the reply to `EXEC` of [`encode_acquires`].
+pub(crate) fn replies_before<'a>(
+    commands: impl ExactSizeIterator<Item = &'a Command>,
+    asks_time: bool,
+) -> usize {
+    let n = commands.len();
+    // MULTI, and ZADD twice.
+    3 + n + usize::from(asks_time) + usize::from(commands.into_iter().any(waits))
+}
+
+/// Appends acquires for `commands`, for which [`can_grant`] is true. On a Cluster, their keys have the same slot.
+/// `clock` is the estimate of the time of Redis in µs. `asks_time`: the time is asked for.
+pub(crate) fn encode_acquires<'a>(
+    buffer: &mut Vec<u8>,
+    context: &ScriptContext,
+    commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
+    clock: u64,
+    asks_time: bool,
+) {
+    let mut out = Encoder(buffer);
+    out.word("MULTI");
+    for command in commands.clone() {
+        let Command::Acquire {
+            key, lease, ttl, ..
+        } = command
+        else {
+            continue;
+        };
+        out.array(6);
+        out.text("SET");
+        out.text(key.in_redis());
+        let mut digits = [0; LeaseId::DIGITS];
+        out.parts(&value::parts(
+            lease.encode(&mut digits),
+            NO_TOKEN,
+            &context.holder,
+        ));
+        out.text("NX");
+        out.text("PX");
+        out.millis(*ttl);
+    }
+    let queues = commands.clone().filter(|command| waits(command));
+    let queues = queues.filter_map(Command::key);
+    let queue_count = queues.clone().count();
+    if queue_count > 0 {
+        out.array(1 + queue_count);
+        out.text("EXISTS");
+        for key in queues {
+            out.parts(&key.queue_parts(context.layout));
+        }
+    }
+    if asks_time {
+        out.word("TIME");
+    }
+    let tag = commands.clone().find_map(Command::key);
+    let tag = tag.map_or("", |key| key.fence_tag(context.layout));
+    let counter = [&*context.fence_counter, tag];
+    for (what, number) in [("GT", clock), ("INCR", commands.len() as u64)] {
+        out.array(6);
+        out.text("ZADD");
+        out.parts(&counter);
+        out.text("XX");
+        out.text(what);
+        out.number(number);
+        out.text(COUNTER_MEMBER);
+    }
+    out.word("EXEC");
+}
+
+/// The member of the fence counter, whose score is the time of the last grant in µs.
+const COUNTER_MEMBER: &str = "t";
+
+/// How many replies come before the reply to `EXEC` of [`encode_probe`].
+pub(crate) const REPLIES_BEFORE_PROBE: usize = 2;
+
+/// Appends a transaction that reads the time of Redis. It shows whether the server accepts transactions: a proxy may
+/// accept `MULTI` and refuse `EXEC`. The connection cannot be used then, so no acquire should find that out.
+pub(crate) fn encode_probe(buffer: &mut Vec<u8>) {
+    let mut out = Encoder(buffer);
+    out.word("MULTI");
+    out.word("TIME");
+    out.word("EXEC");
+}
+
+/// The time in the reply to [`encode_probe`]; `None` if the server does not accept transactions.
+pub(crate) fn decode_probe(reply: &Value) -> Option<u64> {
+    match reply {
+        Value::Array(parts) if parts.len() == 1 => time(&parts[0]),
+        _ => None,
+    }
+}
+
+/// What became of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tried {
+    /// Granted with this token.
+    Granted(u64),
+    /// The key is taken, or nothing was carried out.
+    NotSet,
+    /// The key may be set, but the grant cannot be relied on.
+    SetOnly,
+}
+
+/// The reply to [`encode_acquires`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Acquires {
+    pub(crate) tried: Few<Tried>,
+    /// The time of Redis in µs.
+    pub(crate) clock: Option<u64>,
+}
+
+/// Reads the reply to `EXEC` of [`encode_acquires`]. The error is that of a reply which no server gives.
+pub(crate) fn decode_acquires<'a>(
+    commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
+    asks_time: bool,
+    reply: &Value,
+) -> Result<Acquires, Error> {
+    let n = commands.len();
+    let all = |tried| Acquires {
+        tried: smallvec![tried; n],
+        clock: None,
+    };
+    let unexpected = || errors::unexpected_reply("EXEC", reply);
+    let parts = match reply {
+        Value::Array(parts) => parts,
+        // A command was refused before `EXEC`, so no command was carried out.
+        Value::ServerError(error) if error.code() == "EXECABORT" => return Ok(all(Tried::NotSet)),
+        // If the server has refused `MULTI`, it has carried out the other commands one by one.
+        Value::ServerError(_) => return Ok(all(Tried::SetOnly)),
+        _ => return Err(unexpected()),
+    };
+    let (sets, rest) = parts.split_at_checked(n).ok_or_else(unexpected)?;
+    let asks_queues = commands.clone().any(waits);
+    let mut rest = rest.iter();
+    // Another reply says that a queue exists, or that EXISTS was refused.
+    let has_queues = asks_queues && rest.next() != Some(&Value::Int(0));
+    let shown = if asks_time { rest.next() } else { None };
+    let (Some(raised), Some(last), None) = (rest.next(), rest.next(), rest.next()) else {
+        return Err(unexpected());
+    };
+    let last = micros(last).filter(|_| matches!(raised, Value::Int(_)));
+    let mut token = last.and_then(|last| (last + 1).checked_sub(n as u64));
+    let tried = commands.zip(sets).map(|(command, set)| {
+        let micros = token;
+        token = token.map(|micros| micros + 1);
+        match (set, micros) {
+            (Value::Nil, _) => Tried::NotSet,
+            (Value::Okay, Some(micros)) if !(has_queues && waits(command)) => {
+                Tried::Granted(value::token_of(micros))
+            }
+            _ => Tried::SetOnly,
+        }
+    });
+    Ok(Acquires {
+        tried: tried.collect(),
+        clock: shown.and_then(time),
+    })
+}
+
+/// The time of a grant in µs, from the reply to `ZADD INCR`. `None` if the counter is missing, or lua/count.lua would
+/// refuse it.
+fn micros(reply: &Value) -> Option<u64> {
+    let number = match reply {
+        Value::Double(number) => *number,
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok()?,
+        _ => return None,
+    };
+    let micros = number as u64;
+    let is_time = micros as f64 == number && (FIRST_MICROS..=MAX_MICROS).contains(&micros);
+    is_time.then_some(micros)
+}
+
+/// The least time of a grant: times have sixteen digits.
+const FIRST_MICROS: u64 = 1_000_000_000_000_000;
+
+fn time(reply: &Value) -> Option<u64> {
+    let Value::Array(parts) = reply else {
+        return None;
+    };
+    let [Value::BulkString(secs), Value::BulkString(micros)] = parts.as_slice() else {
+        return None;
+    };
+    let number = |digits| id::number(std::str::from_utf8(digits).ok()?);
+    let micros = number(micros)?;
+    number(secs)?.checked_mul(1_000_000)?.checked_add(micros)
+}
+
+/// Whether a refusal of these commands will last: the server, a proxy or an ACL does not allow one of them. A full or
+/// loading server, a replica, or a key without permission refuses the script, too.
+pub(crate) fn is_lasting(refusal: &Value) -> bool {
+    let Value::ServerError(error) = refusal else {
+        return false;
+    };
+    let detail = error.details().unwrap_or_default();
+    match error.code() {
+        // Redis discards the transaction if an ACL forbids `EXEC`.
+        "NOPERM" | "EXECABORT" => detail.contains("to run the"),
+        "ERR" => true,
+        code => !errors::is_redis_code(code),
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::util::key::Key;
+
+    fn acquires(n: usize, queue_mode: QueueMode) -> Vec<Command> {
+        let acquire = |n| Command::Acquire {
+            key: Key::new("p:", &format!("k{n}"), 10).unwrap(),
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(1),
+            queue_mode,
+            above: None,
+            replicas: None,
+        };
+        (0..n).map(acquire).collect()
+    }
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    /// The reply for two keys. `queues` is the reply to `EXISTS`, if it was sent.
+    fn reply(sets: [Value; 2], queues: Option<Value>, last: Value) -> Value {
+        let time = Value::Array(vec![text("1795263780"), text("943818")]);
+        let rest = queues.into_iter().chain([time, Value::Int(0), last]);
+        Value::Array(sets.into_iter().chain(rest).collect())
+    }
+
+    fn tried(mode: QueueMode, reply: &Value) -> Vec<Tried> {
+        let commands = acquires(2, mode);
+        let acquires = decode_acquires(commands.iter(), true, reply).unwrap();
+        acquires.tried.to_vec()
+    }
+
+    #[test]
+    fn an_estimate_stays_behind_the_clock_and_ends() {
+        let now = MonotonicTime::now();
+        let mut clock = ServerClock::default();
+        assert_eq!(clock.at(now), None);
+        assert!(clock.is_old(now));
+        clock.note(1_795_263_780_000_000, now);
+        assert_eq!(clock.at(now), Some(1_795_263_780_000_000));
+        assert!(!clock.is_old(now.after(OLD_ESTIMATE)));
+        let later = now.after(LONGEST_ESTIMATE);
+        assert!(clock.is_old(later));
+        assert_eq!(clock.at(later), Some(1_795_263_789_900_000));
+        assert_eq!(clock.at(later.after(Duration::from_millis(1))), None);
+        // The clock of Redis was set back.
+        clock.note(1_795_263_700_000_000, later);
+        assert_eq!(clock.at(later), Some(1_795_263_700_000_000));
+    }
+
+    #[test]
+    fn the_keys_of_a_batch_share_no_token() {
+        let last = Value::Double(1_795_263_780_943_820.0);
+        let both = reply([Value::Okay, Value::Okay], None, last.clone());
+        let [first, second] = [19, 20].map(|n| Tried::Granted((1_795_263_780_943_800 + n) << 10));
+        assert_eq!(tried(QueueMode::None, &both), [first, second]);
+        let one = reply([Value::Nil, Value::Okay], None, text("1795263780943820"));
+        assert_eq!(tried(QueueMode::None, &one), [Tried::NotSet, second]);
+        let queued = reply([Value::Okay, Value::Nil], Some(Value::Int(1)), last.clone());
+        assert_eq!(
+            tried(QueueMode::Notified, &queued),
+            [Tried::SetOnly, Tried::NotSet]
+        );
+        let free = reply([Value::Okay, Value::Okay], Some(Value::Int(0)), last);
+        assert_eq!(tried(QueueMode::Notified, &free), [first, second]);
+    }
+
+    #[test]
+    fn a_reply_without_the_time_is_complete() {
+        let last = Value::Double(1_795_263_780_943_820.0);
+        let short = Value::Array(vec![Value::Okay, Value::Okay, Value::Int(1), last.clone()]);
+        let commands = acquires(2, QueueMode::None);
+        let acquires = decode_acquires(commands.iter(), false, &short).unwrap();
+        assert_eq!(acquires.clock, None);
+        assert!(matches!(
+            acquires.tried[..],
+            [Tried::Granted(_), Tried::Granted(_)]
+        ));
+        decode_acquires(commands.iter(), true, &short).unwrap_err();
+        let long = reply([Value::Okay, Value::Okay], None, last);
+        decode_acquires(commands.iter(), false, &long).unwrap_err();
+    }
+
+    #[test]
+    fn a_grant_without_a_token_does_not_count() {
+        let error = redis::parse_redis_value(b"-WRONGTYPE no\r\n").unwrap();
+        for last in [
+            Value::Nil,
+            error.clone(),
+            Value::Double(f64::INFINITY),
+            Value::Double(2.0),
+            Value::Double(1_795_263_780_943_818.5),
+            Value::Double(9_007_199_254_000_001.0),
+            text("nan"),
+        ] {
+            let reply = reply([Value::Okay, Value::Nil], None, last.clone());
+            let wanted = [Tried::SetOnly, Tried::NotSet];
+            assert_eq!(tried(QueueMode::None, &reply), wanted, "{last:?}");
+        }
+        assert_eq!(tried(QueueMode::None, &error), [Tried::SetOnly; 2]);
+        let aborted = redis::parse_redis_value(b"-EXECABORT discarded\r\n").unwrap();
+        assert_eq!(tried(QueueMode::None, &aborted), [Tried::NotSet; 2]);
+        for odd in [Value::Nil, Value::Okay, Value::Array(Vec::new())] {
+            decode_acquires(acquires(2, QueueMode::None).iter(), true, &odd).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn only_refusals_of_commands_last() {
+        let is_lasting = |reply: &str| {
+            let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes());
+            is_lasting(&reply.unwrap())
+        };
+        assert!(is_lasting(
+            "NOPERM this user has no permissions to run the 'multi' command"
+        ));
+        assert!(is_lasting("ERR unknown command 'MULTI'"));
+        assert!(is_lasting("proxy: not supported"));
+        for passing in [
+            "NOPERM this user has no permissions to access one of the keys",
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "READONLY You can't write against a read only replica.",
+            "MOVED 7 host:1",
+            "EXECABORT Transaction discarded because of previous errors.",
+        ] {
+            assert!(!is_lasting(passing), "{passing}");
+        }
+    }
+}
