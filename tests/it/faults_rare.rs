@@ -45,8 +45,7 @@ fn a_panic_releases_over_the_open_connection() {
     let connections = || {
         let list = ask(&server, &["CLIENT", "LIST", "TYPE", "normal"]);
         let ids = list.as_text().unwrap().lines();
-        let ids =
-            ids.filter(|line| line.contains("lib-name=leasehold") || line.contains("evalsha"));
+        let ids = ids.filter(|line| line.contains(" name=leasehold:"));
         ids.map(|line| line.split(' ').next().unwrap().to_owned())
             .collect::<Vec<_>>()
     };

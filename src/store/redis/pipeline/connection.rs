@@ -15,7 +15,7 @@ use crate::store::completion::{Caller, Few};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
-use crate::store::redis::scripts::native::{self, ServerClock, Tried};
+use crate::store::redis::scripts::native::{self, CompareAndDelete, Deletes, ServerClock, Tried};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -134,15 +134,23 @@ enum Call {
     },
     /// A transaction that reads the time of Redis, before the first acquires by plain commands.
     Probe,
+    /// The release of one lock by a command instead of a script.
+    Delete(CompareAndDelete),
+    /// A command that shows whether the server has this one, behind the first release.
+    ProbeDelete(CompareAndDelete),
     /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
     Wait(Replicas),
 }
 
-/// For how long the script acquires a key that was taken. A client among hundreds of waiters finds the key taken each
+/// The script releases more locks than these at once in less time than one command for each.
+const MOST_DELETES: usize = 8;
+
+/// For how long the script acquires and releases a key that was taken. A client among hundreds of waiters finds the key taken each
 /// second or two.
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
-/// Keys that were taken a short time ago. Different keys may share an entry: then the script acquires a free key, too.
+/// Keys that were taken, or had waiters, a short time ago. Different keys may share an entry: then the script acquires
+/// and releases a free key, too.
 #[derive(Default)]
 struct ContendedKeys {
     /// Until when each entry is valid. Empty until a key was taken.
@@ -244,9 +252,11 @@ pub(crate) struct PipelinedConnection {
     spare: Vec<Vec<PendingRequest>>,
     /// The time of Redis, for acquires by plain commands.
     clock: ServerClock,
+    /// How to release a lock without a script.
+    deletes: Deletes,
     /// When the script last carried out an acquire on this connection.
     last_script: Option<MonotonicTime>,
-    /// Keys that were taken a short time ago. The script acquires them.
+    /// Keys that were taken, or had waiters, a short time ago. The script acquires and releases them.
     contended: ContendedKeys,
     /// The last write failed, maybe in the middle of a command. No further command may be written.
     write_failed: bool,
@@ -265,6 +275,7 @@ impl PipelinedConnection {
             sent: 0,
             spare: Vec::new(),
             clock: ServerClock::default(),
+            deletes: Deletes::default(),
             last_script: None,
             contended: ContendedKeys::default(),
             write_failed: false,
@@ -367,8 +378,14 @@ impl PipelinedConnection {
         let before = self.in_flight.len();
         let mut needs_clock = false;
         for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
-            if kind == ScriptKind::Acquire && !requests.is_empty() {
-                needs_clock = self.enqueue_natives(context, &mut requests);
+            match kind {
+                _ if requests.is_empty() => continue,
+                ScriptKind::Acquire => needs_clock = self.enqueue_natives(context, &mut requests),
+                ScriptKind::Release => {
+                    self.enqueue_releases(context, requests);
+                    continue;
+                }
+                _ => {}
             }
             let by_text = false;
             self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, requests);
@@ -425,6 +442,49 @@ impl PipelinedConnection {
         false
     }
 
+    /// Enqueues releases: those of locks without waiters by a command, if the server has one, and the others by the script.
+    fn enqueue_releases(&mut self, context: &ScriptContext, mut requests: Vec<PendingRequest>) {
+        let now = MonotonicTime::now();
+        let contended = &self.contended;
+        let can_delete = |request: &PendingRequest| {
+            let key = request.command.key();
+            native::can_delete(&request.command)
+                && !request.route.is_asking
+                && key.is_some_and(|key| !contended.has(key, now))
+        };
+        let mut probed = None;
+        match self.deletes {
+            Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
+                return self.enqueue(context, Call::Delete(command), requests);
+            }
+            Deletes::Has(command) if requests.len() <= MOST_DELETES => {
+                let deletes: Vec<PendingRequest> =
+                    requests.extract_if(.., |it| can_delete(it)).collect();
+                for request in deletes {
+                    self.enqueue(context, Call::Delete(command), vec![request]);
+                }
+            }
+            Deletes::Untried => {
+                let released = requests.iter().find(|it| can_delete(it));
+                probed = released.and_then(|request| request.command.key().cloned());
+            }
+            _ => {}
+        }
+        let call = Call::Script {
+            kind: ScriptKind::Release,
+            by_text: false,
+        };
+        self.enqueue_all(context, call, MAX_KEYS, requests);
+        if let Some(key) = probed {
+            self.deletes = Deletes::Trying;
+            for command in CompareAndDelete::ALL {
+                let start = self.buffer.len();
+                command.encode_probe(&mut self.buffer, &key);
+                self.push_in_flight(Call::ProbeDelete(command), Vec::new(), 0, start);
+            }
+        }
+    }
+
     fn enqueue(&mut self, context: &ScriptContext, call: Call, requests: Vec<PendingRequest>) {
         let is_asking = requests.iter().any(|request| request.route.is_asking);
         let commands = requests.iter().map(|request| &request.command);
@@ -451,12 +511,28 @@ impl PipelinedConnection {
                 native::encode_probe(&mut self.buffer);
                 native::REPLIES_BEFORE_PROBE
             }
+            Call::Delete(command) => {
+                commands.for_each(|it| command.encode_release(&mut self.buffer, context, it));
+                0
+            }
+            Call::ProbeDelete(_) => unreachable!("it has the key of another request"),
             Call::Wait(Replicas { count, timeout }) => {
                 let words = [count.to_string(), timeout.as_millis().to_string()];
                 scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
                 0
             }
         };
+        self.push_in_flight(call, requests, before, start);
+    }
+
+    /// Notes a call that is in `buffer` from `start` on.
+    fn push_in_flight(
+        &mut self,
+        call: Call,
+        requests: Vec<PendingRequest>,
+        before: usize,
+        start: usize,
+    ) {
         self.in_flight.push_back(InFlightBatch {
             call,
             requests,
@@ -550,6 +626,16 @@ impl PipelinedConnection {
                 }
                 Call::Probe => {
                     self.finish_probe(context, value, refusal);
+                    self.note_read();
+                    continue;
+                }
+                Call::Delete(_) => {
+                    self.finish_delete(context, &value, deliver);
+                    continue;
+                }
+                Call::ProbeDelete(command) => {
+                    self.in_flight.pop_front();
+                    self.deletes.note_probe(command, &value);
                     self.note_read();
                     continue;
                 }
@@ -711,6 +797,38 @@ impl PipelinedConnection {
         self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, left);
         self.enqueue_wait(context, replicas);
         Ok(())
+    }
+
+    /// Handles the reply to the release of one lock by a command. Unless the lock was deleted, the script decides.
+    fn finish_delete(
+        &mut self,
+        context: &ScriptContext,
+        reply: &Value,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) {
+        if let Value::Int(1) = reply {
+            let batch = self.in_flight.pop_front().into_iter();
+            for request in batch.flat_map(|batch| batch.requests) {
+                self.finish(request, CommandOutcome::Known(Ok(Reply::Done)), deliver);
+            }
+            self.note_read();
+            return;
+        }
+        if native::is_lasting(reply) {
+            self.deletes = Deletes::Neither;
+        }
+        let released = self.in_flight.front().into_iter();
+        let now = MonotonicTime::now();
+        for key in released.flat_map(InFlightBatch::released_keys) {
+            // Waiters are queued as a rule. The script then releases the key at once for a while.
+            self.contended.note(&key, now);
+            self.released_late.push(key);
+        }
+        let call = Call::Script {
+            kind: ScriptKind::Release,
+            by_text: false,
+        };
+        self.repeat(context, call, MAX_KEYS);
     }
 
     /// Handles the reply to a probe.

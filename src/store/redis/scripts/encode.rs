@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::store::command::{Command, QueueMode};
+use crate::store::command::{Command, Held, QueueMode};
 use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
 use crate::store::value::{self, TokenBound, micros_of};
 use crate::util::id::LeaseId;
@@ -150,19 +150,7 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             lease,
             held: Some(held),
             ..
-        } => {
-            let (digits, start) = decimal(micros_of(held.token));
-            let micros = match held.is_stored {
-                true => std::str::from_utf8(&digits[start..]).unwrap_or_default(),
-                false => value::NO_TOKEN,
-            };
-            let mut id = [0; LeaseId::DIGITS];
-            out.parts(&value::parts(
-                lease.encode(&mut id),
-                micros,
-                &context.holder,
-            ));
-        }
+        } => out.held_value(context, *lease, *held),
         Command::Release { lease, .. } => out.lease(*lease),
         Command::ForceUnlock {
             lease, must_notify, ..
@@ -259,6 +247,21 @@ impl Encoder<'_> {
 
     fn lease(&mut self, lease: LeaseId) {
         self.text(lease.encode(&mut [0; LeaseId::DIGITS]));
+    }
+
+    /// Writes the whole value of a key that the lease holds, if no waiters are queued.
+    pub(super) fn held_value(&mut self, context: &ScriptContext, lease: LeaseId, held: Held) {
+        let (digits, start) = decimal(micros_of(held.token));
+        let micros = match held.is_stored {
+            true => std::str::from_utf8(&digits[start..]).unwrap_or_default(),
+            false => value::NO_TOKEN,
+        };
+        let mut id = [0; LeaseId::DIGITS];
+        self.parts(&value::parts(
+            lease.encode(&mut id),
+            micros,
+            &context.holder,
+        ));
     }
 
     pub(super) fn millis(&mut self, duration: Duration) {

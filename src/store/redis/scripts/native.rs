@@ -15,7 +15,7 @@ use redis::Value;
 use smallvec::smallvec;
 
 use crate::error::Error;
-use crate::store::command::{Command, QueueMode};
+use crate::store::command::{Command, Held, QueueMode};
 use crate::store::completion::Few;
 use crate::store::redis::errors;
 use crate::store::redis::scripts::ScriptContext;
@@ -23,6 +23,7 @@ use crate::store::redis::scripts::encode::Encoder;
 use crate::store::value::{self, MAX_MICROS, NO_TOKEN};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{self, LeaseId};
+use crate::util::key::Key;
 
 /// For how long a connection estimates the time of Redis from one reply to `TIME`.
 pub(crate) const LONGEST_ESTIMATE: Duration = Duration::from_secs(10);
@@ -176,6 +177,108 @@ pub(crate) fn decode_probe(reply: &Value) -> Option<u64> {
     }
 }
 
+/// A command that deletes a key if it has a certain value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CompareAndDelete {
+    /// `DELEX key IFEQ value`, of Redis from 8.4 on.
+    Delex,
+    /// `DELIFEQ key value`, of Valkey from 9.0 on.
+    Delifeq,
+}
+
+impl CompareAndDelete {
+    pub(crate) const ALL: [Self; 2] = [Self::Delex, Self::Delifeq];
+
+    /// Appends the command for `key` and a value that `write` writes.
+    fn encode(self, out: &mut Encoder<'_>, key: &Key, write: impl FnOnce(&mut Encoder<'_>)) {
+        match self {
+            Self::Delex => {
+                out.array(4);
+                out.text("DELEX");
+                out.text(key.in_redis());
+                out.text("IFEQ");
+            }
+            Self::Delifeq => {
+                out.array(3);
+                out.text("DELIFEQ");
+                out.text(key.in_redis());
+            }
+        }
+        write(out);
+    }
+
+    /// Appends the release of a lock without waiters, for which [`can_delete`] is true.
+    pub(crate) fn encode_release(
+        self,
+        buffer: &mut Vec<u8>,
+        context: &ScriptContext,
+        release: &Command,
+    ) {
+        let Command::Release {
+            key,
+            lease,
+            held: Some(held),
+            ..
+        } = release
+        else {
+            return;
+        };
+        let value = |out: &mut Encoder<'_>| out.held_value(context, *lease, *held);
+        self.encode(&mut Encoder(buffer), key, value);
+    }
+
+    /// Appends a command that shows whether the server has this one: it compares `key` with a value of no lock.
+    pub(crate) fn encode_probe(self, buffer: &mut Vec<u8>, key: &Key) {
+        self.encode(&mut Encoder(buffer), key, |out| out.text("lh1"));
+    }
+}
+
+/// Which command a server has that deletes a key if it has a certain value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Deletes {
+    /// The first release is followed by a probe of each command.
+    #[default]
+    Untried,
+    /// Probes are in flight.
+    Trying,
+    Has(CompareAndDelete),
+    /// The server has none, or an ACL or a proxy refuses it.
+    Neither,
+}
+
+impl Deletes {
+    /// Notes what the reply to a probe of `command` shows. The replies come in the order of [`CompareAndDelete::ALL`].
+    pub(crate) fn note_probe(&mut self, command: CompareAndDelete, reply: &Value) {
+        let is_known = match reply {
+            Value::Int(_) => true,
+            // The key has another type.
+            Value::ServerError(error) => error.code() == "WRONGTYPE",
+            _ => false,
+        };
+        let is_last = CompareAndDelete::ALL.last() == Some(&command);
+        match self {
+            Self::Trying if is_known => *self = Self::Has(command),
+            Self::Trying if is_last => *self = Self::Neither,
+            _ => {}
+        }
+    }
+}
+
+/// Whether a release only has to delete its key if the key has exactly the value of the lease.
+pub(crate) fn can_delete(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Release {
+            held: Some(Held {
+                others_queued: false,
+                ..
+            }),
+            queued: None,
+            ..
+        }
+    )
+}
+
 /// What became of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
@@ -290,7 +393,6 @@ pub(crate) fn is_lasting(refusal: &Value) -> bool {
 #[cfg(not(shuttle))]
 mod tests {
     use super::*;
-    use crate::util::key::Key;
 
     fn acquires(n: usize, queue_mode: QueueMode) -> Vec<Command> {
         let acquire = |n| Command::Acquire {

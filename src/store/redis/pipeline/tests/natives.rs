@@ -164,6 +164,137 @@ fn a_grant_without_a_stored_token_is_released_and_renewed() {
     assert!(!f.exists("k"));
 }
 
+/// The command of this server that deletes a key with a certain value.
+fn native_delete(f: &Fixture) -> Option<&'static str> {
+    let tried: [(_, &[&str]); 2] = [
+        ("delex", &["DELEX", "p:none", "IFEQ", "x"]),
+        ("delifeq", &["DELIFEQ", "p:none", "x"]),
+    ];
+    let has = |words: &[&str]| {
+        f.server
+            .command(words)
+            .is_ok_and(|it| it.as_int() == Some(0))
+    };
+    let found = tried.into_iter().find(|(_, words)| has(words));
+    found.map(|(name, _)| name)
+}
+
+impl Fixture {
+    /// Acquires a key, and returns the release of its guard.
+    fn held(&self, name: &str) -> Command {
+        let lease = LeaseId::random();
+        let (token, is_stored) = self.grant(acquire_under(lease, name));
+        let mut release = self.release(name, lease);
+        if let Command::Release { held, .. } = &mut release {
+            *held = Some(Held {
+                token,
+                is_stored,
+                others_queued: false,
+            });
+        }
+        release
+    }
+}
+
+/// A fixture that has found out how its server deletes keys with certain values.
+fn after_releases() -> Fixture {
+    let f = warm();
+    // The first release is followed by the probes, whose replies come before the next one.
+    for _ in 0..2 {
+        let release = f.held("k");
+        assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+        assert!(!f.exists("k"));
+    }
+    f
+}
+
+#[test]
+fn a_lock_without_waiters_is_released_without_a_script() {
+    let f = after_releases();
+    let name = native_delete(&f);
+    let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
+    let (before, used) = (deletes(), f.used());
+    let release = f.held("k");
+    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+    assert!(!f.exists("k"));
+    let is_native = u64::from(name.is_some());
+    assert_eq!(deletes() - before, is_native);
+    assert_eq!(f.used_since(used), [1, 1 - is_native]);
+}
+
+#[test]
+fn the_script_releases_what_a_command_does_not() {
+    let f = after_releases();
+    // Others are queued, as far as the value says.
+    let release = f.held("a");
+    f.say(&["APPEND", "p:a", " +"]);
+    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+    assert!(!f.exists("a"));
+    let release = f.held("b");
+    f.say(&["DEL", "p:b"]);
+    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Missing);
+    let release = f.held("c");
+    f.say(&["DEL", "p:c"]);
+    f.acquire("c");
+    let outcome = f.ask(release, LONG).unwrap();
+    assert!(matches!(outcome, Reply::Taken { .. }), "{outcome:?}");
+    assert!(f.exists("c"));
+    let release = f.held("d");
+    f.say(&["DEL", "p:d"]);
+    f.say(&["RPUSH", "p:d", "theirs"]);
+    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Taken { by: None });
+}
+
+/// Otherwise the next waiter would get each grant one round trip later.
+#[test]
+fn the_script_releases_a_contended_key_at_once() {
+    let f = after_releases();
+    let name = native_delete(&f);
+    let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
+    for tries in [1, 0] {
+        let before = deletes();
+        let release = f.held("k");
+        f.say(&["APPEND", "p:k", " +"]);
+        assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+        let is_native = u64::from(name.is_some());
+        assert_eq!(deletes() - before, tries * is_native);
+    }
+}
+
+#[test]
+fn a_refused_delete_is_left_to_the_script() {
+    let f = after_releases();
+    if let Some(name) = native_delete(&f) {
+        f.say(&["ACL", "SETUSER", "default", &format!("-{name}")]);
+    }
+    for _ in 0..2 {
+        let release = f.held("k");
+        assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+        assert!(!f.exists("k"));
+    }
+}
+
+/// The releases of a batch, of which some have to be decided by the script.
+#[test]
+fn a_batch_of_releases_has_all_outcomes() {
+    let f = after_releases();
+    for count in [3, 20] {
+        let names: Vec<String> = (0..count).map(|n| format!("b{n}")).collect();
+        let releases: Vec<Command> = names.iter().map(|name| f.held(name)).collect();
+        f.say(&["DEL", "p:b1"]);
+        let deadline = MonotonicTime::now().after(LONG);
+        let requests = releases.into_iter();
+        let mut requests: Vec<Request> = requests.map(|it| Request::new(it, deadline)).collect();
+        f.pipeline
+            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        for (n, request) in requests.into_iter().enumerate() {
+            let wanted = if n == 1 { Reply::Missing } else { Reply::Done };
+            assert_eq!(request.into_outcome().unwrap(), wanted, "{n} of {count}");
+        }
+        assert!(names.iter().all(|name| !f.exists(name)));
+    }
+}
+
 #[test]
 fn the_script_acquires_a_contended_key() {
     let f = warm();
