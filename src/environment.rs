@@ -129,7 +129,8 @@ pub enum EnvironmentWarning {
 const OLDEST: (u32, u32) = (6, 2);
 
 /// The versions on which the integration tests run, as README.md and docs/redis.md list them.
-const TESTED: &str = "Redis 6.2, Redis 7.0, Redis 8.0, Valkey 8.0, Valkey 8.1, Valkey 9.x";
+const TESTED: &str =
+    "Redis 6.2, Redis 7.0, Redis 8.0, Redis 8.6, Valkey 8.0, Valkey 8.1, Valkey 9.x";
 
 impl EnvironmentWarning {
     /// The warning about a server with this name (`redis`, `valkey`) and version. `None` if it is a tested one.
@@ -293,6 +294,7 @@ mod tests {
             ("redis", "6.2.14", None),
             ("redis", "7.0.15", None),
             ("redis", "8.0.6", None),
+            ("redis", "8.6.3", None),
             ("valkey", "8.1.1", None),
             ("valkey", "9.4.0", None),
             ("redis", "6.0.16", old("Redis 6.0.16")),

@@ -120,7 +120,9 @@ fn an_unavailable_server_is_an_error_with_advice() {
     let output = target.test("redis-5.0");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        error.contains("all, redis-6.2, redis-7.0, redis-8.0, valkey-8.0, valkey-8.1, valkey-9"),
+        error.contains(
+            "all, redis-6.2, redis-7.0, redis-8.0, redis-8.6, valkey-8.0, valkey-8.1, valkey-9"
+        ),
         "{error}"
     );
 }

