@@ -322,8 +322,8 @@ impl Builder {
         self
     }
 
-    /// Sets the number of connections for requests. Renewals have one or two more connections, and notifications have
-    /// another connection. 1 to 4. Defaults to 2.
+    /// Sets the number of connections for requests. Notifications have another connection. Renewals have one or two more,
+    /// unless at most eight locks are due together while a connection for requests is idle. 1 to 4. Defaults to 2.
     pub fn pipelines(mut self, pipelines: usize) -> Self {
         self.config.pipelines = pipelines;
         self

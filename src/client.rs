@@ -35,13 +35,13 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely.
 ///
-/// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
-/// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
-/// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the environment
-/// check has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it uses. A
-/// client of a quorum has six threads, and five for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
-/// five threads.
+/// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
+/// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
+/// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
+/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one, and
+/// the environment check has a thread while it runs. A client of a Redis Cluster has four threads, two for each master
+/// that it uses, and a third one for each further master whose locks it has renewed. A client of a quorum has four
+/// threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has three threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after

@@ -220,7 +220,7 @@ impl TransactionRunner {
         let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
-            // The connection may have broken while it was idle. The pool replaces it with a new connection.
+            // The connection may have broken while it was idle. It is replaced by a new connection.
             drop(conn);
             conn = self.connection(&grant.key)?;
             seen = conn.watch_and_check(&grant.key, grant.id);

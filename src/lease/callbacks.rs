@@ -1,5 +1,6 @@
 //! The callback thread of a client. It runs user code: `on_lost` callbacks, event handlers, tracing and metrics.
-//! The library never waits for this thread, and a panic in user code does not end it.
+//! The library never waits for this thread, and a panic in user code does not end it. Without an event handler, tracing
+//! and metrics, the thread starts with the first callback.
 //!
 //! Callbacks and losses need no bound: there is one callback for each call of `on_lost`, and one loss for each held
 //! lock. Other events recur without end, so at most `MAX_QUEUED_EVENTS` of them are queued.
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
 
 use crate::environment::EnvironmentFinding;
 use crate::error::Error;
@@ -36,6 +38,14 @@ pub(crate) struct CallbackExecutor {
     backlog: Arc<Backlog>,
     events: Option<Arc<dyn EventHandler>>,
     loss_hook: OnceLock<LossHook>,
+    /// Starts the thread. `None` once the thread runs, and after `stop`.
+    starter: Mutex<Option<Starter>>,
+}
+
+/// What the callback thread needs to start.
+struct Starter {
+    threads: ThreadGroup,
+    inbox: Receiver<Message>,
 }
 
 /// A hook that is called for each lost lease, after the lease's channels got the reason. It must be quick and must not
@@ -78,17 +88,45 @@ impl CallbackExecutor {
         events: Option<Arc<dyn EventHandler>>,
     ) -> Result<Arc<Self>, Error> {
         let (queue, inbox) = unbounded();
-        let backlog = Arc::<Backlog>::default();
-        let (counts, handler) = (Arc::clone(&backlog), events.clone());
-        threads.spawn("leasehold-callbacks", move || {
-            run_queue(&inbox, &counts, handler.as_deref());
-        })?;
-        Ok(Arc::new(Self {
+        let starter = Starter {
+            threads: threads.clone(),
+            inbox,
+        };
+        let callbacks = Self {
             queue,
-            backlog,
+            backlog: Arc::default(),
             events,
             loss_hook: OnceLock::new(),
-        }))
+            starter: Mutex::new(Some(starter)),
+        };
+        if callbacks.has_listeners() {
+            callbacks.start_thread()?;
+        }
+        Ok(Arc::new(callbacks))
+    }
+
+    /// Starts the callback thread, unless it runs already or the client has ended.
+    fn start_thread(&self) -> Result<(), Error> {
+        let mut starter = self.starter.lock();
+        let Some(Starter { threads, inbox }) = &*starter else {
+            return Ok(());
+        };
+        let (inbox, backlog, handler) = (
+            inbox.clone(),
+            Arc::clone(&self.backlog),
+            self.events.clone(),
+        );
+        threads.spawn("leasehold-callbacks", move || {
+            run_queue(&inbox, &backlog, handler.as_deref());
+        })?;
+        *starter = None;
+        Ok(())
+    }
+
+    /// Starts the thread for a callback that may be queued later. If no thread can be started now, each later callback
+    /// tries again.
+    pub(crate) fn prepare(&self) {
+        let _ = self.start_thread();
     }
 
     /// An executor without a thread, and a function by which a model runs the queue.
@@ -100,6 +138,7 @@ impl CallbackExecutor {
             backlog: Arc::default(),
             events: None,
             loss_hook: OnceLock::new(),
+            starter: Mutex::new(None),
         };
         let deliver = move || {
             while let Ok(Message::Callback(callback) | Message::Event(callback)) = inbox.try_recv()
@@ -110,10 +149,11 @@ impl CallbackExecutor {
         (Arc::new(callbacks), deliver)
     }
 
-    /// Queues a callback, which is never dropped.
+    /// Queues a callback, which is never dropped while the client lives.
     pub(crate) fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
         // Fails only after the callback thread has ended with its client.
         let _ = self.queue.send(Message::Callback(Box::new(callback)));
+        self.prepare();
     }
 
     /// Sets the hook that is called for each lost lease. Only the first call has an effect.
@@ -242,6 +282,9 @@ impl CallbackExecutor {
     /// Ends the callback thread after everything that is queued so far.
     pub(crate) fn stop(&self) {
         let _ = self.queue.send(Message::Stop);
+        // Dropped after the unlock: the callbacks that no thread has run are the user's.
+        let starter = self.starter.lock().take();
+        drop(starter);
     }
 }
 

@@ -434,6 +434,8 @@ impl Lease {
         let mut state = self.lock_and_expire(now);
         if state.phase == Phase::Held {
             state.extras().listeners.callbacks.push(callback);
+            drop(state);
+            self.callbacks.prepare();
             return;
         }
         let loss = state.loss().cloned();

@@ -195,7 +195,7 @@ pub(crate) trait Notifications: Send + Sync {
 /// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
 /// data.
 pub(crate) trait Transactions: Send + Sync {
-    /// Takes a connection for one transaction out of the pool, or connects: to the server of `key`, the lock's key.
+    /// Takes an idle connection for one transaction, or connects: to the server of `key`, the lock's key.
     fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error>;
 
     /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.

@@ -50,6 +50,11 @@ impl Scripted {
         self.answers.lock().push_back(Box::new(answer));
     }
 
+    /// Whether requests have taken all replies.
+    pub(crate) fn answers_taken(&self) -> bool {
+        self.answers.lock().is_empty()
+    }
+
     /// Removes the next reply that no request has taken. Returns false if there is none.
     pub(crate) fn unasked(&self) -> bool {
         self.answers.lock().pop_front().is_some()

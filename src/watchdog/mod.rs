@@ -1,6 +1,7 @@
-//! Keeps the leases of a client alive. Its threads: one timer thread, two renewal workers per server, and one worker
-//! that tracks keys and runs the store's maintenance. One more runs the checks that users attach to leases
-//! (`Mutex::renew_while`); it starts with the first such lease. No lease has a thread of its own.
+//! Keeps the leases of a client alive. Its threads: one timer thread, one renewal worker per server, and one worker that
+//! tracks keys and runs the store's maintenance. A server has a second renewal worker from when renewals were first due
+//! while its first worker was busy. One more thread runs the checks that users attach to leases (`Mutex::renew_while`);
+//! it starts with the first such lease. No lease has a thread of its own.
 //!
 //! The timer thread sends no request and runs no user code.
 
@@ -59,7 +60,7 @@ pub(crate) struct Watchdog {
     queued_to_track: AtomicUsize,
     /// The queue of the thread that runs checks, until that thread is started.
     checks: Mutex<Option<Receiver<Task>>>,
-    /// Starts the workers of further servers. `None` before `start` and after `stop`.
+    /// Starts the workers of further servers, and second workers. `None` before `start` and after `stop`.
     threads: Mutex<Option<ThreadGroup>>,
     command_timeout: Duration,
 }
@@ -103,37 +104,53 @@ impl Watchdog {
             .inspect_err(|_| self.stop())
     }
 
-    /// Starts the workers of one server.
+    /// Starts the first worker of one server.
     fn start_renewals(
         self: &Arc<Self>,
         queue: &Arc<RenewalQueue>,
         threads: &ThreadGroup,
     ) -> Result<(), Error> {
-        let limits = self.store.renewal_limits();
-        if limits.by_slot {
+        if self.store.renewal_limits().by_slot {
             queue.group_by_slot();
         }
-        for _ in 0..limits.threads {
-            let (watchdog, queue) = (Arc::clone(self), Arc::clone(queue));
-            let run = move || watchdog.run_renewals(&queue);
-            threads.spawn("leasehold-renewals", run)?;
-        }
-        Ok(())
+        queue.add_worker();
+        self.start_worker(queue, threads)
     }
 
-    /// The queue of the renewals on `server`. Starts the workers of a new server.
+    fn start_worker(
+        self: &Arc<Self>,
+        queue: &Arc<RenewalQueue>,
+        threads: &ThreadGroup,
+    ) -> Result<(), Error> {
+        let (watchdog, queue) = (Arc::clone(self), Arc::clone(queue));
+        let run = move || watchdog.run_renewals(&queue);
+        threads.spawn("leasehold-renewals", run)
+    }
+
+    /// Starts another worker if leases wait and all workers are busy, up to the store's limit. If no thread can be
+    /// started, the leases wait for the other workers.
+    fn start_missing_worker(self: &Arc<Self>, queue: &Arc<RenewalQueue>) {
+        if !queue.add_worker_if_missing(self.store.renewal_limits().threads) {
+            return;
+        }
+        let threads = self.threads.lock();
+        let started = threads
+            .as_ref()
+            .map(|threads| self.start_worker(queue, threads));
+        drop(threads);
+        if !matches!(started, Some(Ok(()))) {
+            queue.remove_worker();
+        }
+    }
+
+    /// The queue of the renewals on `server`. Starts the first worker of a new server.
     fn renewals_of(self: &Arc<Self>, server: ServerId) -> Arc<RenewalQueue> {
         self.scheduler.renewals.of(server, |queue| {
             let threads = self.threads.lock();
             let started = threads
                 .as_ref()
                 .map(|threads| self.start_renewals(queue, threads));
-            let has_workers = matches!(started, Some(Ok(())));
-            if !has_workers {
-                // Ends a worker that was started before the failure.
-                queue.end();
-            }
-            has_workers
+            matches!(started, Some(Ok(())))
         })
     }
 
@@ -145,14 +162,18 @@ impl Watchdog {
             by_server.entry(server).or_default().push(lease);
         }
         for (server, leases) in by_server {
-            self.renewals_of(server).add(leases);
+            let queue = self.renewals_of(server);
+            queue.add(leases);
+            self.start_missing_worker(&queue);
         }
     }
 
     /// Queues `lease` for a worker that asks whether it is held.
     fn queue_report(self: &Arc<Self>, lease: Arc<Lease>, report: LossReport) {
         let server = self.store.server_of(&lease.grant().key);
-        self.renewals_of(server).queue_confirmation(lease, report);
+        let queue = self.renewals_of(server);
+        queue.queue_confirmation(lease, report);
+        self.start_missing_worker(&queue);
     }
 
     /// Starts the thread that runs checks, unless it runs already. Checks have a thread of their own, since they may
@@ -395,9 +416,10 @@ impl Watchdog {
         }
     }
 
-    fn run_renewals(&self, queue: &RenewalQueue) {
+    fn run_renewals(self: &Arc<Self>, queue: &Arc<RenewalQueue>) {
         let at_a_time = self.store.renewal_limits().at_a_time;
         while let Some(batch) = queue.wait_for_batch(at_a_time) {
+            self.start_missing_worker(queue);
             match batch {
                 RenewalBatch::Renew(leases) => self.renew_all(&leases),
                 RenewalBatch::Confirm(report, leases) => {

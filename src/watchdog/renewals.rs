@@ -112,6 +112,10 @@ struct Waiting {
     /// Leases to confirm, each at most once for each kind of report.
     to_confirm: BTreeMap<LossReport, LeasesByKey>,
     round: Option<Round>,
+    /// How many workers there are.
+    workers: usize,
+    /// How many of them wait for leases.
+    idle: usize,
     ended: bool,
 }
 
@@ -218,6 +222,24 @@ impl RenewalQueue {
         self.changed.notify_one();
     }
 
+    /// Counts one more worker.
+    pub(super) fn add_worker(&self) {
+        self.waiting.lock().workers += 1;
+    }
+
+    /// Counts one more worker and returns true, if leases wait, all workers are busy, and there are less than `most`.
+    pub(super) fn add_worker_if_missing(&self, most: usize) -> bool {
+        let mut waiting = self.waiting.lock();
+        let is_missing = !waiting.is_empty() && waiting.idle == 0 && waiting.workers < most;
+        waiting.workers += usize::from(is_missing);
+        is_missing
+    }
+
+    /// Counts one worker less: it could not be started.
+    pub(super) fn remove_worker(&self) {
+        self.waiting.lock().workers -= 1;
+    }
+
     /// Queues a lease to be confirmed, before all renewals.
     pub(super) fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
         let mut waiting = self.waiting.lock();
@@ -236,7 +258,9 @@ impl RenewalQueue {
     pub(super) fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
+            waiting.idle += 1;
             self.changed.wait(&mut waiting);
+            waiting.idle -= 1;
         }
         if waiting.ended {
             return None;
@@ -248,7 +272,7 @@ impl RenewalQueue {
         let are_more = !waiting.is_empty();
         drop(waiting);
         if are_more {
-            // Wake the other worker for the rest.
+            // Wake the other worker, if there is one, for the rest.
             self.changed.notify_one();
         }
         Some(batch)

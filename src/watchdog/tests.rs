@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{bounded, unbounded};
 
 use super::*;
 use crate::event::EventLock;
@@ -315,6 +315,40 @@ fn due_leases_are_renewed_in_batches() {
     assert_eq!(at_a_time.iter().sum::<usize>(), count);
     assert_eq!(at_a_time[0], MIN_BATCH);
     f.callbacks.stop();
+}
+
+#[test]
+fn a_second_worker_starts_while_the_first_one_is_busy() {
+    let f = fixture();
+    *f.watchdog.threads.lock() = Some(f.threads.clone());
+    let (begun, has_begun) = unbounded();
+    let ends: Vec<_> = (0..2)
+        .map(|n| {
+            let (end, may_end) = unbounded::<()>();
+            let begun = begun.clone();
+            f.store.answer(move |_| {
+                begun.send(n).unwrap();
+                let _ = may_end.recv();
+                Ok(Reply::Done)
+            });
+            f.watchdog.queue_renewals(due(1, &f.watchdog, &f.callbacks));
+            let seen = has_begun.recv_timeout(10 * EVERY);
+            assert_eq!(seen, Ok(n), "the workers renew at the same time");
+            end
+        })
+        .collect();
+    let queue = f.watchdog.renewals_of(ServerId::ONLY);
+    f.watchdog.queue_renewals(due(1, &f.watchdog, &f.callbacks));
+    assert!(!queue.add_worker_if_missing(2), "there are two workers");
+    f.store.answer(|_| Ok(Reply::Done));
+    drop(ends);
+    while !f.store.answers_taken() {
+        std::thread::yield_now();
+    }
+    f.watchdog.stop();
+    f.callbacks.stop();
+    let end = MonotonicTime::now().after(60 * EVERY);
+    assert!(f.threads.wait_until_ended(end));
 }
 
 #[test]

@@ -160,7 +160,7 @@ pub fn count_threads(parent: &Parent) {
     drop(client);
     back_to_before("after a client that got no reply", SOON);
 
-    // While several attempts to connect are in flight, one of them always keeps r2d2's pool alive.
+    // Several attempts to connect are under way.
     let clients = [(); 6].map(|()| builder(&fake.url()).build_lazy().unwrap());
     let tries: Vec<_> = (0..4 * clients.len())
         .map(|n| {

@@ -1,4 +1,4 @@
-//! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
+//! Connections to one server: the endpoint that makes them, and reading and writing with deadlines.
 
 use std::borrow::Cow;
 use std::io;
@@ -65,7 +65,7 @@ pub(crate) struct Endpoint {
     is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
     data_check: Option<DataCheck>,
-    /// Called once, after the pool has opened the first connection.
+    /// Called once, after the first connection was opened.
     on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
@@ -367,7 +367,7 @@ impl Endpoint {
         let _ = self.holder.set(holder.clone());
     }
 
-    /// Sets the hook that is called once, after the pool has opened a connection.
+    /// Sets the hook that is called once, after a connection was opened.
     pub(crate) fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
         *self.on_first_connection.lock() = Some(hook);
     }
@@ -491,7 +491,7 @@ impl Endpoint {
             self.check_open()?;
             let doubts = self.doubts();
             let mut closer = None;
-            let opened = self.open_and_note(deadline, others > 0, &mut closer);
+            let opened = self.open_once(deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
                 self.end_opening(&closer);
             }
@@ -554,7 +554,7 @@ impl Endpoint {
 
     /// Makes one attempt of [`open`](Self::open). If another attempt may follow, this one leaves it a quarter of the
     /// time. Sets `closer` once the socket is connected; the caller has to remove the closer from `opening`.
-    fn open_and_note(
+    fn open_once(
         &self,
         deadline: MonotonicTime,
         is_followed: bool,
@@ -631,7 +631,7 @@ impl Endpoint {
     }
 
     /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
-    /// ended. An open attempt would keep the pool alive, and the pool would schedule another attempt after it.
+    /// ended. An open attempt would keep the pool of the connector alive, and the pool would schedule another attempt after it.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -701,8 +701,10 @@ impl Endpoint {
         failures.count > before && failures.last.as_ref().is_some_and(Error::is_lasting)
     }
 
-    /// Notes how an attempt to connect has ended.
-    fn note_opened(&self, opened: &Result<Connection, Error>) {
+    /// As [`open`](Self::open), for all connections but those of notifications and of checks: notes how it has ended,
+    /// and calls the hooks.
+    pub(super) fn open_and_note(&self) -> Result<Connection, Error> {
+        let opened = self.open();
         let error = opened.as_ref().err().cloned();
         let mut failures = self.failures.lock();
         failures.count += u64::from(error.is_some());
@@ -710,6 +712,12 @@ impl Endpoint {
         let replaced = std::mem::replace(&mut failures.last, error);
         drop(failures);
         drop(replaced);
+        if opened.is_err() {
+            self.epoch.note_failure();
+        } else {
+            self.run_first_connection_hook();
+        }
+        opened
     }
 }
 
@@ -718,35 +726,6 @@ impl Endpoint {
 pub(super) fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
     let password = info.redis_settings().password();
     password.filter(|it| it.len() > 3).map(Box::from)
-}
-
-/// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
-pub(crate) struct Connector(pub(crate) Arc<Endpoint>);
-
-impl r2d2::ManageConnection for Connector {
-    type Connection = Connection;
-    type Error = Error;
-
-    fn connect(&self) -> Result<Connection, Error> {
-        let opened = self.0.open();
-        self.0.note_opened(&opened);
-        if opened.is_err() {
-            self.0.epoch.note_failure();
-        } else {
-            self.0.run_first_connection_hook();
-        }
-        opened
-    }
-
-    /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
-    /// command.
-    fn is_valid(&self, _: &mut Connection) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.broken
-    }
 }
 
 /// The contents of a reply, which decide how large it may be.

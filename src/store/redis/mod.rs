@@ -1,7 +1,8 @@
 //! The store of one Redis server: pipelines for callers, two pipelines for renewals, the notification connection, and
-//! connections for transactions. Chooses the pipeline of each request.
+//! connections for transactions and pings. Chooses the pipeline of each request.
 
 pub(crate) mod connection;
+pub(crate) mod connector;
 pub(crate) mod data_check;
 mod environment;
 mod epoch;
@@ -25,7 +26,6 @@ mod tests;
 mod tls;
 pub(crate) mod url;
 
-use std::cell::LazyCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -41,7 +41,7 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::environment::EnvironmentCheck;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
-use crate::store::redis::pipeline::{Pipeline, ReleaseRouter, Shared};
+use crate::store::redis::pipeline::{Pipeline, Readiness, ReleaseRouter, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::redis::sentinel::SentinelWatcher;
 use crate::store::{
@@ -57,6 +57,8 @@ use crate::util::threads::ThreadGroup;
 
 /// The number of pipelines for renewals: one for each thread that renews.
 const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
+/// So many renewals delay a request of a caller by less than one round trip, if they share its pipeline.
+const FEW_RENEWALS: usize = 8;
 /// The pause after the first attempt of a flush, if Redis is away or refuses releases. The pause doubles with each
 /// attempt, since each attempt repeats all refused releases.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -72,7 +74,7 @@ pub(crate) struct Node {
     notifications: Arc<NotificationConnection>,
     sentinels: Arc<SentinelWatcher>,
     shared: Arc<Shared>,
-    /// Locked by a ping: the pool has one connection for all pings.
+    /// Locked by a ping: one connection serves all pings.
     pinging: Mutex<()>,
     environment: EnvironmentCheck,
 }
@@ -106,7 +108,7 @@ impl Node {
         });
         let sentinels = SentinelWatcher::new(Arc::clone(&endpoint), config.command_timeout);
         let shared = Arc::new(Shared {
-            pool: pipeline::connection::pool(
+            connector: pipeline::connection::connector(
                 &endpoint,
                 config.pipelines + RENEWAL_PIPELINES + config.max_transactions + 1,
             ),
@@ -157,8 +159,7 @@ impl Node {
 
     /// Sends one command with `ASKING`, for a slot that is moving to this node.
     pub(crate) fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].ask_one(command, deadline)
+        self.pipeline_of_one(&command).ask_one(command, deadline)
     }
 
     fn pipeline_of_key(&self, key: &Key) -> &Pipeline {
@@ -214,25 +215,37 @@ impl Node {
         self.pipelines[0].naming_the_server(outcome)
     }
 
-    fn pipeline_of(&self, command: &Command, for_renewals: impl FnOnce() -> usize) -> usize {
+    /// The pipeline of the command's key; `None` for a renewal.
+    fn pipeline_of(&self, command: &Command) -> Option<usize> {
         match command {
-            Command::Renew { .. } => for_renewals(),
+            Command::Renew { .. } => None,
             of_key => {
                 let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
-                of_key.key().map_or(0, |key| key.shard(for_callers))
+                Some(of_key.key().map_or(0, |key| key.shard(for_callers)))
             }
         }
     }
 
-    /// The pipeline that can write renewals soonest. Equally ready pipelines take turns. Renewals may overtake each
-    /// other, since no renewal shortens a ttl.
-    fn pipeline_for_renewals(&self) -> usize {
+    fn pipeline_of_one(&self, command: &Command) -> &Pipeline {
+        let pipeline = self.pipeline_of(command);
+        &self.pipelines[pipeline.unwrap_or_else(|| self.pipeline_for_renewals(1))]
+    }
+
+    /// The pipeline that can write this many renewals soonest. Equally ready pipelines take turns. Renewals may overtake
+    /// each other, since no renewal shortens a ttl. A few renewals go through an idle pipeline for callers if the
+    /// pipelines for renewals would have to connect, so a client with a few locks needs fewer connections.
+    fn pipeline_for_renewals(&self, renewals: usize) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        (0..RENEWAL_PIPELINES)
+        let readiness = |pipeline: usize| self.pipelines[pipeline].readiness_after_dropping_stale();
+        let (best, soonest) = (0..RENEWAL_PIPELINES)
             .map(|n| first + turn.wrapping_add(n) % RENEWAL_PIPELINES)
-            .min_by_key(|pipeline| self.pipelines[*pipeline].readiness_after_dropping_stale())
-            .expect("RENEWAL_PIPELINES is not zero")
+            .map(|pipeline| (readiness(pipeline), pipeline))
+            .min_by_key(|(readiness, _)| *readiness)
+            .expect("RENEWAL_PIPELINES is not zero");
+        let for_callers = (best == Readiness::Unconnected && renewals <= FEW_RENEWALS)
+            .then(|| (0..first).find(|pipeline| readiness(*pipeline) == Readiness::Idle));
+        for_callers.flatten().unwrap_or(soonest)
     }
 
     /// The requests of each pipeline.
@@ -243,11 +256,16 @@ impl Node {
     ) -> Vec<Vec<T>> {
         let mut by_pipeline = Vec::new();
         by_pipeline.resize_with(self.pipelines.len(), Vec::new);
-        // All renewals of this call go through one pipeline, so that they share a round trip.
-        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
+        let mut renewals = Vec::new();
         for request in requests {
-            let pipeline = self.pipeline_of(command(&request), || *for_renewals);
-            by_pipeline[pipeline].push(request);
+            match self.pipeline_of(command(&request)) {
+                Some(pipeline) => by_pipeline[pipeline].push(request),
+                None => renewals.push(request),
+            }
+        }
+        // All renewals of this call go through one pipeline, so that they share a round trip.
+        if !renewals.is_empty() {
+            by_pipeline[self.pipeline_for_renewals(renewals.len())].append(&mut renewals);
         }
         by_pipeline
     }
@@ -268,8 +286,8 @@ impl Store for Node {
     }
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
-        let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].execute_one(command, deadline)
+        self.pipeline_of_one(&command)
+            .execute_one(command, deadline)
     }
 
     fn submit(&self, requests: Vec<(Command, Completion)>) {
@@ -292,7 +310,11 @@ impl Store for Node {
             );
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
-        let connect = || shared.own_connection(left().min(shared.connect_timeout));
+        let connect = || {
+            shared
+                .connector
+                .own_connection(left().min(shared.connect_timeout))
+        };
         let mut connection = connect()?;
         // The server may have closed this connection while it was idle. The error makes all older connections stale, so
         // the second attempt uses a new connection.
@@ -333,8 +355,7 @@ impl Store for Node {
     }
 
     fn send_release(&self, release: Command) {
-        let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].send_release(release);
+        self.pipeline_of_one(&release).send_release(release);
     }
 
     fn run_maintenance(&self) -> bool {
@@ -413,7 +434,10 @@ impl Notifications for Node {
 
 impl Transactions for Node {
     fn transaction_connection(&self, _: &Key) -> Result<TransactionConnection, Error> {
-        let connection = self.shared.own_connection(self.shared.connect_timeout)?;
+        let connection = self
+            .shared
+            .connector
+            .own_connection(self.shared.connect_timeout)?;
         Ok(TransactionConnection::new(
             connection,
             self.shared.command_timeout,

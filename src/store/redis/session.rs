@@ -4,11 +4,11 @@
 use std::io;
 use std::time::Duration;
 
-use r2d2::PooledConnection;
 use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{Connector, ReplyContents};
+use crate::store::redis::connection::ReplyContents;
+use crate::store::redis::connector::OwnConnection;
 use crate::store::redis::errors::{classify, error_reply, sanitized, unexpected_reply, with_code};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
@@ -68,9 +68,9 @@ const NAMELESS: &str = "a command without a name";
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub struct TransactionConnection {
-    connection: PooledConnection<Connector>,
+    connection: OwnConnection,
     timeout: Duration,
-    /// No key is watched and no reply is missing, so the connection may go back to the pool.
+    /// No key is watched and no reply is missing, so later callers may use the connection.
     is_clean: bool,
     is_in_cluster: bool,
     /// The lock's key, if the server is a node of a Cluster: all keys of the transaction must have its slot.
@@ -86,11 +86,7 @@ pub(crate) enum TransactionOutcome {
 }
 
 impl TransactionConnection {
-    pub(crate) fn new(
-        connection: PooledConnection<Connector>,
-        timeout: Duration,
-        layout: KeyLayout,
-    ) -> Self {
+    pub(crate) fn new(connection: OwnConnection, timeout: Duration, layout: KeyLayout) -> Self {
         Self {
             connection,
             timeout,
@@ -228,7 +224,7 @@ impl TransactionConnection {
         })
     }
 
-    /// Sends `UNWATCH`, and returns the connection to the pool. Closes the connection if that fails.
+    /// Sends `UNWATCH`, and keeps the connection for later callers. Closes the connection if that fails.
     pub(crate) fn unwatch(mut self) {
         if self.connection.is_discarded() {
             return;
@@ -305,7 +301,7 @@ impl TransactionConnection {
 }
 
 impl Drop for TransactionConnection {
-    /// Makes the pool close a connection that is not clean, for example after a panic.
+    /// Closes a connection that is not clean, for example after a panic.
     fn drop(&mut self) {
         if !self.is_clean {
             self.connection.discard();

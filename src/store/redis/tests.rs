@@ -57,8 +57,7 @@ fn transaction_at(
     lock: &Key,
     lease: LeaseId,
 ) -> TransactionConnection {
-    let pool = pipeline::connection::pool(endpoint, 1);
-    let connection = pipeline::connection::transaction_connection(&pool, endpoint, LONG);
+    let connection = pipeline::connection::connector(endpoint, 1).own_connection(LONG);
     let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, layout);
     assert!(transaction.watch_and_check(lock, lease).unwrap());
     transaction
@@ -277,7 +276,8 @@ fn other_commands_use_all_pipelines_for_callers() {
     let node = node("redis://127.0.0.1:1");
     let pipeline_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        node.pipeline_of(&Command::Inspect { key }, || panic!("it is no renewal"))
+        let pipeline = node.pipeline_of(&Command::Inspect { key });
+        pipeline.expect("it is no renewal")
     };
     let used: BTreeSet<usize> = (0..100).map(pipeline_of).collect();
     assert!(used.into_iter().eq(0..Config::default().pipelines));
@@ -290,7 +290,7 @@ fn both_renewal_connections_are_used_once_needed() {
     let node = node(&proxy.url());
     let renew = || node.execute(&mut renewals(1));
     let used = |times| {
-        let pipelines = (0..times).map(|_| node.pipeline_for_renewals());
+        let pipelines = (0..times).map(|_| node.pipeline_for_renewals(1));
         pipelines.collect::<BTreeSet<usize>>().len()
     };
     assert_eq!(used(4), RENEWAL_PIPELINES, "any pipeline may connect");
@@ -308,6 +308,24 @@ fn both_renewal_connections_are_used_once_needed() {
     proxy.cut_all();
     renew();
     assert_eq!(used(4), 1, "the other connection counts as dead, too");
+}
+
+#[test]
+fn a_few_renewals_use_an_idle_connection_for_callers() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let node = node(&proxy.url());
+    let key = Key::new("p:", "k", 100).unwrap();
+    let deadline = MonotonicTime::now().after(LONG);
+    node.execute_one(Command::Inspect { key }, deadline)
+        .unwrap();
+    node.execute(&mut renewals(FEW_RENEWALS));
+    assert_eq!(proxy.connections(), 1);
+    let own = node.pipelines.len() - RENEWAL_PIPELINES;
+    assert!(node.pipeline_for_renewals(1) < own);
+    node.execute(&mut renewals(FEW_RENEWALS + 1));
+    assert_eq!(proxy.connections(), 2);
+    assert!(node.pipeline_for_renewals(1) >= own, "it is connected now");
 }
 
 #[test]
@@ -426,7 +444,7 @@ fn abandoned_requests_do_not_pile_up() {
     let server = Server::start().unwrap();
     let node = node(&server.url());
     let key = Key::new("p:", "a", 100).unwrap();
-    let pipeline = &node.pipelines[node.pipeline_of(&Command::Inspect { key: key.clone() }, || 0)];
+    let pipeline = node.pipeline_of_one(&Command::Inspect { key: key.clone() });
     for _ in 0..3000 {
         let (submitted, mut completions) = Submitted::new(1);
         let command = Command::Inspect { key: key.clone() };

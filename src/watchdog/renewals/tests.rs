@@ -253,3 +253,31 @@ fn renewals_that_were_sent_together_spread_together() {
     ];
     assert_eq!(jitters(true), expected.concat());
 }
+
+#[test]
+fn a_worker_is_missing_while_leases_wait_and_all_are_busy() {
+    let queue = Arc::new(RenewalQueue::default());
+    queue.add_worker();
+    assert!(!queue.add_worker_if_missing(3), "no lease waits");
+    queue.add(leases([30]));
+    assert!(queue.add_worker_if_missing(3));
+    assert!(queue.add_worker_if_missing(3));
+    assert!(!queue.add_worker_if_missing(3), "there are three");
+    queue.remove_worker();
+    assert!(queue.add_worker_if_missing(3));
+    queue.wait_for_batch(AT_A_TIME);
+    let idle = std::thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.wait_for_batch(AT_A_TIME).is_some()
+    });
+    while queue.waiting.lock().idle == 0 {
+        std::thread::yield_now();
+    }
+    // Without a notification, the worker stays idle.
+    queue.waiting.lock().add_renewals(with_ends(leases([30])));
+    assert!(!queue.add_worker_if_missing(4), "a worker is idle");
+    queue.changed.notify_one();
+    assert!(idle.join().unwrap());
+    queue.add(leases([30]));
+    assert!(queue.add_worker_if_missing(4));
+}

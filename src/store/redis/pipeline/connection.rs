@@ -5,22 +5,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use r2d2::PooledConnection;
 use redis::Value;
 
 use crate::config::Replicas;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::completion::{Caller, Few};
-use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
+use crate::store::redis::connection::{Connection, Endpoint, ReplyContents};
+use crate::store::redis::connector::Connector;
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::native::{self, CompareAndDelete, Deletes, ServerClock, Tried};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
-use crate::util::slot::{Redirect, Slot};
-use crate::util::sync::park_timeout;
+use crate::util::slot::Slot;
 
 /// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
 /// calls.
@@ -31,85 +30,15 @@ const MAX_KEYS: usize = 128;
 const SPARE: usize = 4;
 const LONGEST_SPARE: usize = 256;
 
-/// The longest pause between attempts to connect while Redis is away.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-
 /// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// How long a caller waits for the pool before it checks, every [`CHECK`], whether it should give up.
-const STEP: Duration = Duration::from_millis(20);
-const CHECK: Duration = Duration::from_millis(5);
+/// Makes the connections of pipelines.
+pub(crate) type SharedConnector = Arc<Connector>;
 
-pub(crate) type Pool = r2d2::Pool<Connector>;
-
-/// Makes the pool of the connections of pipelines and transactions, `size` at most. It connects when a connection is
-/// needed.
-pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
-    r2d2::Pool::builder()
-        .max_size(size as u32)
-        .min_idle(Some(0))
-        .test_on_check_out(false)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        // The pool pauses for at most half of this time between attempts to connect. No caller waits for this time-out.
-        .connection_timeout(RECONNECT_PAUSE * 2)
-        .error_handler(Box::new(r2d2::NopErrorHandler))
-        .build_unchecked(Connector(Arc::clone(endpoint)))
-}
-
-/// Takes a connection from the pool, which makes one if there is none, within `timeout`. Ends early once the server
-/// [is retired](Endpoint::is_retired), or an attempt fails with an error that [lasts](Error::is_lasting).
-pub(crate) fn connect(
-    pool: &Pool,
-    endpoint: &Endpoint,
-    timeout: Duration,
-) -> Result<PooledConnection<Connector>, r2d2::Error> {
-    let until = MonotonicTime::now().after(timeout);
-    let failures = endpoint.failures();
-    let is_over = || endpoint.is_retired() || endpoint.is_refused_since(failures);
-    loop {
-        // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
-        let left = until.since(MonotonicTime::now());
-        let taken = pool.get_timeout(left.min(STEP));
-        if taken.is_ok() || left <= STEP || is_over() {
-            return taken;
-        }
-        let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
-        while MonotonicTime::now() < again && !is_over() {
-            if let Some(connection) = pool.try_get() {
-                return Ok(connection);
-            }
-            park_timeout(CHECK);
-        }
-    }
-}
-
-/// The error of a request that was not written, since no connection could be made.
-pub(crate) fn connect_error(endpoint: &Endpoint, timed_out: r2d2::Error) -> Error {
-    let error = endpoint
-        .last_error()
-        .unwrap_or_else(|| errors::no_connection(&endpoint.address_of_server(), timed_out));
-    match endpoint.is_retired() {
-        true => error.with_redirect(Some(Redirect::Retired)),
-        false => error,
-    }
-}
-
-/// Takes a connection for one transaction from the pool, within `timeout`.
-pub(crate) fn transaction_connection(
-    pool: &Pool,
-    endpoint: &Endpoint,
-    timeout: Duration,
-) -> Result<PooledConnection<Connector>, Error> {
-    let deadline = MonotonicTime::now().after(timeout);
-    loop {
-        match connect(pool, endpoint, deadline.since(MonotonicTime::now())) {
-            Ok(mut connection) if connection.is_stale() => connection.discard(),
-            Ok(connection) => return Ok(connection),
-            Err(timed_out) => return Err(connect_error(endpoint, timed_out)),
-        }
-    }
+/// Does not connect. At most `most` callers wait for a connection at a time.
+pub(crate) fn connector(endpoint: &Arc<Endpoint>, most: usize) -> SharedConnector {
+    Connector::new(endpoint, most)
 }
 
 /// The slot of the keys of a script call for this command.
@@ -232,7 +161,7 @@ pub(crate) enum CommandOutcome {
 
 /// A connection with its batches in flight.
 pub(crate) struct PipelinedConnection {
-    connection: PooledConnection<Connector>,
+    connection: Connection,
     in_flight: VecDeque<InFlightBatch>,
     /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, and by a
     /// write that has not ended.
@@ -263,7 +192,7 @@ pub(crate) struct PipelinedConnection {
 }
 
 impl PipelinedConnection {
-    pub(crate) fn new(connection: PooledConnection<Connector>) -> Self {
+    pub(crate) fn new(connection: Connection) -> Self {
         Self {
             connection,
             in_flight: VecDeque::new(),

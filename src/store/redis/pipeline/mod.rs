@@ -27,14 +27,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use r2d2::PooledConnection;
-
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
-use crate::store::redis::connection::{Connector, Endpoint};
+use crate::store::redis::connection::Endpoint;
 use crate::store::redis::errors;
-use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
+use crate::store::redis::pipeline::connection::{
+    CommandOutcome, PipelinedConnection, SharedConnector,
+};
 use crate::store::redis::pipeline::request::{Next, PendingRequest, Release, Route};
 use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
@@ -56,7 +56,7 @@ const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
 /// The parts that the pipelines of one client share.
 pub(crate) struct Shared {
-    pub(crate) pool: Pool,
+    pub(crate) connector: SharedConnector,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) context: ScriptContext,
     pub(crate) connect_timeout: Duration,
@@ -73,16 +73,6 @@ pub(crate) trait ReleaseRouter: Send + Sync {
     /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later.
     /// Does not block and does not connect. The caller must not hold a mutex.
     fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
-}
-
-impl Shared {
-    /// Takes a connection from the pool, or makes one, within `timeout`. It is not shared: a transaction or a ping uses it.
-    pub(crate) fn own_connection(
-        &self,
-        timeout: Duration,
-    ) -> Result<PooledConnection<Connector>, Error> {
-        connection::transaction_connection(&self.pool, &self.endpoint, timeout)
-    }
 }
 
 /// How soon a pipeline can write a new request. The best case comes first.
@@ -652,11 +642,9 @@ impl<'a> Leadership<'a> {
             }
             let left = deadline.since(MonotonicTime::now());
             let timeout = left.min(shared.connect_timeout);
-            match connection::connect(&shared.pool, &shared.endpoint, timeout) {
-                Ok(mut connection) if connection.is_stale() => connection.discard(),
+            match shared.connector.connect(timeout) {
                 Ok(connection) => self.connection = Some(PipelinedConnection::new(connection)),
-                Err(timeout) => {
-                    let error = connection::connect_error(&shared.endpoint, timeout);
+                Err(error) => {
                     let is_short_of_time = shared.endpoint.last_error().is_none()
                         && left < shared.connect_timeout / 2
                         && error.redirect().is_none();

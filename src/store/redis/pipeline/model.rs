@@ -56,7 +56,7 @@ impl World {
         let request_maintenance = Arc::clone(&board);
         let endpoint = Endpoint::new("redis://model", SECOND, DEFAULT_MAX_REPLY).unwrap();
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
-            pool: Arc::clone(&server),
+            connector: Arc::clone(&server),
             endpoint: Arc::new(endpoint),
             context: ScriptContext::new(
                 HolderId::of_this_process(),

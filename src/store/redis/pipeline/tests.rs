@@ -16,7 +16,7 @@ use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, Reply};
 use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
-use crate::store::redis::pipeline::connection;
+use crate::store::redis::connector::Connector;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
 
@@ -53,7 +53,7 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
     let hook_calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&hook_calls);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
-        pool: connection::pool(&endpoint, 2),
+        connector: Connector::new(&endpoint, 2),
         endpoint,
         context: ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20),
         connect_timeout: timeout,
@@ -468,10 +468,15 @@ fn a_server_that_was_never_reached_refuses_at_once() {
     let (_, outcome) = f.acquire_within("k", 3 * LONG);
     let error = outcome.unwrap_err();
     assert!(error.is_lasting() && error.is_unavailable(), "{error}");
-    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    let refused = f
+        .pipeline
+        .shared
+        .connector
+        .own_connection(3 * LONG)
+        .err()
+        .unwrap();
     assert!(refused.is_lasting(), "{refused}");
-    // The pool repeats its attempts in the background.
-    assert!(failures() >= 2);
+    assert!(failures() >= 2, "one attempt for each call at least");
     assert!(MonotonicTime::now() < begun_at.after(LONG));
 }
 
@@ -499,7 +504,13 @@ fn a_refused_login_is_not_repeated() {
     let set_password = ["CONFIG", "SET", "requirepass", "secret"];
     f.server.command(&set_password).unwrap();
     let begun_at = MonotonicTime::now();
-    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    let refused = f
+        .pipeline
+        .shared
+        .connector
+        .own_connection(3 * LONG)
+        .err()
+        .unwrap();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     assert!(refused.is_lasting());
     assert!(MonotonicTime::now() < begun_at.after(LONG));
@@ -581,7 +592,13 @@ fn callers_of_a_retired_server_send_their_requests_elsewhere() {
         assert!(MonotonicTime::now() < until);
     }
     assert!(f.pipeline.is_idle(), "the caller has the release");
-    let refused = f.pipeline.shared.own_connection(3 * LONG).err().unwrap();
+    let refused = f
+        .pipeline
+        .shared
+        .connector
+        .own_connection(3 * LONG)
+        .err()
+        .unwrap();
     assert_eq!(refused.redirect(), Some(&Redirect::Retired), "{refused}");
     // No caller waits for this release, so it stays until the store takes it.
     f.pipeline.send_release(f.release("k", LeaseId::random()));
@@ -595,7 +612,13 @@ fn a_pings_failure_is_no_reason_of_other_requests() {
     f.acquire("warm-up");
     let set_password = ["CONFIG", "SET", "requirepass", "secret"];
     f.server.command(&set_password).unwrap();
-    let refused = f.pipeline.shared.own_connection(LONG).err().unwrap();
+    let refused = f
+        .pipeline
+        .shared
+        .connector
+        .own_connection(LONG)
+        .err()
+        .unwrap();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     f.time_out_behind_a_leader();
 }
@@ -856,7 +879,7 @@ fn refused_releases_do_not_delay_other_requests() {
 fn a_broken_connection_makes_idle_ones_stale() {
     let f = fixture();
     f.acquire("a");
-    let idle = f.pipeline.shared.pool.get().unwrap();
+    let idle = f.pipeline.shared.connector.own_connection(LONG).unwrap();
     drop(idle);
     f.cut();
     let (_, cut) = f.acquire_within("b", LONG);

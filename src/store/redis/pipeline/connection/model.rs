@@ -5,13 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use r2d2::PooledConnection;
-
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply};
 use crate::store::completion::Caller;
 use crate::store::memory::{Keyspace, Notification, Step};
-use crate::store::redis::connection::{Connector, Endpoint};
+use crate::store::redis::connection::Endpoint;
+use crate::store::redis::connector::OwnConnection;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::ScriptContext;
 use crate::util::clock::MonotonicTime;
@@ -20,36 +19,11 @@ use crate::util::key::Key;
 use crate::util::sync::model::{chance, choice, panic, pass, step};
 use crate::util::sync::{AtomicBool, Ordering};
 
-/// The double of the pool.
-pub(crate) type Pool = Arc<Server>;
+/// The double of the connector.
+pub(crate) type SharedConnector = Arc<Server>;
 
-pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
+pub(crate) fn connector(_: &Arc<Endpoint>, _: usize) -> SharedConnector {
     Server::new(Faults::default())
-}
-
-/// Models have no transactions.
-pub(crate) fn connect(server: &Pool, _: &Endpoint, timeout: Duration) -> Result<Connection, Error> {
-    if server.happens(|faults| &mut faults.connecting) {
-        pass(timeout);
-        return Err(Error::new(ErrorKind::Unavailable, "no connection"));
-    }
-    Ok(Connection {
-        server: Arc::clone(server),
-        made_in: server.state.lock().epoch,
-        broken: false,
-    })
-}
-
-pub(crate) fn connect_error(_: &Endpoint, error: Error) -> Error {
-    error
-}
-
-pub(crate) fn transaction_connection(
-    _: &Pool,
-    _: &Endpoint,
-    _: Duration,
-) -> Result<PooledConnection<Connector>, Error> {
-    Err(Error::new(ErrorKind::Unsupported, "a model"))
 }
 
 /// The number of faults of each kind that may happen.
@@ -96,6 +70,23 @@ impl Server {
             state: parking_lot::Mutex::new(state),
             in_use: AtomicBool::new(false),
         })
+    }
+
+    pub(crate) fn connect(self: &Arc<Self>, timeout: Duration) -> Result<Connection, Error> {
+        if self.happens(|faults| &mut faults.connecting) {
+            pass(timeout);
+            return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+        }
+        Ok(Connection {
+            server: Arc::clone(self),
+            made_in: self.state.lock().epoch,
+            broken: false,
+        })
+    }
+
+    /// Models have no transactions.
+    pub(crate) fn own_connection(self: &Arc<Self>, _: Duration) -> Result<OwnConnection, Error> {
+        Err(Error::new(ErrorKind::Unsupported, "a model"))
     }
 
     /// Grants `key` to `lease`, as if on another connection.

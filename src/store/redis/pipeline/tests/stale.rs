@@ -67,8 +67,8 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     let f = fixture();
     let release = f.release("a", f.acquire("a"));
     f.make_stale();
-    // Another connection, which is not stale, is in the pool.
-    drop(f.pipeline.shared.pool.get().unwrap());
+    // Another connection, which is not stale, is idle.
+    drop(f.pipeline.shared.connector.own_connection(LONG).unwrap());
     f.server.stop();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(

@@ -1,0 +1,284 @@
+//! Makes the connections of a client to one server, and keeps idle ones of transactions and pings.
+//!
+//! An r2d2 pool makes the connections, on threads of its own: the resolver of host names and the callback for
+//! credentials have no time-outs, so a caller must be able to leave before its attempt has ended. The pool lives from the
+//! first caller that needs a connection until no caller waits for one, so a connected client has none of its threads.
+//! If the last caller leaves without a connection, the pool lives on: its attempts go on in the background, and a later
+//! caller gets their connection.
+
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::store::redis::connection::{Connection, Endpoint};
+use crate::store::redis::errors;
+use crate::util::clock::MonotonicTime;
+use crate::util::slot::Redirect;
+use crate::util::sync::park_timeout;
+
+/// The longest pause between attempts to connect while Redis is away.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// How long a caller waits for the pool before it checks, every [`CHECK`], whether it should give up.
+const STEP: Duration = Duration::from_millis(20);
+const CHECK: Duration = Duration::from_millis(5);
+
+pub(crate) struct Connector {
+    attempts: Attempts,
+    /// The most connections that callers wait for at a time.
+    most: usize,
+    connecting: Mutex<Connecting>,
+    /// The idle connections of transactions and pings, as many as were in use at a time.
+    idle: Mutex<Vec<Connection>>,
+    /// Lets each start of a thread fail.
+    #[cfg(test)]
+    has_no_threads: std::sync::atomic::AtomicBool,
+}
+
+#[derive(Default)]
+struct Connecting {
+    /// How many callers wait for a connection.
+    callers: usize,
+    pool: Option<r2d2::Pool<Attempts>>,
+}
+
+impl Connector {
+    /// Does not connect. At most `most` callers wait for a connection at a time.
+    pub(crate) fn new(endpoint: &Arc<Endpoint>, most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            attempts: Attempts {
+                endpoint: Arc::clone(endpoint),
+                under_way: Arc::default(),
+            },
+            most,
+            connecting: Mutex::default(),
+            idle: Mutex::default(),
+            #[cfg(test)]
+            has_no_threads: std::sync::atomic::AtomicBool::new(false),
+        })
+    }
+
+    /// Makes a connection within `timeout`. Tries again after a failed attempt, unless its error
+    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired).
+    pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
+        let mut caller = Waiting::begin(self);
+        let connected = match &caller.pool {
+            Some(pool) => self.wait(pool, timeout),
+            None => self.attempts.make(),
+        };
+        caller.is_connected = connected.is_ok();
+        connected.map_err(|error| match self.attempts.endpoint.is_retired() {
+            // The caller may have to use another server.
+            true => error.with_redirect(Some(Redirect::Retired)),
+            false => error,
+        })
+    }
+
+    fn wait(&self, pool: &r2d2::Pool<Attempts>, timeout: Duration) -> Result<Connection, Error> {
+        let until = MonotonicTime::now().after(timeout);
+        let endpoint = &self.attempts.endpoint;
+        let failures = endpoint.failures();
+        let is_over = || endpoint.is_retired() || endpoint.is_refused_since(failures);
+        loop {
+            // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
+            let left = until.since(MonotonicTime::now());
+            match pool.get_timeout(left.min(STEP)).map(take) {
+                Ok(made) if made.is_stale() => continue,
+                Ok(made) => return Ok(made),
+                Err(timed_out) if left <= STEP || is_over() => {
+                    return Err(endpoint.last_error().unwrap_or_else(|| {
+                        errors::no_connection(&endpoint.address_of_server(), timed_out)
+                    }));
+                }
+                Err(_) => {}
+            }
+            let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
+            while MonotonicTime::now() < again && !is_over() {
+                if let Some(made) = pool.try_get().map(take)
+                    && !made.is_stale()
+                {
+                    return Ok(made);
+                }
+                park_timeout(CHECK);
+            }
+        }
+    }
+
+    /// Takes an idle connection, or makes one, within `timeout`. One transaction or ping uses it.
+    pub(crate) fn own_connection(
+        self: &Arc<Self>,
+        timeout: Duration,
+    ) -> Result<OwnConnection, Error> {
+        let deadline = MonotonicTime::now().after(timeout);
+        loop {
+            let idle = self.idle.lock().pop();
+            let connection = match idle {
+                Some(connection) => connection,
+                None => self.connect(deadline.since(MonotonicTime::now()))?,
+            };
+            if !connection.is_stale() {
+                return Ok(OwnConnection {
+                    connector: Arc::clone(self),
+                    connection: Some(connection),
+                });
+            }
+        }
+    }
+
+    /// Starts the pool. `None` if its threads cannot be started: r2d2 panics then.
+    fn start_pool(&self) -> Option<r2d2::Pool<Attempts>> {
+        let builder = r2d2::Pool::builder()
+            .max_size(self.most as u32)
+            .min_idle(Some(0))
+            .test_on_check_out(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            // The pool pauses for at most half of this time between attempts to connect. No caller waits for this
+            // time-out.
+            .connection_timeout(RECONNECT_PAUSE * 2)
+            .error_handler(Box::new(r2d2::NopErrorHandler));
+        catch_unwind(AssertUnwindSafe(|| {
+            #[cfg(test)]
+            assert!(
+                !self.has_no_threads.load(Ordering::Relaxed),
+                "a test asked for this panic"
+            );
+            builder.build_unchecked(self.attempts.clone())
+        }))
+        .ok()
+    }
+}
+
+/// A caller that waits for a connection.
+struct Waiting<'a> {
+    connector: &'a Connector,
+    /// `None` if no thread could be started: the caller connects itself. A process at its limit of threads still has to
+    /// renew its locks.
+    pool: Option<r2d2::Pool<Attempts>>,
+    is_connected: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn begin(connector: &'a Connector) -> Self {
+        let mut connecting = connector.connecting.lock();
+        connecting.callers += 1;
+        if connecting.pool.is_none() {
+            connecting.pool = connector.start_pool();
+        }
+        let pool = connecting.pool.clone();
+        drop(connecting);
+        Self {
+            connector,
+            pool,
+            is_connected: false,
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    /// Ends the pool with the last caller, unless an attempt is under way or the caller left without a connection: then
+    /// the next caller may get that of its attempt.
+    fn drop(&mut self) {
+        let mut connecting = self.connector.connecting.lock();
+        connecting.callers -= 1;
+        let under_way = self.connector.attempts.under_way.load(Ordering::Acquire);
+        let is_over = connecting.callers == 0 && under_way == 0 && self.is_connected;
+        let ended = connecting.pool.take_if(|_| is_over);
+        drop(connecting);
+        // The pool closes its connections after the unlock.
+        drop(ended);
+    }
+}
+
+/// Takes the connection out of the pool, which then forgets it.
+fn take(mut made: r2d2::PooledConnection<Attempts>) -> Connection {
+    made.take()
+        .expect("each connection of the pool is taken once")
+}
+
+/// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
+#[derive(Clone)]
+struct Attempts {
+    endpoint: Arc<Endpoint>,
+    under_way: Arc<AtomicUsize>,
+}
+
+impl Attempts {
+    fn make(&self) -> Result<Connection, Error> {
+        self.endpoint.open_and_note()
+    }
+}
+
+impl r2d2::ManageConnection for Attempts {
+    /// `None` once a caller has taken it.
+    type Connection = Option<Connection>;
+    type Error = Error;
+
+    fn connect(&self) -> Result<Option<Connection>, Error> {
+        let _under_way = UnderWay::begin(&self.under_way);
+        self.make().map(Some)
+    }
+
+    /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
+    /// command.
+    fn is_valid(&self, _: &mut Option<Connection>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
+        connection.is_none()
+    }
+}
+
+/// Counts an attempt until it has ended, also by a panic.
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl<'a> UnderWay<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A connection that one transaction or ping uses. Its drop keeps it for later callers, unless it is discarded.
+pub(crate) struct OwnConnection {
+    connector: Arc<Connector>,
+    /// `None` only while it is dropped.
+    connection: Option<Connection>,
+}
+
+impl Deref for OwnConnection {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection.as_ref().expect("only the drop takes it")
+    }
+}
+
+impl DerefMut for OwnConnection {
+    fn deref_mut(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("only the drop takes it")
+    }
+}
+
+impl Drop for OwnConnection {
+    fn drop(&mut self) {
+        let usable = self.connection.take().filter(|it| !it.is_discarded());
+        self.connector.idle.lock().extend(usable);
+    }
+}

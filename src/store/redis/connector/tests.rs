@@ -1,0 +1,132 @@
+//! Tests of the connector: when its pool lives, and which connections are used again.
+
+use std::net::TcpListener;
+use std::sync::mpsc::channel;
+
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
+use crate::credentials::{Credentials, CredentialsCallback};
+use crate::error::ErrorKind;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(1);
+
+fn connector_to(url: &str) -> Arc<Connector> {
+    let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
+    Connector::new(&Arc::new(endpoint), 4)
+}
+
+/// The URL of a port at which nothing listens.
+fn closed_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("redis://{}", listener.local_addr().unwrap())
+}
+
+fn has_pool(connector: &Connector) -> bool {
+    connector.connecting.lock().pool.is_some()
+}
+
+fn under_way(connector: &Connector) -> usize {
+    connector.attempts.under_way.load(Ordering::Acquire)
+}
+
+#[test]
+fn a_connected_client_has_no_pool() {
+    let server = Server::start().unwrap();
+    let connector = connector_to(&server.url());
+    assert!(!has_pool(&connector));
+    // On a busy machine, a second attempt may be under way when the first one has ended.
+    let is_over = || {
+        drop(connector.connect(LONG).unwrap());
+        !has_pool(&connector)
+    };
+    assert!(eventually(LONG, is_over));
+}
+
+#[test]
+fn the_connection_of_a_caller_that_left_serves_the_next() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    proxy.hold_replies(true);
+    let connector = connector_to(&proxy.url());
+    let error = connector.connect(SHORT).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(has_pool(&connector), "its attempt goes on");
+    proxy.hold_replies(false);
+    assert!(eventually(LONG, || under_way(&connector) == 0));
+    drop(connector.connect(LONG).unwrap());
+    assert_eq!(proxy.connections(), 1);
+    assert!(!has_pool(&connector));
+}
+
+#[test]
+fn an_idle_connection_is_used_again() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let connector = connector_to(&proxy.url());
+    for _ in 0..3 {
+        drop(connector.own_connection(LONG).unwrap());
+    }
+    assert_eq!(proxy.connections(), 1);
+    let mut discarded = connector.own_connection(LONG).unwrap();
+    discarded.discard();
+    drop(discarded);
+    assert!(connector.idle.lock().is_empty());
+}
+
+#[test]
+fn attempts_that_hang_keep_one_pool() {
+    let server = Server::start().unwrap();
+    let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    let (release, released) = channel::<()>();
+    let first = Mutex::new(Some(released));
+    let login = move || {
+        let hangs = first.lock().take();
+        if let Some(released) = hangs {
+            let _ = released.recv();
+        }
+        Ok(Credentials::user("default", "s3cret"))
+    };
+    endpoint
+        .set_credentials(CredentialsCallback::new(login))
+        .unwrap();
+    let connector = Connector::new(&Arc::new(endpoint), 4);
+    let gave_up = connector.connect(SHORT);
+    assert!(gave_up.is_err(), "its callback hangs");
+    let connection = connector.connect(LONG).unwrap();
+    assert_eq!(under_way(&connector), 1, "the callback still hangs");
+    assert!(has_pool(&connector), "a later attempt takes its threads");
+    drop((connection, release));
+    assert!(eventually(LONG, || under_way(&connector) == 0));
+    drop(connector.connect(LONG).unwrap());
+    assert!(!has_pool(&connector));
+}
+
+#[test]
+fn attempts_go_on_while_the_server_is_away() {
+    let mut server = Server::start().unwrap();
+    let connector = connector_to(&server.url());
+    drop(connector.connect(LONG).unwrap());
+    server.kill();
+    assert!(connector.connect(Duration::from_millis(100)).is_err());
+    assert!(has_pool(&connector));
+    let failures = || connector.attempts.endpoint.failures();
+    let before = failures();
+    assert!(eventually(LONG, || failures() > before + 1));
+    server.restart().unwrap();
+    drop(connector.connect(LONG).unwrap());
+    assert!(eventually(LONG, || under_way(&connector) == 0));
+}
+
+#[test]
+fn without_threads_the_caller_connects_itself() {
+    let server = Server::start().unwrap();
+    let connector = connector_to(&server.url());
+    connector.has_no_threads.store(true, Ordering::Relaxed);
+    drop(connector.connect(LONG).unwrap());
+    let closed = connector_to(&closed_port());
+    closed.has_no_threads.store(true, Ordering::Relaxed);
+    assert!(closed.connect(LONG).err().unwrap().is_lasting());
+}
