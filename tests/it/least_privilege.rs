@@ -207,7 +207,7 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
 
 fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
     let (client, recorder) = trial.recorded()?;
-    for key in ["a", "b"] {
+    for key in ["a"; 2] {
         unlocked(client.mutex(key).lock().map_err(text)?)?;
     }
     let is_refused = || recorder.count(What::TransactionsRefused, "") > 0;
