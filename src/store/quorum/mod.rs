@@ -611,6 +611,27 @@ impl QuorumStore {
         }
     }
 
+    /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the forced
+    /// release of such a node any more, so it may never be written.
+    fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
+        let release = Command::Release {
+            key: key.clone(),
+            lease,
+            until: self.clock.now().after(self.quarantine),
+            held: None,
+            queued: None,
+        };
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            let has_released = matches!(
+                outcome,
+                Some(Ok(Reply::Done | Reply::Missing | Reply::Taken { .. }))
+            );
+            if !has_released {
+                member.node.send_release(release.clone());
+            }
+        }
+    }
+
     /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost. (A
     /// node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so many
     /// nodes lack its key that the lease is lost.)
@@ -751,6 +772,11 @@ impl Store for QuorumStore {
             Command::Release { .. } | Command::ForceUnlock { .. } => {
                 let outcomes = self.ask_all(&command, deadline, |_| true);
                 let released = self.count.released(&outcomes);
+                if let (Command::ForceUnlock { key, lease, .. }, Some(Reply::Done)) =
+                    (&command, &released)
+                {
+                    self.release_elsewhere(key, *lease, &outcomes);
+                }
                 released.ok_or_else(|| self.no_majority(&outcomes))
             }
             Command::Inspect { .. } => self.inspect(&command, deadline),

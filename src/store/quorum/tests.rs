@@ -554,12 +554,36 @@ fn a_lock_is_unlocked_by_force_on_all_nodes() {
     };
     // Nothing happens while the holder's client may still be connecting.
     assert!(matches!(force(true), Ok(Reply::NotListening | Reply::Done)));
-    // A call ends with the replies of a majority, and drops the requests that are not yet written to other nodes.
-    assert!(eventually(LONG, || {
-        assert!(matches!(force(false), Ok(Reply::Done | Reply::Missing)));
-        servers.iter().all(|server| is_free(server, &key))
-    }));
+    assert!(matches!(force(false), Ok(Reply::Done)));
+    // A call ends with the replies of a majority.
+    let are_free = || servers.iter().all(|server| is_free(server, &key));
+    assert!(eventually(LONG, are_free));
     client.lock(&key);
+}
+
+#[test]
+fn a_forced_release_reaches_a_node_that_is_back() {
+    let servers = servers::<3>();
+    let [client, operator] = [(); 2].map(|()| patient(&servers));
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    // Each node is stopped once, since the calls also end in the order of the nodes.
+    for stopped in &servers {
+        stopped.stop();
+        let force = Command::ForceUnlock {
+            key: key.clone(),
+            lease,
+            must_notify: false,
+        };
+        let forced = operator.ask(force);
+        assert!(
+            matches!(forced, Ok(Reply::Done | Reply::Missing)),
+            "{forced:?}"
+        );
+        stopped.resume();
+        assert!(eventually(LONG, || is_free(stopped, &key)));
+    }
 }
 
 #[test]
