@@ -445,7 +445,7 @@ impl Redis {
             self.connection.recv_response().unwrap();
         }
         let reply = self.connection.recv_response().unwrap();
-        let acquires = native::decode_acquires(commands, asks_time, &reply).unwrap();
+        let acquires = native::decode_acquires(commands, asks_time, true, &reply).unwrap();
         (begun, acquires.tried[0])
     }
 

@@ -107,6 +107,8 @@ struct InFlightBatch {
     requests: Vec<PendingRequest>,
     /// How many replies come before the reply to the call: those to `ASKING`, or to the commands before `EXEC`.
     before: usize,
+    /// Whether the first of these replies is an error. `None` before it is read.
+    begins_with_error: Option<bool>,
     /// The first error among these replies.
     refusal: Option<Value>,
     /// The length of the call as it was written.
@@ -375,9 +377,12 @@ impl PipelinedConnection {
     fn enqueue_releases(&mut self, context: &ScriptContext, mut requests: Vec<PendingRequest>) {
         let now = MonotonicTime::now();
         let contended = &self.contended;
+        // Only the script releases a lock that has waiters. So no command is used if no caller reads its reply at once:
+        // the waiters would wait for the next reader, or for the ttl if the process ends before.
         let can_delete = |request: &PendingRequest| {
             let key = request.command.key();
             native::can_delete(&request.command)
+                && request.completion.is_some()
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
         };
@@ -466,6 +471,7 @@ impl PipelinedConnection {
             call,
             requests,
             before,
+            begins_with_error: None,
             refusal: None,
             bytes: self.buffer.len() - start,
         });
@@ -539,6 +545,9 @@ impl PipelinedConnection {
             self.connection.check_primary()?;
             if batch.before > 0 {
                 batch.before -= 1;
+                batch
+                    .begins_with_error
+                    .get_or_insert(errors::is_error(&value));
                 batch.refusal = batch
                     .refusal
                     .take()
@@ -609,6 +618,11 @@ impl PipelinedConnection {
             let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
             let mut outcomes = outcomes.into_iter();
             let mut too_early = Vec::new();
+            // From this reply on, an acquire behind the release is not too early.
+            if kind == ScriptKind::Release && !self.released_late.is_empty() {
+                let released: Vec<Key> = batch.released_keys().collect();
+                self.released_late.retain(|key| !released.contains(key));
+            }
             for request in batch.requests.drain(..) {
                 let outcome = match &unknown {
                     Some(error) => CommandOutcome::Unknown(error.clone()),
@@ -678,7 +692,9 @@ impl PipelinedConnection {
             return Ok(());
         };
         let commands = batch.requests.iter().map(|request| &request.command);
-        let decoded = native::decode_acquires(commands, asks_time, reply).map_err(|error| {
+        let is_queued = batch.begins_with_error == Some(false);
+        let decoded = native::decode_acquires(commands, asks_time, is_queued, reply);
+        let decoded = decoded.map_err(|error| {
             self.connection.discard_and_suspect_all();
             let error = error.at(self.connection.address());
             context.refuse_natives(error.clone());
@@ -771,11 +787,12 @@ impl PipelinedConnection {
         let is_aborted = matches!(&reply, Value::ServerError(error) if error.code() == "EXECABORT");
         let is_open = refusal.is_none() && !is_aborted;
         let reason = refusal.unwrap_or(reply);
-        if native::is_lasting(&reason) {
+        if is_open || native::is_lasting(&reason) {
             context.refuse_natives(errors::refused_natives(&reason, self.connection.address()));
         }
         if is_open {
-            // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands.
+            // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has sent
+            // another reply.
             self.connection.discard();
         }
     }

@@ -258,7 +258,9 @@ impl Deletes {
         let is_last = CompareAndDelete::ALL.last() == Some(&command);
         match self {
             Self::Trying if is_known => *self = Self::Has(command),
-            Self::Trying if is_last => *self = Self::Neither,
+            Self::Trying if is_last && is_lasting(reply) => *self = Self::Neither,
+            // The server is loading, or the slot has moved.
+            Self::Trying if is_last => *self = Self::Untried,
             _ => {}
         }
     }
@@ -298,10 +300,12 @@ pub(crate) struct Acquires {
     pub(crate) clock: Option<u64>,
 }
 
-/// Reads the reply to `EXEC` of [`encode_acquires`]. The error is that of a reply which no server gives.
+/// Reads the reply to `EXEC` of [`encode_acquires`]. `is_queued`: the server has accepted `MULTI`. Fails if no server
+/// would send this reply.
 pub(crate) fn decode_acquires<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
     asks_time: bool,
+    is_queued: bool,
     reply: &Value,
 ) -> Result<Acquires, Error> {
     let n = commands.len();
@@ -312,9 +316,12 @@ pub(crate) fn decode_acquires<'a>(
     let unexpected = || errors::unexpected_reply("EXEC", reply);
     let parts = match reply {
         Value::Array(parts) => parts,
-        // A command was refused before `EXEC`, so no command was carried out.
-        Value::ServerError(error) if error.code() == "EXECABORT" => return Ok(all(Tried::NotSet)),
-        // If the server has refused `MULTI`, it has carried out the other commands one by one.
+        // A refused `EXEC` discards the transaction, so no command was carried out.
+        Value::ServerError(error) if is_queued && errors::is_redis_code(error.code()) => {
+            return Ok(all(Tried::NotSet));
+        }
+        // If the server has refused `MULTI`, it has carried out the other commands one by one. Redis then replies
+        // `EXECABORT`, too, if an ACL refuses `EXEC`.
         Value::ServerError(_) => return Ok(all(Tried::SetOnly)),
         _ => return Err(unexpected()),
     };
@@ -419,7 +426,7 @@ mod tests {
 
     fn tried(mode: QueueMode, reply: &Value) -> Vec<Tried> {
         let commands = acquires(2, mode);
-        let acquires = decode_acquires(commands.iter(), true, reply).unwrap();
+        let acquires = decode_acquires(commands.iter(), true, true, reply).unwrap();
         acquires.tried.to_vec()
     }
 
@@ -463,15 +470,15 @@ mod tests {
         let last = Value::Double(1_795_263_780_943_820.0);
         let short = Value::Array(vec![Value::Okay, Value::Okay, Value::Int(1), last.clone()]);
         let commands = acquires(2, QueueMode::None);
-        let acquires = decode_acquires(commands.iter(), false, &short).unwrap();
+        let acquires = decode_acquires(commands.iter(), false, true, &short).unwrap();
         assert_eq!(acquires.clock, None);
         assert!(matches!(
             acquires.tried[..],
             [Tried::Granted(_), Tried::Granted(_)]
         ));
-        decode_acquires(commands.iter(), true, &short).unwrap_err();
+        decode_acquires(commands.iter(), true, true, &short).unwrap_err();
         let long = reply([Value::Okay, Value::Okay], None, last);
-        decode_acquires(commands.iter(), false, &long).unwrap_err();
+        decode_acquires(commands.iter(), false, true, &long).unwrap_err();
     }
 
     #[test]
@@ -490,12 +497,24 @@ mod tests {
             let wanted = [Tried::SetOnly, Tried::NotSet];
             assert_eq!(tried(QueueMode::None, &reply), wanted, "{last:?}");
         }
-        assert_eq!(tried(QueueMode::None, &error), [Tried::SetOnly; 2]);
-        let aborted = redis::parse_redis_value(b"-EXECABORT discarded\r\n").unwrap();
-        assert_eq!(tried(QueueMode::None, &aborted), [Tried::NotSet; 2]);
         for odd in [Value::Nil, Value::Okay, Value::Array(Vec::new())] {
-            decode_acquires(acquires(2, QueueMode::None).iter(), true, &odd).unwrap_err();
+            decode_acquires(acquires(2, QueueMode::None).iter(), true, true, &odd).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_refused_exec_discards_only_what_was_queued() {
+        let tried = |reply: &str, is_queued| {
+            let commands = acquires(1, QueueMode::None);
+            let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap();
+            let acquires = decode_acquires(commands.iter(), true, is_queued, &reply);
+            acquires.unwrap().tried[0]
+        };
+        for refused in ["EXECABORT discarded", "MOVED 7 127.0.0.1:1"] {
+            assert_eq!(tried(refused, true), Tried::NotSet);
+            assert_eq!(tried(refused, false), Tried::SetOnly);
+        }
+        assert_eq!(tried("proxy: not supported", true), Tried::SetOnly);
     }
 
     #[test]

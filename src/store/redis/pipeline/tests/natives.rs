@@ -245,6 +245,43 @@ fn the_script_releases_what_a_command_does_not() {
     assert_eq!(f.ask(release, LONG).unwrap(), Reply::Taken { by: None });
 }
 
+/// The reply to an unawaited release is read later, and the process may end before.
+#[test]
+fn a_dropped_lock_is_released_by_one_write() {
+    let f = after_releases();
+    let name = native_delete(&f);
+    let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
+    let before = deletes();
+    let release = f.held("k");
+    f.say(&["APPEND", "p:k", " +"]);
+    f.pipeline.send_release(release);
+    // No thread reads the reply.
+    assert!(eventually(LONG, || !f.exists("k")));
+    assert_eq!(deletes(), before);
+}
+
+/// The client's own acquire is behind a release that the script has to repeat, and that grants the lock to a waiter.
+#[test]
+fn an_acquire_behind_a_repeated_release_ends() {
+    let f = after_releases();
+    let (other, release) = (LeaseId::random(), f.held("k"));
+    let calls = || f.server.calls("evalsha").unwrap();
+    let before = calls();
+    let deadline = MonotonicTime::now().after(LONG);
+    let value = format!("lh1 {other} 1795263780943818 host/1/a");
+    f.say(&["SET", "p:k", &value, "PX", "60000"]);
+    let acquire = acquire_under(LeaseId::random(), "k");
+    let mut requests = [release, acquire].map(|it| Request::new(it, deadline));
+    f.pipeline
+        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let outcomes = requests.map(|request| request.into_outcome().unwrap());
+    assert!(
+        matches!(outcomes, [Reply::Taken { .. }, Reply::Contended { .. }]),
+        "{outcomes:?}"
+    );
+    assert!(calls() - before <= 3, "{}", calls() - before);
+}
+
 /// Otherwise the next waiter would get each grant one round trip later.
 #[test]
 fn the_script_releases_a_contended_key_at_once() {
@@ -615,6 +652,23 @@ fn a_proxy_that_closes_at_multi_is_asked_three_times() {
     assert_eq!(refusals.load(Ordering::SeqCst), 1);
     // The reply of the script comes before the connection is closed, or is lost with it.
     assert!(failed <= 3, "{failed}");
+}
+
+/// Redis refuses `MULTI` and `EXEC`, carries out what is between them, and replies `EXECABORT`.
+#[test]
+fn a_key_that_was_set_without_a_transaction_is_known() {
+    let f = warm();
+    let rights = |change: &str| f.say(&["ACL", "SETUSER", "default", &change]);
+    for change in ["-multi", "-exec", "-evalsha"] {
+        rights(change);
+    }
+    assert_eq!(f.refused("k"), ErrorKind::Denied);
+    assert!(f.exists("k"));
+    rights("+evalsha");
+    assert!(eventually(LONG, || {
+        f.pipeline.run_maintenance();
+        !f.exists("k")
+    }));
 }
 
 /// The key was set, and then Redis refuses the script.
