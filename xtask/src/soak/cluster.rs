@@ -40,6 +40,9 @@ const KINDS: [(usize, Kind); 12] = [
 const FIRST: usize = 4;
 /// The proxies listen on 127.0.0.2.
 const PROXIES: u8 = 2;
+/// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over would
+/// make it a master by these votes, until the other nodes refuse their old epoch.
+const OLD_VOTES: Duration = Duration::from_secs(2);
 /// The pause between two looks at the keys.
 const LOOKS: Duration = Duration::from_millis(100);
 /// How long a node may take to reply to a look; a stopped one does not.
@@ -92,6 +95,7 @@ pub fn work(
         cluster,
         slots,
         masters,
+        elected: BTreeMap::new(),
         proxies,
         processes,
         done: Vec::new(),
@@ -145,6 +149,8 @@ struct Subjects {
     /// The slot of each key, and the node that serves it.
     slots: Vec<u16>,
     masters: Vec<usize>,
+    /// When the nodes were last known to have become masters.
+    elected: BTreeMap<usize, Instant>,
     proxies: Vec<Proxy>,
     processes: Vec<Process>,
     done: Vec<Fault>,
@@ -191,7 +197,11 @@ impl Subjects {
                 Effect::MayLose { keys }
             }
             Kind::FailedOver => {
-                let replica = self.cluster.fail_over(master)?;
+                let replica = self.cluster.replica_of(master);
+                if let Some(elected) = self.elected.get(&replica) {
+                    stop.pause(OLD_VOTES.saturating_sub(elected.elapsed()))?;
+                }
+                self.cluster.fail_over(master)?;
                 self.succeed(master, replica)?;
                 Effect::None
             }
@@ -279,6 +289,7 @@ impl Subjects {
     /// Waits until all nodes agree that the node `replica` has the slots of the node `master`.
     fn succeed(&mut self, master: usize, replica: usize) -> anyhow::Result<()> {
         self.cluster.wait_until_ok()?;
+        self.elected.insert(replica, Instant::now());
         for node in self.masters.iter_mut().filter(|node| **node == master) {
             *node = replica;
         }

@@ -136,8 +136,9 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     let keys = keys.filter(|key| !key.starts_with(FENCE) && !key.starts_with(VALUES));
     let mut ttls = Vec::new();
     for key in keys {
-        let ttl = server.command(&["PTTL", key])?.as_int();
-        let ttl = ttl.context("PTTL answers with a number")?;
+        let reply = server.command(&["PTTL", key])?;
+        let ttl = reply.as_int();
+        let ttl = ttl.with_context(|| format!("PTTL {key:?} replies {reply}"))?;
         // The ttl is -2 if the key is gone.
         if ttl != -2 {
             ttls.push((key.to_owned(), ttl));
