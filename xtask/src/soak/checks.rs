@@ -9,7 +9,7 @@
 //! - No loss is reported before its time, unless Redis did lose the grant.
 //! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
 //! - A request that comes after a valid hold gets a greater token, without exception. A hold that is seen later also
-//!   has a greater token, unless a grant was lost meanwhile. An adopted lock keeps its token.
+//!   has a greater token, unless a grant was lost meanwhile. The same holds for hand-offs and adoptions.
 //! - A fenced value accepts no write under a smaller token than that of a write that had ended before, unless Redis
 //!   lost the earlier write.
 //! - On a Cluster, no key is seen for longer than its ttl after its holder has ended.
@@ -147,11 +147,6 @@ fn exclusion(
     }
 }
 
-/// Whether `after` may have this token after `before` had its own.
-fn rises(before: &Hold, after: &Hold) -> bool {
-    before.token < after.token || after.adopted && before.token == after.token
-}
-
 fn order_of_asking(holds: &[&Hold], found: &mut Vec<Violation>) {
     let mut seen: Vec<(u64, &Hold)> = holds
         .iter()
@@ -168,7 +163,7 @@ fn order_of_asking(holds: &[&Hold], found: &mut Vec<Violation>) {
                 greatest = Some(before);
             }
         }
-        if let Some(before) = greatest.filter(|before| !rises(before, hold)) {
+        if let Some(before) = greatest.filter(|before| before.token >= hold.token) {
             found.push(of_holds(
                 "a later request got a smaller token",
                 before,
@@ -188,7 +183,7 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
         let [(_, before), (at, after)] = pair else {
             continue;
         };
-        if rises(before, after) {
+        if before.token < after.token {
             continue;
         }
         // The holder with the smaller token had lost its grant, and did not know of the loss yet.

@@ -86,7 +86,6 @@ fn grant(token: u64) -> Grant {
         token: token << 10,
         ttl: TTL,
         at_most: None,
-        adopted: false,
     }
 }
 
@@ -248,20 +247,6 @@ fn tokens_must_rise_with_the_hold_times() {
         found([early, waited], &[]),
         ["a later hold had a smaller token:"]
     );
-}
-
-#[test]
-fn an_adopter_keeps_the_token() {
-    let one = || thread(0).holds(0, 5).lets_go(10);
-    let adopted = |token| {
-        let grant = Grant {
-            adopted: true,
-            ..grant(token)
-        };
-        thread(1).granted(20, 20, grant).sees(20, TTL).lets_go(30)
-    };
-    assert_eq!(found([one(), adopted(5)], &[]), NOTHING);
-    assert_eq!(found([one(), adopted(4)], &[]).len(), 2);
 }
 
 #[test]

@@ -12,7 +12,6 @@ pub struct Hold {
     pub who: Who,
     pub key: usize,
     pub token: u64,
-    pub adopted: bool,
     /// The times before and after the call that acquired the lock.
     pub asked: u64,
     pub granted: u64,
@@ -219,7 +218,6 @@ fn held(at: u64, who: Who, asked: u64, grant: &Grant) -> Hold {
         who,
         key: grant.key,
         token: grant.token,
-        adopted: grant.adopted,
         asked,
         granted: at,
         seen: None,

@@ -75,13 +75,12 @@ pub fn inject(what: Defect, folder: &Path, faults: &[Fault]) -> anyhow::Result<(
     }
     let (since, outcome) = (at, Outcome::Done);
     records.write_at(at, What::Returned { since, outcome });
-    let (ttl, at_most, adopted) = (1000, None, false);
+    let (ttl, at_most) = (1000, None);
     let grant = Grant {
         key,
         token,
         ttl,
         at_most,
-        adopted,
     };
     records.write_at(at, What::Held(grant));
     records.write_at(at, What::Seen { left: 1_000_000 });

@@ -176,7 +176,6 @@ fn take_all(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usiz
             token: guard.fencing_token(),
             ttl: 30_000,
             at_most: None,
-            adopted: false,
         }));
         let at = now();
         let left = guard.remaining().as_nanos() as u64;

@@ -50,7 +50,6 @@ struct Terms {
     /// `None` for the client's.
     ttl: Option<Duration>,
     at_most: Option<Duration>,
-    adopted: bool,
 }
 
 pub struct Thread<'a> {
@@ -203,7 +202,6 @@ impl<'a> Thread<'a> {
             token: guard.fencing_token(),
             ttl: millis(ttl),
             at_most: terms.at_most.map(millis),
-            adopted: terms.adopted,
         };
         self.records.write_at(at, What::Held(grant));
         self.look(guard);
@@ -362,7 +360,6 @@ impl<'a> Thread<'a> {
         let terms = Terms {
             ttl: Some(ttl),
             at_most: Some(ttl),
-            ..Terms::default()
         };
         let then: fn(&mut Self, MutexGuard, usize) = match self.random.below(3) {
             0 => Self::drop_guard,
@@ -469,7 +466,6 @@ impl<'a> Thread<'a> {
         let terms = Terms {
             ttl: Some(ticket.ttl),
             at_most: None,
-            adopted: true,
         };
         if guard.fencing_token() <= ticket.token {
             self.wrong(format!("adopted under {}: {guard:?}", ticket.token));
@@ -503,7 +499,6 @@ impl<'a> Thread<'a> {
         let terms = Terms {
             ttl,
             at_most: Some(time),
-            adopted: false,
         };
         self.lock_on(&mutex, key, terms, |thread, guard, _| {
             thread.stay(&guard);

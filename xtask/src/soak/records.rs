@@ -83,8 +83,6 @@ pub struct Grant {
     pub ttl: u64,
     /// The longest time for which the lock may be held.
     pub at_most: Option<u64>,
-    /// Whether the lock was adopted: it continues the grant of another lease.
-    pub adopted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
