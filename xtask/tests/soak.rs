@@ -3,8 +3,12 @@
 use std::process::{Command, Output};
 
 fn soak(arguments: &[&str]) -> Output {
+    soak_for("0.05", arguments)
+}
+
+fn soak_for(minutes: &str, arguments: &[&str]) -> Output {
     let mut soak = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    soak.args(["soak", "--no-install", "--minutes", "0.05"]);
+    soak.args(["soak", "--no-install", "--minutes", minutes]);
     let output = soak.args(arguments).output();
     output.expect("this program can be started")
 }
@@ -17,10 +21,17 @@ fn assert_finds(defect: &str, what: &str) {
 /// As [`assert_finds`], with only these faults.
 #[track_caller]
 fn assert_finds_among(only: &[&str], defect: &str, what: &str) {
+    assert_finds_all("0.05", only, defect, &[what]);
+}
+
+/// As [`assert_finds_among`], in a soak of this length.
+#[track_caller]
+fn assert_finds_all(minutes: &str, only: &[&str], defect: &str, all: &[&str]) {
     let arguments = [&["--inject", defect, "--seed", "7"], only].concat();
-    let output = soak(&arguments);
+    let output = soak_for(minutes, &arguments);
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(!output.status.success() && said.contains(what), "{said}");
+    let says = |what: &&str| said.contains(*what);
+    assert!(!output.status.success() && all.iter().all(says), "{said}");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         errors.contains("cargo xtask soak --seed 7 --round 1"),
@@ -78,11 +89,17 @@ fn a_clean_soak_of_a_quorum_counts_its_grants() {
 }
 
 #[test]
-fn an_orphaned_lock_in_a_cluster_is_found() {
-    assert_finds_among(
+fn orphaned_locks_in_a_cluster_are_found() {
+    // One of these locks has a token in its value, and the other has none. They have stayed too long after 6 s.
+    assert_finds_all(
+        "0.15",
         &["--topology", "cluster", "--only", "slot-moved"],
         "nobody",
-        "has a ttl of",
+        &[
+            "has a ttl of",
+            "leasehold:contended-63 stays for",
+            "leasehold:race-64 stays for",
+        ],
     );
 }
 

@@ -23,8 +23,9 @@ use std::time::Duration;
 
 use super::faults::Fault;
 use super::history::{Call, Excuse, History, Hold, Stops, Write};
-use super::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, key_name};
+use super::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
 use super::records::{Doing, Outcome};
+use super::value::GrantId;
 
 /// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
@@ -126,7 +127,7 @@ fn exclusion(
                 (hold, other)
             };
             let is_excused = |excuse: &Excuse| {
-                excuse.is_for(first)
+                excuse.may_be_for(first)
                     && excuse.to >= first.asked
                     && excuse.from <= second.granted
                     && first.end() <= excuse.to + first.ttl
@@ -188,7 +189,7 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
         }
         // The holder with the smaller token had lost its grant, and did not know of the loss yet.
         let is_excused = |excuse: &Excuse| {
-            excuse.is_for(after) && excuse.to >= after.asked && excuse.from <= *at
+            excuse.may_be_for(after) && excuse.to >= after.asked && excuse.from <= *at
         };
         if !excuses.iter().any(is_excused) {
             found.push(of_holds("a later hold had a smaller token", before, after));
@@ -217,7 +218,7 @@ fn writes(history: &History, found: &mut Vec<Violation>, explained: &mut Explain
                 continue;
             };
             let is_excused = |excuse: &Excuse| {
-                let loses_values = !excuse.is_forced && excuse.lease.is_none();
+                let loses_values = !excuse.is_forced && excuse.grant.is_none();
                 loses_values && excuse.is_for_key(key) && loses(excuse, before, write)
             };
             if history.excuses.iter().any(is_excused) {
@@ -244,40 +245,42 @@ fn loses(excuse: &Excuse, before: &Write, after: &Write) -> bool {
 }
 
 /// A grant in a lock's key, as it was seen in Redis.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sighting {
+    /// The lock, and its key in Redis.
     pub key: usize,
-    /// The µs of the grant.
-    pub lease: u64,
+    pub name: String,
+    pub grant: GrantId,
     pub first: u64,
     pub last: u64,
 }
 
-/// Finds the keys that were seen for longer than their ttl after their holders had ended.
+/// Finds the keys that were seen for longer than their ttl after their holders had ended. No ttl is longer than
+/// `longest`.
 pub fn keys_without_holders(
     sightings: &[Sighting],
+    longest: Duration,
     history: &History,
     faults: &[Fault],
 ) -> Vec<Violation> {
-    let mut holds: BTreeMap<(usize, u64), Vec<&Hold>> = BTreeMap::new();
+    let stops = Stops(faults);
+    let mut by_key: BTreeMap<usize, Vec<&Hold>> = BTreeMap::new();
     for hold in &history.holds {
-        holds
-            .entry((hold.key, hold.lease()))
-            .or_default()
-            .push(hold);
+        by_key.entry(hold.key).or_default().push(hold);
     }
     let nanos = |time: Duration| time.as_nanos() as u64;
     let mut found = Vec::new();
     for sighting in sightings {
-        let holds = holds.get(&(sighting.key, sighting.lease));
-        let (ended, ttl) = match holds {
-            Some(holds) => {
-                let ended = holds.iter().map(|hold| ends(hold, &Stops(faults)));
+        let of_key = by_key.get(&sighting.key).map_or(&[][..], Vec::as_slice);
+        let holds = holds_of(sighting, of_key, &stops);
+        let (ended, ttl) = match holds[..] {
+            // No caller has got this grant: nothing renews it.
+            [] => (sighting.first, nanos(longest)),
+            _ => {
+                let ended = holds.iter().map(|hold| ends(hold, &stops));
                 let ttl = holds.iter().map(|hold| hold.ttl).max();
                 (ended.max().unwrap_or_default(), ttl.unwrap_or_default())
             }
-            // No caller has got this grant: nothing renews it.
-            None => (sighting.first, nanos(LONGEST_TTL)),
         };
         // The network, or a stopped server, may have held back the last renewal.
         let delays = faults.iter().filter(|fault| fault.delays_requests());
@@ -289,11 +292,11 @@ pub fn keys_without_holders(
         });
         let until = ended.saturating_add(ttl + nanos(GONE) + delays.sum::<u64>());
         if sighting.last > until {
-            let key = key_name(sighting.key);
             let late = Duration::from_nanos(sighting.last - until);
             found.push(Violation {
                 text: format!(
-                    "{key} stays for {late:?} without a holder: {sighting:?}:\n  {holds:?}"
+                    "{} stays for {late:?} without a holder: {sighting:?}:\n  {holds:?}",
+                    sighting.name
                 ),
                 key: Some(sighting.key),
                 from: ended,
@@ -302,6 +305,23 @@ pub fn keys_without_holders(
         }
     }
     found
+}
+
+/// The holds of the grant that was seen. If none is known to be of it, those that may be of it: their lease ids are not
+/// known, and they were held while the grant was seen. (A key has one grant at a time, so hardly any other hold can
+/// have been valid then.)
+fn holds_of<'a>(sighting: &Sighting, of_key: &[&'a Hold], stops: &Stops<'_>) -> Vec<&'a Hold> {
+    let with = |wanted| {
+        let holds = of_key.iter().copied();
+        holds.filter(move |hold| sighting.grant.is_of(hold) == wanted)
+    };
+    let known: Vec<&Hold> = with(Some(true)).collect();
+    if !known.is_empty() {
+        return known;
+    }
+    let was_held =
+        |hold: &&Hold| hold.granted <= sighting.last && ends(hold, stops) >= sighting.first;
+    with(None).filter(was_held).collect()
 }
 
 /// When the hold had certainly ended, and was renewed no more.
@@ -321,11 +341,10 @@ fn limits(hold: &Hold, found: &mut Vec<Violation>) {
 }
 
 fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
-    for excuse in excuses.iter().filter(|excuse| excuse.is_for(hold)) {
-        // Only grants from before the fault were lost, unless the fault names the lost grant.
-        let was_forgotten = hold.granted < excuse.from || excuse.lease.is_some();
-        let was_certain = excuse.lease.is_some() || excuse.key.is_none();
-        if was_certain && was_forgotten && hold.end() > excuse.to + hold.ttl {
+    for excuse in excuses {
+        // Without its data, Redis has lost the grants from before the fault.
+        let lost_all = excuse.key.is_none() && hold.granted < excuse.from;
+        if (lost_all || excuse.names(hold)) && hold.end() > excuse.to + hold.ttl {
             found.push(of_hold("held beyond its ttl after Redis lost it", hold));
         }
     }
@@ -336,7 +355,7 @@ fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
         return;
     }
     let is_excused =
-        |excuse: &Excuse| excuse.is_for(hold) && excuse.to >= hold.asked && excuse.from <= *at;
+        |excuse: &Excuse| excuse.may_be_for(hold) && excuse.to >= hold.asked && excuse.from <= *at;
     if !excuses.iter().any(is_excused) {
         found.push(of_hold("a loss was reported without a cause", hold));
     }

@@ -7,6 +7,7 @@ use super::checks::{Sighting, all, keys_without_holders, overrun};
 use super::faults::{Effect, Fault, Kind};
 use super::history::{History, Stops};
 use super::records::{Doing, Grant, Outcome, Record, What, Who};
+use super::value::GrantId;
 
 const MILLI: u64 = 1_000_000;
 const TTL: u64 = 1000;
@@ -69,6 +70,11 @@ impl Thread {
         self.at(millis, What::Seen { left })
     }
 
+    fn identified(self, millis: u64, lease: &str) -> Self {
+        let lease = lease.to_owned();
+        self.at(millis, What::Identified { lease })
+    }
+
     fn lets_go(self, millis: u64) -> Self {
         self.at(millis, What::Releasing)
     }
@@ -98,14 +104,34 @@ fn fault(from: u64, to: u64, effect: Effect) -> Fault {
     }
 }
 
-fn loses(from: u64, to: u64, lease: u64) -> Fault {
-    let (key, lease) = (Some(0), Some(lease));
-    fault(from, to, Effect::Loses { key, lease })
+/// The grant in a value with these µs.
+fn scripted(micros: u64) -> GrantId {
+    GrantId {
+        lease: format!("of {micros}"),
+        micros: Some(micros),
+    }
+}
+
+/// The grant in a value that plain commands have written.
+fn plain(lease: &str) -> GrantId {
+    GrantId {
+        lease: lease.to_owned(),
+        micros: None,
+    }
+}
+
+fn loses(from: u64, to: u64, micros: u64) -> Fault {
+    loses_grant(from, to, scripted(micros))
+}
+
+fn loses_grant(from: u64, to: u64, grant: GrantId) -> Fault {
+    let (key, grant) = (Some(0), Some(grant));
+    fault(from, to, Effect::Loses { key, grant })
 }
 
 fn loses_all(from: u64, to: u64) -> Fault {
-    let (key, lease) = (None, None);
-    fault(from, to, Effect::Loses { key, lease })
+    let (key, grant) = (None, None);
+    fault(from, to, Effect::Loses { key, grant })
 }
 
 fn history<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> History {
@@ -183,8 +209,8 @@ fn a_grant_that_was_deleted_excuses_the_next_one() {
 
 #[test]
 fn a_forced_unlock_excuses_the_next_grant() {
-    let (key, since, lease) = (0, 20 * MILLI, Some(1));
-    let forced = || thread(2).at(30, What::Forced { key, since, lease });
+    let (key, since) = (0, 20 * MILLI);
+    let forced = |grant| thread(2).at(30, What::Forced { key, since, grant });
     let one = || {
         thread(0)
             .holds(0, 1)
@@ -192,8 +218,45 @@ fn a_forced_unlock_excuses_the_next_grant() {
             .reported(80, "ForceUnlocked")
     };
     let two = |at| thread(1).holds(at, 2).lets_go(70);
-    assert_eq!(found([one(), two(50), forced()], &[]), NOTHING);
-    assert_eq!(found([one(), two(19), forced()], &[]), [OVERLAP]);
+    let scripted = || forced(Some(scripted(1)));
+    assert_eq!(found([one(), two(50), scripted()], &[]), NOTHING);
+    assert_eq!(found([one(), two(19), scripted()], &[]), [OVERLAP]);
+    // The reply to `force_unlock` was lost: it may have ended any grant.
+    assert_eq!(found([one(), two(50), forced(None)], &[]), NOTHING);
+    let plain = || forced(Some(plain("a")));
+    let named = |lease| one().identified(1, lease);
+    assert_eq!(found([named("a"), two(50), plain()], &[]), NOTHING);
+    let none = "a loss was reported without a cause:";
+    assert_eq!(found([named("b"), two(50), plain()], &[]), [OVERLAP, none]);
+    // The lease of the first holder is not known.
+    assert_eq!(found([one(), two(50), plain()], &[]), NOTHING);
+}
+
+#[test]
+fn a_lost_grant_without_a_token_is_found_by_its_lease() {
+    let late = "held beyond its ttl after Redis lost it:";
+    let one = |renewed| thread(0).holds(0, 1).sees(renewed, TTL);
+    let lost = [loses_grant(40, 41, plain("a"))];
+    assert_eq!(found([one(41).identified(41, "a")], &lost), NOTHING);
+    assert_eq!(found([one(42).identified(42, "a")], &lost), [late]);
+    // These may be other grants.
+    assert_eq!(found([one(42).identified(42, "b")], &lost), NOTHING);
+    assert_eq!(found([one(42)], &lost), NOTHING);
+}
+
+#[test]
+fn holds_of_one_grant_share_the_lease() {
+    let handed_off = Grant {
+        token: grant(1).token + 1,
+        ..grant(1)
+    };
+    let one = thread(0).holds(0, 1).identified(5, "a").lets_go(10);
+    let two = thread(1).granted(0, 10, handed_off).sees(10, TTL);
+    let three = thread(2).holds(20, 2);
+    let history = history([one, two, three], &[]);
+    let leases = history.holds.iter().map(|hold| hold.lease.as_deref());
+    let leases: Vec<Option<&str>> = leases.collect();
+    assert_eq!(leases, [Some("a"), Some("a"), None]);
 }
 
 #[test]
@@ -400,24 +463,34 @@ fn a_fail_over_explains_the_loss_of_the_last_writes() {
     assert_eq!(found(late(30), &[loses(15, 25, 1)]), stale);
 }
 
-#[test]
-fn a_key_without_a_holder_is_found_after_its_ttl() {
-    let sighting = |lease, last: u64| Sighting {
+/// This grant was seen from the start to `last`.
+fn sighting(grant: GrantId, last: u64) -> Sighting {
+    Sighting {
         key: 0,
-        lease,
+        name: "leasehold:k".to_owned(),
+        grant,
         first: 0,
         last: last * MILLI,
-    };
-    let finds = |thread: Thread, sighting, faults: &[Fault]| {
-        let history = history([thread], faults);
-        keys_without_holders(&[sighting], &history, faults).len()
+    }
+}
+
+/// The number of keys without holders.
+fn orphans<const N: usize>(threads: [Thread; N], seen: &[Sighting], faults: &[Fault]) -> usize {
+    let longest = Duration::from_secs(4);
+    keys_without_holders(seen, longest, &history(threads, faults), faults).len()
+}
+
+#[test]
+fn a_key_without_a_holder_is_found_after_its_ttl() {
+    let finds = |thread: Thread, micros, last, faults: &[Fault]| {
+        orphans([thread], &[sighting(scripted(micros), last)], faults)
     };
     let released = || thread(0).holds(0, 1).lets_go(500);
     // One ttl after the release, and 2 s for a busy machine.
-    assert_eq!(finds(released(), sighting(1, 3_400), &[]), 0);
-    assert_eq!(finds(released(), sighting(1, 3_600), &[]), 1);
+    assert_eq!(finds(released(), 1, 3_400, &[]), 0);
+    assert_eq!(finds(released(), 1, 3_600, &[]), 1);
     // While the holder lives, its key stays.
-    assert_eq!(finds(thread(0).holds(0, 1), sighting(1, 60_000), &[]), 0);
+    assert_eq!(finds(thread(0).holds(0, 1), 1, 60_000, &[]), 0);
     let killed = fault(
         400,
         500,
@@ -426,15 +499,33 @@ fn a_key_without_a_holder_is_found_after_its_ttl() {
             life: 0,
         },
     );
-    assert_eq!(
-        finds(thread(0).holds(0, 1), sighting(1, 3_600), &[killed]),
-        1
-    );
+    assert_eq!(finds(thread(0).holds(0, 1), 1, 3_600, &[killed]), 1);
     // No caller got this grant.
-    assert_eq!(finds(released(), sighting(9, 5_900), &[]), 0);
-    assert_eq!(finds(released(), sighting(9, 6_100), &[]), 1);
+    assert_eq!(finds(released(), 9, 5_900, &[]), 0);
+    assert_eq!(finds(released(), 9, 6_100, &[]), 1);
     // The last renewal waited in a stopped server.
     let mut stopped = fault(400, 1_500, Effect::None);
     stopped.kind = Kind::MasterStopped;
-    assert_eq!(finds(released(), sighting(1, 3_600), &[stopped]), 0);
+    assert_eq!(finds(released(), 1, 3_600, &[stopped]), 0);
+}
+
+#[test]
+fn keys_without_tokens_are_told_apart_by_their_leases() {
+    let first = || thread(0).holds(0, 1).lets_go(500);
+    let second = || thread(1).holds(9_000, 2);
+    let seen = |lease, last| [sighting(plain(lease), last)];
+    let named = || [first().identified(1, "a"), second().identified(9_001, "b")];
+    assert_eq!(orphans(named(), &seen("a", 3_400), &[]), 0);
+    assert_eq!(orphans(named(), &seen("a", 3_600), &[]), 1);
+    assert_eq!(orphans(named(), &seen("b", 60_000), &[]), 0);
+    // No caller got this grant.
+    assert_eq!(orphans(named(), &seen("c", 5_900), &[]), 0);
+    assert_eq!(orphans(named(), &seen("c", 6_100), &[]), 1);
+    // No thread saw its lease id, so the hold of that time may be of the grant. A later hold is not.
+    let unnamed = || [first(), second()];
+    assert_eq!(orphans(unnamed(), &seen("a", 3_400), &[]), 0);
+    assert_eq!(orphans(unnamed(), &seen("a", 3_600), &[]), 1);
+    assert_eq!(orphans(unnamed(), &seen("a", 9_001), &[]), 0);
+    let other = || [first(), second().identified(9_001, "b")];
+    assert_eq!(orphans(other(), &seen("a", 9_001), &[]), 1);
 }

@@ -1,7 +1,7 @@
 //! A round on a Cluster: its faults, and the grants that are seen on its nodes. One fault comes after another, so that
 //! each loss has one explanation. The first process reaches each node through a proxy; the others do not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,13 +13,14 @@ use rustix::process::Signal;
 
 use super::checks::{Sighting, Violation};
 use super::faults::{Effect, Fault, Kind, Lasts, begin_on_proxy, kill_connections, mend, time};
-use super::inject::Defect;
+use super::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use super::leaks::{self, Remaining};
-use super::messages::{KEYS, LONGEST_TTL, hot_keys, key_name};
+use super::messages::{KEYS, LONGEST_TTL, contended_key, hot_keys, key_name, race_key};
 use super::process::Process;
 use super::random::Random;
 use super::records::now;
 use super::round::{Events, OF_FAULTS, Round};
+use super::value::GrantId;
 use crate::stop::{Stop, Stopped};
 
 /// The weight of each kind when a fault is drawn. Each of the first four comes once before any is drawn.
@@ -84,9 +85,9 @@ pub fn work(
     for process in &processes {
         process.wait_until_ready()?;
     }
-    let slots: Vec<u16> = (0..KEYS)
-        .map(|key| cluster.slot_of(&in_redis(key)))
-        .collect();
+    let names: Vec<String> = (0..KEYS).map(in_redis).collect();
+    let slots = names.iter().map(|name| cluster.slot_of(name));
+    let slots: Vec<u16> = slots.collect();
     let masters = slots.iter().map(|slot| cluster.master_of(*slot)).collect();
     let ports: Vec<u16> = cluster.nodes().iter().map(|node| node.port()).collect();
     let only = |(_, kind): &(usize, Kind)| round.only.is_empty() || round.only.contains(kind);
@@ -105,7 +106,7 @@ pub fn work(
     }
     let is_over = AtomicBool::new(false);
     let (ended, seen) = thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(&ports, &is_over));
+        let watcher = scope.spawn(|| watch(&ports, &names, LONGEST_TTL, &is_over));
         // Also if a fault panics.
         let ending = SetOnDrop(&is_over);
         let kinds: Vec<(usize, Kind)> = KINDS.into_iter().filter(only).collect();
@@ -311,11 +312,13 @@ impl Subjects {
         });
     }
 
-    /// Writes a lock that nobody holds.
+    /// Writes locks that nobody holds.
     fn set_nobodys(&self) -> anyhow::Result<()> {
-        let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 nowhere/1/0";
-        let server = &self.cluster.nodes()[self.masters[0]];
-        server.command(&["SET", &in_redis(0), value, "PX", "20000"])?;
+        // No process uses these keys on a Cluster.
+        for (key, value) in [contended_key(), race_key()].into_iter().zip(NOBODYS) {
+            let server = &self.cluster.nodes()[self.masters[key]];
+            server.command(&["SET", &in_redis(key), value, "PX", NOBODYS_TTL_MS])?;
+        }
         Ok(())
     }
 
@@ -336,45 +339,86 @@ impl Subjects {
     }
 }
 
-/// Looks at the keys of all nodes until `is_over`. Returns the grants, and the keys with an impossible ttl.
-fn watch(ports: &[u16], is_over: &AtomicBool) -> (Vec<Sighting>, Vec<Violation>) {
+/// Looks at the locks with these keys on all servers until `is_over`. Returns the grants, and the keys whose ttl is
+/// impossible, since none is longer than `longest`.
+fn watch(
+    ports: &[u16],
+    names: &[String],
+    longest: Duration,
+    is_over: &AtomicBool,
+) -> (Vec<Sighting>, Vec<Violation>) {
     let mut connections: Vec<Option<redis::Connection>> = ports.iter().map(|_| None).collect();
-    let mut sightings: BTreeMap<(usize, u64), Sighting> = BTreeMap::new();
-    let mut found = Vec::new();
-    let numbers: BTreeMap<String, usize> = (0..KEYS).map(|key| (in_redis(key), key)).collect();
+    let mut seen = Seen::default();
+    let numbers: BTreeMap<&String, usize> = names.iter().zip(0..).collect();
     while !is_over.load(Ordering::Relaxed) {
         for (port, connection) in ports.iter().zip(&mut connections) {
             // From before the look: the key may go at once.
             let at = now();
-            let Some(seen) = look(*port, connection) else {
+            let Some(locks) = look(*port, connection) else {
                 *connection = None;
                 continue;
             };
-            for (name, value, ttl) in seen {
-                let granted = value.split(' ').nth(2).and_then(|word| word.parse().ok());
-                let (Some(lease), Some(&key)) = (granted, numbers.get(&name)) else {
-                    continue;
-                };
-                let new = Sighting {
-                    key,
-                    lease,
-                    first: at,
-                    last: at,
-                };
-                sightings.entry((key, lease)).or_insert(new).last = at;
-                if ttl < 0 || ttl > LONGEST_TTL.as_millis() as i64 {
-                    found.push(Violation {
-                        text: format!("{name:?} has a ttl of {ttl} ms: {value}"),
-                        key: Some(key),
-                        from: at,
-                        to: at,
-                    });
+            for (name, value, ttl) in locks {
+                if let Some(&key) = numbers.get(&name) {
+                    seen.add(at, key, &name, &value);
+                    seen.check_ttl(at, (key, &name), &value, ttl, longest);
                 }
             }
         }
         thread::sleep(LOOKS);
     }
-    (sightings.into_values().collect(), found)
+    (seen.sightings.into_values().collect(), seen.found)
+}
+
+/// All looks so far.
+#[derive(Default)]
+struct Seen {
+    /// By lock and lease id.
+    sightings: BTreeMap<(usize, String), Sighting>,
+    found: Vec<Violation>,
+    /// The values whose ttl was reported.
+    reported: BTreeSet<String>,
+}
+
+impl Seen {
+    fn add(&mut self, at: u64, key: usize, name: &str, value: &str) {
+        let Some(grant) = GrantId::parse(value) else {
+            return;
+        };
+        let id = (key, grant.lease.clone());
+        let sighting = self.sightings.entry(id).or_insert_with(|| Sighting {
+            key,
+            name: name.to_owned(),
+            grant: grant.clone(),
+            first: at,
+            last: at,
+        });
+        sighting.last = at;
+        // If plain commands do not decide, the script grants the lock again, with µs.
+        sighting.grant.micros = sighting.grant.micros.or(grant.micros);
+    }
+
+    fn check_ttl(
+        &mut self,
+        at: u64,
+        (key, name): (usize, &str),
+        value: &str,
+        ttl: i64,
+        longest: Duration,
+    ) {
+        let is_possible = (0..=longest.as_millis() as i64).contains(&ttl);
+        if !is_possible && self.reported.insert(value.to_owned()) {
+            let key = Some(key);
+            let text = format!("{name:?} has a ttl of {ttl} ms: {value}");
+            let (from, to) = (at, at);
+            self.found.push(Violation {
+                text,
+                key,
+                from,
+                to,
+            });
+        }
+    }
 }
 
 /// The keys of a node, with their values and ttls; `None` if it does not reply.
@@ -391,4 +435,42 @@ fn look(
     let mut request = redis::cmd("EVAL");
     request.arg(LOOK).arg(0);
     request.query(connection.as_mut()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(lease: char, micros: &str) -> String {
+        format!("lh1 {} {micros} host/1/a", lease.to_string().repeat(32))
+    }
+
+    #[test]
+    fn grants_without_tokens_are_seen_one_by_one() {
+        let mut seen = Seen::default();
+        let zeros = "0000000000000000";
+        let looks = [(1, 'a'), (2, 'a'), (5, 'b'), (9, 'b')];
+        for (at, lease) in looks {
+            seen.add(at, 0, "k", &value(lease, zeros));
+        }
+        let times = seen.sightings.values().map(|one| (one.first, one.last));
+        assert_eq!(times.collect::<Vec<_>>(), [(1, 2), (5, 9)]);
+        // The script has granted the lock again.
+        seen.add(10, 0, "k", &value('b', "1795263780943818"));
+        let last = seen.sightings.values().last().unwrap();
+        assert_eq!((last.first, last.last), (5, 10));
+        assert_eq!(last.grant.micros, Some(1_795_263_780_943_818));
+    }
+
+    #[test]
+    fn an_impossible_ttl_is_found_once() {
+        let mut seen = Seen::default();
+        let longest = Duration::from_secs(4);
+        for (ttl, count) in [(0, 0), (4_000, 0), (4_001, 1), (4_001, 1)] {
+            seen.check_ttl(1, (0, "k"), &value('a', "1"), ttl, longest);
+            assert_eq!(seen.found.len(), count, "{ttl}");
+        }
+        seen.check_ttl(1, (0, "k"), &value('b', "1"), -1, longest);
+        assert_eq!(seen.found.len(), 2);
+    }
 }

@@ -16,6 +16,7 @@ use super::race;
 use super::random::Random;
 use super::records::now;
 use super::servers::Servers;
+use super::value::GrantId;
 use crate::stop::Stop;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -101,10 +102,10 @@ pub enum Effect {
     Kills { process: usize, life: usize },
     /// Redis may have lost grants of these keys, and writes of their values.
     MayLose { keys: Vec<usize> },
-    /// Redis lost all grants, or one grant. `lease` is the time of that grant in µs, if it is known.
+    /// Redis lost all grants, or one grant, if it is known.
     Loses {
         key: Option<usize>,
-        lease: Option<u64>,
+        grant: Option<GrantId>,
     },
 }
 
@@ -384,7 +385,7 @@ impl Faults {
                 server.command(&["FLUSHALL"])?;
                 Effect::Loses {
                     key: None,
-                    lease: None,
+                    grant: None,
                 }
             }
             _ => self.delete_some_key(server)?,
@@ -405,10 +406,10 @@ impl Faults {
         let Reply::Text(value) = found else {
             return Ok(Effect::None);
         };
-        let granted_at = value.split(' ').nth(2).and_then(|word| word.parse().ok());
-        let lease = Some(granted_at.with_context(|| format!("{value:?} contains no time"))?);
+        let grant = GrantId::parse(&value);
+        let grant = Some(grant.with_context(|| format!("{value:?} is not the value of a lock"))?);
         let key = Some(key);
-        Ok(Effect::Loses { key, lease })
+        Ok(Effect::Loses { key, grant })
     }
 
     fn begin_on_process(
@@ -444,7 +445,7 @@ impl Faults {
                     if !subjects.remembers {
                         effect = Effect::Loses {
                             key: None,
-                            lease: None,
+                            grant: None,
                         };
                     }
                 }

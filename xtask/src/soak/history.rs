@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::faults::{Effect, Fault};
 use super::records::{Doing, Grant, Operation, Outcome, Record, What, Who};
+use super::value::{GrantId, micros_of};
 
 /// A lock held by a thread. Times are in ns on the clock of all processes.
 #[derive(Clone, Debug)]
@@ -12,6 +13,8 @@ pub struct Hold {
     pub who: Who,
     pub key: usize,
     pub token: u64,
+    /// The lease id, if a thread with a hold of this grant has seen it in Redis.
+    pub lease: Option<String>,
     /// The times before and after the call that acquired the lock.
     pub asked: u64,
     pub granted: u64,
@@ -38,9 +41,9 @@ impl Hold {
             .min(self.released.unwrap_or(u64::MAX))
     }
 
-    /// The µs in the lock's value, which all hand-offs and transfers of one grant share.
-    pub fn lease(&self) -> u64 {
-        self.token >> 10
+    /// The µs of the grant, which all its hand-offs share.
+    pub fn micros(&self) -> u64 {
+        micros_of(self.token)
     }
 }
 
@@ -70,7 +73,8 @@ pub struct Excuse {
     pub from: u64,
     pub to: u64,
     pub key: Option<usize>,
-    pub lease: Option<u64>,
+    /// The lost grant, if it is known.
+    pub grant: Option<GrantId>,
     /// A program took the lock away with `force_unlock`. Otherwise Redis lost data.
     pub is_forced: bool,
 }
@@ -80,8 +84,16 @@ impl Excuse {
         self.key.is_none_or(|key| key == wanted)
     }
 
-    pub fn is_for(&self, hold: &Hold) -> bool {
-        self.is_for_key(hold.key) && self.lease.is_none_or(|lease| lease == hold.lease())
+    /// Whether the grant of `hold` may be the one that Redis lost.
+    pub fn may_be_for(&self, hold: &Hold) -> bool {
+        let is_other = |grant: &GrantId| grant.is_of(hold) == Some(false);
+        self.is_for_key(hold.key) && !self.grant.as_ref().is_some_and(is_other)
+    }
+
+    /// Whether Redis lost the grant of `hold`, and no other.
+    pub fn names(&self, hold: &Hold) -> bool {
+        let is_it = |grant: &GrantId| grant.is_of(hold) == Some(true);
+        self.is_for_key(hold.key) && self.grant.as_ref().is_some_and(is_it)
     }
 }
 
@@ -121,35 +133,38 @@ impl History {
             history.calls.extend(state.call);
         }
         for fault in faults {
-            let lost: Vec<(Option<usize>, Option<u64>)> = match &fault.effect {
-                Effect::Loses { key, lease } => vec![(*key, *lease)],
+            let lost: Vec<(Option<usize>, Option<GrantId>)> = match &fault.effect {
+                Effect::Loses { key, grant } => vec![(*key, grant.clone())],
                 Effect::MayLose { keys } => keys.iter().map(|key| (Some(*key), None)).collect(),
                 _ => Vec::new(),
             };
-            let excuse = |(key, lease)| Excuse {
+            let excuse = |(key, grant)| Excuse {
                 from: fault.from,
                 to: fault.to,
                 key,
-                lease,
+                grant,
                 is_forced: false,
             };
             history.excuses.extend(lost.into_iter().map(excuse));
         }
         history.holds.sort_by_key(|hold| hold.granted);
-        history.share_ttls();
+        history.share_grants();
         history
     }
 
-    /// Gives all holds of one grant the longest of their ttls. An extended lock may be handed off, and these holds
-    /// share a key in Redis.
-    fn share_ttls(&mut self) {
-        let mut longest: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+    /// Gives all holds of one grant the longest of their ttls, and the lease id that one of their threads has seen. A
+    /// lock may be handed off, and these holds share a key in Redis.
+    fn share_grants(&mut self) {
+        let mut grants: BTreeMap<(usize, u64), (u64, Option<String>)> = BTreeMap::new();
         for hold in &self.holds {
-            let ttl = longest.entry((hold.key, hold.lease())).or_default();
+            let (ttl, lease) = grants.entry((hold.key, hold.micros())).or_default();
             *ttl = hold.ttl.max(*ttl);
+            if lease.is_none() {
+                lease.clone_from(&hold.lease);
+            }
         }
         for hold in &mut self.holds {
-            hold.ttl = longest[&(hold.key, hold.lease())];
+            (hold.ttl, hold.lease) = grants[&(hold.key, hold.micros())].clone();
         }
     }
 
@@ -190,11 +205,16 @@ impl History {
                     hold.reported.get_or_insert_with(|| (at, reason.clone()));
                 }
             }
-            What::Forced { key, since, lease } => self.excuses.push(Excuse {
+            What::Identified { lease } => {
+                if let Some(hold) = &mut state.hold {
+                    hold.lease = Some(lease.clone());
+                }
+            }
+            What::Forced { key, since, grant } => self.excuses.push(Excuse {
                 from: *since,
-                to: lease.map_or(at + LATE, |_| at),
+                to: if grant.is_some() { at } else { at + LATE },
                 key: Some(*key),
-                lease: *lease,
+                grant: grant.clone(),
                 is_forced: true,
             }),
             What::Written { key, token, since } => self.writes.push(Write {
@@ -218,6 +238,7 @@ fn held(at: u64, who: Who, asked: u64, grant: &Grant) -> Hold {
         who,
         key: grant.key,
         token: grant.token,
+        lease: None,
         asked,
         granted: at,
         seen: None,

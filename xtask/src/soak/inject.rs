@@ -21,9 +21,17 @@ pub enum Defect {
     Hang,
     /// In a race: a lost update
     Update,
-    /// In a race: a lock without a holder
+    /// In a race: a lock without a holder. On a Cluster: two of them
     Nobody,
 }
+
+/// The values of locks without holders: as a script writes it, and as plain commands write it.
+pub const NOBODYS: [&str; 2] = [
+    "lh1 0123456789abcdef0123456789abcdef 1795263780943818 nowhere/1/0",
+    "lh1 123456789abcdef0123456789abcdef0 0000000000000000 nowhere/1/0",
+];
+/// The ttl of these locks.
+pub const NOBODYS_TTL_MS: &str = "20000";
 
 /// The process and thread of an injected record. No real process has this number.
 const NOBODY: Who = Who {
@@ -35,7 +43,7 @@ const NOBODY: Who = Who {
 pub fn inject(what: Defect, folder: &Path, faults: &[Fault]) -> anyhow::Result<()> {
     let history = History::new(&read(folder)?, faults);
     let is_excused = |hold: &Hold, excuse: &Excuse| {
-        excuse.is_for(hold) && excuse.to >= hold.asked && excuse.from <= hold.end() + hold.ttl
+        excuse.may_be_for(hold) && excuse.to >= hold.asked && excuse.from <= hold.end() + hold.ttl
     };
     let has_no_excuse = |hold: &&Hold| {
         !history

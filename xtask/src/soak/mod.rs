@@ -27,6 +27,7 @@ mod round;
 mod sentinel;
 mod servers;
 mod tickets;
+mod value;
 mod worker;
 
 pub use quorum::process as quorum_process;

@@ -10,12 +10,13 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard, Released};
+use leasehold::{Client, Error, ErrorKind, HolderId, LossReason, Mutex, MutexGuard, Released};
 
 use super::messages::{DRAWN_KEYS, OUTAGE_TIMEOUT, hot_keys, key_name};
 use super::random::Random;
 use super::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use super::tickets;
+use super::value::{GrantId, lease_of};
 use super::worker::{END, Shared};
 
 /// How long after the guard itself a signal may report the loss. The thread waits for this time twice: a process that
@@ -56,6 +57,8 @@ pub struct Thread<'a> {
     shared: &'a Shared,
     records: Writer,
     random: Random,
+    /// The client of the current operation, if Redis is asked for the lease ids of its locks.
+    holder: Option<HolderId>,
 }
 
 impl<'a> Thread<'a> {
@@ -64,6 +67,7 @@ impl<'a> Thread<'a> {
             shared,
             records,
             random,
+            holder: None,
         }
     }
 
@@ -85,6 +89,7 @@ impl<'a> Thread<'a> {
 
     fn operate(&mut self, operation: Operation, client: &Client, key: usize) {
         let mutex = client.mutex(key_name(key));
+        self.holder = Some(client.holder_id().clone());
         match operation {
             Operation::WithLock => self.with_lock(&mutex, key),
             Operation::LockDrop => self.lock(&mutex, key, Self::drop_guard),
@@ -204,7 +209,27 @@ impl<'a> Thread<'a> {
             at_most: terms.at_most.map(millis),
         };
         self.records.write_at(at, What::Held(grant));
-        self.look(guard);
+        // The other half is released without a request in between.
+        if self.look(guard) && self.holder.is_some() && self.random.one_in(2) {
+            self.identify(guard, key);
+        }
+    }
+
+    /// Records the lease id of a held lock. Returns false if Redis does not reply, or has lost the lock.
+    fn identify(&mut self, guard: &MutexGuard, key: usize) -> bool {
+        let client = self.shared.client();
+        let allowed = Some(Duration::ZERO);
+        let inspect = || client.mutex(key_name(key)).inspect();
+        let found = self.call(Doing::Inspect, Some(key), allowed, inspect);
+        let (Ok(Some(found)), Some(holder)) = (found, &self.holder) else {
+            return false;
+        };
+        let lease = lease_of(guard, holder, &found);
+        let is_found = lease.is_some();
+        if let Some(lease) = lease {
+            self.records.write(What::Identified { lease });
+        }
+        is_found
     }
 
     /// Records the state of the guard; returns whether it is still held.
@@ -253,7 +278,9 @@ impl<'a> Thread<'a> {
     fn stay_long(&mut self, guard: MutexGuard, key: usize) {
         let ttl = self.shared.ttl.as_millis() as u64;
         let end = now() + self.random.millis(ttl, 3 * ttl).as_nanos() as u64;
+        let mut is_identified = false;
         while now() < end && self.look(&guard) {
+            is_identified = is_identified || self.identify(&guard, key);
             thread::sleep(self.random.millis(10, 100));
         }
         self.unlock_now(guard, key);
@@ -479,18 +506,20 @@ impl<'a> Thread<'a> {
         let forced = self.call(Doing::ForceUnlock, Some(key), allowed, || {
             mutex.force_unlock()
         });
-        let lease = match forced {
+        let grant = match forced {
             Ok(None) => return,
-            Ok(Some(found)) => found.fencing_token().map(|token| token >> 10),
+            Ok(Some(found)) => Some(GrantId::of(&found)),
             Err(error) if error.kind() == ErrorKind::Shutdown => return,
             Err(_) => None,
         };
-        self.records.write(What::Forced { key, since, lease });
+        self.records.write(What::Forced { key, since, grant });
     }
 
     /// Forgets a guard, as a program with a bug might. The lock must end by itself.
     fn forget(&mut self, key: usize) {
-        let mutex = self.shared.leaky_client().mutex(key_name(key));
+        let client = self.shared.leaky_client();
+        self.holder = Some(client.holder_id().clone());
+        let mutex = client.mutex(key_name(key));
         let time = self.random.millis(50, 1000);
         let (mutex, ttl) = match self.random.one_in(2) {
             true => (mutex.fixed_ttl(time), Some(time)),

@@ -11,7 +11,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use super::checks::Violation;
 use super::faults::{Effect, Fault, Kind, Subjects};
-use super::inject::Defect;
+use super::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use super::messages::{Raced, key_name, race_key};
 use super::random::Random;
 use super::records::now;
@@ -27,9 +27,6 @@ pub const WITNESS: &str = "race-witness";
 const BOUND: Duration = Duration::from_secs(10);
 /// The beginning of the name of a notification connection; the holder follows.
 const NOTIFICATIONS: &str = "leasehold-notifications";
-/// A lock without a holder.
-const NOBODYS: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 nowhere/1/0";
-const NOBODYS_TTL_MS: &str = "20000";
 
 /// The results of a race.
 #[derive(Default)]
@@ -65,7 +62,7 @@ pub fn run(
     }
     if inject == Some(Defect::Nobody) {
         let key = in_redis();
-        server.command(&["SET", &key, NOBODYS, "PX", NOBODYS_TTL_MS])?;
+        server.command(&["SET", &key, NOBODYS[0], "PX", NOBODYS_TTL_MS])?;
     }
     let time = random.millis(500, 2000);
     let until = now() + time.as_nanos() as u64;

@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::value::GrantId;
+
 /// The thread and the process that wrote a record. A process that replaces a killed one has the same number and the
 /// next life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -57,6 +59,7 @@ pub enum Doing {
     Unlock,
     Drop,
     Extend,
+    Inspect,
     HandOver,
     Adopt,
     ForceUnlock,
@@ -102,6 +105,10 @@ pub enum What {
     },
     /// Written after the call that granted the lock.
     Held(Grant),
+    /// The lease id of the lock, as Redis shows it.
+    Identified {
+        lease: String,
+    },
     /// A check of a guard that was valid, for this many more ns. The time is from before the check.
     Seen {
         left: u64,
@@ -120,7 +127,7 @@ pub enum What {
     Forced {
         key: usize,
         since: u64,
-        lease: Option<u64>,
+        grant: Option<GrantId>,
     },
     /// After a write of the fenced value of this key, which was called at `since` and accepted.
     Written {

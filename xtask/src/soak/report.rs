@@ -109,12 +109,8 @@ impl Totals {
 /// The longest time for which a holder still held a grant that Redis is known to have lost.
 fn worst_delay(history: &History) -> Duration {
     let mut worst = 0;
-    for excuse in history
-        .excuses
-        .iter()
-        .filter(|excuse| excuse.lease.is_some())
-    {
-        for hold in history.holds.iter().filter(|hold| excuse.is_for(hold)) {
+    for excuse in &history.excuses {
+        for hold in history.holds.iter().filter(|hold| excuse.names(hold)) {
             worst = worst.max(hold.end().saturating_sub(excuse.to));
         }
     }

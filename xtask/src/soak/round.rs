@@ -14,7 +14,7 @@ use super::faults::{Fault, Faults, Kind, Subjects, mend};
 use super::history::History;
 use super::inject::{Defect, inject};
 use super::leaks::{self, Remaining};
-use super::messages::Assignment;
+use super::messages::{Assignment, LONGEST_TTL};
 use super::process::Process;
 use super::random::Random;
 use super::records::{self, now};
@@ -103,7 +103,12 @@ impl Round<'_> {
         // Violations about hanging calls come first, since only the first violations are shown.
         let mut violations = found;
         violations.extend(broken);
-        violations.extend(checks::keys_without_holders(&sightings, &history, &faults));
+        violations.extend(checks::keys_without_holders(
+            &sightings,
+            LONGEST_TTL,
+            &history,
+            &faults,
+        ));
         violations.extend(left);
         let text = report::findings(&violations, &records, &history, &faults, start);
         print!("{text}");

@@ -13,6 +13,7 @@ impl Thread<'_> {
     pub fn contend(mut self, client: &Client, until: Instant) {
         let key = contended_key();
         let mutex = client.mutex(key_name(key));
+        self.holder = Some(client.holder_id().clone());
         while !self.shared.is_ending() && Instant::now() < until {
             self.records.write(What::Began(Operation::Contend));
             let then = match self.random.one_in(2) {
