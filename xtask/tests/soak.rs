@@ -104,6 +104,36 @@ fn orphaned_locks_in_a_cluster_are_found() {
 }
 
 #[test]
+fn a_clean_soak_under_sentinels_counts_its_fail_overs() {
+    let output = soak(&["--topology", "sentinel", "--seed", "17"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains(" fail-overs, ") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn orphaned_locks_under_sentinels_are_found() {
+    // They have stayed too long after 5 s.
+    let inject = [
+        "--topology",
+        "sentinel",
+        "--seed",
+        "7",
+        "--inject",
+        "nobody",
+    ];
+    let output = soak_for("0.15", &inject);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{said}");
+    for key in ["leasehold:k4", "leasehold:k5"] {
+        assert!(said.contains(&format!("{key} stays for")), "{said}");
+    }
+}
+
+#[test]
 fn two_holders_in_a_cluster_are_found() {
     assert_finds_among(
         &["--topology", "cluster", "--only", "connections-killed"],

@@ -12,7 +12,7 @@
 //!   has a greater token, unless a grant was lost meanwhile. The same holds for hand-offs and adoptions.
 //! - A fenced value accepts no write under a smaller token than that of a write that had ended before, unless Redis
 //!   lost the earlier write.
-//! - On a Cluster, no key is seen for longer than its ttl after its holder has ended.
+//! - On a Cluster and under sentinels, no key is seen for longer than its ttl after its holder has ended.
 //! - These faults excuse nothing: a planned switch-over or fail-over (the replica catches up while writes are paused),
 //!   a move of a slot, guards dropped in an outage, and contention on one key.
 //! - All calls end. They end by their deadlines, plus the time that the library documents, `SLACK`, and the time for
@@ -34,7 +34,7 @@ const STARVED: Duration = Duration::from_secs(60);
 /// For how long a master's writes may be missing on its replica, on a busy machine.
 const REPLICATION: Duration = Duration::from_secs(2);
 /// How long after its ttl a key may still be seen, on a busy machine.
-const GONE: Duration = Duration::from_secs(2);
+pub const GONE: Duration = Duration::from_secs(2);
 /// The reasons of losses that only Redis can cause.
 const CAUSED_BY_REDIS: [&str; 3] = ["Deleted", "TakenOver", "ForceUnlocked"];
 

@@ -131,7 +131,7 @@ pub fn work(
 }
 
 /// Ends the thread that looks at keys.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
@@ -341,7 +341,7 @@ impl Subjects {
 
 /// Looks at the locks with these keys on all servers until `is_over`. Returns the grants, and the keys whose ttl is
 /// impossible, since none is longer than `longest`.
-fn watch(
+pub fn watch(
     ports: &[u16],
     names: &[String],
     longest: Duration,

@@ -154,7 +154,7 @@ impl History {
 
     /// Gives all holds of one grant the longest of their ttls, and the lease id that one of their threads has seen. A
     /// lock may be handed off, and these holds share a key in Redis.
-    fn share_grants(&mut self) {
+    pub fn share_grants(&mut self) {
         let mut grants: BTreeMap<(usize, u64), (u64, Option<String>)> = BTreeMap::new();
         for hold in &self.holds {
             let (ttl, lease) = grants.entry((hold.key, hold.micros())).or_default();

@@ -21,7 +21,7 @@ pub enum Defect {
     Hang,
     /// In a race: a lost update
     Update,
-    /// In a race: a lock without a holder. On a Cluster: two of them
+    /// In a race: a lock without a holder. On a Cluster and under sentinels: two of them
     Nobody,
 }
 

@@ -166,7 +166,9 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         );
     }
     match topology {
-        Topology::Sentinel => return sentinel::run(time, processes, threads, seed, stop),
+        Topology::Sentinel => {
+            return sentinel::run(time, processes, threads, seed, options.inject, stop);
+        }
         Topology::Quorum => {
             let length = options.rounds.map(quorum::Length::Rounds);
             let length = length.unwrap_or(quorum::Length::Time(time));
