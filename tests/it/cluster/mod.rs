@@ -111,13 +111,14 @@ impl Login {
 }
 
 /// The features of `cargo xtask acl` that these tests use.
-const RIGHTS: [&str; 8] = [
+const RIGHTS: [&str; 9] = [
     "locks",
     "script-cache",
     "notifications",
     "names",
     "fenced-values",
     "transactions",
+    "replicas",
     "cluster",
     "shard-channels",
 ];

@@ -26,7 +26,7 @@ pub fn limited_login() -> Credentials {
     Credentials::user("limited", "secret")
 }
 
-/// Sets up the user of [`limited_login`] at a server of a group, with the rights to locks and transactions.
+/// Sets up the user of [`limited_login`] at a server of a group, with the rights to locks, transactions and `replicas`.
 #[cfg_attr(
     not(feature = "tls"),
     allow(dead_code, reason = "such groups have TLS")
@@ -38,6 +38,7 @@ pub fn limited_at_server(server: &Server) {
         "notifications",
         "names",
         "transactions",
+        "replicas",
     ];
     let features = rights::features(&features).unwrap();
     let commands = rights::commands(&features, version(server));
