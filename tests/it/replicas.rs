@@ -84,7 +84,7 @@ impl Replicated {
     }
 }
 
-fn assert_too_few(error: &Error, acknowledged: &str) {
+pub fn assert_too_few(error: &Error, acknowledged: &str) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains(acknowledged), "{error}");
 }

@@ -7,9 +7,10 @@ use leasehold_testbed::{Cluster, Server, eventually};
 
 use super::{Group, GroupBuilder, key_on, keys, on_each_kind_of_cluster};
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
+use crate::replicas::assert_too_few;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, lock, secs,
+    LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, lock, millis, secs,
 };
 
 /// Waits until the replica of `master` has the lock's key. Returns the replica.
@@ -75,6 +76,31 @@ fn a_killed_master_is_replaced_during_a_hold(mut cluster: Group) {
     drop(next);
     guard.check().unwrap();
     // The release may be delayed until the client has found the new master.
+    guard.unlock().unwrap();
+    assert_free(&cluster.nodes()[replica], &key);
+}
+
+/// The replica has no link when the lock is requested. A grant without its acknowledgement would be lost with the master.
+fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: Group) {
+    let key = key_on(&cluster, 1);
+    let client = cluster.settings(steady).ttl(LONG_TTL);
+    let client = client.replicas(1, millis(500)).build().unwrap();
+    let replica = cluster.replica_of(1);
+    cluster.nodes()[replica].stop();
+    // Otherwise the grant would reach the replica's socket.
+    ask(&cluster.nodes()[1], &["CLIENT", "KILL", "TYPE", "replica"]);
+    let error = client.mutex(&key).try_lock().unwrap_err();
+    assert_too_few(&error, "0 of 1 replicas acknowledged");
+    let mutex = client.mutex(&key);
+    let granted = Task::start(move || mutex.lock().unwrap());
+    cluster.nodes()[replica].resume();
+    let guard = granted.within(3 * SOON, "an acknowledged grant");
+    cluster.node(1).kill();
+    cluster.wait_until_master(replica).unwrap();
+    cluster.wait_until_ok().unwrap();
+    let other = cluster.client().mutex(&key).try_lock().unwrap();
+    assert!(other.is_none(), "granted twice");
+    guard.check().unwrap();
     guard.unlock().unwrap();
     assert_free(&cluster.nodes()[replica], &key);
 }
@@ -209,6 +235,7 @@ on_each_kind_of_cluster! {
     super::GroupBuilder::start;
     a_lock_outlives_a_planned_fail_over,
     a_killed_master_is_replaced_during_a_hold,
+    acknowledged_locks_survive_the_death_of_a_master,
     a_lock_is_granted_after_its_master_was_killed,
     a_lock_is_granted_after_its_master_was_stopped,
     requests_without_a_connection_go_to_the_new_master,

@@ -1,5 +1,6 @@
 //! The slot of a lock moves to another master while the lock is held, acquired, waited for and released.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::{
     Group, GroupBuilder, announce_proxies, key_on, keys, on_each_kind_of_cluster, server_of,
 };
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, builder, in_redis, lock, millis, secs};
+use crate::support::{Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs};
 
 /// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
 struct Move {
@@ -226,6 +227,30 @@ on_each_kind_of_cluster! {
     a_waiter_follows_its_slot,
     a_loss_is_noticed_at_the_new_node,
     a_transaction_follows_its_slot,
+}
+
+/// The new master's replica has no link. The lock moves without its acknowledgement, but is not renewed without it.
+#[test]
+fn a_renewal_after_a_move_has_to_be_acknowledged() {
+    let cluster = Cluster::start().unwrap();
+    let key = key_on(&cluster, 0);
+    let recorder = Recorder::new();
+    let client = steady(&cluster.url()).ttl(secs(60)).renew_ratio(0.05);
+    let client = client.replicas(1, millis(500));
+    let client = client.event_handler(Arc::clone(&recorder)).build().unwrap();
+    let guard = lock(&client, &key);
+    cluster
+        .move_slot(cluster.slot_of(&in_redis(&key)), 1)
+        .unwrap();
+    let replica = &cluster.nodes()[cluster.replica_of(1)];
+    replica.stop();
+    ask(&cluster.nodes()[1], &["CLIENT", "KILL", "TYPE", "replica"]);
+    recorder.wait_for_more(1, What::RenewalFailed, &key);
+    guard.check().unwrap();
+    replica.resume();
+    recorder.wait_for_more(1, What::Renewed, &key);
+    assert!(keys(replica).contains(&in_redis(&key)));
+    assert!(guard.unlock().unwrap().is_confirmed());
 }
 
 /// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.

@@ -7,8 +7,9 @@ use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
+use crate::replicas::assert_too_few;
 use crate::support::{
-    SOON, Task, ask, held_keys, is_held, lock, lost_within, notified_clients, queued,
+    SOON, Task, ask, held_keys, is_held, lock, lost_within, millis, notified_clients, queued,
     wait_for_queue,
 };
 
@@ -117,6 +118,38 @@ fn a_lease_without_a_copy_is_reported_as_lost(mut group: Group) {
     guard.unlock().unwrap();
 }
 
+/// No replica has a link when the lock is requested. A grant without their acknowledgements would be lost with the
+/// primary.
+fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
+    let (client, other) = (
+        group.builder().replicas(2, millis(500)).build().unwrap(),
+        group.client(),
+    );
+    let servers = group.group.servers();
+    servers[1..].iter().for_each(|replica| replica.stop());
+    // Otherwise the grant would reach the replicas' sockets.
+    ask(&servers[0], &["CLIENT", "KILL", "TYPE", "replica"]);
+    let error = client.mutex("k").try_lock().unwrap_err();
+    assert_too_few(&error, "0 of 2 replicas acknowledged");
+    let mutex = client.mutex("k");
+    let granted = Task::start(move || mutex.lock().unwrap());
+    servers[1..].iter().for_each(|replica| replica.resume());
+    let guard = granted.within(OUTAGE, "an acknowledged grant");
+    group.group.server_mut(0).kill();
+    let after = group.group.wait_for_switch(0).unwrap();
+    // The attempts fail until the client has found the new primary.
+    let mut tried = None;
+    let has_reply = eventually(4 * SOON, || {
+        tried = other.mutex("k").try_lock().ok();
+        tried.is_some()
+    });
+    assert!(has_reply && tried.flatten().is_none(), "granted twice");
+    guard.check().unwrap();
+    guard.unlock().unwrap();
+    let new = &group.group.servers()[after];
+    assert!(eventually(SOON, || held_keys(new).is_empty()));
+}
+
 /// Threads acquire and release all the time. The only error is that of a lost lease, and all threads still get grants
 /// after the fail-overs.
 fn acquires_and_releases_continue_through_fail_overs(group: Group) {
@@ -189,6 +222,7 @@ macro_rules! every_fault_in {
             locks_survive_a_stop_of_the_primary,
             locks_survive_a_planned_fail_over,
             a_lease_without_a_copy_is_reported_as_lost,
+            acknowledged_locks_survive_the_death_of_the_primary,
             acquires_and_releases_continue_through_fail_overs,
             closed_connections_end_no_hold_or_wait,
         ]);
