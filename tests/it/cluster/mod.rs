@@ -3,6 +3,7 @@
 pub mod pool;
 
 mod addresses;
+mod credentials;
 mod fail_over;
 mod resharding;
 pub mod rights;
