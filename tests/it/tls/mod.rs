@@ -2,6 +2,7 @@
 
 mod certificates;
 mod faults;
+mod sni;
 mod traffic;
 pub mod trust;
 
