@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client};
 use leasehold_testbed::{
-    Cluster, ClusterBuilder, Proxy, SentinelGroup, SentinelGroupBuilder, Server,
+    Cluster, ClusterBuilder, Proxy, Reply, SentinelGroup, SentinelGroupBuilder, Server, eventually,
 };
 
 use crate::cluster::pool::PooledCluster;
@@ -222,6 +222,33 @@ pub trait Serving: Backend {
 
     /// A proxy in front of the server, and the settings of a client that uses the proxy.
     fn proxied(&mut self) -> (Proxy, Builder);
+
+    /// Restarts the server with settings by which its users outlive any further restart, and its data, too, if
+    /// `keeps_data`.
+    fn make_restartable(&mut self, keeps_data: bool) {
+        let server = self.server();
+        let users = crate::support::ask(server, &["ACL", "LIST"]);
+        let Reply::Array(users) = users else {
+            panic!("ACL LIST answers with an array");
+        };
+        let users = users.iter().filter_map(Reply::as_text);
+        for user in users.filter(|user| !user.starts_with("user default ")) {
+            let rules = user.strip_prefix("user ").expect("each line begins so");
+            server.restart_with("user", rules).unwrap();
+        }
+        if keeps_data {
+            server.restart_with("appendfsync", "always").unwrap();
+            server.restart_with("appendonly", "yes").unwrap();
+        }
+        self.wait_until_ready();
+    }
+
+    /// Waits until the server accepts requests after a restart.
+    fn wait_until_ready(&mut self) {
+        let server = self.server();
+        let has_read_its_data = || matches!(server.command(&["PING"]), Ok(Reply::Status(_)));
+        assert!(eventually(SOON, has_read_its_data));
+    }
 }
 
 impl Serving for Redis {
@@ -307,6 +334,10 @@ impl Serving for RedisClusterOfMasters {
         self.proxies = announce_proxies(&mut self.cluster);
         let proxy = self.proxies.swap_remove(self.master);
         (proxy, self.login.settings(&self.cluster.url(), steady))
+    }
+
+    fn wait_until_ready(&mut self) {
+        self.cluster.wait_until_ok().unwrap();
     }
 }
 

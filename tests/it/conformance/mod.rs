@@ -156,6 +156,8 @@ macro_rules! every_behaviour_of_a_server_on {
                 renewal_survives_broken_connections
                 a_stopped_server_is_an_error
                 a_grant_beyond_its_validity_is_requested_again
+                a_restart_with_all_data_costs_nothing
+                a_restart_without_data_ends_holds_only
                 a_failed_release_is_reported
                 a_failed_renewal_is_reported_before_the_loss
                 data_is_not_written_after_a_loss

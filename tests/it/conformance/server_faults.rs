@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold::{ErrorKind, LossReason};
+use leasehold::{ErrorKind, LossReason, MutexGuard};
 use leasehold_testbed::{Reply, eventually};
 
 use crate::conformance::backend::Serving;
@@ -128,6 +128,67 @@ pub fn a_grant_beyond_its_validity_is_requested_again(backend: &mut dyn Serving)
     std::thread::sleep(brief * 3 / 2);
     proxy.hold_replies(false);
     waiter.within(SOON, "another attempt").unlock().unwrap();
+}
+
+/// The server is killed and starts again in its place. Meanwhile a client holds `k`, and drops [`THEIRS`], and another
+/// client waits for `k`.
+fn restart(backend: &mut dyn Serving, keeps_data: bool) -> (MutexGuard, Task<MutexGuard>) {
+    backend.make_restartable(keeps_data);
+    let recorder = Recorder::new();
+    let holder = backend.client();
+    let waiting = backend.builder().outage_timeout(LONG_TTL);
+    let waiting = waiting.connect_timeout(secs(1));
+    let waiting = waiting.event_handler(Arc::clone(&recorder));
+    let mutex = waiting.build().unwrap().mutex("k");
+    let guard = holder.mutex("k").lock().unwrap();
+    let to_drop = holder.mutex(THEIRS).lock().unwrap();
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    recorder.wait_for(1, What::Contended, "k");
+    backend.server().kill();
+    drop(to_drop);
+    recorder.wait_for(1, What::Unavailable, "k");
+    backend.server().restart().unwrap();
+    backend.wait_until_ready();
+    (guard, waiter)
+}
+
+#[track_caller]
+fn assert_both_are_free(backend: &mut dyn Serving) {
+    let server = backend.server();
+    let are_free = || {
+        ["k", THEIRS]
+            .iter()
+            .all(|key| value_of(server, key).is_none())
+    };
+    assert!(eventually(SOON, are_free));
+}
+
+pub fn a_restart_with_all_data_costs_nothing(backend: &mut dyn Serving) {
+    let (guard, waiter) = restart(backend, true);
+    // Only the dropped lock was released, although its ttl has not ended.
+    assert!(eventually(SOON, || value_of(backend.server(), THEIRS).is_none()));
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.check().unwrap();
+    assert!(!waiter.is_done());
+    assert!(guard.unlock().unwrap().is_confirmed());
+    waiter.within(SOON, "the lock").unlock().unwrap();
+    assert_both_are_free(backend);
+}
+
+pub fn a_restart_without_data_ends_holds_only(backend: &mut dyn Serving) {
+    let (guard, waiter) = restart(backend, false);
+    // The next renewal would be due later.
+    let reason = lost_within(SOON, &guard.lost_signal());
+    assert!(
+        matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. }),
+        "{reason:?}"
+    );
+    let next = waiter.within(2 * SOON, "the lock");
+    assert!(next.fencing_token() > guard.fencing_token());
+    assert!(guard.unlock().unwrap_err().is_lease_lost());
+    next.extend(2 * LONG_TTL).unwrap();
+    assert!(next.unlock().unwrap().is_confirmed());
+    assert_both_are_free(backend);
 }
 
 pub fn a_failed_release_is_reported(backend: &mut dyn Serving) {
