@@ -1,19 +1,20 @@
 //! Which servers a client uses, and what it keeps on each.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::thread;
 
-use leasehold::redis;
+use leasehold::{Client, redis};
 use leasehold_testbed::{Cluster, Reply, Server, eventually};
 
 use super::pool::PooledCluster;
 use super::{cluster, key_on, key_on_each, keys, node_of, script_calls};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, connections, in_redis, lock, millis, secs, within,
+    LONG_TTL, Recorder, SOON, Task, What, ask, connections, in_redis, lock, millis, secs, within,
 };
 
-fn client(cluster: &PooledCluster) -> leasehold::Client {
+fn client(cluster: &PooledCluster) -> Client {
     super::client(cluster.get())
 }
 
@@ -43,6 +44,67 @@ fn connections_are_made_where_keys_are_used() {
     // The key uses one pipeline, which begins a second attempt if the first one takes longer than half a second. The
     // connections that asked for the slot map are closed; a busy server notices it later.
     assert!(eventually(SOON, is_one), "{made:?}");
+}
+
+/// The number of the client's connections that a lock has used. A slow attempt to connect leaves another connection
+/// unused.
+fn connections_in_use(server: &Server, client: &Client) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let holder = format!(":{} ", client.holder_id());
+    let of_client = list.as_text().unwrap().lines();
+    let of_client = of_client.filter(|line| line.contains(&holder));
+    // The last commands of a new connection, and the question for the slot map.
+    let is_unused = |line: &&str| {
+        let mut commands = [" cmd=client", " cmd=script", " cmd=cluster"].into_iter();
+        !line.contains(" name=leasehold-notifications:") && commands.any(|it| line.contains(it))
+    };
+    of_client.filter(|line| !is_unused(line)).count()
+}
+
+/// Each master has one connection for each pipeline, one or two for renewals, and one for notifications.
+#[test]
+fn threads_add_no_connections_to_a_master() {
+    const THREADS: usize = 64;
+    const PIPELINES: usize = 2;
+    const FEWEST: usize = PIPELINES + 2;
+    const MOST: usize = PIPELINES + 3;
+    let cluster = PooledCluster::take();
+    let recorder = Recorder::new();
+    let builder = steady(&cluster.get().url()).ttl(secs(6));
+    let builder = builder.pipelines(PIPELINES);
+    let client = builder
+        .event_handler(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    // Each thread locks keys of many slots until its held lock is renewed.
+    let work = |thread| {
+        let (client, recorder) = (client.clone(), Arc::clone(&recorder));
+        Task::start(move || {
+            let held = format!("held:{thread}");
+            let guard = client.mutex(&held).lock().unwrap();
+            let mut number = 0;
+            while recorder.count(What::Renewed, &held) == 0 {
+                client
+                    .with_lock(format!("{thread}:{number}"), || ())
+                    .unwrap();
+                number += 1;
+            }
+            guard.unlock().unwrap();
+        })
+    };
+    let tasks: Vec<_> = (0..THREADS).map(work).collect();
+    let mut counts = Vec::new();
+    let are_done = || {
+        let masters = cluster.get().nodes()[..3].iter();
+        counts = masters.map(|it| connections_in_use(it, &client)).collect();
+        assert!(counts.iter().all(|count| *count <= MOST), "{counts:?}");
+        tasks.iter().all(Task::is_done)
+    };
+    assert!(eventually(6 * SOON, are_done));
+    assert!(counts.iter().all(|count| *count >= FEWEST), "{counts:?}");
+    for task in tasks {
+        task.within(SOON, "a thread");
+    }
 }
 
 #[test]
@@ -309,7 +371,7 @@ fn operators_reach_the_locks_of_all_nodes() {
     client.shutdown(SOON).unwrap();
 }
 
-fn client_of(cluster: &PooledCluster) -> leasehold::Client {
+fn client_of(cluster: &PooledCluster) -> Client {
     super::client(cluster.get())
 }
 
