@@ -65,7 +65,8 @@ pub(super) fn given_up(redirect: &Redirect) -> Error {
                 .to_owned()
         }
         Redirect::ClusterDown => {
-            "the Cluster is down, or has no master for the slot of the key (CLUSTERDOWN); nothing was done"
+            "the Cluster is down, or has no master for the slot of the key (CLUSTERDOWN); nothing was done; check \
+             the nodes with CLUSTER INFO"
                 .to_owned()
         }
     };
