@@ -4,6 +4,7 @@ pub mod pool;
 
 mod addresses;
 mod credentials;
+mod down;
 mod fail_over;
 mod resharding;
 pub mod rights;
