@@ -5,7 +5,7 @@ use std::thread;
 
 use leasehold::redis::Commands;
 use leasehold::{ErrorKind, LossReason};
-use leasehold_testbed::eventually;
+use leasehold_testbed::{Server, eventually};
 
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, connections, connections_made, in_redis,
@@ -13,10 +13,15 @@ use crate::support::{
 };
 
 use super::TlsServer;
+use super::certificates::{Authority, Validity};
 
 #[test]
 fn a_waiter_is_notified_of_its_grant() {
-    let tls = TlsServer::start();
+    assert_waiters_are_notified(&TlsServer::start());
+}
+
+#[track_caller]
+fn assert_waiters_are_notified(tls: &TlsServer) {
     let (holder, waiting) = (tls.client(), tls.client());
     let guard = lock(&holder, "k");
     let waiter = Task::start(move || waiting.mutex("k").lock().map(drop));
@@ -24,6 +29,19 @@ fn a_waiter_is_notified_of_its_grant() {
     assert!(eventually(SOON, || notified_clients(&tls.server) > 0));
     guard.unlock().unwrap();
     waiter.within(SOON, "the grant").unwrap();
+}
+
+#[test]
+fn a_server_with_only_tls_1_2_works() {
+    let authority = Authority::new();
+    let certificate = authority.of_server("127.0.0.1", Validity::Now);
+    let server = Server::builder().tls(authority.files(certificate, false));
+    let server = server.arg("tls-protocols", "TLSv1.2").start().unwrap();
+    let tls = TlsServer { server, authority };
+    assert_waiters_are_notified(&tls);
+    let guard = lock(&tls.client(), "k");
+    guard.transaction(|_, _| Ok(())).unwrap();
+    assert!(guard.unlock().unwrap().is_confirmed());
 }
 
 #[test]
