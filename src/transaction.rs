@@ -16,6 +16,7 @@ use crate::store::{
 };
 use crate::util::fork::Process;
 use crate::util::key::Key;
+use crate::util::slot::Redirect;
 use crate::watchdog::Watchdog;
 
 /// The outcome of a transaction that Redis has carried out, from
@@ -179,7 +180,7 @@ impl TransactionRunner {
                         // changes.
                         lease.forbid_hand_off();
                         self.note_failure(&lease.grant().key, &error);
-                        redirected(error)
+                        redirected(error, conn.address())
                     })?;
                     if let TransactionOutcome::Committed(replies) = written {
                         let key = lease.grant().key.clone();
@@ -235,7 +236,7 @@ impl TransactionRunner {
             conn = self.connection(&grant.key)?;
             seen = conn.watch_and_check(&grant.key, grant.id);
         }
-        if seen.map_err(as_unavailable)? {
+        if seen.map_err(|error| as_unavailable(error, conn.address()))? {
             return Ok(conn);
         }
         conn.unwatch();
@@ -289,19 +290,22 @@ impl TransactionRunner {
     }
 }
 
-/// Turns a redirect of a Cluster's node into `Unavailable`, since nothing was written.
-fn redirected(error: Error) -> Error {
-    if error.redirect().is_none() {
+/// Turns a redirect of the Cluster's node at `address` into `Unavailable`, since nothing was written. An error for
+/// `CLUSTERDOWN` has this kind already.
+fn redirected(error: Error, address: &str) -> Error {
+    if matches!(error.redirect(), None | Some(Redirect::ClusterDown)) {
         return error;
     }
-    let message =
-        "the slot of the lock's key moves to another node of the Cluster; nothing was written";
+    let message = format!(
+        "{address}: the slot of the lock's key moves to another node of the Cluster; nothing was written; try again"
+    );
     Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 
-/// Turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is unknown.
-fn as_unavailable(error: Error) -> Error {
-    let error = redirected(error);
+/// As [`redirected`], and turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is
+/// unknown.
+fn as_unavailable(error: Error, address: &str) -> Error {
+    let error = redirected(error, address);
     match error.kind() {
         ErrorKind::Timeout => {
             Error::new(ErrorKind::Unavailable, error.message()).with_source_of(&error)

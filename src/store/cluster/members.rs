@@ -119,13 +119,13 @@ impl Members {
         let master = master.and_then(|id| table.master(id).map(Arc::clone));
         master
             .inspect(|master| master.note_named())
-            .ok_or_else(too_many)
+            .ok_or_else(|| too_many(address))
     }
 
     /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
     pub(super) fn note_moved(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
-        let owner = table.master_at(to).ok_or_else(too_many)?;
+        let owner = table.master_at(to).ok_or_else(|| too_many(to))?;
         let is_new = table.slots.set(slot, owner);
         if is_new {
             table.note_slots();
@@ -183,9 +183,12 @@ impl Members {
     }
 }
 
-fn too_many() -> Error {
-    let message =
-        format!("the Cluster has more than {MAX_MASTERS} masters, which is not supported");
+/// The error for a master at `address` that is one too many.
+fn too_many(address: &HostPort) -> Error {
+    let message = format!(
+        "{address} is not used: the Cluster has more than {MAX_MASTERS} masters, which leasehold does not support; use \
+         a Cluster with fewer masters for locks"
+    );
     Error::new(ErrorKind::Unavailable, message)
 }
 
@@ -295,7 +298,11 @@ mod tests {
         assert_eq!(members.all().len(), MAX_MASTERS);
         assert_eq!(port_of(&members, MAX_MASTERS), None);
         let error = members.at(&address(9_999)).map(drop).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: h:9999 is not used: the Cluster has more than 128 masters, which leasehold does not \
+             support; use a Cluster with fewer masters for locks"
+        );
         assert!(members.note_moved(slot(0), &address(9_999)).is_err());
         assert_eq!(port_of(&members, 0), Some(1));
     }

@@ -126,14 +126,10 @@ impl ClusterStore {
         if let Some(owner) = self.members.owner(slot) {
             return Ok(owner);
         }
-        let failed = self.refresher.refresh_by(deadline);
-        self.members.owner(slot).ok_or_else(|| {
-            failed.unwrap_or_else(|| {
-                let slot = slot.number();
-                let message = format!("no node of the Cluster serves slot {slot}");
-                Error::new(ErrorKind::Unavailable, message)
-            })
-        })
+        let failed = self.refresher.refresh_by(deadline, &self.address);
+        self.members
+            .owner(slot)
+            .ok_or_else(|| failed.unwrap_or_else(|| no_owner(slot, &self.address)))
     }
 
     /// The node of a master, which is opened if it was not used before. Does not connect.
@@ -226,7 +222,7 @@ impl ClusterStore {
             return Next::End(error);
         };
         self.note_redirect(member, redirect);
-        if let Err(error) = attempts.wait(redirect) {
+        if let Err(error) = attempts.wait(redirect, member.address()) {
             return Next::End(error);
         }
         match redirect {
@@ -481,6 +477,15 @@ impl ClusterStore {
     }
 }
 
+/// The error if no node of the Cluster at `cluster` serves `slot`, according to the nodes.
+fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
+    let (cluster, slot) = (cluster.text(), slot.number());
+    let message = format!(
+        "{cluster}: no node of the Cluster serves slot {slot}; check the slots with `redis-cli --cluster check`"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 /// The deadline of a request to the node to which its slot is moving. Renewals have little time: their worker also
 /// renews the leases of the node that has redirected them.
 fn asked_until(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
@@ -629,7 +634,11 @@ impl Store for ClusterStore {
                 Some(node) => node.submit(vec![(command, completion)]),
                 None => {
                     self.refresher.request();
-                    let message = "no node of the Cluster is known for the key's slot yet";
+                    let message = format!(
+                        "{}: no node of the Cluster is known for the key's slot yet; the client asks for the nodes, \
+                         and a later request finds them",
+                        self.address.text()
+                    );
                     let _ = completion.complete(Err(Error::new(ErrorKind::Unavailable, message)));
                 }
             }
@@ -671,7 +680,11 @@ impl Store for ClusterStore {
         match owner.as_ref().and_then(|owner| owner.node()) {
             Some(node) => node.send_release(release),
             None => {
-                let message = "the node of the lock's slot is not known";
+                let message = format!(
+                    "{}: the node of the lock's slot is not known; the client releases the lock when it knows the \
+                     node",
+                    self.address.text()
+                );
                 self.queue_late_release(release, &Error::new(ErrorKind::Unavailable, message));
             }
         }
@@ -976,6 +989,35 @@ mod tests {
         // False before the deadline: there is no further outcome to wait for.
         assert!(!submitted.wait(far, |_| false));
         assert!(MonotonicTime::now() < far);
+        let [Some(Err(error))] = &submitted.leave()[..] else {
+            panic!("no node is known");
+        };
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: 127.0.0.1:1: no node of the Cluster is known for the key's slot yet; the client asks \
+             for the nodes, and a later request finds them"
+        );
+        store.close();
+    }
+
+    #[test]
+    fn a_slot_without_a_node_is_named() {
+        let store = store_without_slots();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let slot = Slot::new(7).unwrap();
+        thread::scope(|scope| {
+            let caller = scope.spawn(|| store.owner(slot, far).map(drop));
+            // Answers that have no range with the slot.
+            while !caller.is_finished() {
+                store.refresher.end_round(None);
+                thread::yield_now();
+            }
+            assert_eq!(
+                caller.join().unwrap().unwrap_err().to_string(),
+                "Redis is unavailable: 127.0.0.1:1: no node of the Cluster serves slot 7; check the slots with \
+                 `redis-cli --cluster check`"
+            );
+        });
         store.close();
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
+use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::util::sync::park_timeout;
@@ -29,9 +30,9 @@ impl Attempts {
         }
     }
 
-    /// Waits before the next attempt, as long as `redirect` asks for. Returns the error for the caller if the deadline
-    /// comes first.
-    pub(super) fn wait(&mut self, redirect: &Redirect) -> Result<(), Error> {
+    /// Waits before the next attempt, as long as `redirect` of the node at `by` asks for. Returns the error for the
+    /// caller if the deadline comes first.
+    pub(super) fn wait(&mut self, redirect: &Redirect, by: &HostPort) -> Result<(), Error> {
         if !matches!(redirect, Redirect::TryAgain | Redirect::ClusterDown) {
             self.redirects += 1;
             if self.redirects <= WITHOUT_PAUSE && MonotonicTime::now() < self.deadline {
@@ -43,34 +44,41 @@ impl Attempts {
         let left = self.deadline.since(MonotonicTime::now());
         if left <= pause {
             park_timeout(left);
-            return Err(given_up(redirect));
+            return Err(given_up(redirect, by));
         }
         park_timeout(pause);
         Ok(())
     }
 }
 
-/// The error of a request that no node has carried out by its deadline.
-pub(super) fn given_up(redirect: &Redirect) -> Error {
+/// The error of a request that no node has carried out by its deadline. The node at `by` was the last to refuse it.
+pub(super) fn given_up(redirect: &Redirect, by: &HostPort) -> Error {
     let what = match redirect {
         Redirect::Moved(target) | Redirect::Ask(target) => {
+            let code = match redirect {
+                Redirect::Ask(_) => "ASK",
+                _ => "MOVED",
+            };
             let slot = target.slot.number();
-            format!("the nodes of the Cluster do not agree who serves slot {slot} (MOVED); nothing was done")
+            &format!(
+                "the nodes of the Cluster do not agree who serves slot {slot} ({code}); nothing was done; check the \
+                 slots with `redis-cli --cluster check {by}`"
+            )
         }
         Redirect::Retired => {
-            "the node that served the slot of the key has no slots any more; nothing was done".to_owned()
+            "this node served the slot of the key, and has no slots any more; nothing was done; try again, or check \
+             the nodes with CLUSTER NODES"
         }
         Redirect::TryAgain => {
-            "the slot of the key is moving to another node of the Cluster (TRYAGAIN); nothing was done"
-                .to_owned()
+            "the slot of the key is moving to another node of the Cluster (TRYAGAIN); nothing was done; try again \
+             when the slot has moved"
         }
         Redirect::ClusterDown => {
             "the Cluster is down, or has no master for the slot of the key (CLUSTERDOWN); nothing was done; check \
              the nodes with CLUSTER INFO"
-                .to_owned()
         }
     };
-    Error::new(ErrorKind::Unavailable, what)
+    Error::new(ErrorKind::Unavailable, format!("{by}: {what}"))
 }
 
 #[cfg(test)]
@@ -82,31 +90,64 @@ mod tests {
         Redirect::parse("MOVED", "7 h:1").unwrap()
     }
 
+    fn by() -> HostPort {
+        HostPort::new(b"::1", b"7001").unwrap()
+    }
+
     #[test]
     fn a_circle_of_redirects_ends_at_the_deadline() {
         let started = MonotonicTime::now();
         let timeout = Duration::from_millis(100);
         let mut attempts = Attempts::until(started.after(timeout));
-        let error = (0..).find_map(|_| attempts.wait(&moved()).err()).unwrap();
+        let error = (0..)
+            .find_map(|_| attempts.wait(&moved(), &by()).err())
+            .unwrap();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(MonotonicTime::now().since(started) >= timeout);
         // 5, 10, 20 and 40 ms of pauses: the next would end after the deadline.
         assert_eq!(attempts.redirects, WITHOUT_PAUSE + 5);
-        assert!(error.to_string().contains("slot 7"), "{error}");
     }
 
     #[test]
     fn a_slot_without_a_master_is_asked_for_with_pauses() {
         let mut attempts = Attempts::until(MonotonicTime::now().after(Duration::from_secs(60)));
         for redirect in [Redirect::TryAgain, Redirect::ClusterDown] {
-            attempts.wait(&redirect).unwrap();
+            attempts.wait(&redirect, &by()).unwrap();
         }
         assert_eq!((attempts.redirects, attempts.pauses), (0, 2));
-        for (redirect, code) in [
-            (Redirect::TryAgain, "TRYAGAIN"),
-            (Redirect::ClusterDown, "CLUSTERDOWN"),
+    }
+
+    #[test]
+    fn errors_name_the_node_and_the_next_step() {
+        for (redirect, message) in [
+            (
+                moved(),
+                "the nodes of the Cluster do not agree who serves slot 7 (MOVED); nothing was done; check the slots \
+                 with `redis-cli --cluster check [::1]:7001`",
+            ),
+            (
+                Redirect::parse("ASK", "7 h:1").unwrap(),
+                "the nodes of the Cluster do not agree who serves slot 7 (ASK); nothing was done; check the slots \
+                 with `redis-cli --cluster check [::1]:7001`",
+            ),
+            (
+                Redirect::Retired,
+                "this node served the slot of the key, and has no slots any more; nothing was done; try again, or \
+                 check the nodes with CLUSTER NODES",
+            ),
+            (
+                Redirect::TryAgain,
+                "the slot of the key is moving to another node of the Cluster (TRYAGAIN); nothing was done; try \
+                 again when the slot has moved",
+            ),
+            (
+                Redirect::ClusterDown,
+                "the Cluster is down, or has no master for the slot of the key (CLUSTERDOWN); nothing was done; \
+                 check the nodes with CLUSTER INFO",
+            ),
         ] {
-            assert!(given_up(&redirect).to_string().contains(code));
+            let expected = format!("Redis is unavailable: [::1]:7001: {message}");
+            assert_eq!(given_up(&redirect, &by()).to_string(), expected);
         }
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::ClusterStore;
+use crate::store::cluster::address::ClusterAddress;
 use crate::store::cluster::slot_map::{SlotRange, read_ranges};
 use crate::store::redis::connection::{Endpoint, ReplyContents};
 use crate::store::redis::url::HostPort;
@@ -71,8 +72,13 @@ impl Refresher {
         }
     }
 
-    /// Asks for a new slot map, and waits for it until `deadline`. Returns an error if no node has answered.
-    pub(super) fn refresh_by(&self, deadline: MonotonicTime) -> Option<Error> {
+    /// Asks for a new slot map of the Cluster at `cluster`, and waits for it until `deadline`. Returns an error if no
+    /// node has answered.
+    pub(super) fn refresh_by(
+        &self,
+        deadline: MonotonicTime,
+        cluster: &ClusterAddress,
+    ) -> Option<Error> {
         let mut state = self.state.lock();
         let before = state.rounds;
         state.is_wanted = true;
@@ -80,9 +86,7 @@ impl Refresher {
         while state.rounds == before && !state.is_stopped {
             let left = deadline.since(MonotonicTime::now());
             if left.is_zero() {
-                let message = "no node of the Cluster has sent the slot map in time";
-                let known = state.error.clone();
-                return Some(known.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, message)));
+                return state.error.clone().or_else(|| Some(no_slot_map(cluster)));
             }
             self.changed.wait_for(&mut state, left);
         }
@@ -137,7 +141,7 @@ impl Refresher {
         Ok(())
     }
 
-    fn end_round(&self, error: Option<Error>) {
+    pub(super) fn end_round(&self, error: Option<Error>) {
         let mut state = self.state.lock();
         state.asked = None;
         state.rounds += 1;
@@ -215,8 +219,17 @@ fn ask_nodes(
             Err(error) => _ = first_error.get_or_insert(error),
         }
     }
-    let none = || Error::new(ErrorKind::Unavailable, "no node of the Cluster is known");
-    Err(first_error.unwrap_or_else(none))
+    let none = "no node of the Cluster is known; name some of them in the URL";
+    Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
+}
+
+/// The error of a caller whose deadline comes before the first answer.
+fn no_slot_map(cluster: &ClusterAddress) -> Error {
+    let message = format!(
+        "{}: no node of the Cluster has sent the slot map in time; check the load of the nodes and the network",
+        cluster.text()
+    );
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// Asks the node at `address` for the slot map.
@@ -231,12 +244,12 @@ pub(super) fn ask(
     let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
     match read_ranges(reply, address) {
         Some(ranges) if ranges.is_empty() => {
-            let what = "no slot of the Cluster has a master yet";
+            let what = "no slot of the Cluster has a master yet; wait until `redis-cli --cluster create` has ended";
             Err(about(ErrorKind::Unavailable, what))
         }
         Some(ranges) => Ok(ranges),
         None => {
-            let what = "the reply to CLUSTER SLOTS is none of a Redis Cluster";
+            let what = "the reply to CLUSTER SLOTS is none of a Redis Cluster; check whether a proxy answers there";
             Err(about(ErrorKind::Protocol, what))
         }
     }
@@ -248,13 +261,22 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::config::DEFAULT_MAX_REPLY;
+
+    /// The address of a Cluster. Nothing connects to it.
+    fn cluster() -> ClusterAddress {
+        let timeout = Duration::from_secs(1);
+        let url = "redis+cluster://a:1,[::1]:2";
+        let address = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        address.unwrap().unwrap()
+    }
 
     #[test]
     fn callers_share_one_question() {
         let refresher = Refresher::default();
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         thread::scope(|scope| {
-            let callers = [(); 3].map(|()| scope.spawn(|| refresher.refresh_by(far)));
+            let callers = [(); 3].map(|()| scope.spawn(|| refresher.refresh_by(far, &cluster())));
             while !refresher.state.lock().is_wanted {
                 thread::yield_now();
             }
@@ -290,11 +312,15 @@ mod tests {
     fn a_caller_gets_the_error_of_its_round() {
         let refresher = Refresher::default();
         let soon = MonotonicTime::now().after(Duration::from_millis(20));
-        let error = refresher.refresh_by(soon).unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let error = refresher.refresh_by(soon, &cluster()).unwrap();
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: a:1,[::1]:2: no node of the Cluster has sent the slot map in time; check the load \
+             of the nodes and the network"
+        );
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         thread::scope(|scope| {
-            let caller = scope.spawn(|| refresher.refresh_by(far));
+            let caller = scope.spawn(|| refresher.refresh_by(far, &cluster()));
             while !caller.is_finished() {
                 refresher.end_round(Some(Error::new(ErrorKind::Denied, "no")));
                 thread::yield_now();

@@ -164,6 +164,11 @@ impl TransactionConnection {
         outcome.map_err(|error| self.named(error))
     }
 
+    /// The server's address, for errors.
+    pub(crate) fn address(&self) -> &str {
+        self.connection.address()
+    }
+
     /// Adds the server's address to an error of the server or the network.
     fn named(&self, error: Error) -> Error {
         let address = self.connection.address();
