@@ -345,12 +345,16 @@ pub(crate) fn redacted(url: &str) -> String {
     infos.map_or_else(|_| "***".to_owned(), addresses)
 }
 
-/// The address for messages: `host:port`, or the path of a socket up to the first character that may begin a
-/// misplaced option.
+/// The address for messages: `host:port` with brackets around an IPv6 address, or the path of a socket up to the first
+/// character that may begin a misplaced option.
 pub(crate) fn address(info: &ConnectionInfo) -> String {
     let addr = info.addr().to_string();
-    if !matches!(info.addr(), ConnectionAddr::Unix(_)) {
-        return addr;
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            return host_and_port(host, *port);
+        }
+        ConnectionAddr::Unix(_) => {}
+        _ => return addr,
     }
     match addr.split_once(['?', '&', ';', '=', '@', '%']) {
         Some((path, _)) => format!("{path}.."),
@@ -378,7 +382,7 @@ mod tests {
         let infos = |url| parse_cluster(url).unwrap();
         let two = infos("redis+cluster://user:pa%2Css@one,[::1]:7001").unwrap();
         let addresses: Vec<String> = two.iter().map(address).collect();
-        assert_eq!(addresses, ["one:6379", "::1:7001"]);
+        assert_eq!(addresses, ["one:6379", "[::1]:7001"]);
         for info in &two {
             assert_eq!(info.redis_settings().username(), Some("user"));
             assert_eq!(info.redis_settings().password(), Some("pa,ss"));
