@@ -79,8 +79,11 @@ impl CredentialsCallback {
         let call = || (self.0)().map_err(|error| Failure::of(&*error));
         match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(credentials)) => Ok(credentials),
-            Ok(Err(failure)) => Err(unavailable("failed").with_source(failure)),
-            Err(_) => Err(unavailable("panicked")),
+            Ok(Err(failure)) => {
+                let what = "failed; check where it gets the login (the source of this error has the reason)";
+                Err(unavailable(what).with_source(failure))
+            }
+            Err(_) => Err(unavailable("panicked; correct it")),
         }
     }
 }

@@ -338,7 +338,9 @@ impl Endpoint {
                     "is no primary, although the sentinel {by} names it; a fail-over may be under way"
                 )
             }
-            NamedBy::EarlierAnswer(_) => "is no primary any more".to_owned(),
+            NamedBy::EarlierAnswer(_) => {
+                "is no primary any more; check the sentinels, which name the new one".to_owned()
+            }
         };
         Err(attempted.about(ErrorKind::Unavailable, what))
     }

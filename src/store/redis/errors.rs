@@ -200,20 +200,29 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
 /// The next step of an operator after an error reply. `None` if the reply itself is enough.
 fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
     match (kind, code) {
-        (ErrorKind::Denied, "NOPERM" | "ERR") => {
-            Some("allow what docs/redis.md lists under Rights")
+        (ErrorKind::Denied, "NOAUTH" | "WRONGPASS") => Some("check user and password"),
+        (ErrorKind::Denied, "DENIED") => Some("set a password there, or bind it to one address"),
+        (ErrorKind::Denied, _) => Some("allow what docs/redis.md lists under Rights"),
+        (ErrorKind::Unavailable, "ERR") => {
+            Some("close some connections, or raise its `maxclients`")
         }
         (_, "OOM") => Some("raise `maxmemory`, or delete other data"),
-        (_, "READONLY") => Some("use the URL of the primary"),
+        (_, "READONLY") => Some(USE_PRIMARY),
         (_, "LOADING") => Some("wait until the server has read its data"),
         (_, "MASTERDOWN") => Some("check the primary, and the link to it"),
         (_, "NOREPLICAS") => Some("check the replicas, and `min-replicas-to-write`"),
         (_, "BUSY") => Some("wait for the script that runs there, or end it"),
         (_, "MISCONF") => Some("check the disk and the log of the server"),
         (_, "CLUSTERDOWN") => Some("check the nodes with CLUSTER INFO"),
+        (_, "TRYAGAIN") => Some("try again when the slot has moved"),
+        (_, "UNBLOCKED") => Some("try again"),
         _ => None,
     }
 }
+
+/// The next step if a server is no primary. With sentinels and on a Cluster, the client finds the new primary by itself.
+const USE_PRIMARY: &str =
+    "use the URL of the primary; with sentinels or on a Cluster, try again after the fail-over";
 
 /// Whether this is the error of a server that accepts no more connections: `ERR max number of clients reached`.
 pub(crate) fn has_too_many_clients(detail: Option<&str>) -> bool {
@@ -238,7 +247,7 @@ pub(crate) fn wait_refused(code: &str, detail: Option<&str>) -> Error {
         ErrorKind::Unsupported => {
             "leave out `replicas`, or, if this is a proxy, use the URL of the server behind it"
         }
-        _ => "use the URL of the primary",
+        _ => USE_PRIMARY,
     };
     Error::new(
         kind,
@@ -513,11 +522,13 @@ impl Attempted<'_> {
             user => format!("user {:?}", user.unwrap_or("default")),
         };
         let what = match (kind, error.code()) {
-            (ErrorKind::Denied, "NOAUTH") => "requires a password; put it into the URL \
+            (ErrorKind::Denied, "NOAUTH") => {
+                "refuses the login without a password; put it into the URL \
                  (redis://user:password@host), or give it with `Builder::credentials`"
-                .to_owned(),
+                    .to_owned()
+            }
             (ErrorKind::Denied, "WRONGPASS") => {
-                format!("refuses {user} or the password; check both")
+                format!("refuses the login of {user}: user or password is wrong; check both")
             }
             (ErrorKind::Denied, "NOPERM") => format!(
                 "does not allow {user} to call {command}; allow what docs/redis.md lists under Rights"
@@ -560,11 +571,11 @@ impl Attempted<'_> {
         match error.code() {
             "NOAUTH" => about(
                 ErrorKind::Denied,
-                "requires a password; give it with `Builder::sentinel_credentials`",
+                "refuses the login without a password; give it with `Builder::sentinel_credentials`",
             ),
             "WRONGPASS" => about(
                 ErrorKind::Denied,
-                "refuses the user or the password of `Builder::sentinel_credentials`; check both",
+                "refuses the login: user or password of `Builder::sentinel_credentials` is wrong; check both",
             ),
             "ERR" if command != "AUTH" => about(
                 ErrorKind::InvalidConfig,
@@ -618,17 +629,34 @@ mod tests {
         for code in [
             "BUSY",
             "CLUSTERDOWN",
+            "DENIED",
             "LOADING",
             "MASTERDOWN",
             "MISCONF",
+            "NOAUTH",
+            "NOPERM",
             "NOREPLICAS",
             "OOM",
             "READONLY",
+            "TRYAGAIN",
+            "UNBLOCKED",
+            "WRONGPASS",
         ] {
             let shown = error_reply(code, Some("some text.")).to_string();
             let (_, next) = shown.split_once("some text; ").expect(code);
             assert!(!next.is_empty(), "{shown}");
         }
+        let too_many = error_reply("ERR", Some("max number of clients reached"));
+        assert_eq!(
+            too_many.to_string(),
+            "Redis is unavailable: ERR max number of clients reached; close some connections, or raise its `maxclients`"
+        );
+        let read_only = error_reply("READONLY", Some("You can't write against a replica."));
+        assert_eq!(
+            read_only.at("h:1").to_string(),
+            "Redis is unavailable: h:1: READONLY You can't write against a replica; use the URL of the primary; with \
+             sentinels or on a Cluster, try again after the fail-over"
+        );
         let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
         let attempted = Attempted {
             info: &info,
@@ -660,7 +688,7 @@ mod tests {
             (
                 "ERR",
                 "WAIT cannot be used with replica instances.",
-                "instances; use the URL of the primary",
+                "instances; use the URL of the primary; with sentinels",
             ),
         ] {
             let shown = wait_refused(code, Some(detail)).to_string();

@@ -90,7 +90,9 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
     let info = parsed
         .into_connection_info()
         .map_err(|error| match error.detail() {
-            Some(_) => "has an unknown version in its option protocol".into(),
+            Some(_) => {
+                "has an unknown version in its option protocol; known are resp2 and resp3".into()
+            }
             None => fault(),
         })?;
     match info.addr() {
@@ -136,7 +138,10 @@ fn parse_nodes(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, Fault> {
         .map(|host| parse_single(&format!("{scheme}://{login}{host}{behind}")));
     let infos = infos.collect::<Result<Vec<ConnectionInfo>, Fault>>()?;
     match infos.iter().any(|info| info.redis_settings().db() != 0) {
-        true => Err("has a database behind the hosts, and a Cluster has only database 0".into()),
+        true => Err(
+            "has a database behind the hosts, and a Cluster has only database 0; leave it out"
+                .into(),
+        ),
         false => Ok(infos),
     }
 }

@@ -14,6 +14,7 @@ use crate::support::{
 };
 
 use super::all_texts;
+use super::messages::assert_says;
 
 const TOKENS: [&str; 2] = ["t0ken-one", "t0ken-two"];
 
@@ -77,19 +78,20 @@ fn errors_of(builder: impl Fn() -> Builder) -> [leasehold::Error; 2] {
 
 #[test]
 fn a_callback_that_fails_or_panics_is_unavailable() {
+    const FAILED: &str = "ADDR: the callback of `Builder::credentials` has failed; check where it gets the login (the \
+         source of this error has the reason)";
+    const PANICKED: &str = "ADDR: the callback of `Builder::credentials` has panicked; correct it";
     let (_server, url) = locked_server(TOKENS[0]);
-    for error in errors_of(|| steady(&url).credentials(|| Err("no token today".into()))) {
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(
-            error
-                .to_string()
-                .contains("`Builder::credentials` has failed")
-        );
-        assert!(all_texts(&error).contains("no token today"), "{error}");
+    let failing = errors_of(|| steady(&url).credentials(|| Err("no token today".into())));
+    let panicking = errors_of(|| steady(&url).credentials(|| panic!("the test's panic")));
+    for (errors, what) in [(&failing, FAILED), (&panicking, PANICKED)] {
+        let [built, locked] = errors;
+        assert_says(built, &url, &format!("Redis is unavailable: {what}"));
+        let message = format!("Redis is unavailable (\"k\"): for TIME s: {what}");
+        assert_says(locked, &url, &message);
     }
-    for error in errors_of(|| steady(&url).credentials(|| panic!("the test's panic"))) {
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(error.to_string().contains("has panicked"), "{error}");
+    for error in failing {
+        assert!(all_texts(&error).contains("no token today"), "{error}");
     }
 }
 

@@ -11,13 +11,23 @@ use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
 use crate::support::{SOON, ask, millis, secs, server, within};
 
-/// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`. Fails if the message repeats
-/// the text of a source.
+/// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`, and `TIME` for the seconds of
+/// an outage. Fails if the message repeats the text of a source.
 #[track_caller]
 pub fn assert_says(error: &Error, url: &str, message: &str) {
     let address = url.rsplit('/').next().unwrap().rsplit('@').next().unwrap();
     let shown = error.to_string();
-    assert_eq!(shown, message.replace("ADDR ", &format!("{address} ")));
+    let mut message = message.replace("ADDR", address);
+    if message.contains("TIME") {
+        let lasted = shown
+            .split(": for ")
+            .nth(1)
+            .and_then(|it| it.split(" s: ").next());
+        let lasted = lasted.expect("the message has the time of the outage");
+        assert!(lasted.parse::<f64>().is_ok(), "{shown}");
+        message = message.replace("TIME", lasted);
+    }
+    assert_eq!(shown, message);
     let mut source = error.source();
     while let Some(cause) = source {
         let text = cause.to_string();
@@ -39,7 +49,7 @@ fn logins_say_what_is_refused() {
     let port = server.port();
     assert_opening_says(
         &format!("redis://127.0.0.1:{port}"),
-        "Redis denies access: ADDR requires a password; put it into the URL \
+        "Redis denies access: ADDR refuses the login without a password; put it into the URL \
          (redis://user:password@host), or give it with `Builder::credentials`",
     );
     for (login, user) in [(":wr0ng", "default"), ("me:wr0ng", "me")] {
@@ -47,7 +57,7 @@ fn logins_say_what_is_refused() {
             let url = format!("redis://{login}@127.0.0.1:{port}");
             let error = steady(&format!("{url}{protocol}")).build().unwrap_err();
             let message = format!(
-                "Redis denies access: ADDR refuses user {user:?} or the password; check both"
+                "Redis denies access: ADDR refuses the login of user {user:?}: user or password is wrong; check both"
             );
             assert_says(&error, &url, &message);
         }

@@ -73,10 +73,14 @@ fn without_sentinels_a_broken_connection_costs_no_lock() {
     ask(server, &["REPLICAOF", "127.0.0.1", "1"]);
     kill_connections(server);
     let error = client.ping().unwrap_err();
-    assert!(
-        error.to_string().contains("is no primary any more"),
-        "{error}"
+    let wanted = format!(
+        "Redis is unavailable: no sentinel names the primary of the group \"mymaster\": 127.0.0.1:{} refuses \
+         connections; check that Redis runs there, and the port; the last primary: 127.0.0.1:{} is no primary any more; \
+         check the sentinels, which name the new one",
+        group.sentinels()[0].port(),
+        server.port()
     );
+    assert_eq!(error.to_string(), wanted);
 }
 
 fn group_client(group: &SentinelGroup) -> Client {
@@ -136,11 +140,11 @@ fn passwords_of_sentinels_and_servers_are_two() {
     for (login, part) in [
         (
             None,
-            "requires a password; give it with `Builder::sentinel_credentials`",
+            "refuses the login without a password; give it with `Builder::sentinel_credentials`",
         ),
         (
             Some("wr0ng"),
-            "refuses the user or the password of `Builder::sentinel_credentials`",
+            "refuses the login: user or password of `Builder::sentinel_credentials` is wrong; check both",
         ),
     ] {
         let error = open(login).unwrap_err();

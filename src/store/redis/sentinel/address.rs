@@ -66,7 +66,9 @@ impl SentinelUrl {
             ));
         }
         if hosts.len() > MAX_SENTINELS {
-            let what = format!("has more than {MAX_SENTINELS} hosts");
+            let what = format!(
+                "has more than {MAX_SENTINELS} hosts; name some, and the client learns of the others"
+            );
             return Err(what.as_str().into());
         }
         let mut infos = Vec::new();
