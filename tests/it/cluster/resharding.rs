@@ -10,6 +10,7 @@ use leasehold_testbed::{Cluster, Proxy, eventually};
 use super::{
     Group, GroupBuilder, announce_proxies, key_on, keys, on_each_kind_of_cluster, server_of,
 };
+use crate::bad_input::messages::assert_says;
 use crate::steady::steady;
 use crate::support::{Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs};
 
@@ -300,6 +301,28 @@ impl HalfMoved {
             assert!(guard.unlock().unwrap().is_confirmed());
         }
     }
+}
+
+/// The slot moves between the reads and the writes of the transaction.
+#[test]
+fn a_transaction_that_a_move_interrupts_names_the_node() {
+    let cluster = Cluster::builder().without_replicas().start().unwrap();
+    let client = super::client(&cluster);
+    let guard = lock(&client, "k");
+    let slot = cluster.slot_of(&in_redis("k"));
+    let from = cluster.master_of(slot);
+    let error = guard.transaction(|_, pipe| {
+        cluster.move_slot(slot, (from + 1) % 3).unwrap();
+        pipe.set(format!("{{{}}}data", in_redis("k")), "x");
+        Ok(())
+    });
+    assert_says(
+        &error.map(drop).unwrap_err(),
+        &cluster.nodes()[from].url(),
+        "Redis is unavailable (\"k\"): ADDR: the slot of the lock's key moves to another node of the Cluster; nothing was \
+         written; try again",
+    );
+    assert!(guard.unlock().unwrap().is_confirmed());
 }
 
 /// One renewal after the other would take 10 s for all of them.
