@@ -125,8 +125,12 @@ const CHECKS: [Check; 14] = [
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
-    // The conformance suite over TLS is among them. All features, so that the step before has built most of it.
-    check("TLS tests", &["test", "--locked", "--all-features", "--test", "it", "tls::", "--", "--test-threads=8"]),
+    // The conformance suite over TLS is among them, and so are the tests that no URL with TLS shows its password. All
+    // features, so that the step before has built most of it.
+    check(
+        "TLS tests",
+        &["test", "--locked", "--all-features", "--test", "it", "--", "tls::", "bad_input::", "--test-threads=8"],
+    ),
     // The soak draws another seed each time, and prints it.
     check(
         "soak",

@@ -106,7 +106,7 @@ fn debug_texts_do_not_show_the_password() {
 }
 
 /// URLs, well-formed and malformed. `PW` stands for the password.
-const SHAPES: [&str; 34] = [
+const SHAPES: [&str; 42] = [
     "redis://PW@127.0.0.1:1",
     "redis://:PW@127.0.0.1:1",
     "redis://PW:@127.0.0.1:1",
@@ -140,6 +140,14 @@ const SHAPES: [&str; 34] = [
     "unix:///x?PW",
     "unix:///x?db=0&pass=PW&shard=1",
     "unix://u:PW@/x",
+    "redis+cluster://u:PW@127.0.0.1:1,127.0.0.1:2",
+    "rediss+cluster://u:PW@127.0.0.1:1",
+    "redis+cluster://127.0.0.1:1,u:PW@127.0.0.1:2",
+    "redis+cluster://u:PW@127.0.0.1:1/3",
+    "redis+sentinel://u:PW@127.0.0.1:1/g",
+    "rediss+sentinel://u:PW@127.0.0.1:1/g",
+    "redis+sentinel://127.0.0.1:1,u:PW@127.0.0.1:2/g",
+    "redis+sentinel://u:PW@127.0.0.1:1",
     "PW",
 ];
 
