@@ -306,6 +306,49 @@ fn changes_of_a_node_are_logged_and_gauged() {
         .is_empty()));
 }
 
+/// The errors of renewals and releases are recorded, and so are the addresses of a quorum's nodes and why they do not
+/// vote: after an outage, and after a refused login.
+#[test]
+fn no_record_shows_the_password_of_a_url() {
+    const SECRET: &str = "hunter2";
+    let receivers = receivers();
+    let mut server = Server::start().unwrap();
+    let ask = |server: &Server, words: &[&str]| {
+        let reply = server.command(words).unwrap();
+        assert!(!matches!(reply, Reply::Error(_)), "{reply}");
+    };
+    let user = ["ACL", "SETUSER", "me", "on", "~*", "&*", "+@all"];
+    ask(&server, &[&user[..], &[&format!(">{SECRET}")]].concat());
+    let url = |port| format!("redis://me:{SECRET}@127.0.0.1:{port}");
+    let client = Client::builder(url(server.port()))
+        .ttl(Duration::from_secs(60))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    let [guard, other] = ["k", "other"].map(|key| client.mutex(key).lock().unwrap());
+    ask(&server, &["ACL", "SETUSER", "me", "resetpass", ">an0ther"]);
+    ask(&server, &["CLIENT", "KILL", "USER", "me"]);
+    let has_failed = |why: &str| {
+        let failed = receivers.recorded("renewal failed");
+        failed.iter().any(|it| it.fields["error"].contains(why))
+    };
+    assert!(eventually(SOON, || has_failed("refuses the login")));
+    assert!(!guard.unlock().unwrap().is_confirmed());
+    let quorum = Client::quorum_builder([url(server.port()), url(1)]);
+    let quorum = quorum.build_lazy().unwrap();
+    quorum.mutex("k").try_lock().unwrap_err();
+    server.kill();
+    assert!(eventually(SOON, || has_failed("refuses connections")));
+    let has = |name| !receivers.recorded(name).is_empty();
+    assert!(eventually(SOON, || has("release delayed")));
+    assert!(eventually(SOON, || has("node does not vote")));
+    let everything = receivers.everything();
+    let node = format!("leasehold_node_up{{node=127.0.0.1:{}}}", server.port());
+    assert!(everything.contains(&node), "{everything}");
+    assert!(!everything.contains(SECRET), "{everything}");
+    drop(other);
+}
+
 /// Reports that a lock was renewed.
 struct Renewals(Sender<()>);
 

@@ -260,6 +260,13 @@ impl Receivers {
             .collect()
     }
 
+    /// All that was recorded since the last call: spans and events with their fields, and numbers with their labels.
+    pub fn everything(&self) -> String {
+        let notes = self.notebook.0.lock().unwrap();
+        let levels = self.levels.0.lock().unwrap();
+        format!("{notes:#?}\n{:#?}\n{levels:#?}", self.numbers())
+    }
+
     /// The level of the gauge of this name; `None` if it was never set.
     pub fn level(&self, name: &str) -> Option<f64> {
         self.levels.0.lock().unwrap().get(name).copied()
