@@ -72,7 +72,8 @@ fn each_right_at_the_sentinels_is_needed_and_no_other() {
     let listens = || {
         let clients = ask(sentinel, &["CLIENT", "LIST"]);
         let mut clients = clients.as_text().unwrap().lines();
-        clients.any(|it| it.contains(" user=limited ") && it.contains(" sub=1 "))
+        let name = format!(" name=leasehold-sentinels:{} ", client.holder_id());
+        clients.any(|it| it.contains(&name) && it.contains(" sub=1 "))
     };
     assert!(eventually(SOON, listens), "not subscribed");
     assert_eq!(refused(sentinel), [""; 0]);

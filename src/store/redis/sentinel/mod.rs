@@ -282,7 +282,14 @@ impl Sentinels {
             endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
         let mut connection = SentinelConnection::new(endpoint, attempted, connection);
         connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
-        connection.send(&self.question(), deadline)?;
+        // `CLIENT SETNAME` would need a right. `HELLO` needs none.
+        let mut commands = redis::pipe();
+        let set_name = commands.cmd("HELLO").arg("2").arg("SETNAME");
+        set_name.arg(endpoint.connection_name("leasehold"));
+        self.add_question(&mut commands);
+        connection.send(&commands, deadline)?;
+        // A refused name does no harm.
+        connection.receive(deadline)?;
         let mut replies = Vec::new();
         for _ in 0..QUESTIONS {
             replies.push(connection.receive(deadline)?);
@@ -304,15 +311,20 @@ impl Sentinels {
         Ok(info.set_redis_settings(settings))
     }
 
-    /// The commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An ACL may
-    /// forbid all but the first.
+    /// The commands of [`add_question`](Self::add_question).
     fn question(&self) -> redis::Pipeline {
         let mut commands = redis::pipe();
+        self.add_question(&mut commands);
+        commands
+    }
+
+    /// Adds the commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An ACL
+    /// may forbid all but the first.
+    fn add_question(&self, commands: &mut redis::Pipeline) {
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"] {
             let command = commands.cmd("SENTINEL").arg(subcommand);
             command.arg(&self.group);
         }
-        commands
     }
 
     fn read_answer(&self, attempted: Attempted<'_>, replies: Vec<Value>) -> Result<Answer, Error> {
@@ -358,7 +370,7 @@ impl Sentinels {
     }
 }
 
-/// The number of commands of [`Sentinels::question`].
+/// The number of commands of [`Sentinels::add_question`].
 const QUESTIONS: usize = 3;
 
 impl State {
@@ -481,16 +493,18 @@ impl<'a> SentinelConnection<'a> {
         }
     }
 
-    /// Sends the login, if there is one, and selects the protocol.
+    /// Sends the login, if there is one, and selects the protocol. With RESP3, also names the connection as one that
+    /// listens.
     fn log_in(
         &mut self,
         protocol: redis::ProtocolVersion,
         deadline: MonotonicTime,
     ) -> Result<(), Error> {
+        let name = self.endpoint.connection_name("leasehold-sentinels");
         let login = crate::store::redis::handshake::Login::new(
             self.attempted.info.redis_settings(),
             protocol,
-            Some("leasehold-sentinels"),
+            Some(&name),
         );
         self.send(&login.commands, deadline)?;
         for _ in 0..login.commands.len() {

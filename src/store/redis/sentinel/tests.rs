@@ -33,6 +33,8 @@ struct Script {
     epoch: u64,
     others: Vec<u16>,
     denies_messages: bool,
+    /// The words of each `HELLO`, joined.
+    hellos: Vec<String>,
 }
 
 /// A scripted sentinel. Its threads end with the process.
@@ -54,6 +56,7 @@ impl Fake {
                 epoch,
                 others,
                 denies_messages: false,
+                hellos: Vec::new(),
             })),
             subscribed: Arc::default(),
             questions: Arc::default(),
@@ -90,9 +93,16 @@ fn serve(
     let mut lines = BufReader::new(stream);
     while let Some(words) = read_command(&mut lines) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let script = script.lock();
+        let mut script = script.lock();
         let reply = match words[..] {
-            ["HELLO", ..] => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
+            ["HELLO", "2", ..] => {
+                script.hellos.push(words.join(" "));
+                "*2\r\n$5\r\nproto\r\n:2\r\n".to_owned()
+            }
+            ["HELLO", ..] => {
+                script.hellos.push(words.join(" "));
+                "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned()
+            }
             ["SUBSCRIBE", ..] if script.denies_messages => {
                 "-NOPERM this user has no permissions to run the 'subscribe' command\r\n".to_owned()
             }
@@ -186,6 +196,24 @@ fn the_last_sentinel_that_replied_is_asked_first() {
     // A third of the time for the silent one; time is left for the server.
     assert!(MonotonicTime::now() < deadline);
     assert_eq!(sentinels.first().port, good.port);
+}
+
+#[test]
+fn connections_to_sentinels_are_named_after_the_holder() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let hellos = || std::mem::take(&mut fake.script.lock().hellos);
+    find(&endpoint).unwrap();
+    assert_eq!(hellos(), ["HELLO 2 SETNAME leasehold"]);
+    let holder = HolderId::of_this_process();
+    endpoint.name_connections(&holder);
+    find(&endpoint).unwrap();
+    assert_eq!(hellos(), [format!("HELLO 2 SETNAME leasehold:{holder}")]);
+    watching(&endpoint, LONG, || {
+        assert_eventually("a watcher", || !fake.script.lock().hellos.is_empty());
+    });
+    let name = format!("HELLO 3 SETNAME leasehold-sentinels:{holder}");
+    assert_eq!(hellos()[0], name);
 }
 
 #[test]
