@@ -421,8 +421,8 @@ impl Client {
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
-    /// loading. `Timeout` if no reply comes within `command_timeout`. `Denied`, `Tls`, `Protocol`, `Shutdown` and
-    /// `Forked` as for a lock.
+    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the nodes
+    /// replies. `Denied`, `Tls`, `Protocol`, `Shutdown` and `Forked` as for a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
