@@ -472,14 +472,18 @@ impl Client {
     /// a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The check opens a
     /// connection of its own, and takes one round trip after the login.
     ///
+    /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
+    /// checked, a finding for each says why; the call fails only if that is so for all.
+    ///
     /// A client with an [event handler](crate::Builder::event_handler) does this once by itself:
     /// [`EventHandler::environment_warning`](crate::EventHandler::environment_warning). On a
     /// [`MemoryStore`](crate::MemoryStore), there are no findings.
     ///
     /// # Errors
     /// `Unavailable` if the server cannot be reached or does not reply within
-    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Protocol` if the server is
-    /// not Redis, `Shutdown` and `Forked`.
+    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection can
+    /// be made, `Protocol` if the server is not Redis, `Shutdown` and `Forked`. `NoQuorum` on a quorum, if no majority of
+    /// the nodes can be checked.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

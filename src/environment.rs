@@ -123,6 +123,11 @@ pub enum EnvironmentWarning {
         /// The server's reply.
         reply: String,
     },
+    /// A master of a Cluster could not be checked, and others could.
+    NotReached {
+        /// The error.
+        reason: String,
+    },
 }
 
 /// The oldest supported version of Redis.
@@ -270,6 +275,8 @@ impl fmt::Display for EnvironmentWarning {
                     "{what}: {command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
                 )
             }
+            // The error has the next step.
+            Self::NotReached { reason } => write!(f, "was not checked: {reason}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use leasehold::{
     Builder, Client, EnvironmentFinding, EnvironmentWarning as Warning, ErrorKind, EventHandler,
 };
-use leasehold_testbed::{SentinelGroup, Server, eventually};
+use leasehold_testbed::{Cluster, SentinelGroup, Server, eventually};
 
 use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner};
@@ -188,6 +188,36 @@ fn each_master_in_use_is_checked() {
     }
     let masters = (0..3).map(|node| format!("127.0.0.1:{}", cluster.nodes()[node].port()));
     assert_eq!(servers(), masters.collect());
+}
+
+#[test]
+fn masters_that_are_away_are_findings() {
+    let cluster = Cluster::builder().without_replicas();
+    let cluster = cluster.arg("cluster-require-full-coverage", "no");
+    let mut cluster = cluster.start().unwrap();
+    let client = quiet(&cluster.url()).build().unwrap();
+    for n in 0..30 {
+        lock(&client, &format!("k{n}")).unlock().unwrap();
+    }
+    let addresses = [0, 1, 2].map(|node| format!("127.0.0.1:{}", cluster.nodes()[node].port()));
+    cluster.node(0).kill();
+    let away = &addresses[0];
+    let text = format!(
+        "{away}: was not checked: Redis is unavailable: {away} refuses connections; check that Redis runs there, and the \
+         port"
+    );
+    let found = client.check_environment().unwrap();
+    let servers: BTreeSet<&str> = found.iter().map(|finding| finding.server()).collect();
+    assert_eq!(servers, addresses.iter().map(String::as_str).collect());
+    let of_away: Vec<_> = found.iter().filter(|it| it.server() == *away).collect();
+    assert_eq!(of_away.len(), 1, "{of_away:?}");
+    assert!(matches!(of_away[0].warning(), Warning::NotReached { .. }));
+    assert_eq!(of_away[0].to_string(), text);
+    for node in [1, 2] {
+        cluster.node(node).kill();
+    }
+    let error = client.check_environment().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::Config;
-use crate::environment::EnvironmentFinding;
+use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::member::Member;
 use crate::store::cluster::members::Members;
@@ -541,12 +541,14 @@ fn note_replies<'a>(
 }
 
 impl ClusterStore {
-    /// The masters that this client uses. If it uses none yet, opens one.
-    fn masters(&self) -> Result<Vec<Arc<Node>>, Error> {
-        let mut nodes: Vec<Arc<Node>> = Vec::new();
+    /// The addresses and nodes of the masters that this client uses. If it uses none yet, opens one.
+    fn masters(&self) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
+        let mut nodes: Vec<(HostPort, Arc<Node>)> = Vec::new();
         for member in self.members.all() {
-            if member.serves_slots() {
-                nodes.extend(member.node().map(Arc::clone));
+            if let Some(node) = member.node()
+                && member.serves_slots()
+            {
+                nodes.push((member.address().clone(), Arc::clone(node)));
             }
         }
         if nodes.is_empty() {
@@ -554,7 +556,7 @@ impl ClusterStore {
             let deadline = MonotonicTime::now().after(timeout);
             let slot = Slot::of("");
             let owner = self.owner(slot, deadline)?;
-            nodes.push(Arc::clone(self.node(&owner)?));
+            nodes.push((owner.address().clone(), Arc::clone(self.node(&owner)?)));
         }
         Ok(nodes)
     }
@@ -660,19 +662,35 @@ impl Store for ClusterStore {
     /// Pings each master that this client uses, or one master if it uses none. Returns the longest time.
     fn ping(&self) -> Result<Duration, Error> {
         let mut longest = Duration::ZERO;
-        for node in self.masters()? {
+        for (_, node) in self.masters()? {
             let took = node.ping().inspect_err(|_| self.refresher.request())?;
             longest = longest.max(took);
         }
         Ok(longest)
     }
 
+    /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if that is so for all
+    /// masters.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let masters = self.masters()?;
         let mut found = Vec::new();
-        for node in self.masters()? {
-            found.extend(node.check_environment()?.unwrap_or_default());
+        let mut errors = Vec::new();
+        for (address, node) in &masters {
+            match node.check_environment() {
+                Ok(findings) => found.extend(findings.unwrap_or_default()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    let warning = EnvironmentWarning::NotReached { reason };
+                    found.push(EnvironmentFinding::new(&address.to_string(), warning));
+                    errors.push(error);
+                }
+            }
         }
-        Ok(Some(found))
+        let have_all_failed = errors.len() == masters.len();
+        match errors.into_iter().next() {
+            Some(error) if have_all_failed => Err(error),
+            _ => Ok(Some(found)),
+        }
     }
 
     fn send_release(&self, release: Command) {
