@@ -251,7 +251,8 @@ impl Client {
     /// passed the lock on: then the ticket is usually still valid.
     ///
     /// # Errors
-    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or Redis has not granted the ticket's token yet.
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than
+    ///   the clock and the fence counter of Redis.
     ///   Also if the reply to a first try was lost, and the client has released the lock that this try had adopted.
     /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
     /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.

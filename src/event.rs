@@ -95,9 +95,9 @@ pub trait EventHandler: Send + Sync + 'static {
     /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary that
     /// it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary again.
     fn sentinels_unavailable(&self, error: &Error) {}
-    /// Redis does not allow the transaction by which free locks are acquired, because of an ACL or a proxy. The client
-    /// uses a script for all locks instead, which costs Redis more time, and tries the transaction again after ten minutes.
-    /// Called once.
+    /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
+    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it tries
+    /// again. Called once per client, at the first refusal.
     fn transactions_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
     /// too much from those of the other nodes, or does no longer ([`NodeClock`](crate::NodeClock)). The client's first

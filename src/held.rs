@@ -53,8 +53,7 @@ impl LockInfo {
     /// The fencing token of the grant. The token of the guard is greater by the number of hand-offs within its client
     /// since the grant: Redis does not know of hand-offs.
     ///
-    /// `None` if only the holder knows the token: the lock was free when the holder asked for it, and Redis granted it by
-    /// plain commands instead of a script.
+    /// `None` if the lock was acquired by plain commands instead of a script: then only its holder knows the token.
     pub fn fencing_token(&self) -> Option<u64> {
         self.value.token
     }

@@ -19,8 +19,8 @@ use crate::store::{Command, Reply};
 use crate::util::key::Key;
 use crate::util::sync::park_timeout;
 
-/// How long `force_unlock` waits at most until the holder's client is subscribed. If the grant is more than a second
-/// old, the script does not ask for such a wait.
+/// How long `force_unlock` waits at most until the holder's client is subscribed. If the value has a time that is more
+/// than a second ago, the script does not ask for such a wait.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
 /// The pause between two requests of `force_unlock` during that wait.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
@@ -469,12 +469,12 @@ impl Mutex {
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
     /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked)
     /// within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
-    /// grant is less than a second old, `force_unlock` waits until the holder's client is subscribed. A client without
-    /// notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
+    /// grant may be less than a second old, `force_unlock` waits until the holder's client is subscribed, for a second at
+    /// most. (Most locks that were free have no time in Redis, and count as new.) A client without notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
     /// tokens refuse the late writes of the holder.
     ///
-    /// Takes one more request than [`inspect`](Self::inspect). Takes up to a second longer if the lock was granted just
-    /// before to a client that is not subscribed, for example because its process has died.
+    /// Takes one more request than [`inspect`](Self::inspect). Takes up to a second longer if the
+    /// holder's client is not subscribed, for example because its process has died, and the grant is new or has no time.
     ///
     /// # Errors
     /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was

@@ -25,7 +25,7 @@ fn allocations(mut work: impl FnMut()) -> usize {
 }
 
 #[test]
-fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::error::Error>> {
+fn a_lock_makes_five_allocations() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::start()?;
     let client = Client::open(server.url())?;
     let mutex = client.mutex("key");
@@ -34,9 +34,9 @@ fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::err
         let guard = mutex.lock().expect("nobody else wants the lock");
         guard.unlock().expect("the lock is held");
     });
-    // A drop makes five: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and
-    // the vector of the transaction's reply with the text of the token. (Threads that outlive the call share the entries.) `unlock` awaits its release, so it has
-    // one more entry in the queue of the pipeline.
+    // A drop makes five: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and for
+    // the reply to `EXEC` a vector and the text of the token. (Other threads may use the first three after the call.)
+    // `unlock` waits for its release, so it has one more entry in the queue of its pipeline.
     assert_eq!([dropped, unlocked], [5, 6]);
     Ok(())
 }

@@ -75,7 +75,7 @@ pub(crate) enum Command {
         key: Key,
         lease: LeaseId,
         /// If true, the command does nothing while the holder does not listen for notifications and the grant is less
-        /// than a second old: the holder's client may still be connecting.
+        /// than a second old or has no time: the holder's client may still be connecting.
         must_notify: bool,
     },
     /// Moves the grant of another lease to `lease`.

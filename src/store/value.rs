@@ -1,5 +1,5 @@
 //! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` +` at the end if the
-//! lock's release has to serve a queue. In Redis, scripts write the value; the store in memory formats it here.
+//! lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory formats it here.
 
 use std::iter;
 use std::num::NonZeroU64;
@@ -66,7 +66,7 @@ pub(crate) struct LockValue {
 }
 
 impl LockValue {
-    /// Reads a value. Returns `None` unless it is exactly as the scripts write it: another user may have written it.
+    /// Reads a value. Returns `None` unless it is exactly as clients and scripts write it: another user may have written it.
     pub(crate) fn parse(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix(VERSION)?;
         let text = text.strip_suffix(QUEUE_MARK).unwrap_or(text);
@@ -83,7 +83,7 @@ impl LockValue {
     }
 }
 
-/// Formats the value of a lock as the scripts write it.
+/// Formats the value of a lock as a script writes it.
 pub(crate) fn format(lease: LeaseId, micros: u64, holder: &HolderId, has_queue: bool) -> String {
     let mark = if has_queue { QUEUE_MARK } else { "" };
     let digits = &mut [0; LeaseId::DIGITS];

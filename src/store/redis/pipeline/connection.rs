@@ -46,7 +46,7 @@ fn slot(command: &Command) -> Option<Slot> {
     command.key().map(Key::slot)
 }
 
-/// What is on the wire, and has one reply behind those that come [before](InFlightBatch::before) it.
+/// A call on the wire. Its last reply has the outcome; [others](InFlightBatch::before) come before it.
 #[derive(Clone, Copy)]
 enum Call {
     Script {
@@ -71,11 +71,12 @@ enum Call {
     Wait(Replicas),
 }
 
-/// The script releases more locks than these at once in less time than one command for each.
+/// The most releases of a batch for which one command each is used. (A command takes Redis 8.6 0.45 µs, and a script call
+/// with one key 3.85 µs.)
 const MOST_DELETES: usize = 8;
 
-/// For how long the script acquires and releases a key that was taken. A client among hundreds of waiters finds the key taken each
-/// second or two.
+/// For how long the script acquires and releases a key that was taken. That is longer than the pause between two requests
+/// of a waiter: 1 to 2 s with hundreds of waiters.
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
 /// Keys that were taken, or had waiters, a short time ago. Different keys may share an entry: then the script acquires
@@ -87,7 +88,7 @@ struct ContendedKeys {
 }
 
 impl ContendedKeys {
-    /// A prime number, since the keys of a pipeline have equal remainders for the number of pipelines.
+    /// A prime number: the hashes of a pipeline's keys have equal remainders for the number of pipelines.
     const ENTRIES: usize = 251;
 
     fn note(&mut self, key: &Key, now: MonotonicTime) {

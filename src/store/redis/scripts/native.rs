@@ -5,9 +5,9 @@
 //! has a token of its own, as from lua/count.lua. Neither makes a missing counter: only scripts do, with the time of
 //! Redis. The values of the locks are written before the tokens are known, so they have [`NO_TOKEN`].
 //!
-//! `EXEC` undoes nothing. So each grant that cannot be relied on is asked for again by the script, under the same lease
-//! id. The script deletes a value of this lease that has no token, and then decides as if the key had been free all the
-//! time.
+//! `EXEC` undoes nothing. If a key may be set but its token is not usable, the client acquires the key again by the
+//! script, under the same lease id. The script deletes a value of this lease that has no token, and then decides as if
+//! the key had been free.
 
 use std::time::Duration;
 
@@ -50,9 +50,9 @@ impl ServerClock {
         age.is_none_or(|age| age > OLD_ESTIMATE)
     }
 
-    /// A time in µs that Redis has passed at `now`, unless its clock was set back. It is less than the time of Redis by
-    /// the time that the last reply took, and by 1 % of the time since then, since clocks run at different speeds.
-    /// `None` if the last reply came too long ago.
+    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is late by the way of the last
+    /// reply, and by 1 % of the time since then, since clocks run at different speeds. `None` more than ten seconds after
+    /// the last reply.
     pub(crate) fn at(&self, now: MonotonicTime) -> Option<u64> {
         let (micros, seen) = self.shown?;
         let since = now.since(seen);
@@ -288,7 +288,7 @@ pub(crate) enum Tried {
     Granted(u64),
     /// The key is taken, or nothing was carried out.
     NotSet,
-    /// The key may be set, but the grant cannot be relied on.
+    /// The key may be set, without a usable token. The script decides.
     SetOnly,
 }
 
