@@ -1,5 +1,5 @@
 //! `cargo xtask test`: runs every check, in order, up to the first that fails. Shows cargo's output unchanged. With
-//! `--servers`, runs the integration tests on other servers.
+//! `--servers`, runs the tests that need a server on other servers.
 
 use std::env;
 use std::path::PathBuf;
@@ -19,8 +19,8 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run only the integration tests, on each of these servers, or on all of them. They are downloaded into
-    /// the target folder, not installed
+    /// Run only the integration tests and the unit tests of the store, on each of these servers, or on all of
+    /// them. They are downloaded into the target folder, not installed
     #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
     servers: Vec<Choice>,
     #[command(flatten)]
@@ -112,8 +112,14 @@ const CONFORMANCE: &[&str] = &[
     "--test-threads=8",
 ];
 
-/// The command for each of the named servers.
-const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
+/// The commands for each of the named servers. Only unit tests of `store` start servers.
+const ON_EACH_SERVER: [Check; 2] = [
+    check("unit tests", &["test", "--locked", "--lib", "store::"]),
+    check(
+        INTEGRATION_TESTS,
+        &["test", "--locked", "--test", "it", "--", "--test-threads=8"],
+    ),
+];
 
 #[rustfmt::skip]
 const CHECKS: [Check; 14] = [
@@ -271,7 +277,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Runs the integration tests on all `servers`, even if some fail.
+    /// Runs the tests that need a server on all `servers`, even if some fail.
     fn check_on_each(&mut self, servers: &[Release]) -> anyhow::Result<()> {
         let mut failures = Vec::new();
         let mut provided = Vec::new();
@@ -287,12 +293,15 @@ impl Session<'_> {
         }
         for (name, program) in provided {
             self.server = Some(program);
-            if let Err(error) = self.check(&check(name, ON_EACH_SERVER)) {
-                if error.is::<Stopped>() {
-                    return Err(error);
+            for check in &ON_EACH_SERVER {
+                let name = format!("{name}, {}", check.name);
+                if let Err(error) = self.check_as(&name, check) {
+                    if error.is::<Stopped>() {
+                        return Err(error);
+                    }
+                    println!("==> {name}: failed");
+                    failures.push(error.to_string());
                 }
-                println!("==> {name}: failed");
-                failures.push(error.to_string());
             }
         }
         println!("{}", self.summary());

@@ -75,26 +75,27 @@ fn later_servers_are_tested_after_a_failure() {
     target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
     target.server("redis-8.0", "Redis server v=8.0.2 sha=00000000:0");
     target.server("valkey-8.1", "Valkey server v=8.1.1 sha=00000000:0");
-    target.logging_cargo("case \"$LEASEHOLD_REDIS_SERVER\" in *redis-8.0*) exit 1;; esac");
+    target.logging_cargo("case \"$LEASEHOLD_REDIS_SERVER $*\" in *redis-8.0*--lib*) exit 1;; esac");
     let output = target.test("redis-6.2,redis-8.0,valkey-8.1");
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(error.contains("`redis-8.0` failed"), "{error}");
-    assert!(
-        !error.contains("6.2") && !error.contains("valkey"),
-        "{error}"
-    );
+    assert!(error.contains("`redis-8.0, unit tests` failed"), "{error}");
+    for passed in ["6.2", "valkey", "integration"] {
+        assert!(!error.contains(passed), "{error}");
+    }
     let log = target.log();
     let lines: Vec<&str> = log.lines().collect();
-    assert_eq!(lines.len(), 4, "{log}");
+    assert_eq!(lines.len(), 7, "{log}");
     assert!(lines[0].starts_with(" build ") && lines[0].ends_with(" --examples"));
-    for (line, name) in lines[1..]
-        .iter()
+    for (pair, name) in lines[1..]
+        .chunks(2)
         .zip(["redis-6.2", "redis-8.0", "valkey-8.1"])
     {
         let program = target.path(&format!("servers/{name}/redis-server"));
-        let called = format!("{} test --locked --test it -- ", program.display());
-        assert!(line.starts_with(&called), "{line}");
+        let program = program.display();
+        assert_eq!(pair[0], format!("{program} test --locked --lib store::"));
+        let called = format!("{program} test --locked --test it -- ");
+        assert!(pair[1].starts_with(&called), "{}", pair[1]);
     }
 }
 
@@ -149,11 +150,13 @@ fn available_servers_are_tested_beside_unavailable_ones() {
     }
     let log = target.log();
     let lines: Vec<&str> = log.lines().collect();
-    assert_eq!(lines.len(), 2, "{log}");
-    assert!(
-        lines[1].contains("servers/valkey-9/redis-server test "),
-        "{log}"
-    );
+    assert_eq!(lines.len(), 3, "{log}");
+    for line in &lines[1..] {
+        assert!(
+            line.contains("servers/valkey-9/redis-server test "),
+            "{log}"
+        );
+    }
 }
 
 #[test]
