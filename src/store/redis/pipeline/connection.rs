@@ -387,8 +387,12 @@ impl PipelinedConnection {
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
         };
+        let deletes = match context.allows_deletes(now) {
+            true => self.deletes,
+            false => Deletes::Neither,
+        };
         let mut probed = None;
-        match self.deletes {
+        match deletes {
             Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
                 return self.enqueue(context, Call::Delete(command), requests);
             }
@@ -575,6 +579,9 @@ impl PipelinedConnection {
                 Call::ProbeDelete(command) => {
                     self.in_flight.pop_front();
                     self.deletes.note_probe(command, &value);
+                    if native::is_denied(&value) {
+                        context.refuse_deletes(MonotonicTime::now());
+                    }
                     self.note_read();
                     continue;
                 }
@@ -760,7 +767,10 @@ impl PipelinedConnection {
             self.note_read();
             return;
         }
-        if native::is_lasting(reply) {
+        if native::is_denied(reply) {
+            self.deletes = Deletes::Untried;
+            context.refuse_deletes(MonotonicTime::now());
+        } else if native::is_lasting(reply) {
             self.deletes = Deletes::Neither;
         }
         let released = self.in_flight.front().into_iter();

@@ -220,13 +220,13 @@ pub(crate) struct ScriptContext {
     max_value: usize,
     shard_slot: ShardSlot,
     refusal: Refusal,
+    refused_deletes: RefusedFor,
 }
 
 /// Notes that the server, a proxy or an ACL does not allow the commands of [`native`].
 #[derive(Default)]
 struct Refusal {
-    /// The tick until which these commands are not used; zero before the first refusal.
-    until: AtomicU64,
+    refused: RefusedFor,
     /// How many connections have ended without a reply to a probe since the last reply to one.
     lost_probes: AtomicU32,
     /// Called with the first reason.
@@ -235,7 +235,25 @@ struct Refusal {
 
 impl fmt::Debug for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.until.fmt(f)
+        self.refused.fmt(f)
+    }
+}
+
+/// For how long commands are not used, by any connection of the client, since the server has refused them.
+#[derive(Debug, Default)]
+struct RefusedFor {
+    /// The tick until which they are not used; zero before the first refusal.
+    until: AtomicU64,
+}
+
+impl RefusedFor {
+    fn note(&self, now: MonotonicTime) {
+        let until = now.after(REFUSED_FOR).tick_rounded_up();
+        self.until.store(until, Ordering::Relaxed);
+    }
+
+    fn is_over(&self, now: MonotonicTime) -> bool {
+        self.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
     }
 }
 
@@ -256,6 +274,7 @@ impl ScriptContext {
             max_value,
             shard_slot: ShardSlot::default(),
             refusal: Refusal::default(),
+            refused_deletes: RefusedFor::default(),
         }
     }
 
@@ -269,9 +288,20 @@ impl ScriptContext {
         self.layout
     }
 
-    /// Whether the server may accept the commands of [`native`].
+    /// Whether the server may accept acquires by plain commands.
     pub(crate) fn allows_natives(&self, now: MonotonicTime) -> bool {
-        self.refusal.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
+        self.refusal.refused.is_over(now)
+    }
+
+    /// Whether the user may have the right to [`native::CompareAndDelete`].
+    pub(crate) fn allows_deletes(&self, now: MonotonicTime) -> bool {
+        self.refused_deletes.is_over(now)
+    }
+
+    /// Stops the use of [`native::CompareAndDelete`] for ten minutes, so that an ACL refuses it once, not on each
+    /// connection.
+    pub(crate) fn refuse_deletes(&self, now: MonotonicTime) {
+        self.refused_deletes.note(now);
     }
 
     /// Sets the hook that is called once, if the server does not allow the commands of [`native`].
@@ -294,9 +324,7 @@ impl ScriptContext {
 
     /// Stops the use of [`native`] for ten minutes, for this reason.
     pub(crate) fn refuse_natives(&self, reason: Error) {
-        let until = MonotonicTime::now().after(REFUSED_FOR);
-        let refusal = &self.refusal.until;
-        refusal.store(until.tick_rounded_up(), Ordering::Relaxed);
+        self.refusal.refused.note(MonotonicTime::now());
         let hook = self.refusal.hook.lock().take();
         if let Some(hook) = hook {
             hook(reason);

@@ -236,13 +236,13 @@ impl CompareAndDelete {
 /// Which command a server has that deletes a key if it has a certain value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletes {
-    /// The first release is followed by a probe of each command.
+    /// The first release is followed by a probe of each command, unless an ACL has refused the probe of a connection.
     #[default]
     Untried,
     /// Probes are in flight.
     Trying,
     Has(CompareAndDelete),
-    /// The server has none, or an ACL or a proxy refuses it.
+    /// The server has none, or a proxy refuses it.
     Neither,
 }
 
@@ -258,9 +258,11 @@ impl Deletes {
         let is_last = CompareAndDelete::ALL.last() == Some(&command);
         match self {
             Self::Trying if is_known => *self = Self::Has(command),
-            Self::Trying if is_last && is_lasting(reply) => *self = Self::Neither,
-            // The server is loading, or the slot has moved.
-            Self::Trying if is_last => *self = Self::Untried,
+            // An ACL may change. Or the server is loading, or the slot has moved.
+            Self::Trying if is_denied(reply) || is_last && !is_lasting(reply) => {
+                *self = Self::Untried;
+            }
+            Self::Trying if is_last => *self = Self::Neither,
             _ => {}
         }
     }
@@ -379,6 +381,12 @@ fn time(reply: &Value) -> Option<u64> {
     let number = |digits| id::number(std::str::from_utf8(digits).ok()?);
     let micros = number(micros)?;
     number(secs)?.checked_mul(1_000_000)?.checked_add(micros)
+}
+
+/// Whether an ACL does not allow the command. A command that the server does not know has another error, and is not in
+/// `ACL LOG`.
+pub(crate) fn is_denied(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.code() == "NOPERM") && is_lasting(reply)
 }
 
 /// Whether a refusal of these commands will last: the server, a proxy or an ACL does not allow one of them. A full or
@@ -515,6 +523,29 @@ mod tests {
             assert_eq!(tried(refused, false), Tried::SetOnly);
         }
         assert_eq!(tried("proxy: not supported", true), Tried::SetOnly);
+    }
+
+    #[test]
+    fn a_denied_delete_is_not_a_missing_one() {
+        use CompareAndDelete::{Delex, Delifeq};
+        let after = |replies: [&str; 2]| {
+            let mut deletes = Deletes::Trying;
+            for (command, reply) in CompareAndDelete::ALL.into_iter().zip(replies) {
+                let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
+                deletes.note_probe(command, &reply);
+            }
+            deletes
+        };
+        let unknown = "-ERR unknown command 'x'";
+        let denied = "-NOPERM User u has no permissions to run the 'delex' command";
+        for known in [":0", "-WRONGTYPE Operation against a key"] {
+            assert_eq!(after([known, unknown]), Deletes::Has(Delex));
+            assert_eq!(after([unknown, known]), Deletes::Has(Delifeq));
+        }
+        assert_eq!(after([denied, unknown]), Deletes::Untried);
+        assert_eq!(after([unknown, denied]), Deletes::Untried);
+        assert_eq!(after(["-MOVED 7 127.0.0.1:1"; 2]), Deletes::Untried);
+        assert_eq!(after([unknown, "-proxy: not supported"]), Deletes::Neither);
     }
 
     #[test]

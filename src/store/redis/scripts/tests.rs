@@ -22,6 +22,18 @@ fn context() -> ScriptContext {
 }
 
 #[test]
+fn refused_deletes_are_tried_again_after_ten_minutes() {
+    let context = context();
+    let now = MonotonicTime::now();
+    assert!(context.allows_deletes(now));
+    context.refuse_deletes(now);
+    let later = |secs| now.after(Duration::from_secs(secs));
+    assert!(!context.allows_deletes(later(599)));
+    assert!(context.allows_deletes(later(601)));
+    assert!(context.allows_natives(now), "acquires need other rights");
+}
+
+#[test]
 fn a_script_call_is_encoded_as_resp() {
     let key = Key::new("p:", "a", 10).unwrap();
     let lease = LeaseId::random();
