@@ -12,7 +12,7 @@ use leasehold_testbed::{Cluster, SentinelGroup, Server, eventually};
 
 use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner};
-use crate::least_privilege::{limited, rights, version};
+use crate::least_privilege::{commands, limited};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, builder, lock, millis, secs, within};
 
@@ -278,8 +278,7 @@ fn a_long_command_timeout_is_found() {
 #[test]
 fn the_version_of_the_server_is_known_without_rights() {
     let server = started(&[SAVED]);
-    let features = rights::features(&["locks"]).unwrap();
-    let commands = rights::commands(&features, version(&server));
+    let commands = commands(&server, &["locks"]);
     let found = found(quiet(&limited(&server, &commands, &[])));
     let commands: Vec<_> = found
         .iter()
@@ -323,8 +322,7 @@ fn a_server_without_hello_is_checked() {
         matches!(found[..], [(Warning::Replica { .. }, _)]),
         "{found:?}"
     );
-    let features = rights::features(&["locks"]).unwrap();
-    let commands = rights::commands(&features, version(&server));
+    let commands = commands(&server, &["locks"]);
     let url = limited(&server, &commands, &[]);
     let found = self::found(quiet(&url));
     let is_hello = |(warning, _): &(Warning, String)| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use leasehold::{Client, EnvironmentWarning, ErrorKind, Released};
 use leasehold_testbed::{Reply, Server, eventually};
 
-use self::rights::{Feature, Version};
+use self::rights::Version;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, millis, notified_clients, queued, secs,
@@ -40,30 +40,56 @@ pub fn as_limited(url: &str) -> String {
 /// The version of the server, or the version of Redis that a Valkey names.
 pub fn version(server: &Server) -> Version {
     let info = leasehold_load::info(server, "server").unwrap();
-    let version = leasehold_load::field(&info, "redis_version").unwrap();
+    numbers(&leasehold_load::field(&info, "redis_version").unwrap())
+}
+
+fn numbers(version: &str) -> Version {
     let mut numbers = version.split('.').map(|part| part.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
+/// The product and the version of the server, for its rules.
+pub fn product(server: &Server) -> rights::Server {
+    let info = leasehold_load::info(server, "server").unwrap();
+    match leasehold_load::field(&info, "valkey_version") {
+        Some(version) => rights::Server::Valkey(numbers(&version)),
+        None => rights::Server::Redis(version(server)),
+    }
+}
+
+/// The commands of these features that the server knows.
+pub fn commands(server: &Server, features: &[&str]) -> Vec<&'static str> {
+    rights::commands(&rights::features(features).unwrap(), product(server))
+}
+
 /// The commands and keys that the server has refused to users.
 pub fn refused(server: &Server) -> Vec<String> {
+    let refusals = refusals(server).into_iter();
+    refusals.map(|(object, _)| object).collect()
+}
+
+/// The commands and keys that the server has refused to users, and how often it has refused each of them.
+fn refusals(server: &Server) -> Vec<(String, i64)> {
     // Without a number, the reply has the last ten entries only.
     let Reply::Array(entries) = ask(server, &["ACL", "LOG", "1000"]) else {
         panic!("ACL LOG answers with an array");
     };
-    let object = |entry: &Reply| {
+    let refusal = |entry: &Reply| {
         let Reply::Array(fields) = entry else {
             panic!("an entry is an array");
         };
-        let mut pairs = fields.chunks_exact(2);
-        let pair = pairs.find(|pair| pair[0].as_text() == Some("object"));
-        pair.unwrap()[1].as_text().unwrap().to_owned()
+        let field = |name| {
+            let mut pairs = fields.chunks_exact(2);
+            &pairs.find(|pair| pair[0].as_text() == Some(name)).unwrap()[1]
+        };
+        let object = field("object").as_text().unwrap().to_owned();
+        (object, field("count").as_int().unwrap())
     };
-    let objects = entries.iter().map(object);
+    let refusals = entries.iter().map(refusal);
     // Redis 6.2 has no CLIENT SETINFO, but looks for the right to it. It names the command only.
     let is_old = version(server) < (7, 0);
-    objects
-        .filter(|object| !(is_old && object == "client"))
+    refusals
+        .filter(|(object, _)| !(is_old && object == "client"))
         .collect()
 }
 
@@ -106,12 +132,14 @@ impl Trial {
 const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["locks"], use_locks),
     (&["plain-acquires", "locks"], acquire_without_a_script),
+    (&["native-releases", "locks"], release_without_a_script),
     (&["script-cache", "locks"], connect_again),
     (
         &[
             "notifications",
             "locks",
             "plain-acquires",
+            "native-releases",
             "script-cache",
             "names",
         ],
@@ -124,6 +152,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
             "transactions",
             "locks",
             "plain-acquires",
+            "native-releases",
             "script-cache",
             "names",
         ],
@@ -222,6 +251,21 @@ fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
         denied.is_empty() && !is_refused(),
         "a script was used: {denied:?}"
     );
+    Ok(())
+}
+
+/// Nothing to try on a server without such a command.
+fn release_without_a_script(trial: &Trial) -> Result<(), Effect> {
+    let client = trial.client()?;
+    // The connection finds out behind the first two releases which command the server has.
+    for _ in 0..3 {
+        unlocked(client.mutex("k").lock().map_err(text)?)?;
+    }
+    for command in commands(&trial.server, &["native-releases"]) {
+        let calls = trial.server.calls(command).unwrap();
+        // The probe is a call, too.
+        expect!(calls > 1, "no {command}: {:?}", refused(&trial.server));
+    }
     Ok(())
 }
 
@@ -380,8 +424,7 @@ fn run(
     trial: fn(&Trial) -> Result<(), Effect>,
 ) -> Result<(), Effect> {
     let server = server();
-    let features: Vec<&Feature> = rights::features(names).unwrap();
-    let mut commands = rights::commands(&features, version(&server));
+    let mut commands = commands(&server, names);
     commands.retain(|command| Some(*command) != dropped);
     let more: &[&str] = match names[0] {
         "transactions" => &["~data"],
@@ -409,10 +452,9 @@ fn each_feature_works_with_its_rights() {
 #[test]
 fn each_right_is_needed() {
     let mut missing_effects = Vec::new();
-    let version = version(&server());
+    let server = server();
     for (names, trial) in TRIALS {
-        let own: Vec<&Feature> = rights::features(&names[..1]).unwrap();
-        for command in rights::commands(&own, version) {
+        for command in commands(&server, &names[..1]) {
             match run(names, Some(command), *trial) {
                 Err(effect) => println!("{names:?} without {command}: {effect}"),
                 Ok(()) => missing_effects.push(format!("{}: {command}", names[0])),
@@ -423,6 +465,44 @@ fn each_right_is_needed() {
         missing_effects.is_empty(),
         "not needed: {missing_effects:?}"
     );
+}
+
+#[test]
+fn without_native_releases_scripts_release_all_locks() {
+    let server = server();
+    let features = ["locks", "plain-acquires", "script-cache", "names"];
+    let url = limited(&server, &commands(&server, &features), &[]);
+    let client = steady(&url).build().unwrap();
+    let mutex = client.mutex("k");
+    for _ in 0..3 {
+        // Each round has other connections.
+        ask(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
+        for _ in 0..4 {
+            mutex.lock().unwrap().unlock().unwrap();
+            let key = ask(&server, &["EXISTS", &in_redis("k")]);
+            assert_eq!(key.as_int(), Some(0));
+        }
+    }
+    // The first connection has noted the refusal for the others.
+    let native = commands(&server, &["native-releases"]);
+    let once: Vec<(String, i64)> = native.iter().map(|it| ((*it).to_owned(), 1)).collect();
+    assert_eq!(refusals(&server), once);
+}
+
+/// A server refuses a whole rule with a command that it does not know.
+#[test]
+fn a_server_accepts_the_commands_that_it_knows() {
+    let server = server();
+    let product = product(&server);
+    // Redis 6.2 accepts any name of a subcommand.
+    let is_old = version(&server) < (7, 0);
+    for right in rights::FEATURES.iter().flat_map(|it| it.commands) {
+        let rule = format!("+{}", right.command);
+        let reply = server.command(&["ACL", "SETUSER", "other", &rule]).unwrap();
+        let is_accepted = !matches!(reply, Reply::Error(_));
+        let wanted = right.is_known_to(product) || (is_old && rule.contains('|'));
+        assert_eq!(is_accepted, wanted, "{rule} on {product:?}: {reply}");
+    }
 }
 
 #[test]

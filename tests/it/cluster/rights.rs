@@ -5,8 +5,9 @@ use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Cluster, Reply, eventually};
 
 use super::{key_on, server_of};
-use crate::least_privilege::rights::{self, Feature};
-use crate::least_privilege::{Effect, as_limited, limited, refused, text, unlocked, version};
+use crate::least_privilege::{
+    Effect, as_limited, commands, limited, refused, text, unlocked, version,
+};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, secs};
 
@@ -77,17 +78,8 @@ fn run(
     dropped: Option<&str>,
     trial: fn(&Cluster) -> Result<(), Effect>,
 ) -> Result<(), Effect> {
-    let names = [
-        "locks",
-        "plain-acquires",
-        "script-cache",
-        "notifications",
-        "names",
-        "cluster",
-    ];
-    let features: Vec<&Feature> = rights::features(&[&names[..], &[name]].concat()).unwrap();
     for node in cluster.nodes() {
-        let mut commands = rights::commands(&features, version(node));
+        let mut commands = commands(node, &["usual", "cluster", name]);
         commands.retain(|command| Some(*command) != dropped);
         limited(node, &commands, &[]);
         ask(node, &["ACL", "LOG", "RESET"]);
@@ -105,12 +97,10 @@ fn run(
 #[test]
 fn each_right_on_a_cluster_is_needed_and_no_other() {
     let cluster = Cluster::builder().without_replicas().start().unwrap();
-    let version = version(&cluster.nodes()[0]);
     for (name, trial) in TRIALS {
         let ran = run(&cluster, name, None, *trial);
         ran.unwrap_or_else(|effect| panic!("{name}: {effect}"));
-        let own = rights::features(&[name]).unwrap();
-        for command in rights::commands(&own, version) {
+        for command in commands(&cluster.nodes()[0], &[name]) {
             let effect = run(&cluster, name, Some(command), *trial);
             let effect = effect.expect_err(command);
             println!("{name} without {command}: {effect}");

@@ -10,7 +10,7 @@ use leasehold_testbed::{
 
 use crate::cluster::pool::PooledCluster;
 use crate::cluster::{Login, announce_proxies};
-use crate::least_privilege::{as_limited, limited, refused, rights, version};
+use crate::least_privilege::{as_limited, commands, limited, refused};
 use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of};
 use crate::sentinel::rights::{limited_at_sentinel, limited_login};
 use crate::steady::steady;
@@ -446,18 +446,9 @@ impl RedisWithLeastPrivilege {
 /// Rules for the keys and channels of clients with another prefix, and for the key that a transaction writes.
 const KEYS_OF_THE_SUITE: &[&str] = &["~billing:*", "&billing:~to:*", "~{leasehold:k}data"];
 
-/// The URL of a user with the rights that the suite needs on each server.
+/// The URL of a user with the rights that the suite needs on each server, as docs/redis.md says.
 fn least_privileged(server: &Server) -> String {
-    let features = [
-        "locks",
-        "script-cache",
-        "notifications",
-        "names",
-        "fenced-values",
-        "transactions",
-    ];
-    let features = rights::features(&features).unwrap();
-    let commands = rights::commands(&features, version(server));
+    let commands = commands(server, &["usual", "fenced-values", "transactions"]);
     limited(server, &commands, KEYS_OF_THE_SUITE)
 }
 

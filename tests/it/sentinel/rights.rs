@@ -7,13 +7,13 @@ use leasehold_testbed::{SentinelGroup, Server, eventually};
 
 use super::patient;
 use crate::least_privilege::rights::{self, Feature};
-use crate::least_privilege::{limited, refused, version};
+use crate::least_privilege::{commands, limited, product, refused};
 use crate::support::{SOON, ask, lock};
 
 /// Sets up the user of [`limited_login`] at a sentinel, with all rights in the table but `dropped`.
 pub fn limited_at_sentinel(sentinel: &Server, dropped: Option<&str>) {
     let features: Vec<&Feature> = rights::AT_SENTINELS.iter().collect();
-    let commands = rights::commands(&features, version(sentinel));
+    let commands = rights::commands(&features, product(sentinel));
     let mut rule = rights::rule_at_sentinels(&commands);
     rule.retain(|word| dropped.is_none_or(|dropped| word[1..] != *dropped));
     let words = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
@@ -32,16 +32,7 @@ pub fn limited_login() -> Credentials {
     allow(dead_code, reason = "such groups have TLS")
 )]
 pub fn limited_at_server(server: &Server) {
-    let features = [
-        "locks",
-        "script-cache",
-        "notifications",
-        "names",
-        "transactions",
-        "replicas",
-    ];
-    let features = rights::features(&features).unwrap();
-    let commands = rights::commands(&features, version(server));
+    let commands = commands(server, &["usual", "transactions", "replicas"]);
     limited(server, &commands, &[]);
     ask(server, &["ACL", "LOG", "RESET"]);
 }
@@ -79,7 +70,7 @@ fn each_right_at_the_sentinels_is_needed_and_no_other() {
     assert_eq!(refused(sentinel), [""; 0]);
     drop(client);
     let features: Vec<&Feature> = rights::AT_SENTINELS.iter().collect();
-    let mut all = rights::commands(&features, version(sentinel));
+    let mut all = rights::commands(&features, product(sentinel));
     all.push(&rights::CHANNEL_AT_SENTINELS[1..]);
     for dropped in all {
         limited_at_sentinel(sentinel, Some(dropped));

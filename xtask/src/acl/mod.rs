@@ -4,7 +4,7 @@ pub mod rights;
 
 use anyhow::{Context as _, ensure};
 
-use rights::{Feature, Version};
+use rights::{Feature, Server, Version};
 
 /// The servers of which the user is one.
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
@@ -26,13 +26,17 @@ pub struct Options {
     /// The prefix of the client, as in Builder::prefix
     #[arg(long, default_value = "leasehold:")]
     prefix: String,
-    /// The features that the client uses: locks, script-cache, notifications, names, fenced-values, transactions,
-    /// replicas, cluster, shard-channels, inspect, ping, environment-check, database, or all
-    #[arg(long, value_name = "FEATURE,..", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "FEATURE,..",
+        value_delimiter = ',',
+        help = format!("The features that the client uses, by default the usual ones: {}", feature_names())
+    )]
     features: Vec<String>,
-    /// The oldest server that the rule is for. Redis 7.0 accepts fewer rules than the versions before and after it
-    #[arg(long, value_name = "VERSION", default_value = "7.0", value_parser = version)]
-    server: Version,
+    /// The oldest server that the rule is for, such as 7.2, redis-8.4 or valkey-9. A server refuses a rule with a command
+    /// that it does not know. Redis 7.0 accepts fewer rules than the versions before and after it
+    #[arg(long, value_name = "SERVER", default_value = "7.0", value_parser = server)]
+    server: Server,
     /// The password's SHA-256 in hexadecimal digits. Without it, the user keeps its passwords
     #[arg(long, value_name = "SHA-256")]
     password_hash: Option<String>,
@@ -47,11 +51,17 @@ pub struct Options {
     more: Vec<String>,
 }
 
-fn version(text: &str) -> Result<Version, String> {
-    let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+/// A server as `--server` names it. Without a product, it is a Redis.
+fn server(text: &str) -> Result<Server, String> {
+    let (version, product): (_, fn(Version) -> Server) = match text.split_once('-') {
+        Some(("valkey", version)) => (version, Server::Valkey),
+        Some(("redis", version)) => (version, Server::Redis),
+        _ => (text, Server::Redis),
+    };
+    let (major, minor) = version.split_once('.').unwrap_or((version, "0"));
     let number = |part: &str| part.parse::<u32>().ok();
-    let version = number(major).zip(number(minor));
-    version.ok_or_else(|| "a version has the form 7.2".to_owned())
+    let version = number(major).zip(number(minor)).map(product);
+    version.ok_or_else(|| "a server has the form 7.2, redis-8.4 or valkey-9".to_owned())
 }
 
 pub fn run(options: &Options) -> anyhow::Result<()> {
@@ -109,16 +119,21 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Feature>> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     match names[..] {
         [] => Ok(rights::usual()),
-        ["all"] => Ok(rights::FEATURES.iter().collect()),
         _ => rights::features(&names).map_err(|name| {
-            let all: Vec<&str> = rights::FEATURES.iter().map(|each| each.name).collect();
             anyhow::anyhow!(
-                "there is no feature {name:?}; there are {}, or all",
-                all.join(", ")
+                "there is no feature {name:?}; there are {}",
+                feature_names()
             )
         }),
     }
     .context("--features")
+}
+
+/// The values of `--features`.
+fn feature_names() -> String {
+    let names = rights::FEATURES.iter().map(|feature| feature.name);
+    let names: Vec<&str> = names.chain(["usual"]).collect();
+    names.join(", ") + ", or all"
 }
 
 #[cfg(test)]
@@ -126,7 +141,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
@@ -215,6 +230,65 @@ mod tests {
                 .expect("it is valid")
                 .contains(" +client|setinfo")
         );
+        assert!(
+            names("valkey-8.0")
+                .expect("it is valid")
+                .contains(" +client|setinfo")
+        );
+    }
+
+    #[test]
+    fn each_product_has_its_own_delete() {
+        let deletes = |server| {
+            let rule = printed(&["--features", "native-releases", "--server", server]);
+            let rule = rule.expect("it is valid");
+            rule.split_once(" -@all")
+                .expect("the commands follow")
+                .1
+                .to_owned()
+        };
+        for (server, expected) in [
+            ("7.0", ""),
+            ("8.3", ""),
+            ("8.4", " +delex"),
+            ("redis-9", " +delex"),
+            ("valkey-8.1", ""),
+            ("valkey-9", " +delifeq"),
+            ("valkey-10.0", " +delifeq"),
+        ] {
+            assert_eq!(deletes(server), expected, "{server}");
+        }
+    }
+
+    #[test]
+    fn usual_features_can_be_extended() {
+        let rule = printed(&["--features", "usual,cluster"]).expect("it is valid");
+        let usual = printed(&[]).expect("it is valid");
+        assert_eq!(
+            printed(&["--features", "usual"]).expect("it is valid"),
+            usual
+        );
+        assert!(
+            rule.contains(" +cluster|slots ") && rule.len() > usual.len(),
+            "{rule}"
+        );
+        let all = printed(&["--features", "all"]).expect("it is valid");
+        assert!(
+            all.contains(" +select ") && all.contains(" +cluster|slots "),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn the_help_names_all_features() {
+        let help = Cli::command().render_long_help().to_string();
+        let help: Vec<&str> = help.split_whitespace().collect();
+        let help = help.join(" ");
+        let names: Vec<&str> = rights::FEATURES
+            .iter()
+            .map(|feature| feature.name)
+            .collect();
+        assert!(help.contains(&names.join(", ")), "{help}");
     }
 
     #[test]
@@ -225,6 +299,7 @@ mod tests {
             ["--user", ""],
             ["--password-hash", "secret"],
             ["--server", "seven"],
+            ["--server", "keydb-6.3"],
         ] {
             assert!(printed(&arguments).is_err(), "{arguments:?}");
         }

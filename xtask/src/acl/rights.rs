@@ -18,19 +18,52 @@ pub struct Feature {
 pub struct Right {
     /// As ACL rules name it, in lower case: `client|tracking`.
     pub command: &'static str,
-    /// The oldest server that accepts the rule.
-    pub since: Version,
+    /// The oldest servers that accept the rule. Other servers refuse a rule with the command.
+    pub since: Since,
 }
 
 pub type Version = (u32, u32);
 
-/// The oldest server that leasehold supports.
+/// A kind of server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Server {
+    Redis(Version),
+    Valkey(Version),
+}
+
+/// The servers that know a command.
+#[derive(Clone, Copy)]
+pub enum Since {
+    /// Redis from this version on, and each Valkey that is compatible with it.
+    Version(Version),
+    /// Redis from this version on, and no Valkey.
+    Redis(Version),
+    /// Valkey from this version on, and no Redis.
+    Valkey(Version),
+}
+
+/// The oldest Redis that leasehold supports.
 pub const OLDEST: Version = (6, 2);
+
+/// The version of Redis with which each Valkey is compatible.
+const VALKEY_AS_REDIS: Version = (7, 2);
 
 const fn right(command: &'static str) -> Right {
     Right {
         command,
-        since: OLDEST,
+        since: Since::Version(OLDEST),
+    }
+}
+
+impl Right {
+    /// Whether this server accepts a rule with the command.
+    pub fn is_known_to(&self, server: Server) -> bool {
+        match (self.since, server) {
+            (Since::Version(since), Server::Valkey(_)) => since <= VALKEY_AS_REDIS,
+            (Since::Version(since) | Since::Redis(since), Server::Redis(version))
+            | (Since::Valkey(since), Server::Valkey(version)) => since <= version,
+            (Since::Redis(_), Server::Valkey(_)) | (Since::Valkey(_), Server::Redis(_)) => false,
+        }
     }
 }
 
@@ -58,6 +91,16 @@ pub const FEATURES: &[Feature] = &[
         is_usual: true,
     },
     Feature {
+        name: "native-releases",
+        title: "releases without a script, besides `locks`",
+        commands: &[
+            Right { command: "delex", since: Since::Redis((8, 4)) },
+            Right { command: "delifeq", since: Since::Valkey((9, 0)) },
+        ],
+        without: "a script releases all locks, which costs Redis more time",
+        is_usual: true,
+    },
+    Feature {
         name: "script-cache",
         title: "connections that send only missing scripts",
         commands: &[right("script|exists")],
@@ -79,7 +122,7 @@ pub const FEATURES: &[Feature] = &[
         title: "names of connections",
         commands: &[
             right("client|setname"),
-            Right { command: "client|setinfo", since: (7, 2) },
+            Right { command: "client|setinfo", since: Since::Version((7, 2)) },
         ],
         without: "`CLIENT LIST` shows only the name of the notification connection",
         is_usual: true,
@@ -120,8 +163,8 @@ pub const FEATURES: &[Feature] = &[
         name: "shard-channels",
         title: "notifications on a Redis Cluster, besides `notifications`",
         commands: &[
-            Right { command: "ssubscribe", since: (7, 0) },
-            Right { command: "spublish", since: (7, 0) },
+            Right { command: "ssubscribe", since: Since::Version((7, 0)) },
+            Right { command: "spublish", since: Since::Version((7, 0)) },
             // Redis 6.2 has no such subcommand, but looks for the right to it.
             right("pubsub|shardnumsub"),
         ],
@@ -193,13 +236,20 @@ pub const AT_SENTINELS: &[Feature] = &[
     },
 ];
 
-/// The features with these names. Fails with the first unknown name.
+/// The features with these names, among which `usual` and `all` name several. Fails with the first unknown name.
 pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str> {
-    let find = |name: &&'a str| {
-        let found = FEATURES.iter().find(|feature| feature.name == *name);
-        found.ok_or(*name)
-    };
-    names.iter().map(find).collect()
+    let mut features = Vec::new();
+    for name in names {
+        match *name {
+            "usual" => features.extend(usual()),
+            "all" => features.extend(FEATURES),
+            name => {
+                let found = FEATURES.iter().find(|feature| feature.name == name);
+                features.push(found.ok_or(name)?);
+            }
+        }
+    }
+    Ok(features)
 }
 
 /// The features of a rule if the caller chooses none.
@@ -207,10 +257,10 @@ pub fn usual() -> Vec<&'static Feature> {
     FEATURES.iter().filter(|feature| feature.is_usual).collect()
 }
 
-/// The commands of `features` that a server of the version `oldest` knows, each once, sorted.
-pub fn commands(features: &[&Feature], oldest: Version) -> Vec<&'static str> {
+/// The commands of `features` that `server` knows, each once, sorted.
+pub fn commands(features: &[&Feature], server: Server) -> Vec<&'static str> {
     let rights = features.iter().flat_map(|feature| feature.commands);
-    let known = rights.filter(|right| right.since <= oldest);
+    let known = rights.filter(|right| right.is_known_to(server));
     let mut commands: Vec<&str> = known.map(|right| right.command).collect();
     commands.sort_unstable();
     commands.dedup();
@@ -278,13 +328,12 @@ pub fn table_at_sentinels() -> String {
 /// A row of the table: the purpose of a feature, its commands, and the effect without them.
 fn columns(feature: &Feature) -> String {
     let name = |right: &Right| {
-        let (major, minor) = right.since;
-        match right.since > OLDEST {
-            true => format!(
-                "`{}` (from {major}.{minor})",
-                right.command.replace('|', "\\|")
-            ),
-            false => format!("`{}`", right.command.replace('|', "\\|")),
+        let name = format!("`{}`", right.command.replace('|', "\\|"));
+        match right.since {
+            Since::Version(OLDEST) => name,
+            Since::Version((major, minor)) => format!("{name} (from {major}.{minor})"),
+            Since::Redis((major, minor)) => format!("{name} (Redis from {major}.{minor})"),
+            Since::Valkey((major, minor)) => format!("{name} (Valkey from {major}.{minor})"),
         }
     };
     let commands: Vec<String> = feature.commands.iter().map(name).collect();
