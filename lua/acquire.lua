@@ -13,21 +13,14 @@
 --   `0` or `+` and µs: the same, but at the place of this time;
 --   `-`: the lease may be queued, and does not join;
 --   `-+`: as `-`, and a lease that joined to poll is notified from now on.
---   Then, if a lock key has a lower bound: an argument with sixteen digits for each lock key, the least time in µs of
---   its grant.
---   Last, on a Cluster: an empty argument if there is no lower bound, and the start of the server's shard channels, to
---   which the script appends the holder.
--- Returns: for one lock key its result, for several keys an array of results. If all keys were granted without
---   bounds, only the result of the first key; those of the other keys count up from it. A result is a string: granted,
---   the µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the
---   lock expires, the number of waiters before this waiter, and the µs of its place; an error FOREIGN and a type: the
---   key holds no lock of this library; any other error: refused.
-local counter, holder, n, bounds, shard = KEYS[1], ARGV[1], (#ARGV - 1) / 3, nil, nil
-if n % 1 ~= 0 then
-  n = math.floor(n)
-  bounds, shard = ARGV[3 * n + 2], ARGV[3 * n + 3]
-  if bounds == '' then bounds = nil end
-end
+--   Last, on a Cluster: the start of the server's shard channels, to which the script appends the holder.
+-- Returns: for one lock key its result, for several keys an array of results. If all keys were granted, only the
+--   result of the first key; those of the other keys count up from it. A result is a string: granted, the µs part of
+--   the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock expires, the
+--   number of waiters before this waiter, and the µs of its place; an error FOREIGN and a type: the key holds no lock
+--   of this library; any other error: refused.
+local counter, holder, n = KEYS[1], ARGV[1], math.floor((#ARGV - 1) / 3)
+local shard = ARGV[3 * n + 2]
 local time = redis.call('TIME')
 -- Times have sixteen digits until the year 2286, so they sort as text. `..` is faster than `string.format`, but loses
 -- leading zeros of the µs in one of ten times.
@@ -74,9 +67,6 @@ for i = 1, n do
   end
   if type(result) == 'table' and result.ok then
     result, used, granted = micros, micros, granted + 1
-  elseif bounds and not used then
-    -- The next key has another bound, so its time is computed anew.
-    micros = nil
   end
   if results then results[i] = result end
 end
@@ -92,4 +82,4 @@ if type(written) == 'table' then
   end
   granted = 0
 end
-return results and (granted == n and not bounds and results[1] or results) or result
+return results and (granted == n and results[1] or results) or result

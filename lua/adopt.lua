@@ -7,7 +7,7 @@
 -- Returns: for one lock key its result, for several keys an array of results. A result is an array of a number and a
 --   string: adopted, ms until the lock expires, and the µs part of the new token; 0: the key is missing; a string:
 --   another lease holds the key, or the ticket is refused, the key's value; an error: refused.
-local counter, holder, n, bounds = KEYS[1], ARGV[1], #KEYS - 1, nil
+local counter, holder, n = KEYS[1], ARGV[1], #KEYS - 1
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
 local results, result, micros, used, head, tail, refused = n > 1 and {}, nil, nil, nil, nil, nil, nil

@@ -1,6 +1,6 @@
--- Purpose: set `micros` to the time of the next grant: the latest of the time of Redis, one more than the time of the
---   last grant, and the caller's lower bound. A part of lua/acquire.lua, lua/join.lua, lua/release.lua and lua/adopt.lua,
---   before a key may be granted. Requests that join the queue of a taken key do not read the counter.
+-- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the time of the last grant
+--   if that is later. A part of lua/acquire.lua, lua/join.lua, lua/release.lua and lua/adopt.lua, before a key may be
+--   granted. Requests that join the queue of a taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used
@@ -20,8 +20,4 @@ elseif not micros then
   elseif last and last >= micros then
     micros = string.format('%.0f', last + 1)
   end
-end
-if bounds then
-  local least = string.sub(bounds, 16 * i - 15, 16 * i)
-  if least > micros then micros, head, tail = least, nil, nil end
 end

@@ -17,14 +17,6 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       return type(deleted) == 'table' and deleted or nil
     end
     -- The lease was granted the key while it was queued.
-    if bounds and string.sub(held, 38, 53) < string.sub(bounds, 16 * i - 15, 16 * i) then
-      -- part: count.lua
-      if refused then return refused end
-      local raised = redis.pcall('SET', key, string.sub(held, 1, 37) .. micros .. string.sub(held, 54), 'PX', ttl)
-      if raised.err then return raised end
-      used = micros
-      return micros
-    end
     local kept = redis.pcall('PEXPIRE', key, ttl)
     return kept == 1 and string.sub(held, 38, 53) or kept
   end

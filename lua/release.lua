@@ -67,7 +67,7 @@ for i = 1, n do
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
-      local micros, refused, used, head, tail, bounds = nil, nil, nil, nil, nil, nil
+      local micros, refused, used, head, tail = nil, nil, nil, nil, nil
       -- part: count.lua
       micros = not refused and type(redis.pcall('ZADD', counter, micros, 't')) == 'number' and micros
       -- part: serve.lua

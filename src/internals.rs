@@ -86,7 +86,6 @@ impl Batch {
             lease: LeaseId::random(),
             ttl: TTL,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         };
         Self {

@@ -543,7 +543,6 @@ impl Wait<'_> {
             lease,
             ttl,
             queue_mode,
-            above: None,
             replicas: options.replicas,
         };
         let outcome = acquirer.store.execute_one(command, deadline);

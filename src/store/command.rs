@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::Replicas;
 use crate::error::Error;
 use crate::store::copy::{NodeCopy, ValueCopy};
-use crate::store::value::{LockValue, TokenBound};
+use crate::store::value::LockValue;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -20,8 +20,6 @@ pub(crate) enum Command {
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
-        /// A lower bound: the token of a grant has to be greater.
-        above: Option<TokenBound>,
         /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store
         /// undoes the grant.
         replicas: Option<Replicas>,

@@ -2,7 +2,6 @@
 //! lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory formats it here.
 
 use std::iter;
-use std::num::NonZeroU64;
 
 use crate::loss::LossReason;
 use crate::util::id::{self, HolderId, LeaseId};
@@ -20,30 +19,6 @@ pub(crate) const MAX_TOKEN: u64 = i64::MAX as u64;
 
 /// The greatest time of a grant in µs.
 pub(crate) const MAX_MICROS: u64 = 9_007_199_254_000_000;
-
-/// A lower bound for the token of a grant: the token has to be greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TokenBound(
-    /// The least time of the grant in µs.
-    NonZeroU64,
-);
-
-impl TokenBound {
-    /// Returns `None` if scripts could grant hardly any tokens above `token`.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "only a store of several servers has bounds")
-    )]
-    pub(crate) fn new(token: u64) -> Option<Self> {
-        let least = NonZeroU64::new(micros_of(token) + 1)?;
-        (least.get() < MAX_MICROS).then_some(Self(least))
-    }
-
-    /// The least time in µs that a grant above the bound can have. It has sixteen digits at most.
-    pub(crate) fn least_micros(self) -> u64 {
-        self.0.get()
-    }
-}
 
 /// The message of the error if a lock's key has a foreign value.
 pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
@@ -236,18 +211,6 @@ mod tests {
     fn a_token_counts_the_hand_offs_in_its_lower_bits() {
         let granted = token("1795263780943818").unwrap();
         assert_eq!((hand_offs_of(granted), hand_offs_of(granted + 7)), (0, 7));
-    }
-
-    #[test]
-    fn a_bound_is_below_every_greater_token() {
-        for below in [0, 1, 1023, 1024, MAX_TOKEN / 2] {
-            let least = TokenBound::new(below).unwrap().least_micros();
-            let first = token(&least.to_string()).unwrap();
-            assert!(first > below && micros_of(below) < least, "{below}");
-        }
-        let last = TokenBound::new((MAX_MICROS - 1) << TOKEN_SHIFT);
-        assert_eq!(last, None, "no later grant would be possible");
-        assert_eq!(TokenBound::new(u64::MAX), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::store::command::{
     Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply, TicketLease,
 };
 use crate::store::copy::{NodeCopy, StoredCopy, ValueCopy};
-use crate::store::value::{self, LockValue, TokenBound};
+use crate::store::value::{self, LockValue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -184,9 +184,8 @@ impl Keyspace {
                 lease,
                 ttl,
                 queue_mode,
-                above,
                 ..
-            } => self.acquire(key, *lease, *ttl, *queue_mode, *above, step),
+            } => self.acquire(key, *lease, *ttl, *queue_mode, step),
             Command::Release {
                 key, lease, queued, ..
             } => Ok(self.release(key, *lease, *queued, None, step)),
@@ -246,10 +245,8 @@ impl Keyspace {
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
-        above: Option<TokenBound>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
-        let least = above.map_or(0, TokenBound::least_micros);
         let own = Waiter {
             since: 0,
             lease,
@@ -262,11 +259,6 @@ impl Keyspace {
             Some(Entry::Lock(lock)) if lock.lease == lease => {
                 // The lease was granted the key while it was queued.
                 lock.expires_at = step.now.after(ttl);
-                if lock.micros < least {
-                    let next = clock_micros(step.now).max(self.last_micros + 1);
-                    self.last_micros = next.max(least);
-                    lock.micros = self.last_micros;
-                }
                 step.notifications.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
                 return Ok(Reply::granted(token));
@@ -275,7 +267,6 @@ impl Keyspace {
             // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
             None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
             None => {
-                self.raise(least);
                 let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
                 return Ok(Reply::granted(token));
@@ -312,19 +303,16 @@ impl Keyspace {
         }
         let left = match left {
             Some(left) => left,
-            None => {
-                self.raise(least);
-                match self.serve(key, Some((lease, ttl)), step) {
-                    Some((granted, micros)) if granted == lease => {
-                        let token = token(micros);
-                        return Ok(Reply::granted(token));
-                    }
-                    _ => match self.entries.get(key) {
-                        Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
-                        _ => Duration::ZERO,
-                    },
+            None => match self.serve(key, Some((lease, ttl)), step) {
+                Some((granted, micros)) if granted == lease => {
+                    let token = token(micros);
+                    return Ok(Reply::granted(token));
                 }
-            }
+                _ => match self.entries.get(key) {
+                    Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
+                    _ => Duration::ZERO,
+                },
+            },
         };
         let Some(queue) = self.queues.get_mut(key) else {
             return contended(Some(left), None);
@@ -366,11 +354,6 @@ impl Keyspace {
             since,
             ..own.clone()
         });
-    }
-
-    /// Makes the time of the next grant at least `least`, in µs.
-    fn raise(&mut self, least: u64) {
-        self.last_micros = self.last_micros.max(least.saturating_sub(1));
     }
 
     /// Grants the key to a waiter. Returns the µs of its token.

@@ -63,7 +63,6 @@ impl Fixture {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         };
         (lease, self.ask(client, acquire))

@@ -451,11 +451,11 @@ impl QuorumStore {
         self.count.no_majority(outcomes, &self.names)
     }
 
-    /// Acquires a key that no lease holds. `least` is the least token in µs.
-    fn acquire(&self, lease: &Lease<'_>, least: u64, deadline: MonotonicTime) -> Outcome {
+    /// Acquires a key that no lease holds.
+    fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
         // Later, the client would not believe the grant.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
-        let (token, outcomes) = self.propose(lease, None, least, deadline);
+        let (token, outcomes) = self.propose(lease, None, deadline);
         if let Some(token) = token {
             return Ok(Reply::granted(token));
         }
@@ -473,7 +473,7 @@ impl QuorumStore {
             lease: ticket.from,
             micros: micros_of(ticket.token).min(LONGEST_MICROS + 1),
         };
-        let (token, mut outcomes) = self.propose(&lease, Some(from), 0, deadline);
+        let (token, mut outcomes) = self.propose(&lease, Some(from), deadline);
         if let Some(token) = token
             && let Some(expires_in) = self.time_left(&lease, deadline)
         {
@@ -533,7 +533,6 @@ impl QuorumStore {
         &self,
         lease: &Lease<'_>,
         from: Option<TicketLease>,
-        least: u64,
         deadline: MonotonicTime,
     ) -> (Option<u64>, Vec<Option<Outcome>>) {
         let now = self.clock.now();
@@ -543,7 +542,7 @@ impl QuorumStore {
             key: lease.key.clone(),
             lease: lease.id,
             ttl: lease.ttl,
-            micros: self.proposals.next(times, self.count.majority()).max(least),
+            micros: self.proposals.next(times, self.count.majority()),
             from,
         };
         let mut outcomes = self.ask_all(&proposal, deadline, is_granted);
@@ -750,19 +749,14 @@ impl Store for QuorumStore {
                 replicas: Some(_), ..
             } => Err(Self::unsupported("acknowledgements of replicas")),
             Command::Acquire {
-                key,
-                lease,
-                ttl,
-                above,
-                ..
+                key, lease, ttl, ..
             } => {
                 let lease = Lease {
                     key,
                     id: *lease,
                     ttl: *ttl,
                 };
-                let least = above.map_or(0, |above| above.least_micros());
-                self.acquire(&lease, least, deadline)
+                self.acquire(&lease, deadline)
             }
             Command::Renew { .. } => {
                 let mut request = Request::new(command, deadline);

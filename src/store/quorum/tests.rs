@@ -102,7 +102,6 @@ impl Fixture {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         };
         (lease, self.store.execute_one(acquire, deadline))
@@ -603,7 +602,6 @@ fn other_requests_are_not_supported() {
         lease: LeaseId::random(),
         ttl: TTL,
         queue_mode: QueueMode::None,
-        above: None,
         replicas: crate::config::Replicas::new(1, TTL),
     };
     assert_eq!(kind(acquire), ErrorKind::Unsupported);

@@ -409,7 +409,6 @@ fn a_caller_continues_with_a_majority_of_servers() {
             lease,
             ttl: 10 * LONG,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         });
         assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));

@@ -4,9 +4,9 @@ use leasehold_testbed::Reply;
 
 use super::grants::pass;
 use super::{
-    ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire,
-    acquire_as, connect, counter_of, granted, has_selectors, holder, kinds, listen, queue_up,
-    received, release_as, say, text_of,
+    ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, TTL, acquire, acquire_as,
+    connect, counter_of, granted, has_selectors, holder, kinds, listen, queue_up, received,
+    release_as, say, text_of,
 };
 use crate::steady::steady;
 use crate::support::{ask, in_redis, server, value_of};
@@ -63,53 +63,6 @@ fn tokens_of_one_call_are_counted_past_a_million() {
             assert_eq!(value.split(' ').nth(2), Some(&*token.to_string()), "{key}");
         }
     }
-}
-
-/// Each key has its own bound. If a key is taken, its bound raises no other key's token.
-#[test]
-fn tokens_are_not_below_their_bounds() {
-    let server = server();
-    let mut redis = connect(&server);
-    // This bound is ahead of the clock, and the next number carries into the upper digits.
-    let ahead = 4_000_000_000_999_999_u64;
-    let far = ahead + 1_000_000_000;
-    assert!(matches!(
-        &acquire_as(&mut redis, "taken", 7, ""),
-        Said::Text(_)
-    ));
-    let acquire = |redis: &mut _, keys: &[&str], bounds: &[u64]| {
-        let leases: Vec<String> = (0..keys.len()).map(|n| n.to_string().repeat(32)).collect();
-        let mut args = vec!["host/1/a"];
-        args.extend(leases.iter().flat_map(|lease| [lease, TTL, ""]));
-        let bounds = bounds.iter().map(|least| format!("{least:016}"));
-        let bounds: String = bounds.collect();
-        args.push(&bounds);
-        super::answer(redis, &ACQUIRE, &[&[FENCE], keys].concat(), &args)
-    };
-    let is_contended = |said: &Said| matches!(said, Said::Number(left) if *left > 0);
-    let said = acquire(&mut redis, &["taken", "a"], &[far, 0]);
-    assert!(is_contended(&said[0]), "{said:?}");
-    let first = granted(&said[1]);
-    assert!(first < ahead, "the bound of another key");
-    let said = acquire(
-        &mut redis,
-        &["b", "c", "d", "taken", "e"],
-        &[0, ahead, 0, far, 1],
-    );
-    let tokens = [0, 1, 2, 4].map(|n| granted(&said[n]));
-    assert!(first < tokens[0] && tokens[0] < ahead, "{tokens:?}");
-    assert_eq!(tokens[1..], [ahead, ahead + 1, tokens[3]]);
-    assert!(is_contended(&said[3]), "{said:?}");
-    assert!((ahead + 2..far).contains(&tokens[3]), "{tokens:?}");
-    // Later grants have greater tokens.
-    assert_eq!(granted(&acquire_as(&mut redis, "f", 0, "")), tokens[3] + 1);
-    // An acquire that finds its lease granted already gets a token above the bound, too.
-    let again = acquire(&mut redis, &["f"], &[ahead]);
-    assert_eq!(granted(&again[0]), tokens[3] + 1);
-    let again = acquire(&mut redis, &["f"], &[far]);
-    assert_eq!(granted(&again[0]), far);
-    assert_eq!(micros_of(&text_of(&server, "f").unwrap()), far);
-    assert_eq!(granted(&acquire_as(&mut redis, "g", 0, "")), far + 1);
 }
 
 #[test]

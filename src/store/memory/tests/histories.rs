@@ -11,7 +11,7 @@ use proptest::sample::select;
 use super::LONGEST_PAUSE;
 use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, Held, QueueMode, TicketLease};
 use crate::store::copy::{ValueCopy, Version};
-use crate::store::value::{LockValue, TokenBound, micros_of};
+use crate::store::value::{LockValue, micros_of};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
@@ -243,19 +243,10 @@ fn command() -> impl Strategy<Value = Command> {
         QueueMode::Existing { notified: false },
         QueueMode::Existing { notified: true },
     ]);
-    // All bounds but the first one are ahead of both clocks.
-    let above = [
-        1,
-        5_000_000_000_000_000,
-        5_000_000_000_000_005,
-        6_000_000_000_000_000,
-    ]
-    .map(|micros: u64| TokenBound::new(micros << 10));
-    let above = prop_oneof![6 => Just(None), 1 => select(above.to_vec())];
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
-        6 => (key(), lease(), ttl(), queue_mode, above).prop_map(|(key, lease, ttl, queue_mode, above)| {
-            Command::Acquire { key, lease, ttl, queue_mode, above, replicas: None }
+        6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
+            Command::Acquire { key, lease, ttl, queue_mode, replicas: None }
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
@@ -311,7 +302,6 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
                 queue_mode: QueueMode::Notified,
-                above: None,
                 replicas: None,
             },
         };

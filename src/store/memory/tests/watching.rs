@@ -64,7 +64,6 @@ fn a_key_is_tracked_while_it_exists() {
             lease: LeaseId::random(),
             ttl,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         };
         store.execute_one(command, MonotonicTime::now()).unwrap();
@@ -98,7 +97,6 @@ fn a_submitted_request_hangs_until_the_outage_ends() {
             lease: LeaseId::random(),
             ttl: Duration::from_secs(30),
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         };
         store.submit(vec![(command, completions.remove(0))]);

@@ -97,7 +97,6 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::Notified,
-            above: None,
             replicas: self.replicas,
         };
         let deadline = MonotonicTime::now().after(limit);
@@ -124,7 +123,6 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
-            above: None,
             replicas: self.replicas,
         };
         let completion = completions.pop().unwrap();

@@ -516,7 +516,6 @@ mod tests {
             lease: LeaseId::random(),
             ttl: Duration::from_secs(60),
             queue_mode: crate::store::QueueMode::Notified,
-            above: None,
             replicas: None,
         };
         let caller = Caller::new(1);

@@ -87,7 +87,6 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
         lease,
         ttl: LONG,
         queue_mode: crate::store::QueueMode::None,
-        above: None,
         replicas: None,
     }
 }
@@ -232,7 +231,6 @@ fn foreign_values_cost_no_connection() {
             lease,
             ttl: LONG,
             queue_mode: crate::store::QueueMode::Existing { notified: false },
-            above: None,
             replicas: None,
         };
         let outcome = f.ask(command, LONG);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::store::command::{Command, Held, QueueMode};
 use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
-use crate::store::value::{self, TokenBound, micros_of};
+use crate::store::value::{self, micros_of};
 use crate::util::id::LeaseId;
 
 /// Appends one script call for `commands`, all of `kind`, to `buffer`. On a Cluster, their keys have the same slot.
@@ -21,13 +21,9 @@ pub(crate) fn encode<'a>(
     let fixed_args = usize::from(kind.sends_holder())
         + usize::from(kind.uses_mark())
         + usize::from(kind.sends_limit());
-    let has_bounds = commands.clone().any(|command| bound(command).is_some());
     let publishes = || commands.clone().any(|command| kind.publishes(command));
     let shard = context.shard_channel_start().filter(|_| publishes());
-    // The argument behind the bounds is the name of the shard channels. A call with this name has to send bounds, too.
-    let sends_bounds = has_bounds || kind == ScriptKind::Acquire && shard.is_some();
-    let last_args = usize::from(sends_bounds) + usize::from(shard.is_some());
-    let args = commands.len() * arguments_per_key(kind) + fixed_args + last_args;
+    let args = commands.len() * arguments_per_key(kind) + fixed_args + usize::from(shard.is_some());
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -64,26 +60,11 @@ pub(crate) fn encode<'a>(
     if kind.sends_limit() {
         out.number(context.max_value as u64);
     }
-    for command in commands.clone() {
+    for command in commands {
         arguments(&mut out, context, command);
-    }
-    if has_bounds {
-        let least = commands.map(|command| bound(command).map_or(0, TokenBound::least_micros));
-        let least: String = least.map(|micros| format!("{micros:016}")).collect();
-        out.text(&least);
-    } else if sends_bounds {
-        out.text("");
     }
     if let Some(shard) = shard {
         out.text(&shard);
-    }
-}
-
-/// The lower bound for the token of an acquire.
-fn bound(command: &Command) -> Option<TokenBound> {
-    match command {
-        Command::Acquire { above, .. } => *above,
-        _ => None,
     }
 }
 

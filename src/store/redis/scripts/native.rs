@@ -68,7 +68,6 @@ pub(crate) fn can_grant(command: &Command) -> bool {
         command,
         Command::Acquire {
             queue_mode: QueueMode::None | QueueMode::Polling | QueueMode::Notified,
-            above: None,
             ..
         }
     )
@@ -415,7 +414,6 @@ mod tests {
             lease: LeaseId::random(),
             ttl: Duration::from_secs(1),
             queue_mode,
-            above: None,
             replicas: None,
         };
         (0..n).map(acquire).collect()

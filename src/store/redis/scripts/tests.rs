@@ -6,7 +6,7 @@ use super::encode::decimal;
 use super::*;
 use crate::error::ErrorKind;
 use crate::store::command::{Held, Reply};
-use crate::store::value::{self, TokenBound};
+use crate::store::value;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::{Key, KeyLayout};
@@ -93,34 +93,6 @@ fn holds_come_before_releases_and_grants_after() {
     assert!(at(ScriptKind::Release) < at(ScriptKind::Propose));
 }
 
-/// A call whose acquires have no bound gets no argument for bounds.
-#[test]
-fn bounds_are_the_last_argument_of_acquires() {
-    let context = context();
-    let encoded = |bounds: [Option<TokenBound>; 2]| {
-        let lease = LeaseId::decode(&"1".repeat(LeaseId::DIGITS)).unwrap();
-        let acquires = bounds.map(|above| Command::Acquire {
-            key: Key::new("p:", "a", 10).unwrap(),
-            lease,
-            ttl: std::time::Duration::from_secs(5),
-            queue_mode: QueueMode::None,
-            above,
-            replicas: None,
-        });
-        let mut buffer = Vec::new();
-        let call = ScriptRef::Text("return 1");
-        let kind = ScriptKind::Acquire;
-        encode(&mut buffer, call, kind, &context, acquires.iter());
-        String::from_utf8(buffer).unwrap()
-    };
-    let without = encoded([None; 2]);
-    assert!(without.starts_with("*13\r\n"), "{without}");
-    assert!(without.ends_with("$4\r\n5000\r\n$0\r\n\r\n"), "{without}");
-    let with = encoded([TokenBound::new(7 << 10), None]);
-    let wanted = format!("*14{}$32\r\n{:016}{:016}\r\n", &without[3..], 8, 0);
-    assert_eq!(with, wanted);
-}
-
 /// The words of a call, as Redis reads them.
 fn words(context: &ScriptContext, commands: &[Command]) -> Vec<String> {
     let mut buffer = Vec::new();
@@ -143,12 +115,11 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
         std::time::Duration::from_secs(5),
         Key::new("p:", "a", 10).unwrap(),
     );
-    let acquire = |queue_mode, above| Command::Acquire {
+    let acquire = |queue_mode| Command::Acquire {
         key: key.clone(),
         lease,
         ttl,
         queue_mode,
-        above,
         replicas: None,
     };
     let release = Command::Release {
@@ -160,36 +131,24 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
     };
     let tag = key.slot().tag();
     let (counter, queue) = (format!("p:~fence{tag}"), format!("p:~queue{tag}:a"));
-    let (lease, bound) = (lease.to_string(), format!("{:016}", 8));
+    let lease = lease.to_string();
     let context = |layout, prefix| {
         let holder = HolderId::of_text("host/1/a");
         ScriptContext::new(holder, prefix, layout, 1 << 20)
     };
     let cluster = context(KeyLayout::Slots, "p:");
-    let above = TokenBound::new(7 << 10);
-    let waits = QueueMode::Notified;
     let head = ["EVAL", "return 1"];
     for (shard_slot, shard) in [(None, None), (Slot::new(0), Slot::new(0).map(Slot::tag))] {
         cluster.set_shard_slot(shard_slot);
         let shard = shard.map(|tag| format!("p:~to:{tag}"));
         for (command, keys, args) in [
             (
-                acquire(QueueMode::None, None),
+                acquire(QueueMode::None),
                 vec![],
                 vec!["host/1/a", &lease, "5000", ""],
             ),
             (
-                acquire(QueueMode::None, above),
-                vec![],
-                vec!["host/1/a", &lease, "5000", "", &bound],
-            ),
-            (
-                acquire(waits, above),
-                vec![&queue],
-                vec!["host/1/a", &lease, "5000", "+", &bound],
-            ),
-            (
-                acquire(waits, None),
+                acquire(QueueMode::Notified),
                 vec![&queue],
                 vec!["host/1/a", &lease, "5000", "+"],
             ),
@@ -201,9 +160,6 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
             wanted.extend(&args);
             let waits = !keys.is_empty();
             if let Some(shard) = shard.as_deref().filter(|_| waits) {
-                if args.last() == Some(&"+") {
-                    wanted.push("");
-                }
                 wanted.push(shard);
             }
             assert_eq!(words(&cluster, &[command]), wanted);

@@ -98,7 +98,6 @@ impl Server {
             lease,
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
-            above: None,
             replicas: None,
         });
     }

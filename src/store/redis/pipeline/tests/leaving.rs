@@ -18,7 +18,6 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
-            above: None,
             replicas: None,
         };
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
