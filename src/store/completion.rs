@@ -33,26 +33,16 @@ pub(crate) struct Caller {
 struct CallerState {
     outcomes: Few<Option<Outcome>>,
     missing: usize,
-    interest: Interest,
+    /// The caller no longer waits. It gets no more outcomes, and the store undoes acquires that are granted late.
+    has_left: bool,
     appointed: bool,
     /// The thread is parked or about to park, and no other thread is about to unpark it.
     asleep: bool,
 }
 
-/// The outcomes and grants that the caller still wants.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Interest {
-    /// Waits for outcomes.
-    Waiting,
-    /// No longer waits, but keeps locks that are granted late. Requests that are not written yet are dropped.
-    KeepsGrants,
-    /// Has left. The store undoes acquires that are granted late.
-    Left,
-}
-
 impl CallerState {
     fn is_waiting(&self) -> bool {
-        self.interest == Interest::Waiting && self.missing > 0
+        !self.has_left && self.missing > 0
     }
 }
 
@@ -80,7 +70,7 @@ impl Caller {
             state: Mutex::new(CallerState {
                 outcomes: smallvec![None; requests],
                 missing: requests,
-                interest: Interest::Waiting,
+                has_left: false,
                 appointed: false,
                 asleep: false,
             }),
@@ -101,7 +91,7 @@ impl Caller {
             }
             let left = deadline.since(MonotonicTime::now());
             if left.is_zero() {
-                state.interest = Interest::Left;
+                state.has_left = true;
                 return WaitEnd::Left;
             }
             state.asleep = true;
@@ -139,9 +129,9 @@ impl Caller {
     pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.missing > 0 && MonotonicTime::now() >= deadline {
-            state.interest = Interest::Left;
+            state.has_left = true;
         }
-        state.missing == 0 || state.interest == Interest::Left
+        state.missing == 0 || state.has_left
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -150,7 +140,7 @@ impl Caller {
 
     /// Ends the wait: the caller gets no more outcomes and cannot be appointed.
     pub(crate) fn leave(&self) {
-        self.state.lock().interest = Interest::Left;
+        self.state.lock().has_left = true;
     }
 
     /// Makes the caller lead the pipeline, and unparks it. Returns false if the caller does not wait any more.
@@ -185,7 +175,7 @@ impl Caller {
 
     fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
         let mut state = self.state.lock();
-        if state.interest == Interest::Left {
+        if state.has_left {
             return Err(outcome);
         }
         state.outcomes[index] = Some(outcome);
@@ -222,32 +212,19 @@ impl Submitted {
         self.0.wait_until(deadline, are_enough)
     }
 
-    /// The outcomes so far. A caller may count only servers that have granted: an acquire whose outcome is an error may
-    /// still hold its key until the store has undone it.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "no store keeps late grants yet")
-    )]
+    /// The outcomes so far.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
     pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
-    }
-
-    /// Ends the wait. Until this value is dropped, late outcomes are still recorded, and late grants are kept. Requests
-    /// that are not written yet are dropped, except releases. The store still undoes an acquire whose connection
-    /// breaks.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "no store keeps late grants yet")
-    )]
-    pub(crate) fn keep_late_grants(&self) {
-        self.0.state.lock().interest = Interest::KeepsGrants;
     }
 
     /// Ends the wait, and returns the outcomes until now. The store undoes acquires that it grants later, so the caller
     /// has to release the grants among the returned outcomes, and no others.
     pub(crate) fn leave(self) -> Vec<Option<Outcome>> {
         let mut state = self.0.state.lock();
-        state.interest = Interest::Left;
+        state.has_left = true;
         std::mem::take(&mut state.outcomes).into_vec()
     }
 }

@@ -379,62 +379,47 @@ fn exists(server: &Server, key: &Key) -> bool {
 }
 
 /// The third server does not read, and the caller continues with the grants of the other two. The grant of the third
-/// server comes late: it is kept or undone, as the caller has decided.
+/// server comes late, and is undone.
 #[test]
 fn a_caller_continues_with_a_majority_of_servers() {
     let servers = [(); 3].map(|()| Server::start().unwrap());
     let proxy = Proxy::start(servers[2].port()).unwrap();
     let urls = [servers[0].url(), servers[1].url(), proxy.url()];
     let nodes = urls.map(|url| maintained_node(&url));
-    for keeps in [true, false] {
-        let key = Key::new("p:", &format!("kept: {keeps}"), 100).unwrap();
-        let lease = LeaseId::random();
-        let submit = |command: Command| {
-            let (submitted, completions) = Submitted::new(nodes.len());
-            for (node, completion) in nodes.iter().zip(completions) {
-                node.submit(vec![(command.clone(), completion)]);
-            }
-            submitted
-        };
-        let inspect = || Command::Inspect { key: key.clone() };
-        let deadline = || MonotonicTime::now().after(LONG);
-        let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
-        // Each node connects.
-        assert!(submit(inspect()).wait(deadline(), have_come));
-        proxy.hold_requests(true);
-        servers[2].stop();
-        let started = Instant::now();
-        let submitted = submit(Command::Acquire {
-            key: key.clone(),
-            lease,
-            ttl: 10 * LONG,
-            queue_mode: QueueMode::None,
-            replicas: None,
-        });
-        assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
-        assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");
-        assert!(eventually(LONG / 4, || proxy.held_bytes() > 0));
-        let kept = if keeps {
-            submitted.keep_late_grants();
-            Some(submitted)
-        } else {
-            let outcomes = submitted.leave();
-            assert!(grants(&outcomes) == 2 && outcomes[2].is_none());
-            None
-        };
-        proxy.hold_requests(false);
-        servers[2].resume();
-        // Replies are handled in the order of the requests.
-        assert!(submit(inspect()).wait(deadline(), have_come));
-        match kept {
-            Some(submitted) => {
-                assert_eq!(grants(&submitted.outcomes()), 3);
-                assert!(exists(&servers[2], &key));
-            }
-            None => assert!(eventually(LONG / 2, || !exists(&servers[2], &key))),
+    let key = Key::new("p:", "a", 100).unwrap();
+    let submit = |command: Command| {
+        let (submitted, completions) = Submitted::new(nodes.len());
+        for (node, completion) in nodes.iter().zip(completions) {
+            node.submit(vec![(command.clone(), completion)]);
         }
-        assert!(exists(&servers[0], &key) && exists(&servers[1], &key));
-    }
+        submitted
+    };
+    let inspect = || Command::Inspect { key: key.clone() };
+    let deadline = || MonotonicTime::now().after(LONG);
+    let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+    // Each node connects.
+    assert!(submit(inspect()).wait(deadline(), have_come));
+    proxy.hold_requests(true);
+    servers[2].stop();
+    let started = Instant::now();
+    let submitted = submit(Command::Acquire {
+        key: key.clone(),
+        lease: LeaseId::random(),
+        ttl: 10 * LONG,
+        queue_mode: QueueMode::None,
+        replicas: None,
+    });
+    assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
+    assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");
+    assert!(eventually(LONG / 4, || proxy.held_bytes() > 0));
+    let outcomes = submitted.leave();
+    assert!(grants(&outcomes) == 2 && outcomes[2].is_none());
+    proxy.hold_requests(false);
+    servers[2].resume();
+    // Replies are handled in the order of the requests.
+    assert!(submit(inspect()).wait(deadline(), have_come));
+    assert!(eventually(LONG / 2, || !exists(&servers[2], &key)));
+    assert!(exists(&servers[0], &key) && exists(&servers[1], &key));
 }
 
 /// Callers submit requests and leave, and no maintenance of the node runs.
