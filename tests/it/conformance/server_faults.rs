@@ -137,16 +137,17 @@ fn restart(backend: &mut dyn Serving, keeps_data: bool) -> (MutexGuard, Task<Mut
     let recorder = Recorder::new();
     let holder = backend.client();
     let waiting = backend.builder().outage_timeout(LONG_TTL);
-    let waiting = waiting.connect_timeout(secs(1));
+    // So an attempt fails soon while the server is away. Attempts are repeated, on a busy machine as well.
+    let waiting = waiting.connect_timeout(secs(2));
     let waiting = waiting.event_handler(Arc::clone(&recorder));
-    let mutex = waiting.build().unwrap().mutex("k");
+    let mutex = waiting.build_lazy().unwrap().mutex("k");
     let guard = holder.mutex("k").lock().unwrap();
     let to_drop = holder.mutex(THEIRS).lock().unwrap();
     let waiter = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(1, What::Contended, "k");
     backend.server().kill();
     drop(to_drop);
-    recorder.wait_for(1, What::Unavailable, "k");
+    recorder.wait_for_more(1, What::Unavailable, "k");
     backend.server().restart().unwrap();
     backend.wait_until_ready();
     (guard, waiter)

@@ -521,6 +521,20 @@ fn keys_without_tokens_are_told_apart_by_their_leases() {
     // No caller got this grant.
     assert_eq!(orphans(named(), &seen("c", 5_900), &[]), 0);
     assert_eq!(orphans(named(), &seen("c", 6_100), &[]), 1);
+    // The server has granted the lock to the lease once more, after the end of its wait.
+    let again = GrantId {
+        micros: Some(7),
+        ..plain("a")
+    };
+    let late = |first: u64, last: u64| {
+        let first = first * MILLI;
+        [Sighting {
+            first,
+            ..sighting(again.clone(), last)
+        }]
+    };
+    assert_eq!(orphans(named(), &late(4_000, 9_900), &[]), 0);
+    assert_eq!(orphans(named(), &late(4_000, 10_100), &[]), 1);
     // No thread saw its lease id, so the hold of that time may be of the grant. A later hold is not.
     let unnamed = || [first(), second()];
     assert_eq!(orphans(unnamed(), &seen("a", 3_400), &[]), 0);

@@ -358,10 +358,9 @@ pub fn watch(
                 *connection = None;
                 continue;
             };
-            for (name, value, ttl) in locks {
-                if let Some(&key) = numbers.get(&name) {
-                    seen.add(at, key, &name, &value);
-                    seen.check_ttl(at, (key, &name), &value, ttl, longest);
+            for lock in locks {
+                if let Some(&key) = numbers.get(&lock.0) {
+                    seen.add(at, key, &lock, longest);
                 }
             }
         }
@@ -373,59 +372,44 @@ pub fn watch(
 /// All looks so far.
 #[derive(Default)]
 struct Seen {
-    /// By lock and lease id.
-    sightings: BTreeMap<(usize, String), Sighting>,
+    sightings: BTreeMap<(usize, GrantId), Sighting>,
     found: Vec<Violation>,
-    /// The values whose ttl was reported.
-    reported: BTreeSet<String>,
+    /// The grants whose ttl was reported.
+    reported: BTreeSet<GrantId>,
 }
 
 impl Seen {
-    fn add(&mut self, at: u64, key: usize, name: &str, value: &str) {
+    /// Adds a look at the lock `key`. No ttl is longer than `longest`.
+    fn add(&mut self, at: u64, key: usize, (name, value, ttl): &Lock, longest: Duration) {
         let Some(grant) = GrantId::parse(value) else {
             return;
         };
-        let id = (key, grant.lease.clone());
-        let sighting = self.sightings.entry(id).or_insert_with(|| Sighting {
+        let sighting = self.sightings.entry((key, grant.clone()));
+        let sighting = sighting.or_insert_with(|| Sighting {
             key,
-            name: name.to_owned(),
+            name: name.clone(),
             grant: grant.clone(),
             first: at,
             last: at,
         });
         sighting.last = at;
-        // If plain commands do not decide, the script grants the lock again, with µs.
-        sighting.grant.micros = sighting.grant.micros.or(grant.micros);
-    }
-
-    fn check_ttl(
-        &mut self,
-        at: u64,
-        (key, name): (usize, &str),
-        value: &str,
-        ttl: i64,
-        longest: Duration,
-    ) {
-        let is_possible = (0..=longest.as_millis() as i64).contains(&ttl);
-        if !is_possible && self.reported.insert(value.to_owned()) {
-            let key = Some(key);
-            let text = format!("{name:?} has a ttl of {ttl} ms: {value}");
-            let (from, to) = (at, at);
+        let is_possible = (0..=longest.as_millis() as i64).contains(ttl);
+        if !is_possible && self.reported.insert(grant) {
             self.found.push(Violation {
-                text,
-                key,
-                from,
-                to,
+                text: format!("{name:?} has a ttl of {ttl} ms: {value}"),
+                key: Some(key),
+                from: at,
+                to: at,
             });
         }
     }
 }
 
+/// The key of a lock, its value, and its ttl in ms.
+type Lock = (String, String, i64);
+
 /// The keys of a node, with their values and ttls; `None` if it does not reply.
-fn look(
-    port: u16,
-    connection: &mut Option<redis::Connection>,
-) -> Option<Vec<(String, String, i64)>> {
+fn look(port: u16, connection: &mut Option<redis::Connection>) -> Option<Vec<Lock>> {
     if connection.is_none() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).ok()?;
         let new = client.get_connection_with_timeout(LOOK_LIMIT).ok()?;
@@ -441,36 +425,35 @@ fn look(
 mod tests {
     use super::*;
 
-    fn value(lease: char, micros: &str) -> String {
-        format!("lh1 {} {micros} host/1/a", lease.to_string().repeat(32))
+    const LONGEST: Duration = Duration::from_secs(4);
+
+    fn lock(lease: char, micros: &str, ttl: i64) -> Lock {
+        let lease = lease.to_string().repeat(32);
+        let value = format!("lh1 {lease} {micros} host/1/a");
+        ("k".to_owned(), value, ttl)
     }
 
     #[test]
     fn grants_without_tokens_are_seen_one_by_one() {
         let mut seen = Seen::default();
         let zeros = "0000000000000000";
-        let looks = [(1, 'a'), (2, 'a'), (5, 'b'), (9, 'b')];
-        for (at, lease) in looks {
-            seen.add(at, 0, "k", &value(lease, zeros));
+        for (at, lease) in [(1, 'a'), (2, 'a'), (5, 'b'), (9, 'b')] {
+            seen.add(at, 0, &lock(lease, zeros, 1), LONGEST);
         }
+        // A second grant of the lease.
+        seen.add(10, 0, &lock('b', "1795263780943818", 1), LONGEST);
         let times = seen.sightings.values().map(|one| (one.first, one.last));
-        assert_eq!(times.collect::<Vec<_>>(), [(1, 2), (5, 9)]);
-        // The script has granted the lock again.
-        seen.add(10, 0, "k", &value('b', "1795263780943818"));
-        let last = seen.sightings.values().last().unwrap();
-        assert_eq!((last.first, last.last), (5, 10));
-        assert_eq!(last.grant.micros, Some(1_795_263_780_943_818));
+        assert_eq!(times.collect::<Vec<_>>(), [(1, 2), (5, 9), (10, 10)]);
     }
 
     #[test]
     fn an_impossible_ttl_is_found_once() {
         let mut seen = Seen::default();
-        let longest = Duration::from_secs(4);
         for (ttl, count) in [(0, 0), (4_000, 0), (4_001, 1), (4_001, 1)] {
-            seen.check_ttl(1, (0, "k"), &value('a', "1"), ttl, longest);
+            seen.add(1, 0, &lock('a', "1", ttl), LONGEST);
             assert_eq!(seen.found.len(), count, "{ttl}");
         }
-        seen.check_ttl(1, (0, "k"), &value('b', "1"), -1, longest);
+        seen.add(1, 0, &lock('b', "1", -1), LONGEST);
         assert_eq!(seen.found.len(), 2);
     }
 }

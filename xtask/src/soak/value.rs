@@ -9,9 +9,10 @@ use super::history::Hold;
 const TOKEN_SHIFT: u32 = 10;
 
 /// The grant that a lock's value names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GrantId {
-    /// The lease id, which all hand-offs of the grant share. An adoption has its own.
+    /// The lease id, which all hand-offs of the grant share. An adoption has its own. If a fail-over loses the end of a
+    /// wait, Redis may grant the lock to the same lease once more, and no caller gets that grant.
     pub lease: String,
     /// The µs of the grant. `None` if plain commands have granted the lock: the value has zeros then.
     pub micros: Option<u64>,
@@ -37,10 +38,11 @@ impl GrantId {
     /// Whether `hold`, of the same key, is of this grant. `None` if that is not known: the value has no µs, and the
     /// thread of the hold did not see its lease id.
     pub fn is_of(&self, hold: &Hold) -> Option<bool> {
-        match (&hold.lease, self.micros) {
-            (Some(lease), _) => Some(*lease == self.lease),
-            (None, Some(micros)) => Some(hold.micros() == micros),
-            (None, None) => None,
+        let has_lease = hold.lease.as_ref().map(|lease| *lease == self.lease);
+        let has_micros = self.micros.map(|micros| micros == hold.micros());
+        match (has_lease, has_micros) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (has_lease, has_micros) => has_lease.or(has_micros),
         }
     }
 }

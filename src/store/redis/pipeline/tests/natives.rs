@@ -673,7 +673,7 @@ fn a_proxy_that_closes_at_multi_is_asked_three_times() {
 #[test]
 fn a_key_that_was_set_without_a_transaction_is_known() {
     let f = warm();
-    let rights = |change: &str| f.say(&["ACL", "SETUSER", "default", &change]);
+    let rights = |change: &str| f.say(&["ACL", "SETUSER", "default", change]);
     for change in ["-multi", "-exec", "-evalsha"] {
         rights(change);
     }
