@@ -106,9 +106,10 @@ fn an_adoption_is_a_wait_for_a_lock() {
     let memory = MemoryStore::new();
     let [old, new] = [(); 2].map(|()| memory.client().unwrap());
     let guard = old.mutex("k").lock().unwrap();
-    let token = guard.fencing_token().to_string();
     let ticket = guard.into_ticket().unwrap();
-    drop(new.adopt(&ticket).unwrap());
+    let adopted = new.adopt(&ticket).unwrap();
+    let token = adopted.fencing_token().to_string();
+    drop(adopted);
     new.adopt(&ticket).unwrap_err();
     let waits = receivers.recorded("leasehold.wait");
     let outcomes: Vec<_> = waits.iter().map(|wait| &wait.fields["outcome"]).collect();
