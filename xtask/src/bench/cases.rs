@@ -159,7 +159,8 @@ pub fn way_name(way: Way) -> String {
     }
 }
 
-/// The commands that only the scripts of a way call. Redis counts these commands in addition to the script calls.
+/// The commands that only the scripts and transactions of a way call. Redis counts these commands in addition to the
+/// script calls. A transaction counts as one request, its `EXEC`.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
         Way::Limit | Way::Drop | Way::Unlock | Way::WithLock => &[
@@ -168,12 +169,21 @@ pub fn scripted(way: Way) -> &'static [&'static str] {
             "exists",
             "getrange",
             "mget",
+            "multi",
             "pexpire",
             "pttl",
             "publish",
             "pubsub|numsub",
             "set",
             "time",
+            "zadd",
+            "zcard",
+            "zcount",
+            "zpopmin",
+            "zrange",
+            "zrank",
+            "zrem",
+            "zscore",
         ],
         Way::Raw | Way::PipedRaw | Way::Rslock { .. } | Way::Redlock { .. } => &["get", "del"],
         Way::FairMutex => &[],
