@@ -579,6 +579,7 @@ impl PipelinedConnection {
                 Call::ProbeDelete(command) => {
                     self.in_flight.pop_front();
                     self.deletes.note_probe(command, &value);
+                    context.note_delete_probe_reply();
                     if native::is_denied(&value) {
                         context.refuse_deletes(MonotonicTime::now());
                     }
@@ -917,6 +918,10 @@ impl PipelinedConnection {
         let is_probe = |batch: &InFlightBatch| matches!(batch.call, Call::Probe);
         if error.kind() == ErrorKind::Unavailable && self.in_flight.iter().any(is_probe) {
             context.note_lost_probe(self.connection.address());
+        }
+        let is_delete_probe = |batch: &InFlightBatch| matches!(batch.call, Call::ProbeDelete(_));
+        if error.kind() == ErrorKind::Unavailable && self.in_flight.iter().any(is_delete_probe) {
+            context.note_lost_delete_probe(MonotonicTime::now());
         }
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();

@@ -221,6 +221,8 @@ pub(crate) struct ScriptContext {
     shard_slot: ShardSlot,
     refusal: Refusal,
     refused_deletes: RefusedFor,
+    /// How many connections have ended without a reply to a probe of [`native::CompareAndDelete`] since the last reply.
+    lost_delete_probes: AtomicU32,
 }
 
 /// Notes that the server, a proxy or an ACL does not allow the commands of [`native`].
@@ -275,6 +277,7 @@ impl ScriptContext {
             shard_slot: ShardSlot::default(),
             refusal: Refusal::default(),
             refused_deletes: RefusedFor::default(),
+            lost_delete_probes: AtomicU32::new(0),
         }
     }
 
@@ -302,6 +305,19 @@ impl ScriptContext {
     /// connection.
     pub(crate) fn refuse_deletes(&self, now: MonotonicTime) {
         self.refused_deletes.note(now);
+    }
+
+    /// Notes that the server has replied to a probe of [`native::CompareAndDelete`].
+    pub(crate) fn note_delete_probe_reply(&self) {
+        self.lost_delete_probes.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that a connection has ended before the reply to a probe of [`native::CompareAndDelete`]: a proxy may do that
+    /// instead of refusing a command.
+    pub(crate) fn note_lost_delete_probe(&self, now: MonotonicTime) {
+        if self.lost_delete_probes.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_LOST_PROBES {
+            self.refuse_deletes(now);
+        }
     }
 
     /// Sets the hook that is called once, if the server does not allow the commands of [`native`].

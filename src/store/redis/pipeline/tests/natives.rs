@@ -622,15 +622,18 @@ fn a_refused_acquire_leaves_no_release() {
     }));
 }
 
-/// A proxy that closes each connection on which it reads `MULTI`.
-fn closing_proxy(server: &Server) -> String {
+/// A proxy that closes each connection on which it reads `closes_at`, and its count of connections.
+fn closing_proxy(server: &Server, closes_at: &'static [u8]) -> (String, Arc<AtomicUsize>) {
     let upstream = server.port();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&connections);
     // The threads end when the test's process ends, or both ends are closed.
     std::thread::spawn(move || {
         for client in listener.incoming() {
             let client = client.unwrap();
+            counter.fetch_add(1, Ordering::SeqCst);
             let redis = TcpStream::connect(("127.0.0.1", upstream)).unwrap();
             let (mut replies, mut to_client) =
                 (redis.try_clone().unwrap(), client.try_clone().unwrap());
@@ -640,7 +643,7 @@ fn closing_proxy(server: &Server) -> String {
                 let mut chunk = [0; 1 << 16];
                 while let Ok(n @ 1..) = client.read(&mut chunk) {
                     let bytes = &chunk[..n];
-                    if bytes.windows(5).any(|word| word == b"MULTI") {
+                    if bytes.windows(5).any(|word| word == closes_at) {
                         break;
                     }
                     redis.write_all(bytes).unwrap();
@@ -651,13 +654,13 @@ fn closing_proxy(server: &Server) -> String {
             });
         }
     });
-    url
+    (url, connections)
 }
 
 #[test]
 fn a_proxy_that_closes_at_multi_is_asked_three_times() {
     let server = Server::start().unwrap();
-    let url = closing_proxy(&server);
+    let (url, _) = closing_proxy(&server, b"MULTI");
     let f = at(server, &url, LONG);
     let refusals = f.count_refusals();
     let mut failed = 0;
@@ -667,6 +670,20 @@ fn a_proxy_that_closes_at_multi_is_asked_three_times() {
     assert_eq!(refusals.load(Ordering::SeqCst), 1);
     // The reply of the script comes before the connection is closed, or is lost with it.
     assert!(failed <= 3, "{failed}");
+}
+
+#[test]
+fn a_proxy_that_closes_at_delex_is_asked_three_times() {
+    let server = Server::start().unwrap();
+    let (url, connections) = closing_proxy(&server, b"DELEX");
+    let f = at(server, &url, LONG);
+    let mut failed = 0;
+    for n in 0..10 {
+        let release = f.held(&n.to_string());
+        failed += usize::from(f.ask(release, LONG).is_err());
+    }
+    assert!(failed <= 3, "{failed}");
+    assert_eq!(connections.load(Ordering::SeqCst), 4);
 }
 
 /// Redis refuses `MULTI` and `EXEC`, carries out what is between them, and replies `EXECABORT`.
