@@ -88,7 +88,7 @@ pub fn run(
     let clients: Vec<Client> = (0..clients)
         .map(|_| {
             let builder = Client::builder(group.url()).ttl(TTL);
-            builder.outage_timeout(OUTAGE).build()
+            builder.outage_timeout(OUTAGE).build_lazy()
         })
         .collect::<Result<_, _>>()?;
     if inject.is_some() {
