@@ -13,8 +13,7 @@ mod tests;
 
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -36,7 +35,7 @@ pub(crate) struct Connector {
     attempts: Attempts,
     /// The most connections that callers wait for at a time.
     most: usize,
-    connecting: Mutex<Connecting>,
+    connecting: Arc<Mutex<Connecting>>,
     /// The idle connections of transactions and pings, as many as were in use at a time.
     idle: Mutex<Vec<Connection>>,
     /// Lets each start of a thread fail.
@@ -48,19 +47,33 @@ pub(crate) struct Connector {
 struct Connecting {
     /// How many callers wait for a connection.
     callers: usize,
+    /// How many attempts are under way.
+    attempts: usize,
+    /// The last caller left without a connection, so the next caller may get that of its attempt.
+    is_owed: bool,
     pool: Option<r2d2::Pool<Attempts>>,
+}
+
+impl Connecting {
+    /// Takes out the pool if nothing needs it any more. The caller drops the pool after the unlock, which closes its
+    /// connections.
+    fn take_unneeded(&mut self) -> Option<r2d2::Pool<Attempts>> {
+        let is_needed = self.callers > 0 || self.attempts > 0 || self.is_owed;
+        self.pool.take_if(|_| !is_needed)
+    }
 }
 
 impl Connector {
     /// Does not connect. At most `most` callers wait for a connection at a time.
     pub(crate) fn new(endpoint: &Arc<Endpoint>, most: usize) -> Arc<Self> {
+        let connecting = Arc::default();
         Arc::new(Self {
             attempts: Attempts {
                 endpoint: Arc::clone(endpoint),
-                under_way: Arc::default(),
+                connecting: Arc::downgrade(&connecting),
             },
             most,
-            connecting: Mutex::default(),
+            connecting,
             idle: Mutex::default(),
             #[cfg(test)]
             has_no_threads: std::sync::atomic::AtomicBool::new(false),
@@ -68,12 +81,13 @@ impl Connector {
     }
 
     /// Makes a connection within `timeout`. Tries again after a failed attempt, unless its error
-    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired).
+    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired). If no thread can be
+    /// started, makes one attempt on this thread, which may take one connect time-out.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
         let mut caller = Waiting::begin(self);
         let connected = match &caller.pool {
             Some(pool) => self.wait(pool, timeout),
-            None => self.attempts.make(),
+            None => self.attempts.endpoint.open_and_note(),
         };
         caller.is_connected = connected.is_ok();
         connected.map_err(|error| match self.attempts.endpoint.is_retired() {
@@ -149,7 +163,7 @@ impl Connector {
         catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
             assert!(
-                !self.has_no_threads.load(Ordering::Relaxed),
+                !self.has_no_threads.load(std::sync::atomic::Ordering::Relaxed),
                 "a test asked for this panic"
             );
             builder.build_unchecked(self.attempts.clone())
@@ -185,17 +199,13 @@ impl<'a> Waiting<'a> {
 }
 
 impl Drop for Waiting<'_> {
-    /// Ends the pool with the last caller, unless an attempt is under way or the caller left without a connection: then
-    /// the next caller may get that of its attempt.
     fn drop(&mut self) {
         let mut connecting = self.connector.connecting.lock();
         connecting.callers -= 1;
-        let under_way = self.connector.attempts.under_way.load(Ordering::Acquire);
-        let is_over = connecting.callers == 0 && under_way == 0 && self.is_connected;
-        let ended = connecting.pool.take_if(|_| is_over);
+        connecting.is_owed = !self.is_connected;
+        let unneeded = connecting.take_unneeded();
         drop(connecting);
-        // The pool closes its connections after the unlock.
-        drop(ended);
+        drop(unneeded);
     }
 }
 
@@ -209,13 +219,8 @@ fn take(mut made: r2d2::PooledConnection<Attempts>) -> Connection {
 #[derive(Clone)]
 struct Attempts {
     endpoint: Arc<Endpoint>,
-    under_way: Arc<AtomicUsize>,
-}
-
-impl Attempts {
-    fn make(&self) -> Result<Connection, Error> {
-        self.endpoint.open_and_note()
-    }
+    /// Weak, since it owns the pool, which owns these attempts.
+    connecting: Weak<Mutex<Connecting>>,
 }
 
 impl r2d2::ManageConnection for Attempts {
@@ -224,8 +229,8 @@ impl r2d2::ManageConnection for Attempts {
     type Error = Error;
 
     fn connect(&self) -> Result<Option<Connection>, Error> {
-        let _under_way = UnderWay::begin(&self.under_way);
-        self.make().map(Some)
+        let _under_way = UnderWay::begin(&self.connecting);
+        self.endpoint.open_and_note().map(Some)
     }
 
     /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
@@ -239,19 +244,29 @@ impl r2d2::ManageConnection for Attempts {
     }
 }
 
-/// Counts an attempt until it has ended, also by a panic.
-struct UnderWay<'a>(&'a AtomicUsize);
+/// Counts an attempt until it has ended, also by a panic. `None` once the connector is dropped.
+struct UnderWay(Option<Arc<Mutex<Connecting>>>);
 
-impl<'a> UnderWay<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(count)
+impl UnderWay {
+    fn begin(connecting: &Weak<Mutex<Connecting>>) -> Self {
+        let connecting = connecting.upgrade();
+        if let Some(connecting) = &connecting {
+            connecting.lock().attempts += 1;
+        }
+        Self(connecting)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let Some(connecting) = &self.0 else {
+            return;
+        };
+        let mut connecting = connecting.lock();
+        connecting.attempts -= 1;
+        let unneeded = connecting.take_unneeded();
+        drop(connecting);
+        drop(unneeded);
     }
 }
 
