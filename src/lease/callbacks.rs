@@ -42,7 +42,7 @@ pub(crate) struct CallbackExecutor {
     starter: Mutex<Option<Starter>>,
 }
 
-/// What the callback thread needs to start.
+/// Starts the callback thread.
 struct Starter {
     threads: ThreadGroup,
     inbox: Receiver<Message>,

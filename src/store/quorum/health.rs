@@ -514,6 +514,7 @@ mod tests {
     fn a_failure_counts_from_the_first_failed_probe() {
         let (health, clock) = health();
         health.note_probe(None, None, "a:1", &clock);
+        // Time has to pass between the two failures.
         std::thread::sleep(Duration::from_millis(20));
         health.note_probe(failed(), None, "a:1", &clock);
         let NodeHealth::Failing { since, error } = health.state(&clock) else {

@@ -163,7 +163,9 @@ impl Connector {
         catch_unwind(AssertUnwindSafe(|| {
             #[cfg(test)]
             assert!(
-                !self.has_no_threads.load(std::sync::atomic::Ordering::Relaxed),
+                !self
+                    .has_no_threads
+                    .load(std::sync::atomic::Ordering::Relaxed),
                 "a test asked for this panic"
             );
             builder.build_unchecked(self.attempts.clone())

@@ -214,6 +214,12 @@ impl PipelinedConnection {
         }
     }
 
+    /// Lets the next acquires by plain commands ask for the time of Redis.
+    #[cfg(test)]
+    pub(super) fn age_clock(&mut self) {
+        self.clock.age();
+    }
+
     /// Whether to replace the connection once its missing replies are read.
     pub(crate) fn is_stale(&self) -> bool {
         self.connection.is_stale()

@@ -97,6 +97,22 @@ impl Fixture {
         drop(self.pipeline.shared.endpoint.open().unwrap());
     }
 
+    /// The error of an attempt to connect.
+    fn connect_error(&self, timeout: Duration) -> Error {
+        let connected = self.pipeline.shared.connector.own_connection(timeout);
+        connected.err().expect("no connection can be made")
+    }
+
+    /// Sends these commands together, and returns their outcomes.
+    fn execute(&self, commands: impl IntoIterator<Item = Command>) -> Vec<Result<Reply, Error>> {
+        let deadline = MonotonicTime::now().after(LONG);
+        let commands = commands.into_iter();
+        let mut requests: Vec<Request> = commands.map(|it| Request::new(it, deadline)).collect();
+        self.pipeline
+            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        requests.into_iter().map(Request::into_outcome).collect()
+    }
+
     /// Makes Redis close the pipeline's connection.
     fn cut(&self) {
         let kill = ["CLIENT", "KILL", "TYPE", "normal"];
@@ -466,13 +482,7 @@ fn a_server_that_was_never_reached_refuses_at_once() {
     let (_, outcome) = f.acquire_within("k", 3 * LONG);
     let error = outcome.unwrap_err();
     assert!(error.is_lasting() && error.is_unavailable(), "{error}");
-    let refused = f
-        .pipeline
-        .shared
-        .connector
-        .own_connection(3 * LONG)
-        .err()
-        .unwrap();
+    let refused = f.connect_error(3 * LONG);
     assert!(refused.is_lasting(), "{refused}");
     assert!(failures() >= 2, "one attempt for each call at least");
     assert!(MonotonicTime::now() < begun_at.after(LONG));
@@ -502,13 +512,7 @@ fn a_refused_login_is_not_repeated() {
     let set_password = ["CONFIG", "SET", "requirepass", "secret"];
     f.server.command(&set_password).unwrap();
     let begun_at = MonotonicTime::now();
-    let refused = f
-        .pipeline
-        .shared
-        .connector
-        .own_connection(3 * LONG)
-        .err()
-        .unwrap();
+    let refused = f.connect_error(3 * LONG);
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     assert!(refused.is_lasting());
     assert!(MonotonicTime::now() < begun_at.after(LONG));
@@ -590,13 +594,7 @@ fn callers_of_a_retired_server_send_their_requests_elsewhere() {
         assert!(MonotonicTime::now() < until);
     }
     assert!(f.pipeline.is_idle(), "the caller has the release");
-    let refused = f
-        .pipeline
-        .shared
-        .connector
-        .own_connection(3 * LONG)
-        .err()
-        .unwrap();
+    let refused = f.connect_error(3 * LONG);
     assert_eq!(refused.redirect(), Some(&Redirect::Retired), "{refused}");
     // No caller waits for this release, so it stays until the store takes it.
     f.pipeline.send_release(f.release("k", LeaseId::random()));
@@ -610,13 +608,7 @@ fn a_pings_failure_is_no_reason_of_other_requests() {
     f.acquire("warm-up");
     let set_password = ["CONFIG", "SET", "requirepass", "secret"];
     f.server.command(&set_password).unwrap();
-    let refused = f
-        .pipeline
-        .shared
-        .connector
-        .own_connection(LONG)
-        .err()
-        .unwrap();
+    let refused = f.connect_error(LONG);
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     f.time_out_behind_a_leader();
 }
@@ -877,10 +869,11 @@ fn refused_releases_do_not_delay_other_requests() {
 fn a_broken_connection_makes_idle_ones_stale() {
     let f = fixture();
     f.acquire("a");
-    let idle = f.pipeline.shared.connector.own_connection(LONG).unwrap();
-    drop(idle);
+    let own = || f.pipeline.shared.connector.own_connection(LONG).unwrap();
+    own().ping(LONG).unwrap();
     f.cut();
     let (_, cut) = f.acquire_within("b", LONG);
     assert_eq!(cut.unwrap_err().kind(), ErrorKind::Unavailable);
+    own().ping(LONG).unwrap();
     f.acquire("c");
 }

@@ -44,6 +44,16 @@ impl ServerClock {
         self.shown = Some((micros, now));
     }
 
+    /// Makes the last reply old.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self) {
+        let by = 2 * OLD_ESTIMATE;
+        if let Some((micros, seen)) = &mut self.shown {
+            *micros -= by.as_micros() as u64;
+            *seen = seen.before(by);
+        }
+    }
+
     /// Whether to ask for the time again.
     pub(crate) fn is_old(&self, now: MonotonicTime) -> bool {
         let age = self.shown.map(|(_, seen)| now.since(seen));
@@ -282,7 +292,7 @@ pub(crate) fn can_delete(command: &Command) -> bool {
     )
 }
 
-/// What became of one key.
+/// The outcome for one key of the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
     /// Granted with this token.

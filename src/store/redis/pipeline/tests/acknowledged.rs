@@ -55,14 +55,8 @@ fn one_wait_serves_a_batch() {
     let f = fixture();
     let _replica = replica_of(&f.server);
     let before = f.server.calls("wait").unwrap();
-    let mut requests: Vec<Request> = (0..2 * MAX_BATCH)
-        .map(|n| acquire_within(LONG / 4, &n.to_string()))
-        .map(|command| Request::new(command, MonotonicTime::now().after(LONG)))
-        .collect();
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-    for request in requests {
-        let outcome = request.into_outcome();
+    let acquires = (0..2 * MAX_BATCH).map(|n| acquire_within(LONG / 4, &n.to_string()));
+    for outcome in f.execute(acquires) {
         assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
     }
     assert_eq!(f.server.calls("wait").unwrap() - before, 2);

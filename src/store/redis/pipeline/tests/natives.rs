@@ -121,19 +121,11 @@ fn free_keys_are_granted_without_a_script() {
 fn each_grant_of_a_batch_has_its_own_token() {
     let f = warm();
     let before = f.used();
-    let deadline = MonotonicTime::now().after(LONG);
-    let names = (0..300).map(|n| n.to_string());
-    let mut requests: Vec<Request> = names
-        .map(|name| Request::new(acquire_of(&name), deadline))
-        .collect();
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-    let tokens = requests
-        .into_iter()
-        .map(|request| match request.into_outcome() {
-            Ok(Reply::Granted { token, .. }) => micros_of(token),
-            other => panic!("{other:?}"),
-        });
+    let outcomes = f.execute((0..300).map(|n| acquire_of(&n.to_string())));
+    let tokens = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(Reply::Granted { token, .. }) => micros_of(token),
+        other => panic!("{other:?}"),
+    });
     let tokens: Vec<u64> = tokens.collect();
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
     assert_eq!(tokens.last(), Some(&f.counter()));
@@ -275,16 +267,15 @@ fn an_acquire_behind_a_repeated_release_ends() {
     let (other, release) = (LeaseId::random(), f.held("k"));
     let calls = || f.server.calls("evalsha").unwrap();
     let before = calls();
-    let deadline = MonotonicTime::now().after(LONG);
     let value = format!("lh1 {other} 1795263780943818 host/1/a");
     f.say(&["SET", "p:k", &value, "PX", "60000"]);
     let acquire = acquire_under(LeaseId::random(), "k");
-    let mut requests = [release, acquire].map(|it| Request::new(it, deadline));
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-    let outcomes = requests.map(|request| request.into_outcome().unwrap());
+    let outcomes = f.execute([release, acquire]);
     assert!(
-        matches!(outcomes, [Reply::Taken { .. }, Reply::Contended { .. }]),
+        matches!(
+            outcomes[..],
+            [Ok(Reply::Taken { .. }), Ok(Reply::Contended { .. })]
+        ),
         "{outcomes:?}"
     );
     assert!(calls() - before <= 3, "{}", calls() - before);
@@ -334,14 +325,9 @@ fn a_batch_of_releases_has_all_outcomes() {
         let names: Vec<String> = (0..count).map(|n| format!("b{n}")).collect();
         let releases: Vec<Command> = names.iter().map(|name| f.held(name)).collect();
         f.say(&["DEL", "p:b1"]);
-        let deadline = MonotonicTime::now().after(LONG);
-        let requests = releases.into_iter();
-        let mut requests: Vec<Request> = requests.map(|it| Request::new(it, deadline)).collect();
-        f.pipeline
-            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-        for (n, request) in requests.into_iter().enumerate() {
+        for (n, outcome) in f.execute(releases).into_iter().enumerate() {
             let wanted = if n == 1 { Reply::Missing } else { Reply::Done };
-            assert_eq!(request.into_outcome().unwrap(), wanted, "{n} of {count}");
+            assert_eq!(outcome.unwrap(), wanted, "{n} of {count}");
         }
         assert!(names.iter().all(|name| !f.exists(name)));
     }
@@ -483,7 +469,8 @@ fn without_transactions_the_script_grants() {
             if rule == "-time" {
                 // The scripts need it, too. A warm connection asks for the time once a second only.
                 if warm {
-                    std::thread::sleep(Duration::from_millis(1100));
+                    let mut state = f.pipeline.state.lock();
+                    state.connection.as_mut().unwrap().age_clock();
                 }
                 assert_eq!(f.refused("k"), ErrorKind::Denied, "{warm}");
                 assert!(eventually(LONG, || {
@@ -516,13 +503,12 @@ fn refusals_of_one_request_do_not_end_plain_commands() {
     f.say(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(!f.exists("k"));
     f.say(&["ACL", "SETUSER", "default", "resetkeys", "~p:~*", "~p:k"]);
-    let deadline = MonotonicTime::now().after(LONG);
-    let commands = ["k", "other"].map(|name| Request::new(acquire_of(name), deadline));
-    let mut requests = commands;
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-    let [k, other] = requests.map(Request::into_outcome);
-    assert!(matches!(k, Ok(Reply::Granted { .. })), "{k:?}");
+    let mut outcomes = f.execute(["k", "other"].map(acquire_of));
+    let other = outcomes.pop().unwrap();
+    assert!(
+        matches!(outcomes[..], [Ok(Reply::Granted { .. })]),
+        "{outcomes:?}"
+    );
     assert_eq!(other.unwrap_err().kind(), ErrorKind::Denied);
     f.say(&["ACL", "SETUSER", "default", "allkeys"]);
     assert_eq!(refusals.load(Ordering::SeqCst), 0);
@@ -587,16 +573,10 @@ fn a_user_who_may_not_call_scripts_acquires_nothing() {
 fn a_repeated_batch_counts_each_grant_once() {
     let f = warm();
     f.say(&["DEL", "p:~fence"]);
-    let deadline = MonotonicTime::now().after(LONG);
     let names = [0, 1, 2, 3, 4].map(|n| format!("n{n}"));
-    let mut requests = names
-        .each_ref()
-        .map(|name| Request::new(acquire_of(name), deadline));
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let outcomes = f.execute(names.iter().map(|name| acquire_of(name)));
     let mut last = 0;
-    for (name, request) in names.iter().zip(requests) {
-        let outcome = request.into_outcome();
+    for (name, outcome) in names.iter().zip(outcomes) {
         let Ok(Reply::Granted { token, is_stored }) = outcome else {
             panic!("{outcome:?}");
         };
@@ -724,18 +704,11 @@ fn on_a_cluster_each_transaction_has_one_slot() {
     let url = server.url();
     let f = with_layout(KeyLayout::Slots, server, &url, LONG);
     f.warm_up("warm-up");
-    let deadline = MonotonicTime::now().after(LONG);
     // At first, the slots have no fence counters.
     for (round, scripts) in [5, 0].into_iter().enumerate() {
         let before = f.used();
         let names = (0..20).map(|n| format!("{{{}}}{round}:{n}", n % 5));
-        let mut requests: Vec<Request> = names
-            .map(|name| Request::new(acquire_of(&name), deadline))
-            .collect();
-        f.pipeline
-            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
-        for request in requests {
-            let outcome = request.into_outcome();
+        for outcome in f.execute(names.map(|name| acquire_of(&name))) {
             assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
         }
         assert_eq!(f.used_since(before), [5, scripts]);
