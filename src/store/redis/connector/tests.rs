@@ -29,6 +29,12 @@ fn has_pool(connector: &Connector) -> bool {
     connector.connecting.lock().pool.is_some()
 }
 
+fn idle_in_pool(connector: &Connector) -> u32 {
+    let connecting = connector.connecting.lock();
+    let pool = connecting.pool.as_ref().expect("the pool lives");
+    pool.state().idle_connections
+}
+
 fn under_way(connector: &Connector) -> usize {
     connector.connecting.lock().attempts
 }
@@ -54,7 +60,8 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(has_pool(&connector), "its attempt goes on");
     proxy.hold_replies(false);
-    assert!(eventually(LONG, || under_way(&connector) == 0));
+    // The pool counts an attempt before a thread begins it, and offers its connection only after it has ended.
+    assert!(eventually(LONG, || idle_in_pool(&connector) == 1));
     drop(connector.connect(LONG).unwrap());
     assert_eq!(proxy.connections(), 1);
     assert!(!has_pool(&connector));
@@ -63,12 +70,12 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
 #[test]
 fn an_idle_connection_is_used_again() {
     let server = Server::start().unwrap();
-    let proxy = Proxy::start(server.port()).unwrap();
-    let connector = connector_to(&proxy.url());
+    let connector = connector_to(&server.url());
     for _ in 0..3 {
         drop(connector.own_connection(LONG).unwrap());
+        // A second connection would stay beside the first.
+        assert_eq!(connector.idle.lock().len(), 1);
     }
-    assert_eq!(proxy.connections(), 1);
     let mut discarded = connector.own_connection(LONG).unwrap();
     discarded.discard();
     drop(discarded);
@@ -95,7 +102,8 @@ fn attempts_that_hang_keep_one_pool() {
     let gave_up = connector.connect(SHORT);
     assert!(gave_up.is_err(), "its callback hangs");
     let connection = connector.connect(LONG).unwrap();
-    assert_eq!(under_way(&connector), 1, "the callback still hangs");
+    // The pool may have begun more attempts than these two.
+    assert!(eventually(LONG, || under_way(&connector) == 1));
     assert!(has_pool(&connector), "a later attempt takes its threads");
     drop(release);
     // The end of the last attempt also ends the pool.
