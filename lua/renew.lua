@@ -21,17 +21,12 @@ for i, key in ipairs(KEYS) do
     else
       result = redis.pcall('PEXPIRE', key, ttl, 'GT')
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
-      local is_old = type(result) == 'table'
       if result ~= 1 and not is_replica then
-        -- PEXPIRE wrote nothing: the key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
+        -- The key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
-          if result < tonumber(ttl) then
-            result = redis.pcall('PEXPIRE', key, ttl)
-          else
-            -- Redis 6.2 refused GT before it wrote anything. This write makes a replica answer READONLY.
-            result = is_old and redis.pcall('PEXPIRE', key, result + 1) or 1
-          end
+          -- Writes in any case: WAIT counts only writes of its own connection, and a replica answers READONLY.
+          result = redis.pcall('PEXPIRE', key, math.max(result, tonumber(ttl)))
         end
       end
     end

@@ -11,7 +11,7 @@ use leasehold_testbed::eventually;
 
 use crate::steady::{handing_off as client, steady};
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, expires_in, in_redis, lease_of, lock, millis, secs, server,
+    LONG_TTL, SOON, Task, ask, changes, expires_in, in_redis, lease_of, lock, millis, secs, server,
     value_of, wait_for_queue, within,
 };
 
@@ -117,13 +117,7 @@ fn inspect_changes_nothing() {
     let mutex = other.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, "k", 1);
-    let changes = || {
-        let info = ask(&server, &["INFO", "persistence"]);
-        let text = info.as_text().unwrap().to_owned();
-        let line = text.lines().find(|line| line.starts_with("rdb_changes"));
-        line.map(str::to_owned)
-    };
-    let (before, value) = (changes(), value_of(&server, "k"));
+    let (before, value) = (changes(&server), value_of(&server, "k"));
     let left = expires_in(&server, "k").unwrap();
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -134,7 +128,7 @@ fn inspect_changes_nothing() {
             });
         }
     });
-    assert_eq!((changes(), value_of(&server, "k")), (before, value));
+    assert_eq!((changes(&server), value_of(&server, "k")), (before, value));
     assert!(expires_in(&server, "k").unwrap() <= left);
     guard.unlock().unwrap();
     waiter.within(SOON, "the grant").unlock().unwrap();

@@ -1,7 +1,7 @@
 //! lua/inspect.lua: what it shows of a lock's key, and that it changes nothing.
 
 use super::{INSPECT, ONE, Said, TTL, call, connect, queue_up, text_of, ttl_of, value};
-use crate::support::{ask, server};
+use crate::support::{ask, changes, server};
 
 #[test]
 fn inspect_returns_value_and_ttl_of_each_key() {
@@ -48,19 +48,12 @@ fn inspect_changes_nothing_and_needs_no_memory() {
     ask(&server, &["SET", "none~queue", "no queue"]);
     ask(&server, &["SET", "endless", &value]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
-    let dirty = || {
-        let info = ask(&server, &["INFO", "persistence"]);
-        let text = info.as_text().unwrap().to_owned();
-        text.lines()
-            .find(|line| line.starts_with("rdb_changes"))
-            .map(str::to_owned)
-    };
-    let (changes, left) = (dirty(), ttl_of(&server, "k"));
+    let (before, left) = (changes(&server), ttl_of(&server, "k"));
     for _ in 0..100 {
         let said = call(&mut redis, &INSPECT, &["k", "endless", "none"], &[]);
         assert!(!matches!(said[0], Said::Error(_)), "{said:?}");
     }
-    assert_eq!(dirty(), changes);
+    assert_eq!(changes(&server), before);
     assert!(ttl_of(&server, "k") <= left);
     assert_eq!(ttl_of(&server, "endless"), -1, "no ttl is set");
     assert_eq!(text_of(&server, "k"), Some(value));

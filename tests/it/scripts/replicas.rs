@@ -6,7 +6,7 @@ use super::{
     ADOPT, FENCE, MICROS, ONE, RELEASE, RENEW, Said, TTL, TWO, acquire, acquire_as, call, connect,
     queue_up, ttl_of, value,
 };
-use crate::support::{ask, server};
+use crate::support::{ask, changes, server};
 
 /// Calls the scripts that release, renew and adopt for `key`, under the lease [`TWO`], which does not hold it.
 fn said(connection: &mut Connection, key: &str) -> [Said; 3] {
@@ -86,4 +86,21 @@ fn a_replica_never_reports_a_held_lock() {
             "{key} {mode:?}: {said:?}"
         );
     }
+}
+
+/// `WAIT` counts the replicas that have the last write of its own connection. So a renewal has to write, even if the ttl
+/// in Redis is long enough.
+#[test]
+fn each_renewal_is_a_write() {
+    let server = server();
+    let mut connection = connect(&server);
+    acquire(&mut connection, &["k"]);
+    let left = ttl_of(&server, "k");
+    for ttl in ["1", "90000", "1"] {
+        let before = changes(&server);
+        let said = call(&mut connection, &RENEW, &["k"], &[ONE, ttl]);
+        assert_eq!(said, [Said::Number(1)]);
+        assert_eq!(changes(&server), before + 1, "{ttl}");
+    }
+    assert!(ttl_of(&server, "k") > left, "the ttl was not shortened");
 }

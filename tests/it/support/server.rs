@@ -134,6 +134,11 @@ pub fn bytes_sent(server: &Server) -> u64 {
     info_number(server, "stats", "total_net_output_bytes")
 }
 
+/// How many changes of its data the server has made. A test's server saves nothing, so the count never starts again.
+pub fn changes(server: &Server) -> u64 {
+    info_number(server, "persistence", "rdb_changes_since_last_save")
+}
+
 /// The number that INFO gives for `name`.
 pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
     let info = leasehold_load::info(server, section).unwrap();

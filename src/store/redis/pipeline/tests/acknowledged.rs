@@ -98,10 +98,10 @@ fn an_unacknowledged_renewal_fails_and_keeps_the_key() {
     assert!(f.exists("a"));
 }
 
-/// The renewal writes nothing, since the ttl is long enough. It still needs the acknowledgement of the earlier write,
-/// which came on another connection.
+/// The renewal finds the ttl long enough. It still needs the acknowledgement of the earlier write, which came on another
+/// connection.
 #[test]
-fn a_renewal_without_a_write_needs_the_earlier_acknowledged() {
+fn a_renewal_that_leaves_the_ttl_needs_the_earlier_acknowledged() {
     let f = fixture();
     let replica = replica_of(&f.server);
     replica.stop();
