@@ -98,7 +98,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
     /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it tries
     /// again. Called once per client, at the first refusal.
-    fn transactions_refused(&self, error: &Error) {}
+    fn plain_acquires_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
     /// too much from those of the other nodes, or does no longer ([`NodeClock`](crate::NodeClock)). The client's first
     /// request to a node that votes reports nothing. See [`Client::nodes`](crate::Client::nodes).

@@ -262,7 +262,7 @@ impl EventHandler for Observer {
         catch_panics(|| tracing::warn!(target: "leasehold", %error, "sentinels unavailable"));
     }
 
-    fn transactions_refused(&self, error: &Error) {
+    fn plain_acquires_refused(&self, error: &Error) {
         #[cfg(feature = "tracing")]
         catch_panics(|| tracing::warn!(target: "leasehold", %error, "transactions refused"));
     }

@@ -201,7 +201,7 @@ impl CallbackExecutor {
 
     /// Queues the report that the script is used for all acquires, for tracing and the client's event handler.
     pub(crate) fn queue_refused_transactions(&self, error: Error) {
-        self.queue_warning(move |events| events.transactions_refused(&error));
+        self.queue_warning(move |events| events.plain_acquires_refused(&error));
     }
 
     /// Queues the report that the health of a quorum's node has changed, for tracing, metrics and the client's event

@@ -132,14 +132,14 @@ impl Trial {
 const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["locks"], use_locks),
     (&["plain-acquires", "locks"], acquire_without_a_script),
-    (&["native-releases", "locks"], release_without_a_script),
+    (&["plain-releases", "locks"], release_without_a_script),
     (&["script-cache", "locks"], connect_again),
     (
         &[
             "notifications",
             "locks",
             "plain-acquires",
-            "native-releases",
+            "plain-releases",
             "script-cache",
             "names",
         ],
@@ -152,7 +152,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
             "transactions",
             "locks",
             "plain-acquires",
-            "native-releases",
+            "plain-releases",
             "script-cache",
             "names",
         ],
@@ -261,7 +261,7 @@ fn release_without_a_script(trial: &Trial) -> Result<(), Effect> {
     for _ in 0..3 {
         unlocked(client.mutex("k").lock().map_err(text)?)?;
     }
-    for command in commands(&trial.server, &["native-releases"]) {
+    for command in commands(&trial.server, &["plain-releases"]) {
         let calls = trial.server.calls(command).unwrap();
         // The probe is a call, too.
         expect!(calls > 1, "no {command}: {:?}", refused(&trial.server));
@@ -468,7 +468,7 @@ fn each_right_is_needed() {
 }
 
 #[test]
-fn without_native_releases_scripts_release_all_locks() {
+fn without_plain_releases_scripts_release_all_locks() {
     let server = server();
     let features = ["locks", "plain-acquires", "script-cache", "names"];
     let url = limited(&server, &commands(&server, &features), &[]);
@@ -484,8 +484,8 @@ fn without_native_releases_scripts_release_all_locks() {
         }
     }
     // The first connection has noted the refusal for the others.
-    let native = commands(&server, &["native-releases"]);
-    let once: Vec<(String, i64)> = native.iter().map(|it| ((*it).to_owned(), 1)).collect();
+    let plain = commands(&server, &["plain-releases"]);
+    let once: Vec<(String, i64)> = plain.iter().map(|it| ((*it).to_owned(), 1)).collect();
     assert_eq!(refusals(&server), once);
 }
 

@@ -19,8 +19,8 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run only the integration tests and the unit tests of plain commands, on each of these servers, or on all
-    /// of them. They are downloaded into the target folder, not installed
+    /// Run only the integration tests and the unit tests of pipelines, on each of these servers, or on all of
+    /// them. They are downloaded into the target folder, not installed
     #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
     servers: Vec<Choice>,
     #[command(flatten)]
@@ -112,10 +112,13 @@ const CONFORMANCE: &[&str] = &[
     "--test-threads=8",
 ];
 
-/// The commands for each of the named servers. Which plain commands a lock uses depends on the server, and only unit
-/// tests see that.
+/// The commands for each of the named servers. Which plain commands a lock uses, and which replicas `WAIT` counts,
+/// depends on the server, and only unit tests see that.
 const ON_EACH_SERVER: [Check; 2] = [
-    check("unit tests", &["test", "--locked", "--lib", "natives"]),
+    check(
+        "unit tests",
+        &["test", "--locked", "--lib", "pipeline::tests"],
+    ),
     check(
         INTEGRATION_TESTS,
         &["test", "--locked", "--test", "it", "--", "--test-threads=8"],

@@ -93,7 +93,10 @@ fn later_servers_are_tested_after_a_failure() {
     {
         let program = target.path(&format!("servers/{name}/redis-server"));
         let program = program.display();
-        assert_eq!(pair[0], format!("{program} test --locked --lib natives"));
+        assert_eq!(
+            pair[0],
+            format!("{program} test --locked --lib pipeline::tests")
+        );
         let called = format!("{program} test --locked --test it -- ");
         assert!(pair[1].starts_with(&called), "{}", pair[1]);
     }

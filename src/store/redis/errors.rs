@@ -265,7 +265,7 @@ pub(crate) fn unexpected_reply(command: impl fmt::Display, reply: &Value) -> Err
 }
 
 /// The reason why the server's plain commands are not used for acquires.
-pub(crate) fn refused_natives(reply: &Value, address: &str) -> Error {
+pub(crate) fn plain_refused(reply: &Value, address: &str) -> Error {
     let error = match reply {
         Value::ServerError(error) => error_reply(error.code(), error.details()),
         other => unexpected_reply("EXEC", other),

@@ -347,7 +347,7 @@ impl Store for Node {
     }
 
     fn on_refused_transactions(&self, hook: RefusalHook) {
-        self.shared.context.on_refused_natives(hook);
+        self.shared.context.on_plain_refused(hook);
     }
 
     fn run_first_connection_hook(&self) {

@@ -123,7 +123,7 @@ impl EventHandler for Recorder {
         self.note_of(What::NotificationsRefused, "");
     }
 
-    fn transactions_refused(&self, _: &Error) {
+    fn plain_acquires_refused(&self, _: &Error) {
         self.note_of(What::TransactionsRefused, "");
     }
 

@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn each_product_has_its_own_delete() {
         let deletes = |server| {
-            let rule = printed(&["--features", "native-releases", "--server", server]);
+            let rule = printed(&["--features", "plain-releases", "--server", server]);
             let rule = rule.expect("it is valid");
             rule.split_once(" -@all")
                 .expect("the commands follow")

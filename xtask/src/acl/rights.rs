@@ -87,11 +87,11 @@ pub const FEATURES: &[Feature] = &[
         name: "plain-acquires",
         title: "free locks without a script, besides `locks`",
         commands: &[right("multi"), right("exec")],
-        without: "a script acquires all locks, which costs Redis more time (`transactions_refused`)",
+        without: "a script acquires all locks, which costs Redis more time (`plain_acquires_refused`)",
         is_usual: true,
     },
     Feature {
-        name: "native-releases",
+        name: "plain-releases",
         title: "releases without a script, besides `locks`",
         commands: &[
             Right { command: "delex", since: Since::Redis((8, 4)) },

@@ -24,8 +24,8 @@ pub(super) enum Operation {
     Ask {
         by: usize,
         command: Command,
-        /// Whether an acquire tries plain commands first, as `store::redis::scripts::native` says.
-        natively: bool,
+        /// Whether an acquire tries plain commands first, as `store::redis::scripts::plain` says.
+        is_plain: bool,
     },
     Pause(Duration),
     Delete(Key),
@@ -203,7 +203,7 @@ fn votes() -> impl Strategy<Value = Vec<Operation>> {
         Age::Future,
     ]);
     let operation = prop_oneof![
-        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, natively: false }),
+        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, is_plain: false }),
         2 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => of((any::<bool>(), age)).prop_map(Operation::Mark),
@@ -286,7 +286,7 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let operation = prop_oneof![
         40 => (0..CLIENTS.len(), command(), any::<bool>())
-            .prop_map(|(by, command, natively)| Operation::Ask { by, command, natively }),
+            .prop_map(|(by, command, is_plain)| Operation::Ask { by, command, is_plain }),
         1 => Just(Operation::LoseCounter),
         1 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
@@ -296,7 +296,7 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
-            natively: false,
+            is_plain: false,
             command: Command::Acquire {
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),

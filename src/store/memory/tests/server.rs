@@ -17,7 +17,7 @@ use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::copy::NodeCopy;
 use crate::store::memory::keyspace::{Mark, clock_micros};
 use crate::store::memory::{Keyspace, Notification, Step};
-use crate::store::redis::scripts::native::{self, Tried};
+use crate::store::redis::scripts::plain::{self, Tried};
 use crate::store::redis::scripts::{
     self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
 };
@@ -270,9 +270,9 @@ impl Redis {
                 twin.keyspace.remove(key);
             }
         }
-        let natively = matches!(operation, Operation::Ask { natively: true, .. });
-        let tried = command.filter(|command| natively && native::can_grant(command));
-        let tried = tried.map(|command| self.acquire_natively(&by, command));
+        let is_plain = matches!(operation, Operation::Ask { is_plain: true, .. });
+        let tried = command.filter(|command| is_plain && plain::can_grant(command));
+        let tried = tried.map(|command| self.acquire_plain(&by, command));
         let found = self.find(subject, scripts, &by, command, tried)?;
         // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
         // memory store has to agree with Redis in one of these cases.
@@ -432,20 +432,20 @@ impl Redis {
 
     /// Tries an acquire by plain commands, as a connection does before it asks the script. Returns also the time of Redis
     /// before.
-    fn acquire_natively(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, Tried) {
+    fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, Tried) {
         let begun = self.time();
         let context = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         let commands = [command].into_iter();
         let clock = begun.since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let mut bytes = Vec::new();
         let asks_time = clock.is_multiple_of(2);
-        native::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
+        plain::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
         self.connection.send_packed_command(&bytes).unwrap();
-        for _ in 0..native::replies_before(commands.clone(), asks_time) {
+        for _ in 0..plain::replies_before(commands.clone(), asks_time) {
             self.connection.recv_response().unwrap();
         }
         let reply = self.connection.recv_response().unwrap();
-        let acquires = native::decode_acquires(commands, asks_time, true, &reply).unwrap();
+        let acquires = plain::decode_acquires(commands, asks_time, true, &reply).unwrap();
         (begun, acquires.tried[0])
     }
 

@@ -15,7 +15,7 @@ use crate::store::redis::connection::{Connection, Endpoint, ReplyContents};
 use crate::store::redis::connector::Connector;
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
-use crate::store::redis::scripts::native::{self, CompareAndDelete, Deletes, ServerClock, Tried};
+use crate::store::redis::scripts::plain::{self, CompareAndDelete, Deletes, ServerClock, Tried};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -54,8 +54,8 @@ enum Call {
         /// The call has the script's text instead of its hash.
         by_text: bool,
     },
-    /// Acquires by plain commands: see [`native`].
-    Native {
+    /// Acquires by plain commands: see [`plain`].
+    Plain {
         /// The estimate of the time of Redis in µs.
         clock: u64,
         /// The call asks for the time.
@@ -318,7 +318,7 @@ impl PipelinedConnection {
         for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
             match kind {
                 _ if requests.is_empty() => continue,
-                ScriptKind::Acquire => needs_clock = self.enqueue_natives(context, &mut requests),
+                ScriptKind::Acquire => needs_clock = self.enqueue_plain(context, &mut requests),
                 ScriptKind::Release => {
                     self.enqueue_releases(context, requests);
                     continue;
@@ -344,19 +344,19 @@ impl PipelinedConnection {
 
     /// Enqueues the acquires that plain commands can carry out, and leaves the others in `requests`. Returns true if the
     /// time of Redis has to be read first.
-    fn enqueue_natives(
+    fn enqueue_plain(
         &mut self,
         context: &ScriptContext,
         requests: &mut Vec<PendingRequest>,
     ) -> bool {
         let now = MonotonicTime::now();
-        if !context.allows_natives(now) {
+        if !context.allows_plain(now) {
             return false;
         }
         let contended = &self.contended;
         let can_grant = |request: &PendingRequest| {
             let key = request.command.key();
-            native::can_grant(&request.command)
+            plain::can_grant(&request.command)
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
         };
@@ -364,10 +364,10 @@ impl PipelinedConnection {
             // The first acquire of a connection is by the script, which shows that the user may call scripts: a user
             // without that right could not release what plain commands acquire. A client that rarely acquires a lock
             // needs no probe, since the estimate would end before the next acquire.
-            let is_busy = |last| now.since(last) <= native::LONGEST_ESTIMATE;
+            let is_busy = |last| now.since(last) <= plain::LONGEST_ESTIMATE;
             return self.last_script.is_some_and(is_busy) && requests.iter().any(can_grant);
         };
-        let natives = if requests.iter().all(can_grant) {
+        let plain = if requests.iter().all(can_grant) {
             std::mem::take(requests)
         } else {
             requests
@@ -375,8 +375,8 @@ impl PipelinedConnection {
                 .collect()
         };
         let asks_time = self.clock.is_old(now);
-        let call = Call::Native { clock, asks_time };
-        self.enqueue_all(context, call, MAX_KEYS, natives);
+        let call = Call::Plain { clock, asks_time };
+        self.enqueue_all(context, call, MAX_KEYS, plain);
         false
     }
 
@@ -388,7 +388,7 @@ impl PipelinedConnection {
         // the waiters would wait for the next reader, or for the ttl if the process ends before.
         let can_delete = |request: &PendingRequest| {
             let key = request.command.key();
-            native::can_delete(&request.command)
+            plain::can_delete(&request.command)
                 && request.completion.is_some()
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
@@ -447,14 +447,14 @@ impl PipelinedConnection {
                 scripts::encode(&mut self.buffer, script, kind, context, commands);
                 usize::from(is_asking)
             }
-            Call::Native { clock, asks_time } => {
+            Call::Plain { clock, asks_time } => {
                 let buffer = &mut self.buffer;
-                native::encode_acquires(buffer, context, commands.clone(), clock, asks_time);
-                native::replies_before(commands, asks_time)
+                plain::encode_acquires(buffer, context, commands.clone(), clock, asks_time);
+                plain::replies_before(commands, asks_time)
             }
             Call::Probe => {
-                native::encode_probe(&mut self.buffer);
-                native::REPLIES_BEFORE_PROBE
+                plain::encode_probe(&mut self.buffer);
+                plain::REPLIES_BEFORE_PROBE
             }
             Call::Delete(command) => {
                 commands.for_each(|it| command.encode_release(&mut self.buffer, context, it));
@@ -568,8 +568,8 @@ impl PipelinedConnection {
             let refusal = batch.refusal.take();
             let (kind, by_text) = match call {
                 Call::Script { kind, by_text } => (kind, by_text),
-                Call::Native { asks_time, .. } => {
-                    self.finish_natives(context, &value, refusal, asks_time, deliver)?;
+                Call::Plain { asks_time, .. } => {
+                    self.finish_plain(context, &value, refusal, asks_time, deliver)?;
                     self.note_read();
                     continue;
                 }
@@ -586,7 +586,7 @@ impl PipelinedConnection {
                     self.in_flight.pop_front();
                     self.deletes.note_probe(command, &value);
                     context.note_delete_probe_reply();
-                    if native::is_denied(&value) {
+                    if plain::is_denied(&value) {
                         context.refuse_deletes(MonotonicTime::now());
                     }
                     self.note_read();
@@ -695,7 +695,7 @@ impl PipelinedConnection {
     }
 
     /// Handles the reply to acquires by plain commands: delivers the grants, and asks the script for the other keys.
-    fn finish_natives(
+    fn finish_plain(
         &mut self,
         context: &ScriptContext,
         reply: &Value,
@@ -708,11 +708,11 @@ impl PipelinedConnection {
         };
         let commands = batch.requests.iter().map(|request| &request.command);
         let is_queued = batch.begins_with_error == Some(false);
-        let decoded = native::decode_acquires(commands, asks_time, is_queued, reply);
+        let decoded = plain::decode_acquires(commands, asks_time, is_queued, reply);
         let decoded = decoded.map_err(|error| {
             self.connection.discard_and_suspect_all();
             let error = error.at(self.connection.address());
-            context.refuse_natives(error.clone());
+            context.refuse_plain(error.clone());
             error
         })?;
         let now = MonotonicTime::now();
@@ -720,8 +720,8 @@ impl PipelinedConnection {
             self.clock.note(micros, now);
         }
         let refusal = refusal.as_ref().unwrap_or(reply);
-        if native::is_lasting(refusal) {
-            context.refuse_natives(errors::refused_natives(refusal, self.connection.address()));
+        if plain::is_lasting(refusal) {
+            context.refuse_plain(errors::plain_refused(refusal, self.connection.address()));
         }
         let batch = self.in_flight.pop_front();
         let mut requests = batch.map(|batch| batch.requests).unwrap_or_default();
@@ -774,10 +774,10 @@ impl PipelinedConnection {
             self.note_read();
             return;
         }
-        if native::is_denied(reply) {
+        if plain::is_denied(reply) {
             self.deletes = Deletes::Untried;
             context.refuse_deletes(MonotonicTime::now());
-        } else if native::is_lasting(reply) {
+        } else if plain::is_lasting(reply) {
             self.deletes = Deletes::Neither;
         }
         let released = self.in_flight.front().into_iter();
@@ -798,15 +798,15 @@ impl PipelinedConnection {
     fn finish_probe(&mut self, context: &ScriptContext, reply: Value, refusal: Option<Value>) {
         self.in_flight.pop_front();
         context.note_probe_reply();
-        if let Some(micros) = native::decode_probe(&reply) {
+        if let Some(micros) = plain::decode_probe(&reply) {
             self.clock.note(micros, MonotonicTime::now());
             return;
         }
         let is_aborted = matches!(&reply, Value::ServerError(error) if error.code() == "EXECABORT");
         let is_open = refusal.is_none() && !is_aborted;
         let reason = refusal.unwrap_or(reply);
-        if is_open || native::is_lasting(&reason) {
-            context.refuse_natives(errors::refused_natives(&reason, self.connection.address()));
+        if is_open || plain::is_lasting(&reason) {
+            context.refuse_plain(errors::plain_refused(&reason, self.connection.address()));
         }
         if is_open {
             // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has sent

@@ -2,7 +2,7 @@
 
 mod acknowledged;
 mod leaving;
-mod natives;
+mod plain;
 mod stale;
 mod unanswered;
 
@@ -208,7 +208,7 @@ impl Fixture {
     /// From now on, no acquire uses plain commands.
     fn use_scripts_only(&self) {
         let refused = Error::new(ErrorKind::Denied, "a test refuses them");
-        self.pipeline.shared.context.refuse_natives(refused);
+        self.pipeline.shared.context.refuse_plain(refused);
     }
 
     fn is_idle(&self) -> bool {

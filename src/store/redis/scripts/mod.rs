@@ -2,9 +2,9 @@
 
 mod decode;
 mod encode;
-pub(crate) mod native;
 #[path = "../../../../lua/parts.rs"]
 mod parts;
+pub(crate) mod plain;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
@@ -221,11 +221,11 @@ pub(crate) struct ScriptContext {
     shard_slot: ShardSlot,
     refusal: Refusal,
     refused_deletes: RefusedFor,
-    /// How many connections have ended without a reply to a probe of [`native::CompareAndDelete`] since the last reply.
+    /// How many connections have ended without a reply to a probe of [`plain::CompareAndDelete`] since the last reply.
     lost_delete_probes: AtomicU32,
 }
 
-/// Notes that the server, a proxy or an ACL does not allow the commands of [`native`].
+/// Notes that the server, a proxy or an ACL does not allow the commands of [`plain`].
 #[derive(Default)]
 struct Refusal {
     refused: RefusedFor,
@@ -259,7 +259,7 @@ impl RefusedFor {
     }
 }
 
-/// For how long the commands of [`native`] are not used after a refusal. An ACL or a proxy may change.
+/// For how long the commands of [`plain`] are not used after a refusal. An ACL or a proxy may change.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// A proxy may close the connection instead of a reply. After so many lost probes, this counts as a refusal.
 const MOST_LOST_PROBES: u32 = 3;
@@ -292,27 +292,27 @@ impl ScriptContext {
     }
 
     /// Whether the server may accept acquires by plain commands.
-    pub(crate) fn allows_natives(&self, now: MonotonicTime) -> bool {
+    pub(crate) fn allows_plain(&self, now: MonotonicTime) -> bool {
         self.refusal.refused.is_over(now)
     }
 
-    /// Whether the user may have the right to [`native::CompareAndDelete`].
+    /// Whether the user may have the right to [`plain::CompareAndDelete`].
     pub(crate) fn allows_deletes(&self, now: MonotonicTime) -> bool {
         self.refused_deletes.is_over(now)
     }
 
-    /// Stops the use of [`native::CompareAndDelete`] for ten minutes, so that an ACL refuses it once, not on each
+    /// Stops the use of [`plain::CompareAndDelete`] for ten minutes, so that an ACL refuses it once, not on each
     /// connection.
     pub(crate) fn refuse_deletes(&self, now: MonotonicTime) {
         self.refused_deletes.note(now);
     }
 
-    /// Notes that the server has replied to a probe of [`native::CompareAndDelete`].
+    /// Notes that the server has replied to a probe of [`plain::CompareAndDelete`].
     pub(crate) fn note_delete_probe_reply(&self) {
         self.lost_delete_probes.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a connection has ended before the reply to a probe of [`native::CompareAndDelete`]: a proxy may do that
+    /// Notes that a connection has ended before the reply to a probe of [`plain::CompareAndDelete`]: a proxy may do that
     /// instead of refusing a command.
     pub(crate) fn note_lost_delete_probe(&self, now: MonotonicTime) {
         if self.lost_delete_probes.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_LOST_PROBES {
@@ -320,26 +320,26 @@ impl ScriptContext {
         }
     }
 
-    /// Sets the hook that is called once, if the server does not allow the commands of [`native`].
-    pub(crate) fn on_refused_natives(&self, hook: RefusalHook) {
+    /// Sets the hook that is called once, if the server does not allow the commands of [`plain`].
+    pub(crate) fn on_plain_refused(&self, hook: RefusalHook) {
         *self.refusal.hook.lock() = Some(hook);
     }
 
-    /// Notes that the server has replied to a probe of [`native`].
+    /// Notes that the server has replied to a probe of [`plain`].
     pub(crate) fn note_probe_reply(&self) {
         self.refusal.lost_probes.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a connection to `address` has ended before the reply to a probe of [`native`].
+    /// Notes that a connection to `address` has ended before the reply to a probe of [`plain`].
     pub(crate) fn note_lost_probe(&self, address: &str) {
         let lost = self.refusal.lost_probes.fetch_add(1, Ordering::Relaxed) + 1;
         if lost >= MOST_LOST_PROBES {
-            self.refuse_natives(errors::lost_probes(address, lost));
+            self.refuse_plain(errors::lost_probes(address, lost));
         }
     }
 
-    /// Stops the use of [`native`] for ten minutes, for this reason.
-    pub(crate) fn refuse_natives(&self, reason: Error) {
+    /// Stops the use of [`plain`] for ten minutes, for this reason.
+    pub(crate) fn refuse_plain(&self, reason: Error) {
         self.refusal.refused.note(MonotonicTime::now());
         let hook = self.refusal.hook.lock().take();
         if let Some(hook) = hook {

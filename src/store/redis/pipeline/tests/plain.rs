@@ -74,7 +74,7 @@ impl Fixture {
         let count = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&count);
         let context = &self.pipeline.shared.context;
-        context.on_refused_natives(Box::new(move |_| {
+        context.on_plain_refused(Box::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         }));
         count
@@ -165,7 +165,7 @@ fn a_grant_without_a_stored_token_is_released_and_renewed() {
 }
 
 /// The command of this server that deletes a key with a certain value.
-fn native_delete(f: &Fixture) -> Option<&'static str> {
+fn plain_delete(f: &Fixture) -> Option<&'static str> {
     let tried: [(_, &[&str]); 2] = [
         ("delex", &["DELEX", "p:none", "IFEQ", "x"]),
         ("delifeq", &["DELIFEQ", "p:none", "x"]),
@@ -211,15 +211,15 @@ fn after_releases() -> Fixture {
 #[test]
 fn a_lock_without_waiters_is_released_without_a_script() {
     let f = after_releases();
-    let name = native_delete(&f);
+    let name = plain_delete(&f);
     let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
     let (before, used) = (deletes(), f.used());
     let release = f.held("k");
     assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
     assert!(!f.exists("k"));
-    let is_native = u64::from(name.is_some());
-    assert_eq!(deletes() - before, is_native);
-    assert_eq!(f.used_since(used), [1, 1 - is_native]);
+    let is_plain = u64::from(name.is_some());
+    assert_eq!(deletes() - before, is_plain);
+    assert_eq!(f.used_since(used), [1, 1 - is_plain]);
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn the_script_releases_what_a_command_does_not() {
 #[test]
 fn a_dropped_lock_is_released_by_one_write() {
     let f = after_releases();
-    let name = native_delete(&f);
+    let name = plain_delete(&f);
     let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
     let before = deletes();
     let release = f.held("k");
@@ -285,22 +285,22 @@ fn an_acquire_behind_a_repeated_release_ends() {
 #[test]
 fn the_script_releases_a_contended_key_at_once() {
     let f = after_releases();
-    let name = native_delete(&f);
+    let name = plain_delete(&f);
     let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
     for tries in [1, 0] {
         let before = deletes();
         let release = f.held("k");
         f.say(&["APPEND", "p:k", " +"]);
         assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
-        let is_native = u64::from(name.is_some());
-        assert_eq!(deletes() - before, tries * is_native);
+        let is_plain = u64::from(name.is_some());
+        assert_eq!(deletes() - before, tries * is_plain);
     }
 }
 
 #[test]
 fn a_refused_delete_is_left_to_the_script() {
     let f = after_releases();
-    let name = native_delete(&f);
+    let name = plain_delete(&f);
     if let Some(name) = name {
         f.say(&["ACL", "SETUSER", "default", &format!("-{name}")]);
     }
@@ -725,7 +725,7 @@ fn a_refusal_names_its_reason() {
     let reply = redis::parse_redis_value(
         b"-NOPERM User x has no permissions to run the 'multi' command\r\n",
     );
-    let error = errors::refused_natives(&reply.unwrap(), "host:1").to_string();
+    let error = errors::plain_refused(&reply.unwrap(), "host:1").to_string();
     assert!(
         error.contains("host:1") && error.contains("multi"),
         "{error}"
