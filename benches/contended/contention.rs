@@ -156,7 +156,7 @@ pub fn threads(
     report.spread("wait for the lock", &round.waits);
     report.sleep(&late);
     report.figure("grants/s", round.rate());
-    report.figure("grants/s of a bare mutex with fair unlock", bare);
+    report.figure("hand-offs/s of a bare mutex with fair unlock", bare);
     report.at_least("ratio to the bare mutex", round.rate() / bare, 0.6);
     let unfairness = unfairness(round.counts.iter().flatten().copied());
     report.at_most("grants per thread, most to least", unfairness, 1.5);

@@ -13,7 +13,7 @@ pub enum Way {
     Raw,
     /// The same without awaiting the reply to the release.
     PipedRaw,
-    /// A `parking_lot` mutex with fair unlock, without Redis.
+    /// A `parking_lot` mutex with fair unlock, without Redis: only the holds that came from another thread.
     FairMutex,
     /// A minimal program: group commit with leasehold's scripts. A thread does not await the reply to its release.
     Limit,

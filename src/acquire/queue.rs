@@ -17,7 +17,7 @@ use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, ServerId, front_p
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
-use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, either, try_send};
+use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, YIELDS, either, try_send, yield_now};
 
 const SHARDS: usize = 64;
 /// How many abandoned leases each shard remembers. It forgets the oldest first.
@@ -793,6 +793,7 @@ impl Waiter {
         clock: &Clock,
         cancel: Option<(&Receiver<()>, &Receiver<()>)>,
     ) -> WakeReason {
+        let mut yields = 0..YIELDS;
         loop {
             let mut state = self.state.lock();
             loop {
@@ -805,6 +806,12 @@ impl Waiter {
                 let left = until.since(clock.now());
                 if left.is_zero() {
                     return WakeReason::TimedOut;
+                }
+                if yields.next().is_some() {
+                    drop(state);
+                    yield_now();
+                    state = self.state.lock();
+                    continue;
                 }
                 if cancel.is_some() {
                     break;

@@ -75,9 +75,9 @@ Compare ratios: they are of one run, whose rounds take all ways in turn. The oth
          with a pause of 1 ms before the next attempt. `raw-piped`: the same without waiting for the reply to the \
          script. `limit`: leasehold's scripts without the library, on two connections that threads share, without \
          any handling of faults. `drop`, `unlock`: leasehold, without and with waiting for the release. `with_lock`: \
-         leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis. \
-         `rslock` (a task per thread), `redlock`: with their defaults, which pause for up to 200 ms \
-         before the next attempt; `-5ms`: for up to 5 ms.
+         leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis; only the \
+         holds that came from another thread. `rslock` (a task per thread), `redlock`: with their defaults, which \
+         pause for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
 - *ratio*: pairs of lock and release per second, divided by those of `raw` in the same round. Median of {rounds} \
          rounds of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
 - *fairness*: pairs of the thread with the fewest, divided by those of the thread with the most. Where all want \

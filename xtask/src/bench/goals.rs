@@ -1,5 +1,5 @@
-//! The project's goals for the speed of its locks, and whether a run reached them. Each goal is a ratio of two ways in the
-//! same rounds, or a number of connections. Measures nothing.
+//! The project's goals for the speed of its locks, and whether a run reached them. Each goal is a ratio of two ways in
+//! the same rounds, or a number of connections. Measures nothing.
 
 use comfy_table::Table;
 use leasehold_load::Way;

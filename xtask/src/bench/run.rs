@@ -53,8 +53,8 @@ impl Effort {
         }
     }
 
-    /// Enough rounds to judge the goals by their medians. They need no waits at a fixed rate, and no way that sleeps for
-    /// long.
+    /// Enough rounds to judge the goals by their medians. They need no waits at a fixed rate, and no way that sleeps
+    /// for long.
     pub fn goals() -> Self {
         Self {
             rounds: 9,
