@@ -1,7 +1,7 @@
 //! The cost of TLS: lock+unlock pairs per second through leasehold and by raw commands, each with and without TLS, on
 //! one core. The ratio to the raw commands should be no worse with TLS than without. `unlock()` is compared with raw
-//! commands whose replies are both awaited. A dropped guard is compared with a raw release that is not awaited: its reply
-//! is read with the reply to the next command. Does not measure handshakes.
+//! commands whose replies are both awaited. A dropped guard is compared with a raw release that is not awaited: its
+//! reply is read with the reply to the next command. Does not measure handshakes.
 //!
 //! Each round measures all ways in turn, so that other load on the machine affects all alike.
 

@@ -1,8 +1,8 @@
 //! A lock that passes from one process to another without being free in between.
 //!
 //! Use this if a new version of a service replaces the old version, or if one process begins a job and another ends it.
-//! Here the parent acquires the lock, and transfers it to a child. The child gets a greater token. So once the child has
-//! written, a fenced storage refuses late writes of the parent.
+//! Here the parent acquires the lock, and transfers it to a child. The child gets a greater token. So once the child
+//! has written, a fenced storage refuses late writes of the parent.
 //!
 //! Run `cargo run --example hand_over`, with the address of your Redis in `REDIS_URL`.
 

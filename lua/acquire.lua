@@ -41,7 +41,7 @@ for i = 1, n do
   local waiting = queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
-  -- A client's own commands may have set the key without a token: see scripts/plain.rs. Then join.lua deletes the key,
+  -- Plain commands may have set the key without a token: see scripts/plain.rs. Then join.lua deletes the key,
   -- and a second pass follows.
   for pass = 1, 2 do
     if not is_queued then

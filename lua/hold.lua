@@ -4,9 +4,9 @@
 -- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, with `?` behind it if a missing
 --   key has to stay missing, ttl in ms, and the fencing token: µs with sixteen digits
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of the
---   given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's value;
---   an error QUARANTINE and ms: the node does not vote for so long; an error FOREIGN and a type: the key holds no lock
---   of this library; any other error: refused.
+--   given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's
+--   value; an error QUARANTINE and ms: the node does not vote for so long; an error FOREIGN and a type: the key holds
+--   no lock of this library; any other error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])

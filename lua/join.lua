@@ -12,7 +12,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   if held and held.err then return held end
   if held and string.sub(held, 5, 36) == lease then
     if string.sub(held, 38, 53) == '0000000000000000' then
-      -- A client's own commands have set the key, but gave the lease no token. The request begins again.
+      -- Plain commands have set the key, but their token cannot be used. lua/acquire.lua begins again.
       local deleted = redis.pcall('DEL', key)
       return type(deleted) == 'table' and deleted or nil
     end

@@ -1,9 +1,10 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key: lease id: in one of these forms:
---   `lh1 <lease id> <the µs part of its token> <holder>`: a release of a lease that was granted. This is the whole value
---   of its key, unless waiters are queued, which is a mark at the end of the value;
+-- ARGV: for each lock key, in one of these forms:
+--   `lh1 <lease id> <µs> <holder>`: a release of a lease that was granted. `<µs>` is the µs part of its token, or
+--   sixteen zeros if plain commands granted it. This is the whole value of its key, unless waiters are queued: then a
+--   mark follows;
 --   `<lease id>`: a release of a lease that may have been granted;
 --   `<lease id>!<holder>`: this holder takes the key by force, and the lease's holder is notified;
 --   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
@@ -54,7 +55,7 @@ for i = 1, n do
       if string.sub(after, 1, 1) == '?' then
         -- part: listeners.lua
         if listeners == 0 then
-          -- A grant by a client's own commands has no time, so it may be new.
+          -- A grant by plain commands has no time, so it may be new.
           local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
           too_early = granted == 0 or granted and time[1] * 1000000 + time[2] - granted < 1000000
         end

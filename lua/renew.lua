@@ -25,7 +25,8 @@ for i, key in ipairs(KEYS) do
         -- The key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
-          -- Writes in any case: WAIT counts only writes of its own connection, and a replica answers READONLY.
+          -- This also writes if the ttl is long enough: WAIT counts only writes of its own connection, and a replica
+          -- answers READONLY.
           result = redis.pcall('PEXPIRE', key, math.max(result, tonumber(ttl)))
         end
       end

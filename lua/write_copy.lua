@@ -7,9 +7,9 @@
 -- ARGV: [1] length of a quarantine in ms, then for each value key: the time of the mark that the caller has read, or
 --   empty; the µs of the token; the ttl in ms, or empty for none; the version with its value, as in the key
 -- Returns: for one value key its result, for several keys an array of results. A result is an array of two strings: the
---   time of the mark, and the node's copy from now on, without its value, or empty; an error QUARANTINE and ms: the node
---   does not vote for so long; an error FOREIGN and a type: the key holds no copy of this library; any other error:
---   refused.
+--   time of the mark, and the node's copy from now on, without its value, or empty; an error QUARANTINE and ms: the
+--   node does not vote for so long; an error FOREIGN and a type: the key holds no copy of this library; any other
+--   error: refused.
 local mark, quarantine, n = KEYS[1], tonumber(ARGV[1]), #KEYS - 1
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])

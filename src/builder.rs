@@ -299,8 +299,8 @@ impl Builder {
     /// Sets how long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
     ///
     /// A call that needs a connection tries again for this time if the cause may end by itself: the server restarts,
-    /// loads its data, or is busy. It fails at once if Redis refuses the login or the certificate, or if nothing listens
-    /// at an address that this client has never reached.
+    /// loads its data, or is busy. It fails at once if Redis refuses the login or the certificate, or if nothing
+    /// listens at an address that this client has never reached.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -322,8 +322,9 @@ impl Builder {
         self
     }
 
-    /// Sets the number of connections for requests. Notifications have another connection. Renewals have one or two more,
-    /// unless at most eight locks are due together while a connection for requests is idle. 1 to 4. Defaults to 2.
+    /// Sets the number of connections for requests. Notifications have another connection. Renewals have one or two
+    /// more, unless at most eight locks are due together while a connection for requests is idle. 1 to 4. Defaults to
+    /// 2.
     pub fn pipelines(mut self, pipelines: usize) -> Self {
         self.config.pipelines = pipelines;
         self
@@ -359,13 +360,13 @@ impl Builder {
     /// it for one lock.
     ///
     /// If fewer replicas acknowledge a grant in time, the client releases it, and the attempt fails with `Unavailable`:
-    /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If fewer
-    /// acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So a holder that loses its
-    /// replicas keeps its lock for one ttl at most.
+    /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If
+    /// fewer acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So a holder that loses
+    /// its replicas keeps its lock for one ttl at most.
     ///
-    /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on guarantees of the
-    /// guide says which risks remain, and how much other requests of this client are delayed while replicas are away. A
-    /// [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
+    /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on guarantees of
+    /// the guide says which risks remain, and how much other requests of this client are delayed while replicas are
+    /// away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -382,9 +383,10 @@ impl Builder {
     }
 
     /// On a [quorum](Client::quorum): says whether each node writes every command to disk before it replies
-    /// (`appendonly yes` and `appendfsync always`). Then a restarted node that still has its data votes at once, instead
-    /// of after [`max_ttl`](Self::max_ttl). A node without its data still waits. Set it on all clients, and only if it is
-    /// true of all nodes: a node that lost the last second of its data would grant a held lock again. Defaults to false.
+    /// (`appendonly yes` and `appendfsync always`). Then a restarted node that still has its data votes at once,
+    /// instead of after [`max_ttl`](Self::max_ttl). A node without its data still waits. Set it on all clients, and
+    /// only if it is true of all nodes: a node that lost the last second of its data would grant a held lock again.
+    /// Defaults to false.
     ///
     /// ```
     /// use leasehold::Client;

@@ -38,10 +38,10 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
 /// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
 /// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
-/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one, and
-/// the environment check has a thread while it runs. A client of a Redis Cluster has four threads, two for each master
-/// that it uses, and a third one for each further master whose locks it has renewed. A client of a quorum has four
-/// threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has three threads.
+/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one,
+/// and the environment check has a thread while it runs. A client of a Redis Cluster has four threads, two for each
+/// master that it uses, and a third one for each further master whose locks it has renewed. A client of a quorum has
+/// four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has three threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -108,9 +108,9 @@ impl Client {
     /// `redis::ConnectionInfo` or a `redis::Client`.
     ///
     /// URLs have the form of redis-rs: `redis://[user][:password@]host[:port][/db]` or
-    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+sentinel://[user:password@]host[:port],host[:port]../name[/db]` is
-    /// the primary of the group `name` under these sentinels. `redis+cluster://[user][:password@]host[:port],host..` is
-    /// a Redis Cluster, of which the URL names some nodes. `memory://[name]` is a
+    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+sentinel://[user:password@]host[:port],host[:port]../name[/db]`
+    /// is the primary of the group `name` under these sentinels. `redis+cluster://[user][:password@]host[:port],host..`
+    /// is a Redis Cluster, of which the URL names some nodes. `memory://[name]` is a
     /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
@@ -144,12 +144,12 @@ impl Client {
     ///
     /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
     /// or that restarted without its data, does not vote for one `max_ttl`. So a new quorum grants its first lock after
-    /// 30 s, the default of `max_ttl` here. Give each node its own machine, and no replicas: a fail-over would be a loss
-    /// of data that the clients do not see.
+    /// 30 s, the default of `max_ttl` here. Give each node its own machine, and no replicas: a fail-over would be a
+    /// loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
-    /// Transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data that a single server has.
-    /// The fencing tokens of guards rise as on one server.
+    /// Transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data that a single server
+    /// has. The fencing tokens of guards rise as on one server.
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.
@@ -247,13 +247,13 @@ impl Client {
 
     /// Adopts a lock from a ticket that another client made with
     /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
-    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` says that no majority has
-    /// passed the lock on: then the ticket is usually still valid.
+    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` says that no majority
+    /// has passed the lock on: then the ticket is usually still valid.
     ///
     /// # Errors
-    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than
-    ///   the clock and the fence counter of Redis.
-    ///   Also if the reply to a first try was lost, and the client has released the lock that this try had adopted.
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
+    ///   the fence counter of Redis. Also if the reply to a first try was lost, and the client has released the lock
+    ///   that this try had adopted.
     /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
     /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
     /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
@@ -422,8 +422,8 @@ impl Client {
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
-    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the nodes
-    /// replies. `Denied`, `Tls`, `Protocol`, `Shutdown` and `Forked` as for a lock.
+    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the
+    /// nodes replies. `Denied`, `Tls`, `Protocol`, `Shutdown` and `Forked` as for a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -438,14 +438,14 @@ impl Client {
         self.handle().backend.store.ping()
     }
 
-    /// The nodes of a quorum, in the order in which they were given, each as the client's last request or probe found it.
-    /// Empty for a client of any other kind. The call sends nothing and does not block.
+    /// The nodes of a quorum, in the order in which they were given, each as the client's last request or probe found
+    /// it. Empty for a client of any other kind. The call sends nothing and does not block.
     ///
     /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
-    /// background probes it; a caller never waits for a probe. A node that fails is probed again until it replies. While
-    /// no requests are sent, a node that fails stays unnoticed. The event
-    /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from the
-    /// others.
+    /// background probes it; a caller never waits for a probe. A node that fails is probed again until it replies.
+    /// While no requests are sent, a node that fails stays unnoticed. The event
+    /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
+    /// the others.
     ///
     /// The health of a node to which no request was sent yet is `Unknown`. The call has such a node probed, so a later
     /// call knows more.
@@ -467,11 +467,11 @@ impl Client {
         Ok(self.handle().backend.store.nodes())
     }
 
-    /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing persistence,
-    /// a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking table, and a
-    /// `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part of the check,
-    /// a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The check opens a
-    /// connection of its own, and takes one round trip after the login.
+    /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
+    /// persistence, a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking
+    /// table, and a `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part
+    /// of the check, a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The
+    /// check opens a connection of its own, and takes one round trip after the login.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
     /// checked, a finding for each says why; the call fails only if that is so for all.
@@ -482,9 +482,9 @@ impl Client {
     ///
     /// # Errors
     /// `Unavailable` if the server cannot be reached or does not reply within
-    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection can
-    /// be made, `Protocol` if the server is not Redis, `Shutdown` and `Forked`. `NoQuorum` on a quorum, if no majority of
-    /// the nodes can be checked.
+    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection
+    /// can be made, `Protocol` if the server is not Redis, `Shutdown` and `Forked`. `NoQuorum` on a quorum, if no
+    /// majority of the nodes can be checked.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -637,9 +637,9 @@ impl Handle {
         let reports = Arc::downgrade(&callbacks);
         backend
             .store
-            .on_refused_transactions(Box::new(move |error| {
+            .on_plain_acquires_refused(Box::new(move |error| {
                 if let Some(callbacks) = reports.upgrade() {
-                    callbacks.queue_refused_transactions(error);
+                    callbacks.queue_plain_acquires_refused(error);
                 }
             }));
         let reports = Arc::downgrade(&callbacks);
@@ -758,7 +758,8 @@ fn check_environment(
 }
 
 /// Checks the environment once, after the first connection, and reports the findings as events. The check has a thread
-/// of its own, so it delays no caller. If the check fails, nothing is reported: requests for locks report the same error.
+/// of its own, so it delays no caller. If the check fails, nothing is reported: requests for locks report the same
+/// error.
 fn check_environment_once(
     store: &Arc<dyn Store>,
     address: &str,

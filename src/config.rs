@@ -168,8 +168,8 @@ impl Config {
         self.check_replicas(self.replicas)
     }
 
-    /// Checks the time-out for acknowledgements. A request may first wait for those of an earlier batch, so two of these
-    /// time-outs have to fit into the command time-out. Zero is refused, since `WAIT` takes it as no limit.
+    /// Checks the time-out for acknowledgements. A request may first wait for those of an earlier batch, so two of
+    /// these time-outs have to fit into the command time-out. Zero is refused, since `WAIT` takes it as no limit.
     pub(crate) fn check_replicas(&self, replicas: Option<Replicas>) -> Result<(), Error> {
         let Some(Replicas { timeout, .. }) = replicas else {
             return Ok(());

@@ -123,9 +123,9 @@ pub enum EnvironmentWarning {
         /// The server's reply.
         reply: String,
     },
-    /// A master of a Cluster could not be checked, and others could.
-    NotReached {
-        /// The error.
+    /// This master of a Cluster could not be checked. At least one other master could.
+    NotChecked {
+        /// The error of the check.
         reason: String,
     },
 }
@@ -178,8 +178,8 @@ impl EnvironmentWarning {
         })
     }
 
-    /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys` now. `None` if it is
-    /// large enough.
+    /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys` now. `None` if it
+    /// is large enough.
     pub(crate) fn of_tracking(max_keys: u64, tracked_keys: u64) -> Option<Self> {
         let is_small = max_keys != 0 && max_keys < least_tracking_keys(tracked_keys);
         is_small.then_some(Self::TrackingTable {
@@ -276,7 +276,7 @@ impl fmt::Display for EnvironmentWarning {
                 )
             }
             // The error has the next step.
-            Self::NotReached { reason } => write!(f, "was not checked: {reason}"),
+            Self::NotChecked { reason } => write!(f, "was not checked: {reason}"),
         }
     }
 }

@@ -31,8 +31,8 @@ pub enum ErrorKind {
     /// client releases it in the background. Never means that the lock has another holder.
     Timeout,
     /// No majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the answer of each
-    /// node: an error, no reply, that the lock is held, or that the node may have lost its data and does not vote yet. If
-    /// the request was to acquire the lock, the client releases it on each node that may have it. Never means that a
+    /// node: an error, no reply, that the lock is held, or that the node may have lost its data and does not vote yet.
+    /// If the request was to acquire the lock, the client releases it on each node that may have it. Never means that a
     /// majority says that the lock has another holder.
     NoQuorum,
     /// Redis refuses this client: a wrong password, or a missing permission.
@@ -64,8 +64,8 @@ pub enum ErrorKind {
     /// copied parking_lot's table of the parent's sleeping threads, which would break a new client. So fork before the
     /// first client is made, fork after the last client was dropped, or call `exec`.
     Forked,
-    /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys the
-    /// same hash tag: `{user1}:cart` and `{user1}:orders`.
+    /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys
+    /// the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
     /// a transaction on a [quorum](crate::Client::quorum); or [`Builder::replicas`](crate::Builder::replicas) behind a

@@ -92,12 +92,13 @@ pub trait EventHandler: Send + Sync + 'static {
     /// losses are found at the next renewal. The client keeps trying. It calls this method again only if notifications
     /// have worked in between.
     fn notifications_refused(&self, error: &Error) {}
-    /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary that
-    /// it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary again.
+    /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary
+    /// that it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary
+    /// again.
     fn sentinels_unavailable(&self, error: &Error) {}
     /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
-    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it tries
-    /// again. Called once per client, at the first refusal.
+    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it
+    /// tries again. Called once per client, at the first refusal.
     fn plain_acquires_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
     /// too much from those of the other nodes, or does no longer ([`NodeClock`](crate::NodeClock)). The client's first

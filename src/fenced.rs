@@ -22,8 +22,8 @@ use crate::util::key::Key;
 /// If one row changed, the write was accepted. If no row changed, a holder with a greater token wrote before.
 ///
 /// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. The value stays until
-/// you delete it, unless you give it a [`ttl`](Self::ttl). On a [quorum](Client::quorum), each node stores a copy, and a
-/// majority decides; docs/quorum.md says what that guarantees.
+/// you delete it, unless you give it a [`ttl`](Self::ttl). On a [quorum](Client::quorum), each node stores a copy, and
+/// a majority decides; docs/quorum.md says what that guarantees.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -118,10 +118,10 @@ impl MutexGuard {
     /// Ends this guard without a release, and returns a ticket with which another process can
     /// [adopt](Client::adopt) the lock, once.
     ///
-    /// The new holder gets the ttl, the time between renewals and the rest of `max_hold`. First, this call sets the full
-    /// ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply, the lock
-    /// has the rest of its ttl. The client does not renew the lock from then on: if no client adopts the lock, it is
-    /// free when the ttl ends. `max_hold` does not count the time until the adoption.
+    /// The new holder gets the ttl, the time between renewals and the rest of `max_hold`. First, this call sets the
+    /// full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply, the
+    /// lock has the rest of its ttl. The client does not renew the lock from then on: if no client adopts the lock, it
+    /// is free when the ttl ends. `max_hold` does not count the time until the adoption.
     ///
     /// The adopter gets a greater token, and once the adopter has written with it, writes with your token are refused.
     /// So wait for the replies to your own writes before you send the ticket. A check

@@ -40,8 +40,8 @@ impl LockInfo {
         &self.value.holder
     }
 
-    /// The lease id in Redis: 32 hexadecimal digits that identify the grant. Keep it out of logs: it is
-    /// enough to make a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
+    /// The lease id in Redis: 32 hexadecimal digits that identify the grant. Keep it out of logs: it is enough to make
+    /// a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
     pub fn lease_id(&self) -> String {
         self.value.lease.to_string()
     }

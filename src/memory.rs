@@ -255,9 +255,9 @@ impl fmt::Debug for MemoryStore {
 /// Servers in memory that are the nodes of a quorum, for tests of code that uses a
 /// quorum. Its clients exclude each other within this process, while a majority of the nodes works.
 ///
-/// A test can let each node [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), and restart
-/// it [with](Self::restart) and [without](Self::flush) its data. Nodes are named by their number, from 0. They share one
-/// clock, which a test can move ([`advance`](Self::advance)).
+/// A test can let each node [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), and
+/// restart it [with](Self::restart) and [without](Self::flush) its data. Nodes are named by their number, from 0. They
+/// share one clock, which a test can move ([`advance`](Self::advance)).
 ///
 /// The nodes begin with data that is older than `max_ttl`, so the first lock is granted at once.
 ///
@@ -404,8 +404,9 @@ impl MemoryQuorum {
         self.node(node).flush();
     }
 
-    /// Sets how far this node's clock is ahead of the clock that all nodes share: a year at most, which replaces a longer
-    /// time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire by the common clock.
+    /// Sets how far this node's clock is ahead of the clock that all nodes share: a year at most, which replaces a
+    /// longer time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire by the common
+    /// clock.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -283,8 +283,8 @@ impl Mutex {
     ///
     /// # Errors
     /// The errors of [`lock`](Self::lock) except `Cancelled`. If Redis is away, the call fails with `Unavailable` or
-    /// `Timeout` after one attempt; the `outage_timeout` does not apply. This call fails at once if nothing listens at an
-    /// address that has never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
+    /// `Timeout` after one attempt; the `outage_timeout` does not apply. This call fails at once if nothing listens at
+    /// an address that has never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -469,12 +469,14 @@ impl Mutex {
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
     /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked)
     /// within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
-    /// grant may be less than a second old, `force_unlock` waits until the holder's client is subscribed, for a second at
-    /// most. (Most locks that were free have no time in Redis, and count as new.) A client without notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
-    /// tokens refuse the late writes of the holder.
+    /// grant may be less than a second old, `force_unlock` waits until the holder's client is subscribed, for a second
+    /// at most. (Most locks that were free have no time in Redis, and count as new.) A client without notifications
+    /// detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing tokens refuse
+    /// the late writes of the holder.
     ///
     /// Takes one more request than [`inspect`](Self::inspect). Takes up to a second longer if the
-    /// holder's client is not subscribed, for example because its process has died, and the grant is new or has no time.
+    /// holder's client is not subscribed, for example because its process has died, and the grant is new or has no
+    /// time.
     ///
     /// # Errors
     /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was

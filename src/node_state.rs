@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// One node of a quorum, as the last request or probe of a client found it: see [`Client::nodes`](crate::Client::nodes).
+/// One node of a quorum, as the last request or probe of a client found it: see
+/// [`Client::nodes`](crate::Client::nodes).
 ///
 /// ```
 /// use leasehold::{MemoryQuorum, NodeHealth};
@@ -93,8 +94,8 @@ impl NodeClock {
         self.offset
     }
 
-    /// The greatest error of the offset: half the round trip of the probe that read this clock, and half the longest round
-    /// trip of those that read the others. The drift of the clocks since then, up to 10 s or more, comes on top.
+    /// The greatest error of the offset: half the round trip of the probe that read this clock, and half the longest
+    /// round trip of those that read the others. The drift of the clocks since then, up to 10 s or more, comes on top.
     pub fn error(&self) -> Duration {
         self.error
     }
@@ -130,8 +131,8 @@ pub enum NodeHealth {
         /// The reason why the last probe failed.
         error: Error,
     },
-    /// The node does not vote, because it has lost its data or may have lost them: it was restarted or flushed less than
-    /// one [`max_ttl`](crate::Builder::max_ttl) ago.
+    /// The node does not vote, because it has lost its data or may have lost them: it was restarted or flushed less
+    /// than one [`max_ttl`](crate::Builder::max_ttl) ago.
     #[non_exhaustive]
     Quarantined {
         /// The time until the node votes again.

@@ -34,9 +34,9 @@ fn a_lock_makes_five_allocations() -> Result<(), Box<dyn std::error::Error>> {
         let guard = mutex.lock().expect("nobody else wants the lock");
         guard.unlock().expect("the lock is held");
     });
-    // A drop makes five: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and for
-    // the reply to `EXEC` a vector and the text of the token. (Other threads may use the first three after the call.)
-    // `unlock` waits for its release, so it has one more entry in the queue of its pipeline.
+    // A drop makes five: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and
+    // for the reply to `EXEC` a vector and the text of the token. (Other threads may use the first three after the
+    // call.) `unlock` waits for its release, so it has one more entry in the queue of its pipeline.
     assert_eq!([dropped, unlocked], [5, 6]);
     Ok(())
 }

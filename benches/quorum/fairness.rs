@@ -1,5 +1,5 @@
-//! How fair a quorum is to processes that want one key: how often each gets it, how long it waits, and how many requests
-//! a grant takes. A quorum has no queue, so clients that split the votes try again after random pauses.
+//! How fair a quorum is to processes that want one key: how often each gets it, how long it waits, and how many
+//! requests a grant takes. A quorum has no queue, so clients that split the votes try again after random pauses.
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -11,8 +11,8 @@ use crate::waits::Waits;
 
 /// The lock of one thread or task. An implementation that blocks does so in the first poll of its future.
 pub trait Locker: Send {
-    /// Acquires the lock, holds it for `hold` and releases it. Returns the time at which the lock was acquired, in ns on
-    /// the monotonic clock.
+    /// Acquires the lock, holds it for `hold` and releases it. Returns the time at which the lock was acquired, in ns
+    /// on the monotonic clock.
     fn pair(&mut self, hold: Duration) -> impl Future<Output = anyhow::Result<u64>> + Send;
 
     /// Lets `time` pass: blocks this thread, unless a task implements it otherwise.

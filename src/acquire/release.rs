@@ -168,7 +168,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         until: lease.key_until(),
         held: Some(Held {
             token: lease.grant().token,
-            is_stored: lease.grant().is_stored,
+            is_token_in_value: lease.grant().is_token_in_value,
             others_queued: lease.has_others_queued(),
         }),
         queued: None,

@@ -113,7 +113,7 @@ impl Acquirer {
             key: key.clone(),
             id: lease,
             token,
-            is_stored: true,
+            is_token_in_value: true,
             options,
             asked_at,
             since: now,

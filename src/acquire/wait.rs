@@ -512,7 +512,7 @@ impl Wait<'_> {
         if whole_ttl_promised || has_to_be_acknowledged || is_short || !is_believed {
             return Ok(None);
         }
-        let grant = self.grant(entry.lease, (message.token, true), entry.asked_at);
+        let grant = self.grant(entry.lease, message.token, true, entry.asked_at);
         let check = self.request.check.clone();
         match self.acquirer.lease_of(grant, check, true) {
             Ok(lease) => Ok(Some(lease)),
@@ -557,8 +557,11 @@ impl Wait<'_> {
             acquirer.queues.forget_entry(key, lease);
         }
         match outcome {
-            Ok(Reply::Granted { token, is_stored }) => {
-                let grant = self.grant(lease, (token, is_stored), asked_at);
+            Ok(Reply::Granted {
+                token,
+                is_token_in_value,
+            }) => {
+                let grant = self.grant(lease, token, is_token_in_value, asked_at);
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
@@ -650,7 +653,8 @@ impl Wait<'_> {
     fn grant(
         &self,
         lease: LeaseId,
-        (token, is_stored): (u64, bool),
+        token: u64,
+        is_token_in_value: bool,
         asked_at: MonotonicTime,
     ) -> Grant {
         let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
@@ -660,7 +664,7 @@ impl Wait<'_> {
             key,
             id: lease,
             token,
-            is_stored,
+            is_token_in_value,
             options,
             asked_at,
             since: now,

@@ -125,7 +125,7 @@ impl CallbackExecutor {
 
     /// Starts the thread for a callback that may be queued later. If no thread can be started now, each later callback
     /// tries again.
-    pub(crate) fn prepare(&self) {
+    pub(crate) fn try_start_thread(&self) {
         let _ = self.start_thread();
     }
 
@@ -153,7 +153,7 @@ impl CallbackExecutor {
     pub(crate) fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
         // Fails only after the callback thread has ended with its client.
         let _ = self.queue.send(Message::Callback(Box::new(callback)));
-        self.prepare();
+        self.try_start_thread();
     }
 
     /// Sets the hook that is called for each lost lease. Only the first call has an effect.
@@ -200,7 +200,7 @@ impl CallbackExecutor {
     }
 
     /// Queues the report that the script is used for all acquires, for tracing and the client's event handler.
-    pub(crate) fn queue_refused_transactions(&self, error: Error) {
+    pub(crate) fn queue_plain_acquires_refused(&self, error: Error) {
         self.queue_warning(move |events| events.plain_acquires_refused(&error));
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct Grant {
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
     /// Whether the lock's value in Redis has the token.
-    pub(crate) is_stored: bool,
+    pub(crate) is_token_in_value: bool,
     pub(crate) options: Arc<Options>,
     /// When this client asked for the lock, before it sent the first byte. After a hand-off: when the lock was handed
     /// off.
@@ -108,7 +108,7 @@ impl Grant {
             key,
             id: LeaseId::random(),
             token: 7,
-            is_stored: true,
+            is_token_in_value: true,
             options: Arc::new(Options::USUAL),
             asked_at: now,
             since: now,

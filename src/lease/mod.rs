@@ -435,7 +435,7 @@ impl Lease {
         if state.phase == Phase::Held {
             state.extras().listeners.callbacks.push(callback);
             drop(state);
-            self.callbacks.prepare();
+            self.callbacks.try_start_thread();
             return;
         }
         let loss = state.loss().cloned();

@@ -257,8 +257,8 @@ impl Lease {
         latest.min(state.valid_until.before(whole))
     }
 
-    /// Makes the next renewal a little earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0, says
-    /// how much earlier.
+    /// Makes the next renewal a little earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0,
+    /// says how much earlier.
     pub(crate) fn spread_renewal(&self, jitter: f64) {
         let mut state = self.state.lock();
         state.renew_at = state

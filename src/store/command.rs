@@ -95,8 +95,8 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Stores a version of a fenced value on one node of a quorum, unless the node has a later version, or may have lost
-    /// one. The reply has the version that the node has from then on.
+    /// Stores a version of a fenced value on one node of a quorum, unless the node has a later version, or may have
+    /// lost one. The reply has the version that the node has from then on.
     WriteCopy {
         key: Key,
         copy: Arc<ValueCopy>,
@@ -174,6 +174,11 @@ impl Command {
         }
     }
 
+    /// Whether this is an acquire whose lease may be in the key's queue, then or before.
+    pub(crate) fn may_queue(&self) -> bool {
+        matches!(self, Self::Acquire { queue_mode, .. } if *queue_mode != QueueMode::None)
+    }
+
     /// The key of a release that may grant the key to another client's waiter.
     pub(crate) fn key_for_next_waiter(&self) -> Option<&Key> {
         match self {
@@ -214,7 +219,7 @@ impl Command {
 pub(crate) struct Held {
     pub(crate) token: u64,
     /// Whether the lock's value has the token.
-    pub(crate) is_stored: bool,
+    pub(crate) is_token_in_value: bool,
     /// Other clients may be queued for the key.
     pub(crate) others_queued: bool,
 }
@@ -262,7 +267,7 @@ pub(crate) enum Reply {
         /// The fencing token.
         token: u64,
         /// Whether the lock's value has the token.
-        is_stored: bool,
+        is_token_in_value: bool,
     },
     /// Another lease holds the key. It expires after `expires_in` unless its holder renews it.
     Contended {
@@ -312,7 +317,7 @@ impl Reply {
     pub(crate) fn granted(token: u64) -> Self {
         Self::Granted {
             token,
-            is_stored: true,
+            is_token_in_value: true,
         }
     }
 

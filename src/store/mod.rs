@@ -94,13 +94,13 @@ pub(crate) trait Store: Send + Sync {
     /// Calls the hook of `on_first_connection` now, because a connection was opened before the hook was set.
     fn run_first_connection_hook(&self) {}
 
-    /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one: once
-    /// until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
+    /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one:
+    /// once until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
     fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
 
-    /// Sets the hook that is called once, if the server does not allow acquires by plain commands, so that the script is
-    /// used. It has to be quick and must not block.
-    fn on_refused_transactions(&self, _hook: RefusalHook) {}
+    /// Sets the hook that is called once, if the server does not allow acquires by plain commands, so that the script
+    /// is used. It has to be quick and must not block.
+    fn on_plain_acquires_refused(&self, _hook: RefusalHook) {}
 
     /// The nodes of a quorum; none for other stores.
     fn nodes(&self) -> Vec<NodeState> {

@@ -1,5 +1,6 @@
 //! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` +` at the end if the
-//! lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory formats it here.
+//! lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory
+//! formats it here.
 
 use std::iter;
 
@@ -25,8 +26,8 @@ pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
 /// The message of the error if a fenced value's key has a foreign value.
 pub(crate) const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
 
-/// Stands for the µs in the value of a lock that was granted by commands instead of a script. The client learns the token
-/// only after the value was written. It has sixteen digits, like all times of grants.
+/// Stands for the µs in the value of a lock that plain commands granted: the value is written before the token is
+/// known. It has sixteen digits, like all times of grants.
 pub(crate) const NO_TOKEN: &str = "0000000000000000";
 
 /// The parts of a lock's value, and the length of its queue.
@@ -41,7 +42,8 @@ pub(crate) struct LockValue {
 }
 
 impl LockValue {
-    /// Reads a value. Returns `None` unless it is exactly as clients and scripts write it: another user may have written it.
+    /// Reads a value. Returns `None` unless it is exactly as clients and scripts write it: another user may have
+    /// written it.
     pub(crate) fn parse(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix(VERSION)?;
         let text = text.strip_suffix(QUEUE_MARK).unwrap_or(text);

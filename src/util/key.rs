@@ -186,8 +186,8 @@ pub(crate) fn data_mark(prefix: &str) -> String {
     [prefix, DATA].concat()
 }
 
-/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to all
-/// other nodes.
+/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to
+/// all other nodes.
 pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
 }

@@ -1,5 +1,5 @@
-//! Keeps the leases of a client alive. Its threads: one timer thread, one renewal worker per server, and one worker that
-//! tracks keys and runs the store's maintenance. A server has a second renewal worker from when renewals were first due
+//! Keeps the leases of a client alive. Its threads: one timer thread, one renewal worker per server, and one worker
+//! that tracks keys and runs the store's maintenance. A server has a second renewal worker once renewals have come due
 //! while its first worker was busy. One more thread runs the checks that users attach to leases (`Mutex::renew_while`);
 //! it starts with the first such lease. No lease has a thread of its own.
 //!
@@ -134,11 +134,8 @@ impl Watchdog {
             return;
         }
         let threads = self.threads.lock();
-        let started = threads
-            .as_ref()
-            .map(|threads| self.start_worker(queue, threads));
-        drop(threads);
-        if !matches!(started, Some(Ok(()))) {
+        let start = |threads| self.start_worker(queue, threads);
+        if threads.as_ref().is_none_or(|it| start(it).is_err()) {
             queue.remove_worker();
         }
     }
@@ -147,10 +144,8 @@ impl Watchdog {
     fn renewals_of(self: &Arc<Self>, server: ServerId) -> Arc<RenewalQueue> {
         self.scheduler.renewals.of(server, |queue| {
             let threads = self.threads.lock();
-            let started = threads
-                .as_ref()
-                .map(|threads| self.start_renewals(queue, threads));
-            matches!(started, Some(Ok(())))
+            let start = |threads| self.start_renewals(queue, threads);
+            threads.as_ref().is_some_and(|it| start(it).is_ok())
         })
     }
 

@@ -53,7 +53,8 @@ pub(crate) enum RenewalBatch {
     Confirm(LossReport, LeasesByKey),
 }
 
-/// The queues of all servers. Each has workers of its own, so a server that does not reply delays no renewal on another.
+/// The queues of all servers. Each has workers of its own, so a server that does not reply delays no renewal on
+/// another.
 pub(super) struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
 
 impl Default for RenewalQueues {
@@ -94,7 +95,8 @@ impl RenewalQueues {
 }
 
 /// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not
-/// due again until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once more.)
+/// due again until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once
+/// more.)
 #[derive(Default)]
 pub(super) struct RenewalQueue {
     waiting: Mutex<Waiting>,
@@ -145,8 +147,8 @@ impl Waiting {
         }
     }
 
-    /// Takes the renewals for one round trip, `at_a_time` at most: those of the leases that end first. On a Cluster, each
-    /// of them is followed by others of its slot.
+    /// Takes the renewals for one round trip, `at_a_time` at most: those of the leases that end first. On a Cluster,
+    /// each of them is followed by others of its slot.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
@@ -294,8 +296,8 @@ impl RenewalQueue {
     }
 }
 
-/// For each of these leases, the number from 0.0 to 1.0 that spreads its next renewal. If `by_slot`, the renewals of one
-/// slot that were sent together have the same number, so they are due together again.
+/// For each of these leases, the number from 0.0 to 1.0 that spreads its next renewal. If `by_slot`, the renewals of
+/// one slot that were sent together have the same number, so they are due together again.
 pub(super) fn jitters<'a>(
     leases: impl IntoIterator<Item = &'a Arc<Lease>>,
     by_slot: bool,

@@ -240,8 +240,8 @@ fn a_denied_force_is_no_later_loss_reason() {
     f.callbacks.stop();
 }
 
-/// The first message of a node may be denied, because the other nodes of its quorum still have the lease. Their messages
-/// follow.
+/// The first message of a node may be denied, because the other nodes of its quorum still have the lease. Their
+/// messages follow.
 #[test]
 fn a_force_message_during_a_denial_is_the_loss_reason() {
     let f = fixture();

@@ -114,8 +114,8 @@ impl ClusterBuilder {
     }
 }
 
-/// A Redis Cluster of its own: by default 3 masters (nodes 0 to 2) and a replica of each (nodes 3 to 5). A node is named
-/// by its index, which it keeps when it changes its role.
+/// A Redis Cluster of its own: by default 3 masters (nodes 0 to 2) and a replica of each (nodes 3 to 5). A node is
+/// named by its index, which it keeps when it changes its role.
 pub struct Cluster {
     nodes: Vec<Server>,
     masters: usize,

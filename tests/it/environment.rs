@@ -211,7 +211,7 @@ fn masters_that_are_away_are_findings() {
     assert_eq!(servers, addresses.iter().map(String::as_str).collect());
     let of_away: Vec<_> = found.iter().filter(|it| it.server() == *away).collect();
     assert_eq!(of_away.len(), 1, "{of_away:?}");
-    assert!(matches!(of_away[0].warning(), Warning::NotReached { .. }));
+    assert!(matches!(of_away[0].warning(), Warning::NotChecked { .. }));
     assert_eq!(of_away[0].to_string(), text);
     for node in [1, 2] {
         cluster.node(node).kill();

@@ -312,8 +312,9 @@ fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
     assert_all_become_free(&server);
 }
 
-/// All connections to `server` are closed twice, those for notifications too, while a client holds a lock and another one
-/// waits for it. `steady` makes the settings of a client. `is_queued` returns whether a waiter is in the queue in Redis.
+/// All connections to `server` are closed twice, those for notifications too, while a client holds a lock and another
+/// one waits for it. `steady` makes the settings of a client. `is_queued` returns whether a waiter is in the queue in
+/// Redis.
 #[track_caller]
 pub fn assert_closed_connections_end_no_hold_or_wait(
     server: &Server,

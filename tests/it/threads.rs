@@ -82,7 +82,8 @@ pub fn count_threads_on_a_quorum(parent: &Parent) {
     assert_more(own..=own, "a client of five nodes");
     let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
     let guards: Vec<_> = (0..100).map(lock).collect();
-    // If a node has not granted a lock, a worker asks whether the lock is held; two of them, if there are more at a time.
+    // If a node has not granted a lock, a worker asks whether the lock is held; two of them, if there are more at a
+    // time.
     let with_locks = own..=own + 1;
     assert_more(with_locks.clone(), "a client of five nodes with locks");
     client.ping().unwrap();

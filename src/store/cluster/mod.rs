@@ -170,7 +170,7 @@ impl ClusterStore {
         );
         let node = Arc::new(node);
         let store = Weak::clone(&self.me);
-        node.on_refused_transactions(Box::new(move |error| {
+        node.on_plain_acquires_refused(Box::new(move |error| {
             let store = store.upgrade();
             let hook = store.and_then(|store| store.refusal_hook.lock().take());
             if let Some(hook) = hook {
@@ -563,7 +563,7 @@ impl ClusterStore {
 }
 
 impl Store for ClusterStore {
-    fn on_refused_transactions(&self, hook: RefusalHook) {
+    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
         *self.refusal_hook.lock() = Some(hook);
     }
 
@@ -680,7 +680,7 @@ impl Store for ClusterStore {
                 Ok(findings) => found.extend(findings.unwrap_or_default()),
                 Err(error) => {
                     let reason = error.to_string();
-                    let warning = EnvironmentWarning::NotReached { reason };
+                    let warning = EnvironmentWarning::NotChecked { reason };
                     found.push(EnvironmentFinding::new(&address.to_string(), warning));
                     errors.push(error);
                 }

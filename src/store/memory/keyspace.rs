@@ -925,7 +925,8 @@ impl Keyspace {
         }
     }
 
-    /// The time of the next grant in µs: that of the clock, or one more than the time of the last grant if that is later.
+    /// The time of the next grant in µs: that of the clock, or one more than the time of the last grant if that is
+    /// later.
     fn next_micros(&self, step: &Step<'_>) -> u64 {
         step.micros().max(self.last_micros + 1)
     }

@@ -145,7 +145,8 @@ impl MemoryServer {
         });
     }
 
-    /// Sets how far the clock that replies name is ahead, up to [`LONGEST_AHEAD`]. Keys expire by the clock that all nodes share.
+    /// Sets how far the clock that replies name is ahead, up to [`LONGEST_AHEAD`]. Keys expire by the clock that all
+    /// nodes share.
     pub(crate) fn set_ahead(&self, by: Duration) {
         let micros = by.min(LONGEST_AHEAD).as_micros() as u64;
         self.ahead.store(micros, Ordering::Relaxed);

@@ -153,7 +153,7 @@ fn a_difference_planted_in_any_script_is_found() {
         (ScriptKind::Inspect, "'GETRANGE', key, '0', '255'", "'GETRANGE', key, '0', '60'"),
         (ScriptKind::Inspect, "#value > 255 or", "#value > 60 or"),
         (ScriptKind::Renew, "~= 'lh1 ' .. lease then", "== '' then"),
-        (ScriptKind::Renew, "if result < tonumber(ttl) then", "if true then"),
+        (ScriptKind::Renew, "math.max(result, tonumber(ttl))", "ttl"),
         (ScriptKind::Renew, "= ARGV[2 * i - 1], ARGV[2 * i]", "= ARGV[2 * i - 1], ARGV[2 * i] + 1000"),
         (ScriptKind::Adopt, "and string.sub(result, 1, 36) == 'lh1 ' .. from then", "then"),
         (ScriptKind::Adopt, "(token <= now or token < micros)", "true"),

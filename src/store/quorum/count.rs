@@ -160,8 +160,8 @@ impl Count {
         }
     }
 
-    /// The reply to an adoption if a later attempt would fail, too: another client has adopted the ticket, or a majority
-    /// lacks the ticket's lease. `None` if no majority has said so, or if adopters split the votes.
+    /// The reply to an adoption if a later attempt would fail, too: another client has adopted the ticket, or a
+    /// majority lacks the ticket's lease. `None` if no majority has said so, or if adopters split the votes.
     pub(super) fn refused_ticket(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let refused = self.taken(outcomes)?;
         let same =

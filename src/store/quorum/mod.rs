@@ -1,6 +1,6 @@
-//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all nodes at
-//! once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md says why
-//! that is safe; `quorum-model/` checks it.
+//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all
+//! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
+//! says why that is safe; `quorum-model/` checks it.
 //!
 //! Each node has a thread for its I/O, so that a node without replies delays no request. The store, and not the nodes'
 //! pipelines, releases a lease that no majority has granted. (A pipeline that undid a late grant by itself could undo
@@ -58,8 +58,8 @@ use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
 const MAX_NODES: usize = 9;
-/// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a grant
-/// needs fewer write-backs, and the lock has its key on all nodes.
+/// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a
+/// grant needs fewer write-backs, and the lock has its key on all nodes.
 const GRACE: Duration = Duration::from_millis(5);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
@@ -374,8 +374,9 @@ impl QuorumStore {
         (0..self.members.len()).collect()
     }
 
-    /// Sends a batch of commands to each of `nodes`, and waits until `is_decided` returns true, or all have replied, but
-    /// at most until `deadline`. The outcomes are in the order of `nodes`, and within a node in the order of `commands`;
+    /// Sends a batch of commands to each of `nodes`, and waits until `is_decided` returns true, or all have replied,
+    /// but at most until `deadline`. The outcomes are in the order of `nodes`, and within a node in the order of
+    /// `commands`;
     /// `None` for a command without a reply.
     fn ask(
         &self,
@@ -559,8 +560,8 @@ impl QuorumStore {
         (token, outcomes)
     }
 
-    /// Makes a majority store the token of a grant. Replaces the outcomes of the nodes that it asks. Returns false if no
-    /// majority has stored the token by `deadline`.
+    /// Makes a majority store the token of a grant. Replaces the outcomes of the nodes that it asks. Returns false if
+    /// no majority has stored the token by `deadline`.
     fn write_back(
         &self,
         lease: &Lease<'_>,
@@ -610,8 +611,8 @@ impl QuorumStore {
         }
     }
 
-    /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the forced
-    /// release of such a node any more, so it may never be written.
+    /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the
+    /// forced release of such a node any more, so that request may never be written.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Command::Release {
             key: key.clone(),
@@ -631,9 +632,9 @@ impl QuorumStore {
         }
     }
 
-    /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost. (A
-    /// node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so many
-    /// nodes lack its key that the lease is lost.)
+    /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost.
+    /// (A node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so
+    /// many nodes lack its key that the lease is lost.)
     fn renew(&self, renewals: &mut [&mut Request]) {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;

@@ -1,5 +1,5 @@
-//! Fenced values: each node has a copy, and the latest version on a majority is the value. "Fenced values of a quorum" in
-//! ARCHITECTURE.md says why no caller sees an older version than another caller before.
+//! Fenced values: each node has a copy, and the latest version on a majority is the value. "Fenced values of a quorum"
+//! in ARCHITECTURE.md says why no caller sees an older version than another caller before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,8 @@ impl QuorumStore {
         Err(Error::new(ErrorKind::Timeout, message))
     }
 
-    /// Writes a new version. Returns `None` if a node had a greater token, which has not reached a majority and is gone.
+    /// Writes a new version. Returns `None` if a node had a greater token, which has not reached a majority and is
+    /// gone.
     fn try_write(
         &self,
         change: &Change<'_>,
@@ -134,8 +135,8 @@ impl QuorumStore {
         Ok(Some(copy))
     }
 
-    /// Reads copies, until no version that a majority keeps can be missing. Without `token`, reads the values, too. With
-    /// `token`, versions with smaller tokens may be missing.
+    /// Reads copies, until no version that a majority keeps can be missing. Without `token`, reads the values, too.
+    /// With `token`, versions with smaller tokens may be missing.
     fn read_copies(
         &self,
         key: &Key,
@@ -158,8 +159,8 @@ impl QuorumStore {
         }
     }
 
-    /// Writes a version to the nodes that do not keep it, and replaces their outcomes. Ends when a majority keeps it, or
-    /// cannot keep it any more.
+    /// Writes a version to the nodes that do not keep it, and replaces their outcomes. Ends when a majority keeps it,
+    /// or cannot keep it any more.
     fn write_copies(
         &self,
         key: &Key,

@@ -1,6 +1,6 @@
 //! Random tests of fenced values on a quorum of servers in memory. Requests and replies are lost or late, nodes lose
-//! their data, clients are interrupted in the middle of a call, and time passes. Afterwards no write with a smaller token
-//! may be accepted than any client has seen, and no read may return an older version.
+//! their data, clients are interrupted in the middle of a call, and time passes. Afterwards no write with a smaller
+//! token may be accepted than any client has seen, and no read may return an older version.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -400,8 +400,8 @@ impl World {
         self.state.lock().is_down = were_down;
     }
 
-    /// Restarts a node without its data, or with old data, unless too many have lost their data: more than a minority within one
-    /// `max_ttl`, or since the last successful call began.
+    /// Restarts a node without its data, or with old data, unless too many have lost their data: more than a minority
+    /// within one `max_ttl`, or since the last successful call began.
     fn lose_data(&self, node: usize) {
         let now = self.now();
         let mut state = self.state.lock();
@@ -616,8 +616,8 @@ fn no_caller_sees_an_older_version_than_before() {
     }
 }
 
-/// One node has confirmed a write. Then it loses its data, and gets back the value of before the write. So its reply must
-/// not count together with a later one.
+/// One node has confirmed a write. Then it loses its data, and gets back the value of before the write. So its reply
+/// must not count together with a later one.
 #[test]
 fn a_caller_that_was_stopped_for_a_quarantine_fails() {
     let world = World::new(3, 1, true);

@@ -249,8 +249,8 @@ impl Endpoint {
         self.sentinels.as_ref()
     }
 
-    /// Asks the user's callback for a login. Returns `info` with it, and `deadline` plus the time that the callback took.
-    /// Call it after the socket is connected, so that no login is made for a server that is away. Hold no mutex.
+    /// Asks the user's callback for a login. Returns `info` with it, and `deadline` plus the time that the callback
+    /// took. Call it after the socket is connected, so that no login is made for a server that is away. Hold no mutex.
     pub(super) fn with_login<'a>(
         &self,
         info: Cow<'a, ConnectionInfo>,
@@ -475,8 +475,8 @@ impl Endpoint {
     /// With sentinels, begins again if the named server is no primary, or if a sentinel names another server meanwhile.
     /// If the named server cannot be reached, asks each other sentinel once.
     ///
-    /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy. A
-    /// server that was never reached is not expected to start just now.
+    /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy.
+    /// A server that was never reached is not expected to start just now.
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         let opened = self.open_in_time();
         opened.map_err(|error| match error.kind() {
@@ -515,8 +515,8 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`. Returns
-    /// early if they name another primary, or after `questions` were closed.
+    /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`.
+    /// Returns early if they name another primary, or after `questions` were closed.
     pub(super) fn pause(&self, deadline: MonotonicTime, questions: &Sockets) {
         let Some(sentinels) = &self.sentinels else {
             return;
@@ -531,8 +531,8 @@ impl Endpoint {
         }
     }
 
-    /// Notes how an attempt to connect ended. After a failure, returns when the sentinels may be asked again. `None` for
-    /// a fixed address.
+    /// Notes how an attempt to connect ended. After a failure, returns when the sentinels may be asked again. `None`
+    /// for a fixed address.
     pub(super) fn note_attempt(&self, failure: Option<&Error>) -> Option<MonotonicTime> {
         let sentinels = self.sentinels.as_ref()?;
         if failure.is_none() {
@@ -633,7 +633,8 @@ impl Endpoint {
     }
 
     /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
-    /// ended. An open attempt would keep the pool of the connector alive, and the pool would schedule another attempt after it.
+    /// ended. An open attempt would keep the pool of the connector alive, and the pool would schedule another attempt
+    /// after it.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;

@@ -1,10 +1,10 @@
 //! Makes the connections of a client to one server, and keeps idle ones of transactions and pings.
 //!
 //! An r2d2 pool makes the connections, on threads of its own: the resolver of host names and the callback for
-//! credentials have no time-outs, so a caller must be able to leave before its attempt has ended. The pool lives from the
-//! first caller that needs a connection until no caller waits for one, so a connected client has none of its threads.
-//! If the last caller leaves without a connection, the pool lives on: its attempts go on in the background, and a later
-//! caller gets their connection.
+//! credentials have no time-outs, so a caller must be able to leave before its attempt has ended. The pool lives from
+//! the first caller that needs a connection until no caller waits for one, so a connected client has none of its
+//! threads. If the last caller leaves without a connection, and another attempt may succeed, the pool lives on: its
+//! attempts go on in the background, and a later caller gets their connection.
 
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -27,15 +27,17 @@ use crate::util::sync::park_timeout;
 
 /// The longest pause between attempts to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// How long a caller waits for the pool before it checks, every [`CHECK`], whether it should give up.
-const STEP: Duration = Duration::from_millis(20);
-const CHECK: Duration = Duration::from_millis(5);
+/// How long a caller waits for the pool at a time.
+const POOL_WAIT: Duration = Duration::from_millis(20);
+/// The pause between two checks whether a caller should give up.
+const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
+/// Makes connections to one server.
 pub(crate) struct Connector {
-    attempts: Attempts,
-    /// The most connections that callers wait for at a time.
+    manager: Manager,
+    /// The most connections that the pool makes at a time.
     most: usize,
-    connecting: Arc<Mutex<Connecting>>,
+    pool: Arc<Mutex<PoolState>>,
     /// The idle connections of transactions and pings, as many as were in use at a time.
     idle: Mutex<Vec<Connection>>,
     /// Lets each start of a thread fail.
@@ -44,36 +46,36 @@ pub(crate) struct Connector {
 }
 
 #[derive(Default)]
-struct Connecting {
+struct PoolState {
     /// How many callers wait for a connection.
     callers: usize,
     /// How many attempts are under way.
-    attempts: usize,
-    /// The last caller left without a connection, so the next caller may get that of its attempt.
-    is_owed: bool,
-    pool: Option<r2d2::Pool<Attempts>>,
+    running_attempts: usize,
+    /// The last caller left without a connection, and an attempt may still make it. The next caller takes it.
+    keeps_attempts: bool,
+    pool: Option<r2d2::Pool<Manager>>,
 }
 
-impl Connecting {
+impl PoolState {
     /// Takes out the pool if nothing needs it any more. The caller drops the pool after the unlock, which closes its
     /// connections.
-    fn take_unneeded(&mut self) -> Option<r2d2::Pool<Attempts>> {
-        let is_needed = self.callers > 0 || self.attempts > 0 || self.is_owed;
+    fn take_unneeded(&mut self) -> Option<r2d2::Pool<Manager>> {
+        let is_needed = self.callers > 0 || self.running_attempts > 0 || self.keeps_attempts;
         self.pool.take_if(|_| !is_needed)
     }
 }
 
 impl Connector {
-    /// Does not connect. At most `most` callers wait for a connection at a time.
+    /// Does not connect. `most`: the most connections that are made at a time, one for each caller that can wait.
     pub(crate) fn new(endpoint: &Arc<Endpoint>, most: usize) -> Arc<Self> {
-        let connecting = Arc::default();
+        let pool = Arc::default();
         Arc::new(Self {
-            attempts: Attempts {
+            manager: Manager {
                 endpoint: Arc::clone(endpoint),
-                connecting: Arc::downgrade(&connecting),
+                pool: Arc::downgrade(&pool),
             },
             most,
-            connecting,
+            pool,
             idle: Mutex::default(),
             #[cfg(test)]
             has_no_threads: std::sync::atomic::AtomicBool::new(false),
@@ -84,31 +86,34 @@ impl Connector {
     /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired). If no thread can be
     /// started, makes one attempt on this thread, which may take one connect time-out.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
-        let mut caller = Waiting::begin(self);
+        let mut caller = WaitingCaller::begin(self);
         let connected = match &caller.pool {
             Some(pool) => self.wait(pool, timeout),
-            None => self.attempts.endpoint.open_and_note(),
+            None => self.manager.endpoint.open_and_note(),
         };
-        caller.is_connected = connected.is_ok();
-        connected.map_err(|error| match self.attempts.endpoint.is_retired() {
+        let is_retired = self.manager.endpoint.is_retired();
+        // Attempts that must fail would ask for credentials, and log in, again and again.
+        caller.keeps_attempts =
+            matches!(&connected, Err(error) if !error.is_lasting() && !is_retired);
+        connected.map_err(|error| match is_retired {
             // The caller may have to use another server.
             true => error.with_redirect(Some(Redirect::Retired)),
             false => error,
         })
     }
 
-    fn wait(&self, pool: &r2d2::Pool<Attempts>, timeout: Duration) -> Result<Connection, Error> {
+    fn wait(&self, pool: &r2d2::Pool<Manager>, timeout: Duration) -> Result<Connection, Error> {
         let until = MonotonicTime::now().after(timeout);
-        let endpoint = &self.attempts.endpoint;
+        let endpoint = &self.manager.endpoint;
         let failures = endpoint.failures();
         let is_over = || endpoint.is_retired() || endpoint.is_refused_since(failures);
         loop {
             // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
             let left = until.since(MonotonicTime::now());
-            match pool.get_timeout(left.min(STEP)).map(take) {
+            match pool.get_timeout(left.min(POOL_WAIT)).map(take) {
                 Ok(made) if made.is_stale() => continue,
                 Ok(made) => return Ok(made),
-                Err(timed_out) if left <= STEP || is_over() => {
+                Err(timed_out) if left <= POOL_WAIT || is_over() => {
                     return Err(endpoint.last_error().unwrap_or_else(|| {
                         errors::no_connection(&endpoint.address_of_server(), timed_out)
                     }));
@@ -122,16 +127,16 @@ impl Connector {
                 {
                     return Ok(made);
                 }
-                park_timeout(CHECK);
+                park_timeout(CHECK_PAUSE);
             }
         }
     }
 
     /// Takes an idle connection, or makes one, within `timeout`. One transaction or ping uses it.
-    pub(crate) fn own_connection(
+    pub(crate) fn exclusive_connection(
         self: &Arc<Self>,
         timeout: Duration,
-    ) -> Result<OwnConnection, Error> {
+    ) -> Result<ExclusiveConnection, Error> {
         let deadline = MonotonicTime::now().after(timeout);
         loop {
             let idle = self.idle.lock().pop();
@@ -140,7 +145,7 @@ impl Connector {
                 None => self.connect(deadline.since(MonotonicTime::now()))?,
             };
             if !connection.is_stale() {
-                return Ok(OwnConnection {
+                return Ok(ExclusiveConnection {
                     connector: Arc::clone(self),
                     connection: Some(connection),
                 });
@@ -148,8 +153,9 @@ impl Connector {
         }
     }
 
-    /// Starts the pool. `None` if its threads cannot be started: r2d2 panics then.
-    fn start_pool(&self) -> Option<r2d2::Pool<Attempts>> {
+    /// Starts the pool. `None` if its threads cannot be started: r2d2 panics then. The panic hook still runs, and
+    /// `panic = "abort"` ends the process.
+    fn start_pool(&self) -> Option<r2d2::Pool<Manager>> {
         let builder = r2d2::Pool::builder()
             .max_size(self.most as u32)
             .min_idle(Some(0))
@@ -168,70 +174,70 @@ impl Connector {
                     .load(std::sync::atomic::Ordering::Relaxed),
                 "a test asked for this panic"
             );
-            builder.build_unchecked(self.attempts.clone())
+            builder.build_unchecked(self.manager.clone())
         }))
         .ok()
     }
 }
 
 /// A caller that waits for a connection.
-struct Waiting<'a> {
+struct WaitingCaller<'a> {
     connector: &'a Connector,
     /// `None` if no thread could be started: the caller connects itself. A process at its limit of threads still has to
     /// renew its locks.
-    pool: Option<r2d2::Pool<Attempts>>,
-    is_connected: bool,
+    pool: Option<r2d2::Pool<Manager>>,
+    keeps_attempts: bool,
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingCaller<'a> {
     fn begin(connector: &'a Connector) -> Self {
-        let mut connecting = connector.connecting.lock();
-        connecting.callers += 1;
-        if connecting.pool.is_none() {
-            connecting.pool = connector.start_pool();
+        let mut state = connector.pool.lock();
+        state.callers += 1;
+        if state.pool.is_none() {
+            state.pool = connector.start_pool();
         }
-        let pool = connecting.pool.clone();
-        drop(connecting);
+        let pool = state.pool.clone();
+        drop(state);
         Self {
             connector,
             pool,
-            is_connected: false,
+            keeps_attempts: false,
         }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
-        let mut connecting = self.connector.connecting.lock();
-        connecting.callers -= 1;
-        connecting.is_owed = !self.is_connected;
-        let unneeded = connecting.take_unneeded();
-        drop(connecting);
+        let mut state = self.connector.pool.lock();
+        state.callers -= 1;
+        state.keeps_attempts = self.keeps_attempts;
+        let unneeded = state.take_unneeded();
+        drop(state);
         drop(unneeded);
     }
 }
 
 /// Takes the connection out of the pool, which then forgets it.
-fn take(mut made: r2d2::PooledConnection<Attempts>) -> Connection {
+fn take(mut made: r2d2::PooledConnection<Manager>) -> Connection {
     made.take()
         .expect("each connection of the pool is taken once")
 }
 
 /// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
 #[derive(Clone)]
-struct Attempts {
+struct Manager {
     endpoint: Arc<Endpoint>,
-    /// Weak, since it owns the pool, which owns these attempts.
-    connecting: Weak<Mutex<Connecting>>,
+    /// Weak: the state owns the pool, and the pool owns this manager.
+    pool: Weak<Mutex<PoolState>>,
 }
 
-impl r2d2::ManageConnection for Attempts {
+impl r2d2::ManageConnection for Manager {
     /// `None` once a caller has taken it.
     type Connection = Option<Connection>;
     type Error = Error;
 
     fn connect(&self) -> Result<Option<Connection>, Error> {
-        let _under_way = UnderWay::begin(&self.connecting);
+        let _attempt = RunningAttempt::begin(&self.pool);
         self.endpoint.open_and_note().map(Some)
     }
 
@@ -247,39 +253,39 @@ impl r2d2::ManageConnection for Attempts {
 }
 
 /// Counts an attempt until it has ended, also by a panic. `None` once the connector is dropped.
-struct UnderWay(Option<Arc<Mutex<Connecting>>>);
+struct RunningAttempt(Option<Arc<Mutex<PoolState>>>);
 
-impl UnderWay {
-    fn begin(connecting: &Weak<Mutex<Connecting>>) -> Self {
-        let connecting = connecting.upgrade();
-        if let Some(connecting) = &connecting {
-            connecting.lock().attempts += 1;
+impl RunningAttempt {
+    fn begin(pool: &Weak<Mutex<PoolState>>) -> Self {
+        let pool = pool.upgrade();
+        if let Some(pool) = &pool {
+            pool.lock().running_attempts += 1;
         }
-        Self(connecting)
+        Self(pool)
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RunningAttempt {
     fn drop(&mut self) {
-        let Some(connecting) = &self.0 else {
+        let Some(pool) = &self.0 else {
             return;
         };
-        let mut connecting = connecting.lock();
-        connecting.attempts -= 1;
-        let unneeded = connecting.take_unneeded();
-        drop(connecting);
+        let mut state = pool.lock();
+        state.running_attempts -= 1;
+        let unneeded = state.take_unneeded();
+        drop(state);
         drop(unneeded);
     }
 }
 
 /// A connection that one transaction or ping uses. Its drop keeps it for later callers, unless it is discarded.
-pub(crate) struct OwnConnection {
+pub(crate) struct ExclusiveConnection {
     connector: Arc<Connector>,
     /// `None` only while it is dropped.
     connection: Option<Connection>,
 }
 
-impl Deref for OwnConnection {
+impl Deref for ExclusiveConnection {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -287,13 +293,13 @@ impl Deref for OwnConnection {
     }
 }
 
-impl DerefMut for OwnConnection {
+impl DerefMut for ExclusiveConnection {
     fn deref_mut(&mut self) -> &mut Connection {
         self.connection.as_mut().expect("only the drop takes it")
     }
 }
 
-impl Drop for OwnConnection {
+impl Drop for ExclusiveConnection {
     fn drop(&mut self) {
         let usable = self.connection.take().filter(|it| !it.is_discarded());
         self.connector.idle.lock().extend(usable);

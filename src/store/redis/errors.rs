@@ -220,7 +220,8 @@ fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
     }
 }
 
-/// The next step if a server is no primary. With sentinels and on a Cluster, the client finds the new primary by itself.
+/// The next step if a server is no primary. With sentinels and on a Cluster, the client finds the new primary by
+/// itself.
 const USE_PRIMARY: &str =
     "use the URL of the primary; with sentinels or on a Cluster, try again after the fail-over";
 
@@ -273,8 +274,8 @@ pub(crate) fn plain_refused(reply: &Value, address: &str) -> Error {
     error.at(address)
 }
 
-/// The reason why plain commands are not used for acquires: `count` connections ended before the reply to a probe.
-pub(crate) fn lost_probes(address: &str, count: u32) -> Error {
+/// The reason why plain commands are not used for acquires: `count` connections ended before the reply to a trial.
+pub(crate) fn lost_trials(address: &str, count: u32) -> Error {
     let message = format!(
         "{address} has closed {count} connections after MULTI; check whether a proxy answers there"
     );

@@ -66,7 +66,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The connections of a client to one Redis server.
 pub(crate) struct Node {
-    /// The last [`RENEWAL_PIPELINES`] are for renewals, so that callers' requests cannot delay renewals.
+    /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
+    /// callers until a pipeline for renewals is connected.
     pipelines: Vec<Pipeline>,
     /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
     /// often, and a dead connection is noticed soon.
@@ -231,9 +232,9 @@ impl Node {
         &self.pipelines[pipeline.unwrap_or_else(|| self.pipeline_for_renewals(1))]
     }
 
-    /// The pipeline that can write this many renewals soonest. Equally ready pipelines take turns. Renewals may overtake
-    /// each other, since no renewal shortens a ttl. A few renewals go through an idle pipeline for callers if the
-    /// pipelines for renewals would have to connect, so a client with a few locks needs fewer connections.
+    /// The pipeline that can write this many renewals soonest. Equally ready pipelines take turns. Renewals may
+    /// overtake each other, since no renewal shortens a ttl. A few renewals go through an idle pipeline for callers if
+    /// the pipelines for renewals would have to connect, so a client with a few locks needs fewer connections.
     fn pipeline_for_renewals(&self, renewals: usize) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -313,7 +314,7 @@ impl Store for Node {
         let connect = || {
             shared
                 .connector
-                .own_connection(left().min(shared.connect_timeout))
+                .exclusive_connection(left().min(shared.connect_timeout))
         };
         let mut connection = connect()?;
         // The server may have closed this connection while it was idle. The error makes all older connections stale, so
@@ -346,8 +347,8 @@ impl Store for Node {
         }
     }
 
-    fn on_refused_transactions(&self, hook: RefusalHook) {
-        self.shared.context.on_plain_refused(hook);
+    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
+        self.shared.context.on_plain_acquires_refused(hook);
     }
 
     fn run_first_connection_hook(&self) {
@@ -437,7 +438,7 @@ impl Transactions for Node {
         let connection = self
             .shared
             .connector
-            .own_connection(self.shared.connect_timeout)?;
+            .exclusive_connection(self.shared.connect_timeout)?;
         Ok(TransactionConnection::new(
             connection,
             self.shared.command_timeout,

@@ -360,8 +360,9 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     *at += end + 2;
     match sign {
         b'+' if line == b"OK" => Ok(Value::Okay),
-        // The reply to each command of a transaction. It is not copied, since it says no more than `OK`.
-        b'+' if line == b"QUEUED" => Ok(Value::Okay),
+        // The reply to each command of a transaction. It is not copied, since it says no more than `OK`. In an
+        // aggregate, it is a caller's own value.
+        b'+' if line == b"QUEUED" && end + 2 == bytes.len() => Ok(Value::Okay),
         b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),
         b':' => number(line).map(Value::Int),
         b'$' => {

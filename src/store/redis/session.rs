@@ -8,7 +8,7 @@ use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Valu
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::ReplyContents;
-use crate::store::redis::connector::OwnConnection;
+use crate::store::redis::connector::ExclusiveConnection;
 use crate::store::redis::errors::{classify, error_reply, sanitized, unexpected_reply, with_code};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
@@ -68,7 +68,7 @@ const NAMELESS: &str = "a command without a name";
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub struct TransactionConnection {
-    connection: OwnConnection,
+    connection: ExclusiveConnection,
     timeout: Duration,
     /// No key is watched and no reply is missing, so later callers may use the connection.
     is_clean: bool,
@@ -86,7 +86,11 @@ pub(crate) enum TransactionOutcome {
 }
 
 impl TransactionConnection {
-    pub(crate) fn new(connection: OwnConnection, timeout: Duration, layout: KeyLayout) -> Self {
+    pub(crate) fn new(
+        connection: ExclusiveConnection,
+        timeout: Duration,
+        layout: KeyLayout,
+    ) -> Self {
         Self {
             connection,
             timeout,

@@ -244,8 +244,8 @@ impl Decryptor {
         self.failure.as_ref()
     }
 
-    /// Decrypts into `into` the records that were read, up to the first record with content. Returns `None` if no record
-    /// has content.
+    /// Decrypts into `into` the records that were read, up to the first record with content. Returns `None` if no
+    /// record has content.
     fn decrypt(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut session = self.session.lock();
         loop {

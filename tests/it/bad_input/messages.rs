@@ -11,8 +11,8 @@ use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
 use crate::support::{SOON, ask, millis, secs, server, within};
 
-/// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`, and `TIME` for the seconds of
-/// an outage. Fails if the message repeats the text of a source.
+/// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`, and `TIME` for the seconds
+/// of an outage. Fails if the message repeats the text of a source.
 #[track_caller]
 pub fn assert_says(error: &Error, url: &str, message: &str) {
     let address = url.rsplit('/').next().unwrap().rsplit('@').next().unwrap();

@@ -35,8 +35,8 @@ fn bring_back(cluster: &Group) {
     cluster.wait_until_ok().unwrap();
 }
 
-/// Repeats `attempt` until its error names the reply of the node. If no reply has come to the last request of an attempt
-/// by its deadline, the attempt ends with another error.
+/// Repeats `attempt` until its error names the reply of the node. If no reply has come to the last request of an
+/// attempt by its deadline, the attempt ends with another error.
 fn assert_names_the_next_step(attempt: impl Fn() -> Error) {
     let mut text = String::new();
     let is_named = eventually(6 * SOON, || {

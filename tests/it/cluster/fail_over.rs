@@ -80,7 +80,8 @@ fn a_killed_master_is_replaced_during_a_hold(mut cluster: Group) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-/// The replica has no link when the lock is requested. A grant without its acknowledgement would be lost with the master.
+/// The replica has no link when the lock is requested. A grant without its acknowledgement would be lost with the
+/// master.
 fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: Group) {
     let key = key_on(&cluster, 1);
     let client = cluster.settings(steady).ttl(LONG_TTL);

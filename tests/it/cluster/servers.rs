@@ -127,8 +127,8 @@ fn a_batch_of_many_slots_is_split_by_server() {
     }
 }
 
-/// Renewals of ten slots become due in turn. Without the order by slot, a batch would have a few locks of each slot, and
-/// each slot needs a script call of its own.
+/// Renewals of ten slots become due in turn. Without the order by slot, a batch would have a few locks of each slot,
+/// and each slot needs a script call of its own.
 #[test]
 fn renewals_of_one_slot_share_script_calls() {
     let cluster = Cluster::builder().node_timeout(secs(10));

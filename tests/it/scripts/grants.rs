@@ -295,8 +295,8 @@ fn unreadable_entries_of_a_queue_are_skipped() {
     }
 }
 
-/// A paused process (SIGSTOP) stays subscribed, so a delivered message does not prove that the waiter runs. A waiter that
-/// was queued for long has to confirm its grant to get the whole ttl.
+/// A paused process (SIGSTOP) stays subscribed, so a delivered message does not prove that the waiter runs. A waiter
+/// that was queued for long has to confirm its grant to get the whole ttl.
 #[test]
 fn long_queued_waiters_confirm_their_grants() {
     let server = server();

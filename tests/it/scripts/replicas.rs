@@ -88,8 +88,8 @@ fn a_replica_never_reports_a_held_lock() {
     }
 }
 
-/// `WAIT` counts the replicas that have the last write of its own connection. So a renewal has to write, even if the ttl
-/// in Redis is long enough.
+/// `WAIT` counts the replicas that have the last write of its own connection. So a renewal has to write, even if the
+/// ttl in Redis is long enough.
 #[test]
 fn each_renewal_is_a_write() {
     let server = server();

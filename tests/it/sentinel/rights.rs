@@ -1,6 +1,6 @@
 //! A user at the sentinels with exactly the rights that `cargo xtask acl --topology sentinel` prints: everything works
-//! with them, and each of them is needed. `conformance::redis_under_a_sentinel_with_least_privilege` runs the whole suite
-//! under these rights.
+//! with them, and each of them is needed. `conformance::redis_under_a_sentinel_with_least_privilege` runs the whole
+//! suite under these rights.
 
 use leasehold::{Builder, Credentials, ErrorKind};
 use leasehold_testbed::{SentinelGroup, Server, eventually};

@@ -22,8 +22,8 @@ pub fn lock_requests(server: &Server) -> u64 {
     script_calls(server) + calls(server, "exec") + releases
 }
 
-/// Sends the first requests of the client for the key "k". With them, its connection finds out which commands the server
-/// allows.
+/// Sends the first requests of the client for the key "k". With them, its connection finds out which commands the
+/// server allows.
 pub fn warm_up(client: &Client) {
     for _ in 0..2 {
         client.mutex("k").lock().unwrap().unlock().unwrap();

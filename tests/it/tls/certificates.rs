@@ -45,8 +45,8 @@ impl Authority {
         Self { issuer, pem }
     }
 
-    /// A server's certificate for `name`, a DNS name or an IP address. Nodes of a Cluster are clients of each other with
-    /// this certificate, too, and refuse others.
+    /// A server's certificate for `name`, a DNS name or an IP address. Nodes of a Cluster are clients of each other
+    /// with this certificate, too, and refuse others.
     pub fn of_server(&self, name: &str, validity: Validity) -> Certificate {
         let server = ExtendedKeyUsagePurpose::ServerAuth;
         let usages = vec![server, ExtendedKeyUsagePurpose::ClientAuth];

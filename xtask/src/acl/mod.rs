@@ -33,8 +33,8 @@ pub struct Options {
         help = format!("The features that the client uses, by default the usual ones: {}", feature_names())
     )]
     features: Vec<String>,
-    /// The oldest server that the rule is for, such as 7.2, redis-8.4 or valkey-9. A server refuses a rule with a command
-    /// that it does not know. Redis 7.0 accepts fewer rules than the versions before and after it
+    /// The oldest server that the rule is for, such as 7.2, redis-8.4 or valkey-9. A server refuses a rule with a
+    /// command that it does not know. Redis 7.0 accepts fewer rules than the versions before and after it
     #[arg(long, value_name = "SERVER", default_value = "7.0", value_parser = server)]
     server: Server,
     /// The password's SHA-256 in hexadecimal digits. Without it, the user keeps its passwords

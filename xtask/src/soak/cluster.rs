@@ -41,8 +41,8 @@ const KINDS: [(usize, Kind); 12] = [
 const FIRST: usize = 4;
 /// The proxies listen on 127.0.0.2.
 const PROXIES: u8 = 2;
-/// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over would
-/// make it a master by these votes, until the other nodes refuse their old epoch.
+/// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over
+/// would make it a master by these votes, until the other nodes refuse their old epoch.
 const OLD_VOTES: Duration = Duration::from_secs(2);
 /// The pause between two looks at the keys.
 const LOOKS: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! The soak of a quorum: processes with a client each use locks on five nodes, while nodes are stopped and killed, and
 //! while the network between one client and the nodes fails. At most two nodes are faulty at a time, including the
-//! quarantine of nodes that lost their data. In some rounds, one client reaches no more than a majority, and one node of
-//! that majority is faulty: there, each vote counts. The clients live as long as the soak.
+//! quarantine of nodes that lost their data. In some rounds, one client reaches no more than a majority, and one node
+//! of that majority is faulty: there, each vote counts. The clients live as long as the soak.
 //!
 //! The resource that the locks protect is a fenced value on a server of its own.
 

@@ -106,8 +106,8 @@ pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Comman
     command
 }
 
-/// Returns the command with the time of the node's mark in place of [`RIGHT`]. The µs of its token count from that time,
-/// if they are not 0.
+/// Returns the command with the time of the node's mark in place of [`RIGHT`]. The µs of its token count from that
+/// time, if they are not 0.
 pub(super) fn with_right_mark(command: &Command, since: u64) -> Command {
     let mut command = command.clone();
     if let Command::WriteCopy { copy, mark, .. } = &mut command {
@@ -252,7 +252,7 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
-            let held = Some(Held { token, is_stored: true, others_queued: false });
+            let held = Some(Held { token, is_token_in_value: true, others_queued: false });
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {

@@ -17,7 +17,7 @@ use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::copy::NodeCopy;
 use crate::store::memory::keyspace::{Mark, clock_micros};
 use crate::store::memory::{Keyspace, Notification, Step};
-use crate::store::redis::scripts::plain::{self, Tried};
+use crate::store::redis::scripts::plain::{self, KeyOutcome};
 use crate::store::redis::scripts::{
     self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
 };
@@ -301,13 +301,13 @@ impl Redis {
         scripts: &Scripts,
         by: &HolderId,
         command: Option<&Command>,
-        tried: Option<(MonotonicTime, Tried)>,
+        tried: Option<(MonotonicTime, KeyOutcome)>,
     ) -> Option<Found> {
         let kind = command.map(|command| ScriptKind::of(command).unwrap());
         let mut held = None;
         let request = match command.zip(kind) {
             // Plain commands have carried out the acquire.
-            Some(_) if matches!(tried, Some((_, Tried::Granted(_)))) => {
+            Some(_) if matches!(tried, Some((_, KeyOutcome::Granted(_)))) => {
                 redis::cmd("TIME").get_packed_command()
             }
             Some((command, kind)) => {
@@ -363,9 +363,9 @@ impl Redis {
         }
         let reply = match kind {
             None => Ok(data_check_reply(reply)),
-            Some(_) if let Some((_, Tried::Granted(token))) = tried => Ok(Reply::Granted {
+            Some(_) if let Some((_, KeyOutcome::Granted(token))) = tried => Ok(Reply::Granted {
                 token,
-                is_stored: false,
+                is_token_in_value: false,
             }),
             Some(kind) => match scripts::decode(kind, 1, reply.clone()) {
                 Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
@@ -430,23 +430,24 @@ impl Redis {
         (bytes, command)
     }
 
-    /// Tries an acquire by plain commands, as a connection does before it asks the script. Returns also the time of Redis
-    /// before.
-    fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, Tried) {
+    /// Tries an acquire by plain commands, as a connection does before it asks the script. Also returns the time of
+    /// Redis before.
+    fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, KeyOutcome) {
         let begun = self.time();
         let context = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         let commands = [command].into_iter();
         let clock = begun.since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let mut bytes = Vec::new();
         let asks_time = clock.is_multiple_of(2);
-        plain::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
+        let before =
+            plain::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
         self.connection.send_packed_command(&bytes).unwrap();
-        for _ in 0..plain::replies_before(commands.clone(), asks_time) {
+        for _ in 0..before {
             self.connection.recv_response().unwrap();
         }
         let reply = self.connection.recv_response().unwrap();
         let acquires = plain::decode_acquires(commands, asks_time, true, &reply).unwrap();
-        (begun, acquires.tried[0])
+        (begun, acquires.outcomes[0])
     }
 
     /// Deletes the fence counter, unless it is ahead of the clock, where tokens would fall.

@@ -26,17 +26,17 @@ fn closed_port() -> String {
 }
 
 fn has_pool(connector: &Connector) -> bool {
-    connector.connecting.lock().pool.is_some()
+    connector.pool.lock().pool.is_some()
 }
 
 fn idle_in_pool(connector: &Connector) -> u32 {
-    let connecting = connector.connecting.lock();
-    let pool = connecting.pool.as_ref().expect("the pool lives");
+    let state = connector.pool.lock();
+    let pool = state.pool.as_ref().expect("the pool lives");
     pool.state().idle_connections
 }
 
-fn under_way(connector: &Connector) -> usize {
-    connector.connecting.lock().attempts
+fn running_attempts(connector: &Connector) -> usize {
+    connector.pool.lock().running_attempts
 }
 
 #[test]
@@ -62,9 +62,10 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
     proxy.hold_replies(false);
     // The pool counts an attempt before a thread begins it, and offers its connection only after it has ended.
     assert!(eventually(LONG, || idle_in_pool(&connector) == 1));
-    drop(connector.connect(LONG).unwrap());
+    let connection = connector.connect(LONG).unwrap();
     assert_eq!(proxy.connections(), 1);
     assert!(!has_pool(&connector));
+    drop(connection);
 }
 
 #[test]
@@ -72,11 +73,11 @@ fn an_idle_connection_is_used_again() {
     let server = Server::start().unwrap();
     let connector = connector_to(&server.url());
     for _ in 0..3 {
-        drop(connector.own_connection(LONG).unwrap());
+        drop(connector.exclusive_connection(LONG).unwrap());
         // A second connection would stay beside the first.
         assert_eq!(connector.idle.lock().len(), 1);
     }
-    let mut discarded = connector.own_connection(LONG).unwrap();
+    let mut discarded = connector.exclusive_connection(LONG).unwrap();
     discarded.discard();
     drop(discarded);
     assert!(connector.idle.lock().is_empty());
@@ -103,12 +104,12 @@ fn attempts_that_hang_keep_one_pool() {
     assert!(gave_up.is_err(), "its callback hangs");
     let connection = connector.connect(LONG).unwrap();
     // The pool may have begun more attempts than these two.
-    assert!(eventually(LONG, || under_way(&connector) == 1));
+    assert!(eventually(LONG, || running_attempts(&connector) == 1));
     assert!(has_pool(&connector), "a later attempt takes its threads");
     drop(release);
     // The end of the last attempt also ends the pool.
     assert!(eventually(LONG, || !has_pool(&connector)));
-    assert_eq!(under_way(&connector), 0);
+    assert_eq!(running_attempts(&connector), 0);
     drop(connection);
 }
 
@@ -120,12 +121,22 @@ fn attempts_go_on_while_the_server_is_away() {
     server.kill();
     assert!(connector.connect(Duration::from_millis(100)).is_err());
     assert!(has_pool(&connector));
-    let failures = || connector.attempts.endpoint.failures();
+    let failures = || connector.manager.endpoint.failures();
     let before = failures();
     assert!(eventually(LONG, || failures() > before + 1));
     server.restart().unwrap();
     drop(connector.connect(LONG).unwrap());
-    assert!(eventually(LONG, || under_way(&connector) == 0));
+    assert!(eventually(LONG, || running_attempts(&connector) == 0));
+}
+
+/// Each attempt would ask for credentials, and Redis would log the refusal.
+#[test]
+fn attempts_that_are_refused_do_not_go_on() {
+    let server = Server::start().unwrap();
+    let connector = connector_to(&server.url().replace("://", "://nobody:wrong@"));
+    let error = connector.connect(LONG).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(eventually(LONG, || !has_pool(&connector)));
 }
 
 #[test]

@@ -332,8 +332,8 @@ impl NotificationConnection {
     /// Writes a PING if `is_ping_wanted` is set and the state is not locked.
     ///
     /// Called by `suspect` after it has set `is_ping_wanted`, and by each [`StateGuard`] after its unlock. Both sides
-    /// change the atomic. If the change of the guard comes first, `suspect` finds the state unlocked. Otherwise the guard
-    /// finds the wish.
+    /// change the atomic. If the change of the guard comes first, `suspect` finds the state unlocked. Otherwise the
+    /// guard finds the wish.
     fn write_wanted_ping(&self) {
         while self.is_ping_wanted.fetch_or(false, Ordering::SeqCst) {
             let Some(mut state) = self.state.try_lock() else {

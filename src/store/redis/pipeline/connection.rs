@@ -15,7 +15,9 @@ use crate::store::redis::connection::{Connection, Endpoint, ReplyContents};
 use crate::store::redis::connector::Connector;
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
-use crate::store::redis::scripts::plain::{self, CompareAndDelete, Deletes, ServerClock, Tried};
+use crate::store::redis::scripts::plain::{
+    self, CompareAndDelete, Deletes, KeyOutcome, ServerClock,
+};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -61,30 +63,40 @@ enum Call {
         /// The call asks for the time.
         asks_time: bool,
     },
-    /// A transaction that reads the time of Redis, before the first acquires by plain commands.
-    Probe,
+    /// A transaction that reads the time of Redis, as a trial before the first acquires by plain commands.
+    Trial,
     /// The release of one lock by a command instead of a script.
     Delete(CompareAndDelete),
-    /// A command that shows whether the server has this one, behind the first release.
-    ProbeDelete(CompareAndDelete),
+    /// A trial of this command, behind the first release.
+    DeleteTrial(CompareAndDelete),
     /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
     Wait(Replicas),
 }
 
-/// The most releases of a batch for which one command each is used. (A command takes Redis 8.6 0.45 µs, and a script call
-/// with one key 3.85 µs.)
+/// The most releases of a batch that use one command each. Eight commands take Redis about as long as one script call
+/// with one key: 0.45 µs each, and 3.85 µs (Redis 8.6, Xeon 2.8 GHz).
 const MOST_DELETES: usize = 8;
 
-/// For how long the script acquires and releases a key that was taken. That is longer than the pause between two requests
-/// of a waiter: 1 to 2 s with hundreds of waiters.
+/// For how long the script acquires and releases such a key. Longer than the pause between two requests of a waiter (1
+/// to 2 s with hundreds of waiters), so a contended key keeps its entry.
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
-/// Keys that were taken, or had waiters, a short time ago. Different keys may share an entry: then the script acquires
-/// and releases a free key, too.
+/// Keys that plain commands did not set or delete a short time ago: most were taken or had waiters. Different keys may
+/// share an entry: then the script acquires and releases a free key, too.
 #[derive(Default)]
 struct ContendedKeys {
     /// Until when each entry is valid. Empty until a key was taken.
     until: Vec<MonotonicTime>,
+}
+
+impl Call {
+    /// A call of the script by its hash.
+    fn script(kind: ScriptKind) -> Self {
+        Self::Script {
+            kind,
+            by_text: false,
+        }
+    }
 }
 
 impl ContendedKeys {
@@ -102,7 +114,7 @@ impl ContendedKeys {
     }
 }
 
-/// A call without a reply yet, and its requests, which share the reply. `WAIT` and a probe have no requests.
+/// A call without a reply yet, and its requests, which share the reply. `WAIT` and a trial have no requests.
 struct InFlightBatch {
     call: Call,
     requests: Vec<PendingRequest>,
@@ -188,7 +200,7 @@ pub(crate) struct PipelinedConnection {
     deletes: Deletes,
     /// When the script last carried out an acquire on this connection.
     last_script: Option<MonotonicTime>,
-    /// Keys that were taken, or had waiters, a short time ago. The script acquires and releases them.
+    /// Keys that the script acquires and releases for a while.
     contended: ContendedKeys,
     /// The last write failed, maybe in the middle of a command. No further command may be written.
     write_failed: bool,
@@ -314,24 +326,23 @@ impl PipelinedConnection {
         }
         self.keep(batch);
         let before = self.in_flight.len();
-        let mut needs_clock = false;
+        let mut needs_trial = false;
         for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
             match kind {
                 _ if requests.is_empty() => continue,
-                ScriptKind::Acquire => needs_clock = self.enqueue_plain(context, &mut requests),
+                ScriptKind::Acquire => needs_trial = self.enqueue_plain(context, &mut requests),
                 ScriptKind::Release => {
                     self.enqueue_releases(context, requests);
                     continue;
                 }
                 _ => {}
             }
-            let by_text = false;
-            self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, requests);
+            self.enqueue_all(context, Call::script(kind), MAX_KEYS, requests);
         }
         self.enqueue_wait(context, replicas);
-        // The probe comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
-        if needs_clock {
-            self.enqueue(context, Call::Probe, Vec::new());
+        // The trial comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
+        if needs_trial {
+            self.enqueue(context, Call::Trial, Vec::new());
         }
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
@@ -342,15 +353,15 @@ impl PipelinedConnection {
         Ok(())
     }
 
-    /// Enqueues the acquires that plain commands can carry out, and leaves the others in `requests`. Returns true if the
-    /// time of Redis has to be read first.
+    /// Enqueues the acquires that plain commands can carry out, and leaves the others in `requests`. Returns whether a
+    /// trial has to follow, so that later acquires can use plain commands.
     fn enqueue_plain(
         &mut self,
         context: &ScriptContext,
         requests: &mut Vec<PendingRequest>,
     ) -> bool {
         let now = MonotonicTime::now();
-        if !context.allows_plain(now) {
+        if !context.plain_acquires.allow(now) {
             return false;
         }
         let contended = &self.contended;
@@ -363,7 +374,7 @@ impl PipelinedConnection {
         let Some(clock) = self.clock.at(now) else {
             // The first acquire of a connection is by the script, which shows that the user may call scripts: a user
             // without that right could not release what plain commands acquire. A client that rarely acquires a lock
-            // needs no probe, since the estimate would end before the next acquire.
+            // needs no trial, since the estimate would end before the next acquire.
             let is_busy = |last| now.since(last) <= plain::LONGEST_ESTIMATE;
             return self.last_script.is_some_and(is_busy) && requests.iter().any(can_grant);
         };
@@ -380,7 +391,8 @@ impl PipelinedConnection {
         false
     }
 
-    /// Enqueues releases: those of locks without waiters by a command, if the server has one, and the others by the script.
+    /// Enqueues releases: those of locks without waiters by a command, if the server has one, and the others by the
+    /// script.
     fn enqueue_releases(&mut self, context: &ScriptContext, mut requests: Vec<PendingRequest>) {
         let now = MonotonicTime::now();
         let contended = &self.contended;
@@ -393,19 +405,20 @@ impl PipelinedConnection {
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
         };
-        let deletes = match context.allows_deletes(now) {
+        let deletes = match context.plain_releases.allow(now) {
             true => self.deletes,
             false => Deletes::Neither,
         };
         let mut probed = None;
         match deletes {
+            // The usual case, without new vectors.
             Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
                 return self.enqueue(context, Call::Delete(command), requests);
             }
             Deletes::Has(command) if requests.len() <= MOST_DELETES => {
-                let deletes: Vec<PendingRequest> =
+                let deletable: Vec<PendingRequest> =
                     requests.extract_if(.., |it| can_delete(it)).collect();
-                for request in deletes {
+                for request in deletable {
                     self.enqueue(context, Call::Delete(command), vec![request]);
                 }
             }
@@ -415,17 +428,14 @@ impl PipelinedConnection {
             }
             _ => {}
         }
-        let call = Call::Script {
-            kind: ScriptKind::Release,
-            by_text: false,
-        };
+        let call = Call::script(ScriptKind::Release);
         self.enqueue_all(context, call, MAX_KEYS, requests);
         if let Some(key) = probed {
             self.deletes = Deletes::Trying;
             for command in CompareAndDelete::ALL {
                 let start = self.buffer.len();
-                command.encode_probe(&mut self.buffer, &key);
-                self.push_in_flight(Call::ProbeDelete(command), Vec::new(), 0, start);
+                command.encode_trial(&mut self.buffer, &key);
+                self.push_in_flight(Call::DeleteTrial(command), Vec::new(), 0, start);
             }
         }
     }
@@ -449,18 +459,14 @@ impl PipelinedConnection {
             }
             Call::Plain { clock, asks_time } => {
                 let buffer = &mut self.buffer;
-                plain::encode_acquires(buffer, context, commands.clone(), clock, asks_time);
-                plain::replies_before(commands, asks_time)
+                plain::encode_acquires(buffer, context, commands, clock, asks_time)
             }
-            Call::Probe => {
-                plain::encode_probe(&mut self.buffer);
-                plain::REPLIES_BEFORE_PROBE
-            }
+            Call::Trial => plain::encode_trial(&mut self.buffer),
             Call::Delete(command) => {
                 commands.for_each(|it| command.encode_release(&mut self.buffer, context, it));
                 0
             }
-            Call::ProbeDelete(_) => unreachable!("it has the key of another request"),
+            Call::DeleteTrial(_) => unreachable!("it has the key of another request"),
             Call::Wait(Replicas { count, timeout }) => {
                 let words = [count.to_string(), timeout.as_millis().to_string()];
                 scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
@@ -573,21 +579,22 @@ impl PipelinedConnection {
                     self.note_read();
                     continue;
                 }
-                Call::Probe => {
-                    self.finish_probe(context, value, refusal);
+                Call::Trial => {
+                    self.finish_trial(context, value, refusal);
                     self.note_read();
                     continue;
                 }
                 Call::Delete(_) => {
                     self.finish_delete(context, &value, deliver);
+                    self.note_read();
                     continue;
                 }
-                Call::ProbeDelete(command) => {
+                Call::DeleteTrial(command) => {
                     self.in_flight.pop_front();
-                    self.deletes.note_probe(command, &value);
-                    context.note_delete_probe_reply();
+                    self.deletes.note_trial(command, &value);
+                    context.plain_releases.note_reply();
                     if plain::is_denied(&value) {
-                        context.refuse_deletes(MonotonicTime::now());
+                        context.plain_releases.refuse(MonotonicTime::now());
                     }
                     self.note_read();
                     continue;
@@ -607,6 +614,7 @@ impl PipelinedConnection {
                 Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
                 Decoded::SplitBatch => {
                     self.repeat(context, Call::Script { kind, by_text }, 1);
+                    self.note_read();
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
@@ -615,6 +623,7 @@ impl PipelinedConnection {
                     }
                     let by_text = true;
                     self.repeat(context, Call::Script { kind, by_text }, MAX_KEYS);
+                    self.note_read();
                     continue;
                 }
                 Decoded::NoScript => {
@@ -712,7 +721,7 @@ impl PipelinedConnection {
         let decoded = decoded.map_err(|error| {
             self.connection.discard_and_suspect_all();
             let error = error.at(self.connection.address());
-            context.refuse_plain(error.clone());
+            context.refuse_plain_acquires(error.clone());
             error
         })?;
         let now = MonotonicTime::now();
@@ -721,19 +730,23 @@ impl PipelinedConnection {
         }
         let refusal = refusal.as_ref().unwrap_or(reply);
         if plain::is_lasting(refusal) {
-            context.refuse_plain(errors::plain_refused(refusal, self.connection.address()));
+            context
+                .refuse_plain_acquires(errors::plain_refused(refusal, self.connection.address()));
         }
         let batch = self.in_flight.pop_front();
         let mut requests = batch.map(|batch| batch.requests).unwrap_or_default();
         let mut left = self.empty_batch();
-        for (mut request, tried) in requests.drain(..).zip(decoded.tried) {
-            match tried {
-                Tried::Granted(token) => {
-                    let is_stored = false;
-                    let granted = CommandOutcome::Known(Ok(Reply::Granted { token, is_stored }));
+        for (mut request, outcome) in requests.drain(..).zip(decoded.outcomes) {
+            match outcome {
+                KeyOutcome::Granted(token) => {
+                    let is_token_in_value = false;
+                    let granted = CommandOutcome::Known(Ok(Reply::Granted {
+                        token,
+                        is_token_in_value,
+                    }));
                     self.finish(request, granted, deliver);
                 }
-                Tried::NotSet => {
+                KeyOutcome::NotSet => {
                     if let Some(key) = request.command.key() {
                         self.contended.note(key, now);
                     }
@@ -741,7 +754,7 @@ impl PipelinedConnection {
                         left.push(request);
                     }
                 }
-                Tried::SetOnly => {
+                KeyOutcome::MayBeSet => {
                     request.may_be_set = true;
                     left.push(request);
                 }
@@ -753,8 +766,8 @@ impl PipelinedConnection {
             return Ok(());
         }
         let replicas = replicas_of(&left);
-        let (kind, by_text) = (ScriptKind::Acquire, false);
-        self.enqueue_all(context, Call::Script { kind, by_text }, MAX_KEYS, left);
+        let call = Call::script(ScriptKind::Acquire);
+        self.enqueue_all(context, call, MAX_KEYS, left);
         self.enqueue_wait(context, replicas);
         Ok(())
     }
@@ -771,34 +784,30 @@ impl PipelinedConnection {
             for request in batch.flat_map(|batch| batch.requests) {
                 self.finish(request, CommandOutcome::Known(Ok(Reply::Done)), deliver);
             }
-            self.note_read();
             return;
         }
         if plain::is_denied(reply) {
             self.deletes = Deletes::Untried;
-            context.refuse_deletes(MonotonicTime::now());
+            context.plain_releases.refuse(MonotonicTime::now());
         } else if plain::is_lasting(reply) {
             self.deletes = Deletes::Neither;
         }
         let released = self.in_flight.front().into_iter();
         let now = MonotonicTime::now();
         for key in released.flat_map(InFlightBatch::released_keys) {
-            // Waiters are queued as a rule. The script then releases the key at once for a while.
+            // Usually, waiters are queued. For a while, the script releases this key without a try of the command.
             self.contended.note(&key, now);
             self.released_late.push(key);
         }
-        let call = Call::Script {
-            kind: ScriptKind::Release,
-            by_text: false,
-        };
+        let call = Call::script(ScriptKind::Release);
         self.repeat(context, call, MAX_KEYS);
     }
 
-    /// Handles the reply to a probe.
-    fn finish_probe(&mut self, context: &ScriptContext, reply: Value, refusal: Option<Value>) {
+    /// Handles the reply to a trial.
+    fn finish_trial(&mut self, context: &ScriptContext, reply: Value, refusal: Option<Value>) {
         self.in_flight.pop_front();
-        context.note_probe_reply();
-        if let Some(micros) = plain::decode_probe(&reply) {
+        context.plain_acquires.note_reply();
+        if let Some(micros) = plain::decode_trial(&reply) {
             self.clock.note(micros, MonotonicTime::now());
             return;
         }
@@ -806,11 +815,12 @@ impl PipelinedConnection {
         let is_open = refusal.is_none() && !is_aborted;
         let reason = refusal.unwrap_or(reply);
         if is_open || plain::is_lasting(&reason) {
-            context.refuse_plain(errors::plain_refused(&reason, self.connection.address()));
+            context
+                .refuse_plain_acquires(errors::plain_refused(&reason, self.connection.address()));
         }
         if is_open {
-            // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has sent
-            // another reply.
+            // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has
+            // sent another reply.
             self.connection.discard();
         }
     }
@@ -917,17 +927,27 @@ impl PipelinedConnection {
         !self.connection.is_discarded()
     }
 
+    /// Notes the trials that got no reply before the connection ended.
+    fn note_lost_trials(&self, context: &ScriptContext) {
+        let now = MonotonicTime::now();
+        let mut calls = self.in_flight.iter().map(|batch| batch.call);
+        if calls.clone().any(|call| matches!(call, Call::Trial))
+            && let Some(lost) = context.plain_acquires.note_lost(now)
+        {
+            let address = self.connection.address();
+            context.refuse_plain_acquires(errors::lost_trials(address, lost));
+        }
+        if calls.any(|call| matches!(call, Call::DeleteTrial(_))) {
+            context.plain_releases.note_lost(now);
+        }
+    }
+
     /// Closes the connection after `error`, and returns the requests in flight, oldest first. Before the close, writes
     /// the releases of acquires that have no reply, so that the server reads the releases after the acquires.
     pub(crate) fn abandon(mut self, context: &ScriptContext, error: &Error) -> Vec<PendingRequest> {
         self.connection.discard();
-        let is_probe = |batch: &InFlightBatch| matches!(batch.call, Call::Probe);
-        if error.kind() == ErrorKind::Unavailable && self.in_flight.iter().any(is_probe) {
-            context.note_lost_probe(self.connection.address());
-        }
-        let is_delete_probe = |batch: &InFlightBatch| matches!(batch.call, Call::ProbeDelete(_));
-        if error.kind() == ErrorKind::Unavailable && self.in_flight.iter().any(is_delete_probe) {
-            context.note_lost_delete_probe(MonotonicTime::now());
+        if error.kind() == ErrorKind::Unavailable {
+            self.note_lost_trials(context);
         }
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();

@@ -137,7 +137,7 @@ impl World {
             until: MonotonicTime::now().after(TTL),
             held: Some(Held {
                 token: 7,
-                is_stored: true,
+                is_token_in_value: true,
                 others_queued: chance(2),
             }),
             queued: None,
@@ -624,8 +624,8 @@ fn model_submitted_requests_outlive_their_leader() {
     });
 }
 
-/// A caller that submits an acquire of its own key, and leaves before or after its outcome has come. It releases a grant
-/// that came before.
+/// A caller that submits an acquire of its own key, and leaves before or after its outcome has come. It releases a
+/// grant that came before.
 fn submit_and_leave<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
     move || {
         let key = key(name);

@@ -71,7 +71,7 @@ impl Slot {
             back,
             origin: match release.held {
                 Some(held) if held.others_queued => Origin::HeldBeforeOthers,
-                Some(held) if !held.is_stored => Origin::HeldWithoutToken,
+                Some(held) if !held.is_token_in_value => Origin::HeldWithoutToken,
                 Some(_) => Origin::Held,
                 None if release.is_undo => Origin::Undo,
                 None => Origin::Unheld,
@@ -98,8 +98,9 @@ impl Slot {
             due: self.due,
             held: self.is_held().then_some(Held {
                 token: self.detail,
-                // The value of a key with a queue has a mark, so its release is not compared with the whole value.
-                is_stored: self.origin == Origin::Held,
+                // A key with waiters has a mark at the end of its value, so a comparison with the whole value fails in
+                // either case.
+                is_token_in_value: self.origin == Origin::Held,
                 others_queued: self.origin == Origin::HeldBeforeOthers,
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),

@@ -269,8 +269,8 @@ impl PendingRequest {
             (Command::Acquire { .. }, Err(error)) if self.may_be_set => {
                 // A redirected acquire would keep its lease id, and this release would end its grant.
                 let error = match error.redirect() {
-                    Some(_) => slot_moved(),
-                    None => error.clone(),
+                    Some(Redirect::Moved(_) | Redirect::Ask(_)) => slot_moved(),
+                    _ => error.clone().with_redirect(None),
                 };
                 self.deliver(Err(error));
                 self.release_now()

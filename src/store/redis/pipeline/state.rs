@@ -316,8 +316,8 @@ impl PipelineState {
         }
     }
 
-    /// Takes out the releases of these keys that were not written and that no caller waits for. An undo stays, since its acquire may still arrive here; the first
-    /// call returns a copy of it.
+    /// Takes out the releases of these keys that were not written and that no caller waits for. An undo stays, since
+    /// its acquire may still arrive here; the first call returns a copy of it.
     pub(super) fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
         for request in self.unsent.take_unawaited(&keys) {
             if let Some(release) = request.into_release(None) {

@@ -99,7 +99,7 @@ impl Fixture {
 
     /// The error of an attempt to connect.
     fn connect_error(&self, timeout: Duration) -> Error {
-        let connected = self.pipeline.shared.connector.own_connection(timeout);
+        let connected = self.pipeline.shared.connector.exclusive_connection(timeout);
         connected.err().expect("no connection can be made")
     }
 
@@ -130,15 +130,15 @@ impl Fixture {
         lease
     }
 
-    /// Acquires this key, and another one before it: then a new connection knows the time of Redis, and its next acquire
-    /// is by plain commands.
+    /// Acquires this key, and another one before it: then a new connection knows the time of Redis, and its next
+    /// acquire is by plain commands.
     fn warm_up(&self, name: &str) -> LeaseId {
         self.acquire(&format!("before {name}"));
         self.acquire(name)
     }
 
-    /// While the server is stopped, one caller leads, and the acquire of `other` times out. Then the server resumes, and
-    /// the leader acquires `leader`.
+    /// While the server is stopped, one caller leads, and the acquire of `other` times out. Then the server resumes,
+    /// and the leader acquires `leader`.
     #[track_caller]
     fn time_out_behind_a_leader(&self) {
         self.server.stop();
@@ -208,7 +208,7 @@ impl Fixture {
     /// From now on, no acquire uses plain commands.
     fn use_scripts_only(&self) {
         let refused = Error::new(ErrorKind::Denied, "a test refuses them");
-        self.pipeline.shared.context.refuse_plain(refused);
+        self.pipeline.shared.context.refuse_plain_acquires(refused);
     }
 
     fn is_idle(&self) -> bool {
@@ -279,7 +279,7 @@ fn an_acquire_waits_for_the_release_of_a_contended_key() {
     if let Command::Release { held, .. } = &mut release {
         *held = Some(Held {
             token: 7,
-            is_stored: true,
+            is_token_in_value: true,
             others_queued: true,
         });
     }
@@ -754,7 +754,7 @@ fn held(name: &str) -> PendingRequest {
         until: MonotonicTime::now().after(LONG),
         held: Some(Held {
             token: 7,
-            is_stored: true,
+            is_token_in_value: true,
             others_queued: false,
         }),
         queued: None,
@@ -869,7 +869,13 @@ fn refused_releases_do_not_delay_other_requests() {
 fn a_broken_connection_makes_idle_ones_stale() {
     let f = fixture();
     f.acquire("a");
-    let own = || f.pipeline.shared.connector.own_connection(LONG).unwrap();
+    let own = || {
+        f.pipeline
+            .shared
+            .connector
+            .exclusive_connection(LONG)
+            .unwrap()
+    };
     own().ping(LONG).unwrap();
     f.cut();
     let (_, cut) = f.acquire_within("b", LONG);

@@ -355,3 +355,15 @@ fn a_long_buffer_is_given_back() {
     ));
     assert_eq!(replies.buffer.len(), BUFFER);
 }
+
+/// A status of a caller's own script or value is not changed. Only the reply to a queued command is read as `OK`.
+#[test]
+fn only_a_whole_reply_queued_is_read_as_ok() {
+    let read = |bytes: &[u8]| first(bytes, LIMIT).unwrap().unwrap();
+    assert_eq!(read(b"+QUEUED\r\n"), Value::Okay);
+    let queued = || Value::SimpleString("QUEUED".to_owned());
+    assert_eq!(
+        read(b"*2\r\n+QUEUED\r\n+QUEUED\r\n"),
+        Value::Array(vec![queued(), queued()])
+    );
+}

@@ -233,7 +233,7 @@ impl Encoder<'_> {
     /// Writes the whole value of a key that the lease holds, if no waiters are queued.
     pub(super) fn held_value(&mut self, context: &ScriptContext, lease: LeaseId, held: Held) {
         let (digits, start) = decimal(micros_of(held.token));
-        let micros = match held.is_stored {
+        let micros = match held.is_token_in_value {
             true => std::str::from_utf8(&digits[start..]).unwrap_or_default(),
             false => value::NO_TOKEN,
         };

@@ -5,13 +5,13 @@ mod encode;
 #[path = "../../../../lua/parts.rs"]
 mod parts;
 pub(crate) mod plain;
+mod refusals;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::fmt;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,8 +19,7 @@ use parking_lot::Mutex;
 use crate::config::MAX_TTL;
 use crate::error::Error;
 use crate::store::RefusalHook;
-use crate::store::command::{Command, QueueMode};
-use crate::store::redis::errors;
+use crate::store::command::Command;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{self, KeyLayout};
@@ -31,6 +30,7 @@ pub(crate) use decode::{Decoded, decode, is_refused_by_non_primary};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
 use parts::whole;
+use refusals::Refusals;
 
 /// The text of a script, and the hash by which Redis knows it.
 struct Script {
@@ -165,10 +165,7 @@ impl ScriptKind {
 
     /// Whether the call has the key of the lock's queue, too.
     pub(super) fn uses_queue(self, command: &Command) -> bool {
-        match command {
-            Command::Acquire { queue_mode, .. } => *queue_mode != QueueMode::None,
-            _ => matches!(self, Self::Release | Self::Inspect),
-        }
+        command.may_queue() || matches!(self, Self::Release | Self::Inspect)
     }
 
     /// Whether a call has one key for each command, and no other key.
@@ -178,10 +175,7 @@ impl ScriptKind {
 
     /// Whether the script may notify other clients than the caller's.
     pub(super) fn publishes(self, command: &Command) -> bool {
-        match command {
-            Command::Acquire { queue_mode, .. } => *queue_mode != QueueMode::None,
-            _ => self == Self::Release,
-        }
+        command.may_queue() || self == Self::Release
     }
 
     /// Whether the call names the length of the longest value.
@@ -205,8 +199,8 @@ pub(crate) enum ScriptRef<'a> {
     Text(&'a str),
 }
 
-/// The arguments and keys that all script calls of a client to one server share.
-#[derive(Debug)]
+/// The arguments and keys that all script calls of a client to one server share, and which plain commands the server
+/// refuses.
 pub(crate) struct ScriptContext {
     pub(crate) holder: HolderId,
     prefix: String,
@@ -219,50 +213,13 @@ pub(crate) struct ScriptContext {
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
-    refusal: Refusal,
-    refused_deletes: RefusedFor,
-    /// How many connections have ended without a reply to a probe of [`plain::CompareAndDelete`] since the last reply.
-    lost_delete_probes: AtomicU32,
+    /// Of acquires by plain commands.
+    pub(crate) plain_acquires: Refusals,
+    /// Of releases by [`plain::CompareAndDelete`].
+    pub(crate) plain_releases: Refusals,
+    /// Called with the first reason why plain commands cannot acquire.
+    refusal_hook: Mutex<Option<RefusalHook>>,
 }
-
-/// Notes that the server, a proxy or an ACL does not allow the commands of [`plain`].
-#[derive(Default)]
-struct Refusal {
-    refused: RefusedFor,
-    /// How many connections have ended without a reply to a probe since the last reply to one.
-    lost_probes: AtomicU32,
-    /// Called with the first reason.
-    hook: Mutex<Option<RefusalHook>>,
-}
-
-impl fmt::Debug for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.refused.fmt(f)
-    }
-}
-
-/// For how long commands are not used, by any connection of the client, since the server has refused them.
-#[derive(Debug, Default)]
-struct RefusedFor {
-    /// The tick until which they are not used; zero before the first refusal.
-    until: AtomicU64,
-}
-
-impl RefusedFor {
-    fn note(&self, now: MonotonicTime) {
-        let until = now.after(REFUSED_FOR).tick_rounded_up();
-        self.until.store(until, Ordering::Relaxed);
-    }
-
-    fn is_over(&self, now: MonotonicTime) -> bool {
-        self.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
-    }
-}
-
-/// For how long the commands of [`plain`] are not used after a refusal. An ACL or a proxy may change.
-const REFUSED_FOR: Duration = Duration::from_secs(600);
-/// A proxy may close the connection instead of a reply. After so many lost probes, this counts as a refusal.
-const MOST_LOST_PROBES: u32 = 3;
 
 impl ScriptContext {
     pub(crate) fn new(holder: HolderId, prefix: &str, layout: KeyLayout, max_value: usize) -> Self {
@@ -275,9 +232,9 @@ impl ScriptContext {
             layout,
             max_value,
             shard_slot: ShardSlot::default(),
-            refusal: Refusal::default(),
-            refused_deletes: RefusedFor::default(),
-            lost_delete_probes: AtomicU32::new(0),
+            plain_acquires: Refusals::default(),
+            plain_releases: Refusals::default(),
+            refusal_hook: Mutex::default(),
         }
     }
 
@@ -291,57 +248,15 @@ impl ScriptContext {
         self.layout
     }
 
-    /// Whether the server may accept acquires by plain commands.
-    pub(crate) fn allows_plain(&self, now: MonotonicTime) -> bool {
-        self.refusal.refused.is_over(now)
+    /// Sets the hook that is called once, if the server does not allow acquires by plain commands.
+    pub(crate) fn on_plain_acquires_refused(&self, hook: RefusalHook) {
+        *self.refusal_hook.lock() = Some(hook);
     }
 
-    /// Whether the user may have the right to [`plain::CompareAndDelete`].
-    pub(crate) fn allows_deletes(&self, now: MonotonicTime) -> bool {
-        self.refused_deletes.is_over(now)
-    }
-
-    /// Stops the use of [`plain::CompareAndDelete`] for ten minutes, so that an ACL refuses it once, not on each
-    /// connection.
-    pub(crate) fn refuse_deletes(&self, now: MonotonicTime) {
-        self.refused_deletes.note(now);
-    }
-
-    /// Notes that the server has replied to a probe of [`plain::CompareAndDelete`].
-    pub(crate) fn note_delete_probe_reply(&self) {
-        self.lost_delete_probes.store(0, Ordering::Relaxed);
-    }
-
-    /// Notes that a connection has ended before the reply to a probe of [`plain::CompareAndDelete`]: a proxy may do that
-    /// instead of refusing a command.
-    pub(crate) fn note_lost_delete_probe(&self, now: MonotonicTime) {
-        if self.lost_delete_probes.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_LOST_PROBES {
-            self.refuse_deletes(now);
-        }
-    }
-
-    /// Sets the hook that is called once, if the server does not allow the commands of [`plain`].
-    pub(crate) fn on_plain_refused(&self, hook: RefusalHook) {
-        *self.refusal.hook.lock() = Some(hook);
-    }
-
-    /// Notes that the server has replied to a probe of [`plain`].
-    pub(crate) fn note_probe_reply(&self) {
-        self.refusal.lost_probes.store(0, Ordering::Relaxed);
-    }
-
-    /// Notes that a connection to `address` has ended before the reply to a probe of [`plain`].
-    pub(crate) fn note_lost_probe(&self, address: &str) {
-        let lost = self.refusal.lost_probes.fetch_add(1, Ordering::Relaxed) + 1;
-        if lost >= MOST_LOST_PROBES {
-            self.refuse_plain(errors::lost_probes(address, lost));
-        }
-    }
-
-    /// Stops the use of [`plain`] for ten minutes, for this reason.
-    pub(crate) fn refuse_plain(&self, reason: Error) {
-        self.refusal.refused.note(MonotonicTime::now());
-        let hook = self.refusal.hook.lock().take();
+    /// Stops acquires by plain commands for ten minutes, for this reason.
+    pub(crate) fn refuse_plain_acquires(&self, reason: Error) {
+        self.plain_acquires.refuse(MonotonicTime::now());
+        let hook = self.refusal_hook.lock().take();
         if let Some(hook) = hook {
             hook(reason);
         }

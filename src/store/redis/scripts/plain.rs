@@ -1,9 +1,10 @@
-//! Acquires by plain commands instead of a script, which cost Redis less time.
+//! Acquires and releases by plain commands instead of scripts, which take Redis more time.
 //!
-//! `MULTI`, a `SET NX` for each key, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. The first `ZADD`
-//! raises the counter to the client's estimate of the time of Redis, and the second one counts the grants, so each grant
-//! has a token of its own, as from lua/count.lua. Neither makes a missing counter: only scripts do, with the time of
-//! Redis. The values of the locks are written before the tokens are known, so they have [`NO_TOKEN`].
+//! An acquire is a transaction: `MULTI`, a `SET NX` for each key, `EXISTS` on the queues of waiters, `TIME` once a
+//! second, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. The first `ZADD` raises the counter to the
+//! client's estimate of the time of Redis, and the second one counts the grants, so each grant has a token of its own,
+//! as from lua/count.lua. Neither makes a missing counter: only scripts do, with the time of Redis. The values of the
+//! locks are written before the tokens are known, so they have [`NO_TOKEN`].
 //!
 //! `EXEC` undoes nothing. If a key may be set but its token is not usable, the client acquires the key again by the
 //! script, under the same lease id. The script deletes a value of this lease that has no token, and then decides as if
@@ -60,9 +61,9 @@ impl ServerClock {
         age.is_none_or(|age| age > OLD_ESTIMATE)
     }
 
-    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is late by the way of the last
-    /// reply, and by 1 % of the time since then, since clocks run at different speeds. `None` more than ten seconds after
-    /// the last reply.
+    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is behind by the time that
+    /// the last reply took to arrive, and by 1 % of the time since then, since clocks run at different speeds. `None`
+    /// after [`LONGEST_ESTIMATE`].
     pub(crate) fn at(&self, now: MonotonicTime) -> Option<u64> {
         let (micros, seen) = self.shown?;
         let since = now.since(seen);
@@ -71,8 +72,8 @@ impl ServerClock {
     }
 }
 
-/// Whether plain commands may be used for this command. A request that has been queued before may not acquire a free key
-/// by itself.
+/// Whether plain commands may be used for this command. A request that has been queued before may not acquire a free
+/// key by itself.
 pub(crate) fn can_grant(command: &Command) -> bool {
     matches!(
         command,
@@ -83,36 +84,16 @@ pub(crate) fn can_grant(command: &Command) -> bool {
     )
 }
 
-/// Whether a grant may not go past the waiters of the key's queue.
-fn waits(command: &Command) -> bool {
-    !matches!(
-        command,
-        Command::Acquire {
-            queue_mode: QueueMode::None,
-            ..
-        }
-    )
-}
-
-/// How many replies come before the reply to `EXEC` of [`encode_acquires`].
-pub(crate) fn replies_before<'a>(
-    commands: impl ExactSizeIterator<Item = &'a Command>,
-    asks_time: bool,
-) -> usize {
-    let n = commands.len();
-    // MULTI, and ZADD twice.
-    3 + n + usize::from(asks_time) + usize::from(commands.into_iter().any(waits))
-}
-
 /// Appends acquires for `commands`, for which [`can_grant`] is true. On a Cluster, their keys have the same slot.
-/// `clock` is the estimate of the time of Redis in µs. `asks_time`: the time is asked for.
+/// `clock` is the estimate of the time of Redis in µs. `asks_time`: the time is asked for. Returns how many replies
+/// come before the reply to `EXEC`.
 pub(crate) fn encode_acquires<'a>(
     buffer: &mut Vec<u8>,
     context: &ScriptContext,
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
     clock: u64,
     asks_time: bool,
-) {
+) -> usize {
     let mut out = Encoder(buffer);
     out.word("MULTI");
     for command in commands.clone() {
@@ -120,7 +101,7 @@ pub(crate) fn encode_acquires<'a>(
             key, lease, ttl, ..
         } = command
         else {
-            continue;
+            unreachable!("can_grant is true for each command");
         };
         out.array(6);
         out.text("SET");
@@ -135,7 +116,7 @@ pub(crate) fn encode_acquires<'a>(
         out.text("PX");
         out.millis(*ttl);
     }
-    let queues = commands.clone().filter(|command| waits(command));
+    let queues = commands.clone().filter(|command| command.may_queue());
     let queues = queues.filter_map(Command::key);
     let queue_count = queues.clone().count();
     if queue_count > 0 {
@@ -161,25 +142,26 @@ pub(crate) fn encode_acquires<'a>(
         out.text(COUNTER_MEMBER);
     }
     out.word("EXEC");
+    // MULTI, SET, EXISTS, TIME and ZADD.
+    1 + commands.len() + usize::from(queue_count > 0) + usize::from(asks_time) + 2
 }
 
 /// The member of the fence counter, whose score is the time of the last grant in µs.
 const COUNTER_MEMBER: &str = "t";
 
-/// How many replies come before the reply to `EXEC` of [`encode_probe`].
-pub(crate) const REPLIES_BEFORE_PROBE: usize = 2;
-
-/// Appends a transaction that reads the time of Redis. It shows whether the server accepts transactions: a proxy may
-/// accept `MULTI` and refuse `EXEC`. The connection cannot be used then, so no acquire should find that out.
-pub(crate) fn encode_probe(buffer: &mut Vec<u8>) {
+/// Appends a transaction that reads the time of Redis, as a trial: it shows whether the server accepts transactions. A
+/// proxy may accept `MULTI` and refuse `EXEC`. The connection cannot be used then, so no acquire should find that out.
+/// Returns how many replies come before the reply to `EXEC`.
+pub(crate) fn encode_trial(buffer: &mut Vec<u8>) -> usize {
     let mut out = Encoder(buffer);
     out.word("MULTI");
     out.word("TIME");
     out.word("EXEC");
+    2
 }
 
-/// The time in the reply to [`encode_probe`]; `None` if the server does not accept transactions.
-pub(crate) fn decode_probe(reply: &Value) -> Option<u64> {
+/// The time in the reply to [`encode_trial`]; `None` if the server does not accept transactions.
+pub(crate) fn decode_trial(reply: &Value) -> Option<u64> {
     match reply {
         Value::Array(parts) if parts.len() == 1 => time(&parts[0]),
         _ => None,
@@ -198,8 +180,8 @@ pub(crate) enum CompareAndDelete {
 impl CompareAndDelete {
     pub(crate) const ALL: [Self; 2] = [Self::Delex, Self::Delifeq];
 
-    /// Appends the command for `key` and a value that `write` writes.
-    fn encode(self, out: &mut Encoder<'_>, key: &Key, write: impl FnOnce(&mut Encoder<'_>)) {
+    /// Appends the command up to the value.
+    fn begin(self, out: &mut Encoder<'_>, key: &Key) {
         match self {
             Self::Delex => {
                 out.array(4);
@@ -213,7 +195,6 @@ impl CompareAndDelete {
                 out.text(key.in_redis());
             }
         }
-        write(out);
     }
 
     /// Appends the release of a lock without waiters, for which [`can_delete`] is true.
@@ -230,25 +211,28 @@ impl CompareAndDelete {
             ..
         } = release
         else {
-            return;
+            unreachable!("can_delete is true for the release");
         };
-        let value = |out: &mut Encoder<'_>| out.held_value(context, *lease, *held);
-        self.encode(&mut Encoder(buffer), key, value);
+        let mut out = Encoder(buffer);
+        self.begin(&mut out, key);
+        out.held_value(context, *lease, *held);
     }
 
-    /// Appends a command that shows whether the server has this one: it compares `key` with a value of no lock.
-    pub(crate) fn encode_probe(self, buffer: &mut Vec<u8>, key: &Key) {
-        self.encode(&mut Encoder(buffer), key, |out| out.text("lh1"));
+    /// Appends a trial, which shows whether the server has the command: it compares `key` with a value of no lock.
+    pub(crate) fn encode_trial(self, buffer: &mut Vec<u8>, key: &Key) {
+        let mut out = Encoder(buffer);
+        self.begin(&mut out, key);
+        out.text("lh1");
     }
 }
 
-/// Which command a server has that deletes a key if it has a certain value.
+/// What a connection knows about the server's command that deletes a key with a certain value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletes {
-    /// The first release is followed by a probe of each command, unless an ACL has refused the probe of a connection.
+    /// A trial of each command follows the next awaited release, unless the server has refused a trial shortly before.
     #[default]
     Untried,
-    /// Probes are in flight.
+    /// Trials are in flight.
     Trying,
     Has(CompareAndDelete),
     /// The server has none, or a proxy refuses it.
@@ -256,8 +240,8 @@ pub(crate) enum Deletes {
 }
 
 impl Deletes {
-    /// Notes what the reply to a probe of `command` shows. The replies come in the order of [`CompareAndDelete::ALL`].
-    pub(crate) fn note_probe(&mut self, command: CompareAndDelete, reply: &Value) {
+    /// Notes what the reply to a trial of `command` shows. The replies come in the order of [`CompareAndDelete::ALL`].
+    pub(crate) fn note_trial(&mut self, command: CompareAndDelete, reply: &Value) {
         let is_known = match reply {
             Value::Int(_) => true,
             // The key has another type.
@@ -268,9 +252,7 @@ impl Deletes {
         match self {
             Self::Trying if is_known => *self = Self::Has(command),
             // An ACL may change. Or the server is loading, or the slot has moved.
-            Self::Trying if is_denied(reply) || is_last && !is_lasting(reply) => {
-                *self = Self::Untried;
-            }
+            Self::Trying if is_denied(reply) || !is_lasting(reply) => *self = Self::Untried,
             Self::Trying if is_last => *self = Self::Neither,
             _ => {}
         }
@@ -294,19 +276,19 @@ pub(crate) fn can_delete(command: &Command) -> bool {
 
 /// The outcome for one key of the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tried {
+pub(crate) enum KeyOutcome {
     /// Granted with this token.
     Granted(u64),
     /// The key is taken, or nothing was carried out.
     NotSet,
     /// The key may be set, without a usable token. The script decides.
-    SetOnly,
+    MayBeSet,
 }
 
 /// The reply to [`encode_acquires`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Acquires {
-    pub(crate) tried: Few<Tried>,
+    pub(crate) outcomes: Few<KeyOutcome>,
     /// The time of Redis in µs.
     pub(crate) clock: Option<u64>,
 }
@@ -320,8 +302,8 @@ pub(crate) fn decode_acquires<'a>(
     reply: &Value,
 ) -> Result<Acquires, Error> {
     let n = commands.len();
-    let all = |tried| Acquires {
-        tried: smallvec![tried; n],
+    let all = |outcome| Acquires {
+        outcomes: smallvec![outcome; n],
         clock: None,
     };
     let unexpected = || errors::unexpected_reply("EXEC", reply);
@@ -329,15 +311,15 @@ pub(crate) fn decode_acquires<'a>(
         Value::Array(parts) => parts,
         // A refused `EXEC` discards the transaction, so no command was carried out.
         Value::ServerError(error) if is_queued && errors::is_redis_code(error.code()) => {
-            return Ok(all(Tried::NotSet));
+            return Ok(all(KeyOutcome::NotSet));
         }
         // If the server has refused `MULTI`, it has carried out the other commands one by one. Redis then replies
         // `EXECABORT`, too, if an ACL refuses `EXEC`.
-        Value::ServerError(_) => return Ok(all(Tried::SetOnly)),
+        Value::ServerError(_) => return Ok(all(KeyOutcome::MayBeSet)),
         _ => return Err(unexpected()),
     };
     let (sets, rest) = parts.split_at_checked(n).ok_or_else(unexpected)?;
-    let asks_queues = commands.clone().any(waits);
+    let asks_queues = commands.clone().any(Command::may_queue);
     let mut rest = rest.iter();
     // Another reply says that a queue exists, or that EXISTS was refused.
     let has_queues = asks_queues && rest.next() != Some(&Value::Int(0));
@@ -347,19 +329,19 @@ pub(crate) fn decode_acquires<'a>(
     };
     let last = micros(last).filter(|_| matches!(raised, Value::Int(_)));
     let mut token = last.and_then(|last| (last + 1).checked_sub(n as u64));
-    let tried = commands.zip(sets).map(|(command, set)| {
+    let outcomes = commands.zip(sets).map(|(command, set)| {
         let micros = token;
         token = token.map(|micros| micros + 1);
         match (set, micros) {
-            (Value::Nil, _) => Tried::NotSet,
-            (Value::Okay, Some(micros)) if !(has_queues && waits(command)) => {
-                Tried::Granted(value::token_of(micros))
+            (Value::Nil, _) => KeyOutcome::NotSet,
+            (Value::Okay, Some(micros)) if !(has_queues && command.may_queue()) => {
+                KeyOutcome::Granted(value::token_of(micros))
             }
-            _ => Tried::SetOnly,
+            _ => KeyOutcome::MayBeSet,
         }
     });
     Ok(Acquires {
-        tried: tried.collect(),
+        outcomes: outcomes.collect(),
         clock: shown.and_then(time),
     })
 }
@@ -440,10 +422,10 @@ mod tests {
         Value::Array(sets.into_iter().chain(rest).collect())
     }
 
-    fn tried(mode: QueueMode, reply: &Value) -> Vec<Tried> {
+    fn tried(mode: QueueMode, reply: &Value) -> Vec<KeyOutcome> {
         let commands = acquires(2, mode);
         let acquires = decode_acquires(commands.iter(), true, true, reply).unwrap();
-        acquires.tried.to_vec()
+        acquires.outcomes.to_vec()
     }
 
     #[test]
@@ -468,14 +450,15 @@ mod tests {
     fn the_keys_of_a_batch_share_no_token() {
         let last = Value::Double(1_795_263_780_943_820.0);
         let both = reply([Value::Okay, Value::Okay], None, last.clone());
-        let [first, second] = [19, 20].map(|n| Tried::Granted((1_795_263_780_943_800 + n) << 10));
+        let [first, second] =
+            [19, 20].map(|n| KeyOutcome::Granted((1_795_263_780_943_800 + n) << 10));
         assert_eq!(tried(QueueMode::None, &both), [first, second]);
         let one = reply([Value::Nil, Value::Okay], None, text("1795263780943820"));
-        assert_eq!(tried(QueueMode::None, &one), [Tried::NotSet, second]);
+        assert_eq!(tried(QueueMode::None, &one), [KeyOutcome::NotSet, second]);
         let queued = reply([Value::Okay, Value::Nil], Some(Value::Int(1)), last.clone());
         assert_eq!(
             tried(QueueMode::Notified, &queued),
-            [Tried::SetOnly, Tried::NotSet]
+            [KeyOutcome::MayBeSet, KeyOutcome::NotSet]
         );
         let free = reply([Value::Okay, Value::Okay], Some(Value::Int(0)), last);
         assert_eq!(tried(QueueMode::Notified, &free), [first, second]);
@@ -489,8 +472,8 @@ mod tests {
         let acquires = decode_acquires(commands.iter(), false, true, &short).unwrap();
         assert_eq!(acquires.clock, None);
         assert!(matches!(
-            acquires.tried[..],
-            [Tried::Granted(_), Tried::Granted(_)]
+            acquires.outcomes[..],
+            [KeyOutcome::Granted(_), KeyOutcome::Granted(_)]
         ));
         decode_acquires(commands.iter(), true, true, &short).unwrap_err();
         let long = reply([Value::Okay, Value::Okay], None, last);
@@ -510,7 +493,7 @@ mod tests {
             text("nan"),
         ] {
             let reply = reply([Value::Okay, Value::Nil], None, last.clone());
-            let wanted = [Tried::SetOnly, Tried::NotSet];
+            let wanted = [KeyOutcome::MayBeSet, KeyOutcome::NotSet];
             assert_eq!(tried(QueueMode::None, &reply), wanted, "{last:?}");
         }
         for odd in [Value::Nil, Value::Okay, Value::Array(Vec::new())] {
@@ -524,13 +507,13 @@ mod tests {
             let commands = acquires(1, QueueMode::None);
             let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap();
             let acquires = decode_acquires(commands.iter(), true, is_queued, &reply);
-            acquires.unwrap().tried[0]
+            acquires.unwrap().outcomes[0]
         };
         for refused in ["EXECABORT discarded", "MOVED 7 127.0.0.1:1"] {
-            assert_eq!(tried(refused, true), Tried::NotSet);
-            assert_eq!(tried(refused, false), Tried::SetOnly);
+            assert_eq!(tried(refused, true), KeyOutcome::NotSet);
+            assert_eq!(tried(refused, false), KeyOutcome::MayBeSet);
         }
-        assert_eq!(tried("proxy: not supported", true), Tried::SetOnly);
+        assert_eq!(tried("proxy: not supported", true), KeyOutcome::MayBeSet);
     }
 
     #[test]
@@ -540,7 +523,7 @@ mod tests {
             let mut deletes = Deletes::Trying;
             for (command, reply) in CompareAndDelete::ALL.into_iter().zip(replies) {
                 let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
-                deletes.note_probe(command, &reply);
+                deletes.note_trial(command, &reply);
             }
             deletes
         };
@@ -552,7 +535,10 @@ mod tests {
         }
         assert_eq!(after([denied, unknown]), Deletes::Untried);
         assert_eq!(after([unknown, denied]), Deletes::Untried);
-        assert_eq!(after(["-MOVED 7 127.0.0.1:1"; 2]), Deletes::Untried);
+        // A server looks a command up before it redirects.
+        let moved = "-MOVED 7 127.0.0.1:1";
+        assert_eq!(after([moved, unknown]), Deletes::Untried);
+        assert_eq!(after([unknown, moved]), Deletes::Untried);
         assert_eq!(after([unknown, "-proxy: not supported"]), Deletes::Neither);
     }
 

@@ -5,6 +5,7 @@ use redis::Value;
 use super::encode::decimal;
 use super::*;
 use crate::error::ErrorKind;
+use crate::store::command::QueueMode;
 use crate::store::command::{Held, Reply};
 use crate::store::value;
 use crate::util::clock::MonotonicTime;
@@ -25,12 +26,15 @@ fn context() -> ScriptContext {
 fn refused_deletes_are_tried_again_after_ten_minutes() {
     let context = context();
     let now = MonotonicTime::now();
-    assert!(context.allows_deletes(now));
-    context.refuse_deletes(now);
+    assert!(context.plain_releases.allow(now));
+    context.plain_releases.refuse(now);
     let later = |secs| now.after(Duration::from_secs(secs));
-    assert!(!context.allows_deletes(later(599)));
-    assert!(context.allows_deletes(later(601)));
-    assert!(context.allows_plain(now), "acquires need other rights");
+    assert!(!context.plain_releases.allow(later(599)));
+    assert!(context.plain_releases.allow(later(601)));
+    assert!(
+        context.plain_acquires.allow(now),
+        "acquires need other rights"
+    );
 }
 
 #[test]
@@ -74,7 +78,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
         // Two hand-offs within the client do not change the value.
         held: Some(Held {
             token: (micros << 10) + 2,
-            is_stored: true,
+            is_token_in_value: true,
             others_queued: false,
         }),
         queued: None,
@@ -83,8 +87,8 @@ fn a_release_of_a_grant_sends_the_whole_value() {
     assert_eq!(words(&context, &[release]).pop(), Some(value));
 }
 
-/// A hold sets a missing key, so a release of its lease comes after it. An acquire or a proposal comes after the release
-/// of another lease.
+/// A hold sets a missing key, so a release of its lease comes after it. An acquire or a proposal comes after the
+/// release of another lease.
 #[test]
 fn holds_come_before_releases_and_grants_after() {
     let at = |kind| ScriptKind::ALL.iter().position(|one| *one == kind);
@@ -257,7 +261,7 @@ fn one_result_stands_for_a_whole_batch() {
     }
     let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
     let granted = [&micros[0], &micros[1], &micros[2]].map(|micros| Reply::Granted {
-        is_stored: true,
+        is_token_in_value: true,
         token: value::token(micros).unwrap(),
     });
     let first = Value::BulkString(micros[0].clone().into_bytes());

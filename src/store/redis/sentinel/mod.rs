@@ -153,8 +153,8 @@ impl Sentinels {
         self.state.lock().order.len()
     }
 
-    /// Notes a failed attempt to connect. Returns the time of the next one: the pause doubles, up to `longest` and up to
-    /// [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
+    /// Notes a failed attempt to connect. Returns the time of the next one: the pause doubles, up to `longest` and up
+    /// to [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
     pub(crate) fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
@@ -318,8 +318,8 @@ impl Sentinels {
         commands
     }
 
-    /// Adds the commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An ACL
-    /// may forbid all but the first.
+    /// Adds the commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An
+    /// ACL may forbid all but the first.
     fn add_question(&self, commands: &mut redis::Pipeline) {
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"] {
             let command = commands.cmd("SENTINEL").arg(subcommand);
@@ -427,7 +427,8 @@ impl State {
         }
     }
 
-    /// From now on, `first` is asked first. `others` replace the sentinels that were learned before; those of the URL stay.
+    /// From now on, `first` is asked first. `others` replace the sentinels that were learned before; those of the URL
+    /// stay.
     fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
         let is_kept = |it: &HostPort| it == first || configured.contains(it);
         if !others.is_empty() {

@@ -91,8 +91,8 @@ impl SentinelWatcher {
         }
     }
 
-    /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the time
-    /// of the first answer.
+    /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the
+    /// time of the first answer.
     fn watch(
         &self,
         sentinels: &Sentinels,
@@ -224,8 +224,8 @@ impl Sentinels {
         others().nth(turn % others().count().max(1)).cloned()
     }
 
-    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another server
-    /// than the last known primary is outdated, or this client has missed a fail-over: a question has to decide.
+    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
+    /// server than the last known primary is outdated, or this client has missed a fail-over: a question has to decide.
     pub(super) fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
         let mut state = self.state.lock();
         state.put_first(sentinel);

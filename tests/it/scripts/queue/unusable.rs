@@ -51,8 +51,8 @@ fn a_foreign_queue_value_blocks_no_lock() {
 fn locks_work_without_permission_for_the_queue() {
     let server = server();
     let mut redis = connect(&server);
-    // The last rules forbid all commands that the scripts use only for queues, except ZREM, by which a waiter leaves the
-    // queue, and ZRANGE, which the test uses as well.
+    // The last rules forbid all commands that the scripts use only for queues, except ZREM, by which a waiter leaves
+    // the queue, and ZRANGE, which the test uses as well.
     let all = "-zcard -zcount -zrank -zpopmin";
     for rules in ["-zcard", all] {
         say(&server, &format!("ACL SETUSER default {rules}"));

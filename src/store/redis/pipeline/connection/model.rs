@@ -10,7 +10,7 @@ use crate::store::command::{Command, QueueMode, Reply};
 use crate::store::completion::Caller;
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::connector::OwnConnection;
+use crate::store::redis::connector::ExclusiveConnection;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::ScriptContext;
 use crate::util::clock::MonotonicTime;
@@ -85,7 +85,10 @@ impl Server {
     }
 
     /// Models have no transactions.
-    pub(crate) fn own_connection(self: &Arc<Self>, _: Duration) -> Result<OwnConnection, Error> {
+    pub(crate) fn exclusive_connection(
+        self: &Arc<Self>,
+        _: Duration,
+    ) -> Result<ExclusiveConnection, Error> {
         Err(Error::new(ErrorKind::Unsupported, "a model"))
     }
 

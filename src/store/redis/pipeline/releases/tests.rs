@@ -52,7 +52,7 @@ fn a_slot_takes_72_bytes() {
 fn a_release_is_unpacked_as_packed() {
     let held = Held {
         token: 7,
-        is_stored: true,
+        is_token_in_value: true,
         others_queued: true,
     };
     let ttl = Duration::from_millis(5000);

@@ -59,7 +59,10 @@ impl Fixture {
 
     fn grant(&self, command: Command) -> (u64, bool) {
         match self.ask(command, LONG) {
-            Ok(Reply::Granted { token, is_stored }) => (token, is_stored),
+            Ok(Reply::Granted {
+                token,
+                is_token_in_value,
+            }) => (token, is_token_in_value),
             other => panic!("not granted: {other:?}"),
         }
     }
@@ -74,7 +77,7 @@ impl Fixture {
         let count = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&count);
         let context = &self.pipeline.shared.context;
-        context.on_plain_refused(Box::new(move |_| {
+        context.on_plain_acquires_refused(Box::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         }));
         count
@@ -103,8 +106,8 @@ fn free_keys_are_granted_without_a_script() {
         .into_iter()
         .enumerate()
     {
-        let (token, is_stored) = f.grant(command);
-        assert!(token > last && !is_stored, "{n}: {token}");
+        let (token, is_token_in_value) = f.grant(command);
+        assert!(token > last && !is_token_in_value, "{n}: {token}");
         assert_eq!(micros_of(token), f.counter());
         last = token;
     }
@@ -138,7 +141,7 @@ fn a_grant_without_a_stored_token_is_released_and_renewed() {
     let (lease, outcome) = f.acquire_within("k", LONG);
     let Ok(Reply::Granted {
         token,
-        is_stored: false,
+        is_token_in_value: false,
     }) = outcome
     else {
         panic!("{outcome:?}");
@@ -156,7 +159,7 @@ fn a_grant_without_a_stored_token_is_released_and_renewed() {
     if let Command::Release { held, .. } = &mut release {
         *held = Some(Held {
             token,
-            is_stored: false,
+            is_token_in_value: false,
             others_queued: false,
         });
     }
@@ -183,12 +186,12 @@ impl Fixture {
     /// Acquires a key, and returns the release of its guard.
     fn held(&self, name: &str) -> Command {
         let lease = LeaseId::random();
-        let (token, is_stored) = self.grant(acquire_under(lease, name));
+        let (token, is_token_in_value) = self.grant(acquire_under(lease, name));
         let mut release = self.release(name, lease);
         if let Command::Release { held, .. } = &mut release {
             *held = Some(Held {
                 token,
-                is_stored,
+                is_token_in_value,
                 others_queued: false,
             });
         }
@@ -398,8 +401,8 @@ fn tokens_rise_over_a_lost_counter() {
     let (before, _) = f.grant(acquire_of("a"));
     f.say(&["DEL", "p:~fence"]);
     let used = f.used();
-    let (token, is_stored) = f.grant(acquire_of("b"));
-    assert!(token > before && is_stored);
+    let (token, is_token_in_value) = f.grant(acquire_of("b"));
+    assert!(token > before && is_token_in_value);
     assert_eq!(f.used_since(used), [1, 1], "the script has granted it");
     // Plain commands make no counter, so no other client finds one that is behind the time of Redis.
     f.say(&["DEL", "p:~fence"]);
@@ -416,8 +419,8 @@ fn tokens_rise_over_a_lost_counter() {
     // As on a replica that was behind when it became the primary.
     f.say(&["ZADD", "p:~fence", "1700000000000000", "t"]);
     let used = f.used();
-    let (next, is_stored) = f.grant(acquire_of("c"));
-    assert!(next > token && !is_stored, "{next} after {token}");
+    let (next, is_token_in_value) = f.grant(acquire_of("c"));
+    assert!(next > token && !is_token_in_value, "{next} after {token}");
     assert_eq!(f.used_since(used), [1, 0]);
 }
 
@@ -427,8 +430,8 @@ fn a_counter_ahead_of_the_clock_counts_on() {
     let ahead = 4_000_000_000_000_000_u64;
     f.say(&["ZADD", "p:~fence", &ahead.to_string(), "t"]);
     for n in 1..4 {
-        let (token, is_stored) = f.grant(acquire_of(&n.to_string()));
-        assert_eq!((micros_of(token), is_stored), (ahead + n, false));
+        let (token, is_token_in_value) = f.grant(acquire_of(&n.to_string()));
+        assert_eq!((micros_of(token), is_token_in_value), (ahead + n, false));
     }
 }
 
@@ -577,12 +580,19 @@ fn a_repeated_batch_counts_each_grant_once() {
     let outcomes = f.execute(names.iter().map(|name| acquire_of(name)));
     let mut last = 0;
     for (name, outcome) in names.iter().zip(outcomes) {
-        let Ok(Reply::Granted { token, is_stored }) = outcome else {
+        let Ok(Reply::Granted {
+            token,
+            is_token_in_value,
+        }) = outcome
+        else {
             panic!("{outcome:?}");
         };
         last = micros_of(token);
         let value = f.value(name).unwrap();
-        assert!(is_stored && value.contains(&last.to_string()), "{value}");
+        assert!(
+            is_token_in_value && value.contains(&last.to_string()),
+            "{value}"
+        );
     }
     assert_eq!(f.counter(), last);
 }

@@ -68,7 +68,13 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     let release = f.release("a", f.acquire("a"));
     f.make_stale();
     // Another connection, which is not stale, is idle.
-    drop(f.pipeline.shared.connector.own_connection(LONG).unwrap());
+    drop(
+        f.pipeline
+            .shared
+            .connector
+            .exclusive_connection(LONG)
+            .unwrap(),
+    );
     f.server.stop();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(
