@@ -255,7 +255,7 @@ fn renewals_that_were_sent_together_spread_together() {
 }
 
 #[test]
-fn a_worker_is_missing_while_leases_wait_and_all_are_busy() {
+fn a_worker_is_missing_while_all_are_busy() {
     let queue = Arc::new(RenewalQueue::default());
     queue.add_worker();
     assert!(!queue.add_worker_if_missing(3), "no lease waits");

@@ -101,7 +101,7 @@ fn an_unacknowledged_renewal_fails_and_keeps_the_key() {
 /// The renewal finds the ttl long enough. It still needs the acknowledgement of the earlier write, which came on
 /// another connection.
 #[test]
-fn a_renewal_that_leaves_the_ttl_needs_the_earlier_acknowledged() {
+fn a_renewal_needs_earlier_writes_acknowledged() {
     let f = fixture();
     let replica = replica_of(&f.server);
     replica.stop();
