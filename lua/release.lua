@@ -1,7 +1,7 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key, in one of these forms:
+-- ARGV: for each lock key: lease id: it has one of these forms:
 --   `lh1 <lease id> <µs> <holder>`: a release of a lease that was granted. `<µs>` is the µs part of its token, or
 --   sixteen zeros if plain commands granted it. This is the whole value of its key, unless waiters are queued: then a
 --   mark follows;

@@ -1,11 +1,12 @@
 //! Processes or threads that want one key all the time: grants per second, fairness, longest wait, and requests for
-//! each change of owner. The tokens of all grants show their order.
+//! each change of owner. The tokens of all grants show their order. The limits are ratios to what the machine can do
+//! without the library, measured before and after each round, so that other load affects both alike.
 
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use leasehold_load::ServerStats;
+use leasehold_load::{Raw, ServerStats};
 use leasehold_testbed::Server;
 
 use crate::monitor::{Monitor, Requests};
@@ -20,12 +21,16 @@ const SLEEP: Duration = Duration::from_millis(1);
 
 /// The limits for several processes. One more limit is fixed: no process may get twice as many grants as another.
 pub struct Limits {
-    /// Grants per second, all processes together.
+    /// Grants of all processes together, divided by the pairs of raw commands on one connection in the same time.
     pub rate: f64,
-    pub longest_wait: Option<Duration>,
+    /// The longest wait, divided by the wait of a fair lock.
+    pub longest_wait: Option<f64>,
     /// Requests for each change of the owning process.
     pub requests: Option<f64>,
 }
+
+/// The longest wait of a thread among threads of one process, divided by the wait of a fair lock.
+const LONGEST_OF_THREADS: f64 = 60.0;
 
 /// The results of one round.
 struct Round {
@@ -118,9 +123,27 @@ impl Round {
         grants as f64 / self.window.as_secs_f64()
     }
 
+    /// The longest wait, divided by the wait of a fair lock: one grant of each thread.
     fn longest_wait(&self) -> f64 {
-        self.waits.max() as f64 / 1000.0
+        let threads = self.counts.iter().flatten().count();
+        let longest = Duration::from_micros(self.waits.max());
+        longest.as_secs_f64() * self.rate() / threads as f64
     }
+}
+
+/// Pairs of raw commands per second on one connection, for another key.
+fn raw_rate(server: &Server, window: Duration) -> Result<f64, Box<dyn Error>> {
+    let mut raw = Raw::new(&server.url(), "raw", "1")?;
+    let start = Instant::now();
+    let mut pairs = 0_u32;
+    while start.elapsed() < window {
+        if !raw.try_lock()? {
+            return Err("no other program uses this key".into());
+        }
+        raw.unlock()?;
+        pairs += 1;
+    }
+    Ok(f64::from(pairs) / start.elapsed().as_secs_f64())
 }
 
 /// Checks that no two threads held the key at the same time.
@@ -145,7 +168,6 @@ pub fn threads(
     way: Way,
     window: Duration,
 ) -> Result<Report, Box<dyn Error>> {
-    // The bare mutex is measured before and after the lock, so that other load on the machine affects both alike.
     let before = fair_mutex::rate(threads, window / 2);
     let run = || Round::run(server, [1, threads], way, window, false);
     let (round, late) = beside_a_sleeper(SLEEP, run);
@@ -160,7 +182,8 @@ pub fn threads(
     report.at_least("ratio to the bare mutex", round.rate() / bare, 0.6);
     let unfairness = unfairness(round.counts.iter().flatten().copied());
     report.at_most("grants per thread, most to least", unfairness, 1.5);
-    report.at_most("longest wait, ms", round.longest_wait(), 20.0);
+    let what = "longest wait to the wait of a fair lock";
+    report.at_most(what, round.longest_wait(), LONGEST_OF_THREADS);
     check(&[&round], &mut report);
     Ok(report)
 }
@@ -173,27 +196,29 @@ pub fn processes(
     counted: Duration,
     limits: Limits,
 ) -> Result<Report, Box<dyn Error>> {
+    let before = raw_rate(server, window / 2)?;
     let (round, late) = beside_a_sleeper(SLEEP, || {
         Round::run(server, shape, Way::Guard, window, false)
     });
     let round = round?;
+    let raw = (before + raw_rate(server, window / 2)?) / 2.0;
     let monitored = Round::run(server, shape, Way::Guard, counted, true)?;
 
     let mut report = Report::new();
     report.spread("wait for the lock", &round.waits);
     report.sleep(&late);
-    report.at_least("grants/s", round.rate(), limits.rate);
+    report.figure("grants/s", round.rate());
+    report.figure("raw pairs/s on one connection", raw);
+    report.at_least("ratio to raw pairs", round.rate() / raw, limits.rate);
     let seconds = window.as_secs_f64();
     report.figure("changes of owner/s", round.changes as f64 / seconds);
     let by_process = round.counts.iter().map(|counts| counts.iter().sum());
     let unfairness = unfairness(by_process);
     report.at_most("grants per process, most to least", unfairness, 2.0);
+    let what = "longest wait to the wait of a fair lock";
     match limits.longest_wait {
-        Some(limit) => {
-            let limit = limit.as_secs_f64() * 1000.0;
-            report.at_most("longest wait, ms", round.longest_wait(), limit);
-        }
-        None => report.figure("longest wait, ms", round.longest_wait()),
+        Some(limit) => report.at_most(what, round.longest_wait(), limit),
+        None => report.figure(what, round.longest_wait()),
     }
     let sent: u64 = monitored.requests.values().sum();
     let per_change = sent as f64 / monitored.changes as f64;

@@ -119,8 +119,8 @@ impl Options {
         let window = Duration::from_secs_f64(self.seconds);
         let counted = Duration::from_secs_f64(self.counted_seconds);
         let limits = contention::Limits {
-            rate: 9_000.0,
-            longest_wait: Some(Duration::from_millis(50)),
+            rate: 0.6,
+            longest_wait: Some(100.0),
             requests: Some(5.0),
         };
         match case {
@@ -132,7 +132,7 @@ impl Options {
             Case::EightProcesses => contention::processes(server, [8, 1], window, counted, limits),
             Case::ManyThreads => {
                 let limits = contention::Limits {
-                    rate: 40_000.0,
+                    rate: 2.0,
                     longest_wait: None,
                     requests: None,
                 };

@@ -156,7 +156,7 @@ fn release_names_each_form_of_a_lease() {
     let (header, _) = halves(&RELEASE);
     let args = section(&header, "ARGV");
     for form in [
-        "`lh1 <lease id> <the µs part of its token> <holder>`",
+        "`lh1 <lease id> <µs> <holder>`",
         "`<lease id>!<holder>`",
         "`<lease id>,<ttl in ms>,<holder>`",
     ] {
