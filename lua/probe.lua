@@ -1,4 +1,5 @@
--- Purpose: read the clock of a node of a quorum, if the node votes.
+-- Purpose: read the clock of a node of a quorum, if the node votes. Writes the mark as it is, so that a node that refuses
+--   writes does not count as one that votes.
 -- KEYS: [1] mark; several probes in one call repeat it
 -- ARGV: [1] length of a quarantine in ms; several probes in one call repeat it
 -- Returns: for all probes of the call one result: a string, the time of Redis in µs with sixteen digits; an error
@@ -8,4 +9,5 @@ local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
 local refused, is_new_connection, keeps_data = nil, false, false
 -- part: quarantine.lua
-return refused or now
+local written = refused or redis.pcall('SET', mark, marked)
+return written.err and written or now

@@ -53,6 +53,8 @@ struct Known {
     reading: Option<Reading>,
     /// The comparison of that reading with the other nodes.
     clock: Option<NodeClock>,
+    /// The last comparison found that the clock breaks the bound.
+    breaks_bound: bool,
     /// When the next request has the clock read, by the client's clock.
     read_at: Option<MonotonicTime>,
     /// The next probes are to read the clock.
@@ -112,6 +114,7 @@ impl Default for Health {
             pause: FIRST_PAUSE,
             reading: None,
             clock: None,
+            breaks_bound: false,
             read_at: None,
             is_reading_due: false,
         }))
@@ -119,11 +122,18 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Notes the outcomes of requests: `None` for one without a reply.
-    pub(super) fn note(&self, outcomes: &[Option<Outcome>], clock: &Clock) -> Noted {
+    /// Notes the outcomes of requests: `None` for one without a reply. `are_votes`: only a node that votes carries the
+    /// requests out.
+    pub(super) fn note(
+        &self,
+        outcomes: &[Option<Outcome>],
+        are_votes: bool,
+        clock: &Clock,
+    ) -> Noted {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
         match sign {
+            Some(Sign::Votes) if !are_votes => Noted::Nothing,
             Some(Sign::Votes) => {
                 let noted = known.votes();
                 match noted {
@@ -169,10 +179,13 @@ impl Health {
     /// Notes the comparison of the node's clock with the others.
     fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
         let mut known = self.0.lock();
-        let is_within = |clock: &Option<NodeClock>| clock.is_none_or(|one| one.is_within_bound);
-        let before = is_within(&known.clock);
         known.clock = clock;
-        match is_within(&clock) == before {
+        // A missing comparison does not say that the clock is right again.
+        let Some(clock) = clock else {
+            return Noted::Nothing;
+        };
+        let breaks_bound = !clock.is_within_bound;
+        match std::mem::replace(&mut known.breaks_bound, breaks_bound) == breaks_bound {
             true => Noted::Nothing,
             false => Noted::Changed,
         }
@@ -204,6 +217,10 @@ impl Health {
 
     pub(super) fn clock(&self) -> Option<NodeClock> {
         self.0.lock().clock
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        matches!(self.0.lock().found, Found::Failing { .. })
     }
 
     pub(super) fn state(&self, clock: &Clock) -> NodeHealth {
@@ -374,6 +391,7 @@ impl Prober {
             for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
                 let reading = match (&outcome, seen.get()) {
                     (Some(Ok(Reply::Clock { micros })), Some(seen)) => {
+                        member.node.note_micros(*micros, seen);
                         Some(Reading::new(*micros, sent, seen))
                     }
                     _ => None,
@@ -452,24 +470,36 @@ mod tests {
         Some(Ok(Reply::Abstained { for_another }))
     }
 
-    fn is_failing(health: &Health) -> bool {
-        matches!(health.state(&Clock::default()), NodeHealth::Failing { .. })
-    }
-
     fn pause(health: &Health) -> Duration {
         let at = health.probe_at().expect("a probe is due");
         at.since(MonotonicTime::now())
     }
 
+    /// A node in quarantine releases and reads keys, too.
+    #[test]
+    fn a_reply_that_is_no_vote_ends_nothing() {
+        let (health, clock) = health();
+        let abstained = Reply::Abstained {
+            for_another: Duration::from_secs(60),
+        };
+        let noted = health.note(&[Some(Ok(abstained))], true, &clock);
+        assert_eq!(noted, Noted::Changed);
+        let is_quarantined = || matches!(health.state(&clock), NodeHealth::Quarantined { .. });
+        assert_eq!(health.note(&[voted()], false, &clock), Noted::Nothing);
+        assert!(is_quarantined() && health.probe_at().is_some());
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
+        assert!(!is_quarantined());
+    }
+
     #[test]
     fn a_vote_ends_a_suspicion() {
         let (health, clock) = health();
-        assert_eq!(health.note(&[None], &clock), Noted::ToProbe);
+        assert_eq!(health.note(&[None], true, &clock), Noted::ToProbe);
         assert!(pause(&health) > SUSPECTED_FOR / 2);
         // The probe is due already.
-        assert_eq!(health.note(&[failed()], &clock), Noted::Nothing);
-        assert!(!is_failing(&health), "no probe has failed");
-        assert_eq!(health.note(&[None, voted()], &clock), Noted::Nothing);
+        assert_eq!(health.note(&[failed()], true, &clock), Noted::Nothing);
+        assert!(!health.is_failing(), "no probe has failed");
+        assert_eq!(health.note(&[None, voted()], true, &clock), Noted::Nothing);
         assert_eq!(health.probe_at(), None);
         assert!(matches!(health.state(&clock), NodeHealth::Up));
     }
@@ -477,7 +507,7 @@ mod tests {
     #[test]
     fn a_node_with_an_error_is_probed_at_once() {
         let (health, clock) = health();
-        assert_eq!(health.note(&[failed(), None], &clock), Noted::ToProbe);
+        assert_eq!(health.note(&[failed(), None], true, &clock), Noted::ToProbe);
         assert_eq!(pause(&health), Duration::ZERO);
     }
 
@@ -500,14 +530,14 @@ mod tests {
         let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
         assert_eq!(probe(voted()), Noted::Nothing, "it was not missed");
         assert_eq!(probe(failed()), Noted::Changed);
-        assert!(is_failing(&health));
+        assert!(health.is_failing());
         assert_eq!(probe(None), Noted::ToProbe);
         let left = Duration::from_secs(9);
         assert_eq!(probe(abstained(left)), Noted::Changed);
         assert_eq!(probe(abstained(left)), Noted::ToProbe);
         assert!(pause(&health) <= QUARANTINE_PAUSE);
-        assert_eq!(health.note(&[voted()], &clock), Noted::Changed);
-        assert_eq!(health.note(&[voted()], &clock), Noted::Nothing);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
     }
 
     #[test]
@@ -527,7 +557,7 @@ mod tests {
     #[test]
     fn a_clock_is_read_at_once_and_every_ten_seconds() {
         let (health, clock) = (Health::default(), Clock::movable());
-        let noted = || health.note(&[voted()], &clock);
+        let noted = || health.note(&[voted()], true, &clock);
         let is_due = || health.take_due(MonotonicTime::now());
         assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
         assert_eq!((noted(), is_due()), (Noted::Nothing, false));
@@ -545,11 +575,11 @@ mod tests {
         // The first probe, because nothing was requested yet.
         assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
         assert!(health.take_due(MonotonicTime::now()));
-        assert_eq!(health.note(&[voted()], &clock), Noted::ToProbe);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::ToProbe);
         let reading = Some(Reading::new(5, clock.now(), clock.now()));
         health.note_probe(voted(), reading, "a:1", &clock);
         assert!(!health.take_due(MonotonicTime::now()));
-        assert_eq!(health.note(&[voted()], &clock), Noted::Nothing);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
         assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
     }
 
@@ -567,6 +597,9 @@ mod tests {
         for (clock, noted) in [
             (clock(true), Noted::Nothing),
             (clock(false), Noted::Changed),
+            (clock(false), Noted::Nothing),
+            // A reading was lost.
+            (None, Noted::Nothing),
             (clock(false), Noted::Nothing),
             (clock(true), Noted::Changed),
             (None, Noted::Nothing),

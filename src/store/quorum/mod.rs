@@ -397,6 +397,9 @@ impl QuorumStore {
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
         let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
+        let are_votes = batches
+            .first()
+            .is_some_and(|(_, batch)| batch.iter().all(is_vote));
         let length = batches.first().map_or(1, |(_, batch)| batch.len());
         let (submitted, completions) = Submitted::new(nodes.len() * length);
         let mut completions = completions.into_iter();
@@ -424,7 +427,7 @@ impl QuorumStore {
         for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(length)) {
             let member = &self.members[*node];
             member.note_reply(of_node.iter().all(Option::is_some));
-            let noted = member.health.note(of_node, &self.clock);
+            let noted = member.health.note(of_node, are_votes, &self.clock);
             self.prober.follow_up(noted, member, &self.clock);
             for outcome in of_node {
                 *outcome = outcome
@@ -590,8 +593,10 @@ impl QuorumStore {
         });
         let stored = written.iter().filter(|one| has_stored(one)).count();
         for (node, outcome) in asked.into_iter().zip(written) {
-            // A node that has granted the key keeps its grant if the write-back fails.
-            if has_stored(&outcome) || outcomes[node].is_none() {
+            // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
+            // hold that was refused, the node's first reply counts.
+            let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
+            if !was_refused || outcomes[node].is_none() {
                 outcomes[node] = outcome;
             }
         }
@@ -910,11 +915,12 @@ impl Store for QuorumStore {
         let has_majority =
             |flushes: &[_]| flushes.iter().flatten().count() >= self.count.majority();
         let mut flushes = self.call_each(|member| {
-            let deadline = if member.is_silent() { soon } else { deadline };
+            let is_away = member.is_silent() || member.health.is_failing();
+            let deadline = if is_away { soon } else { deadline };
             member.node.flush(deadline)
         });
         if !has_majority(&flushes) {
-            // Without the silent nodes there is no majority, so they get the whole time, too.
+            // Without these nodes there is no majority, so they get the whole time, too.
             flushes = self.call_each(|member| member.node.flush(deadline));
         }
         if has_majority(&flushes) {
@@ -953,6 +959,17 @@ impl QuorumStore {
             calls.into_iter().map(result).collect()
         })
     }
+}
+
+/// Whether only a node that votes carries the command out.
+fn is_vote(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Propose { .. }
+            | Command::Hold { .. }
+            | Command::ReadCopy { .. }
+            | Command::WriteCopy { .. }
+    )
 }
 
 /// The results of calls as outcomes, for an error.

@@ -11,6 +11,9 @@ pub(super) trait QuorumNode: Store + Notifications {
     /// client's clock.
     fn micros_at(&self, now: MonotonicTime) -> Option<u64>;
 
+    /// Notes that the node's time was `micros` shortly before `now`, a time of the client's clock.
+    fn note_micros(&self, micros: u64, now: MonotonicTime);
+
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
 
@@ -21,6 +24,10 @@ pub(super) trait QuorumNode: Store + Notifications {
 impl QuorumNode for Node {
     fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
         Self::micros_at(self, now)
+    }
+
+    fn note_micros(&self, micros: u64, now: MonotonicTime) {
+        Self::note_micros(self, micros, now);
     }
 
     fn queue_undo(&self, release: Command) {
@@ -36,6 +43,9 @@ impl QuorumNode for MemoryNode {
     fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
         Some(Self::micros_at(self, now))
     }
+
+    /// Does nothing: the store reads the node's own clock.
+    fn note_micros(&self, _: u64, _: MonotonicTime) {}
 
     fn queue_undo(&self, release: Command) {
         self.send_release(release);

@@ -407,6 +407,28 @@ fn a_token_is_written_back_to_a_majority() {
     assert_eq!(calls(), before.map(|before| before + 1));
 }
 
+/// The node with the smaller token may not store the greater one.
+#[test]
+fn a_refused_write_back_says_why() {
+    let mut servers = servers::<3>();
+    servers[2].kill();
+    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
+        ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
+    }
+    ask(&servers[0], &["ACL", "SETUSER", "default", "-setrange"]);
+    let client = patient(&servers);
+    let key = key("k");
+    let deadline = MonotonicTime::now().after(LONG);
+    let (lease, outcome) = client.acquire_by(&key, deadline);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoQuorum, "{error}");
+    let text = error.to_string();
+    let agrees = |server: &Server| text.contains(&format!("127.0.0.1:{}: agrees", server.port()));
+    assert!(!agrees(&servers[0]) && agrees(&servers[1]), "{text}");
+    assert!(text.contains("can't run this command"), "{text}");
+    assert!(eventually(LONG, || holders(&servers[..2], &key, lease) == 0));
+}
+
 /// The second step of a grant fails: the client does not believe the grant.
 #[test]
 fn a_grant_without_its_write_back_is_released() {

@@ -17,6 +17,8 @@ use crate::util::key::Key;
 
 /// How often a write is tried. A second try is rare: a node had a greater token, and does not reply any more.
 const TRIES: usize = 3;
+/// The least rest of a ttl that a write leaves as it is.
+const SHORTEST_REST: Duration = Duration::from_millis(1);
 /// A request ends before this part of a quarantine. So a client never uses the reply of a node that has lost its data
 /// and votes again.
 const PART_OF_QUARANTINE: u32 = 3;
@@ -83,7 +85,9 @@ impl QuorumStore {
                 writer: id::random_number(),
             },
         };
-        let ttl = change.ttl.or(last.and_then(|last| last.expires_in));
+        // Redis refuses a ttl of 0, which a value has in its last millisecond.
+        let rest = last.and_then(|last| last.expires_in);
+        let ttl = change.ttl.or(rest.map(|rest| rest.max(SHORTEST_REST)));
         let value = change.value.cloned();
         let copy = Arc::new(ValueCopy { version, value });
         self.write_copies(change.key, &copy, ttl, &mut outcomes, deadline);

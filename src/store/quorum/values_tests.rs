@@ -223,6 +223,7 @@ impl QuorumNode for Faulty {
     fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
         Some(self.node.micros_at(now))
     }
+    fn note_micros(&self, _: u64, _: MonotonicTime) {}
     fn queue_undo(&self, release: Command) {
         self.node.send_release(release);
     }

@@ -51,7 +51,7 @@ use crate::store::{
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
-use crate::util::slot::Slot;
+use crate::util::slot::{Redirect, Slot};
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
@@ -189,6 +189,13 @@ impl Node {
     /// The server's time at `now`, in µs, if the server is a node of a quorum and a connection was made.
     pub(crate) fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
         self.shared.endpoint.data_check()?.clock().at(now)
+    }
+
+    /// Notes that the server's time was `micros` shortly before `now`.
+    pub(crate) fn note_micros(&self, micros: u64, now: MonotonicTime) {
+        if let Some(check) = self.shared.endpoint.data_check() {
+            check.clock().note(micros, now);
+        }
     }
 
     /// Takes out the queued releases of these keys.
@@ -385,6 +392,8 @@ impl Store for Node {
             let flushed = self.flush_once(deadline);
             let left = deadline.since(MonotonicTime::now());
             match flushed {
+                // The master of a Cluster has no slots any more, so its releases are for other masters.
+                Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
                 Err(error) if error.is_unavailable() && !left.is_zero() => {
                     park_timeout(left.min(pause));
                     pause = (2 * pause).min(LONGEST_PAUSE);

@@ -8,7 +8,7 @@ use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, end_quarantine, impatient};
 use crate::steady::steady;
-use crate::support::{Recorder, SOON, What, lock, secs, server};
+use crate::support::{Recorder, SOON, What, ask, lock, secs, server};
 
 fn health(client: &Client, node: usize) -> NodeHealth {
     client.nodes().unwrap()[node].health().clone()
@@ -105,12 +105,49 @@ fn a_new_node_is_quarantined() {
 fn a_failing_node_delays_no_shutdown() {
     let nodes = Nodes::start(3);
     let client = impatient(nodes.urls(), secs(1)).build().unwrap();
+    let guard = lock(&client, "k");
     nodes.0[2].stop();
     let is_failing = || matches!(health(&client, 2), NodeHealth::Failing { .. });
     assert!(eventually(SOON, is_failing), "{:?}", client.nodes());
+    // The release for the failing node stays queued.
+    guard.unlock().unwrap();
     client.shutdown(secs(5)).unwrap();
     assert_eq!(client.nodes().unwrap_err().kind(), ErrorKind::Shutdown);
     nodes.0[2].resume();
+}
+
+/// Probes only read the clock, which such a node still tells.
+#[test]
+fn a_node_that_refuses_writes_is_failing() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client();
+    assert_all_become_up(&client);
+    ask(&nodes.0[2], &["CONFIG", "SET", "maxmemory", "1"]);
+    lock(&client, "k").unlock().unwrap();
+    let says_why = || match health(&client, 2) {
+        NodeHealth::Failing { error, .. } => error.to_string().contains("maxmemory"),
+        _ => false,
+    };
+    assert!(eventually(SOON, says_why), "{:?}", client.nodes());
+    ask(&nodes.0[2], &["CONFIG", "SET", "maxmemory", "0"]);
+    assert_all_become_up(&client);
+}
+
+/// A node in quarantine carries out releases, which are no votes.
+#[test]
+fn a_release_ends_no_quarantine() {
+    let quorum = MemoryQuorum::new(3);
+    let recorder = Recorder::new();
+    let builder = quorum.builder().event_handler(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    quorum.flush(1);
+    for _ in 0..5 {
+        lock(&client, "k").unlock().unwrap();
+    }
+    let is_quarantined = || matches!(health(&client, 1), NodeHealth::Quarantined { .. });
+    assert!(eventually(SOON, is_quarantined), "{:?}", client.nodes());
+    let address = client.nodes().unwrap()[1].address().to_owned();
+    assert_eq!(recorder.count(What::NodeUp, &address), 0);
 }
 
 #[test]
