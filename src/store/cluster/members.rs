@@ -173,13 +173,19 @@ impl Members {
         self.table.read().slots.lowest_of(server)
     }
 
-    /// Removes and returns the master with this number, unless it serves a slot or another thread uses it.
-    pub(super) fn remove(&self, server: ServerId) -> Option<Member> {
+    /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses it.
+    /// A thread that used it shortly before may have left work, so `is_idle` is asked while no thread can get it.
+    pub(super) fn remove_if(
+        &self,
+        server: ServerId,
+        is_idle: impl FnOnce(&Member) -> bool,
+    ) -> Option<Member> {
         let mut table = self.table.write();
         let entry = table.masters.get_mut(usize::from(server.0))?;
-        let master = entry.take_if(|master| !master.serves_slots())?;
-        let removed = Arc::try_unwrap(master);
-        removed.map_err(|used| *entry = Some(used)).ok()
+        let is_unused = |master: &mut Arc<Member>| {
+            !master.serves_slots() && Arc::strong_count(master) == 1 && is_idle(master)
+        };
+        Arc::into_inner(entry.take_if(is_unused)?)
     }
 }
 
@@ -275,12 +281,16 @@ mod tests {
         let old = members.owner(slot(0)).unwrap();
         let id = old.id();
         drop(old);
-        assert!(members.remove(id).is_none(), "it serves slots");
+        assert!(members.remove_if(id, |_| true).is_none(), "it serves slots");
         let used = members.owner(slot(0)).unwrap();
         members.replace(&[range(0, 9, 2, &[])]);
-        assert!(members.remove(id).is_none(), "another thread uses it");
+        assert!(
+            members.remove_if(id, |_| true).is_none(),
+            "another thread uses it"
+        );
         drop(used);
-        let old = members.remove(id).unwrap();
+        assert!(members.remove_if(id, |_| false).is_none(), "it has work");
+        let old = members.remove_if(id, |_| true).unwrap();
         assert_eq!(members.addresses(), [address(2)]);
         // Its number is free again.
         let next = members.at(&address(3)).unwrap();

@@ -207,7 +207,14 @@ fn ask_nodes(
         let endpoint = match endpoints.get(&address) {
             Some(endpoint) => Arc::clone(endpoint),
             None => {
-                let endpoint = Arc::new(store.address.endpoint(&address)?);
+                // A node may announce an address that cannot be used.
+                let endpoint = match store.address.endpoint(&address) {
+                    Ok(endpoint) => Arc::new(endpoint),
+                    Err(error) => {
+                        first_error.get_or_insert(error);
+                        continue;
+                    }
+                };
                 endpoint.name_connections(&store.holder);
                 endpoints.insert(address.clone(), Arc::clone(&endpoint));
                 endpoint

@@ -3,8 +3,8 @@
 //! An r2d2 pool makes the connections, on threads of its own: the resolver of host names and the callback for
 //! credentials have no time-outs, so a caller must be able to leave before its attempt has ended. The pool lives from
 //! the first caller that needs a connection until no caller waits for one, so a connected client has none of its
-//! threads. If the last caller leaves without a connection, and another attempt may succeed, the pool lives on: its
-//! attempts go on in the background, and a later caller gets their connection.
+//! threads. If the last caller leaves while an attempt is under way, the pool lives until that attempt has ended, and
+//! its connection is kept for the next caller. A client that nobody uses begins no attempts.
 
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::Error;
 use crate::store::redis::connection::{Connection, Endpoint};
@@ -51,8 +51,8 @@ struct PoolState {
     callers: usize,
     /// How many attempts are under way.
     running_attempts: usize,
-    /// The last caller left without a connection, and an attempt may still make it. The next caller takes it.
-    keeps_attempts: bool,
+    /// The connection of an attempt that ended after the last caller had left.
+    kept: Option<Connection>,
     pool: Option<r2d2::Pool<Manager>>,
 }
 
@@ -60,7 +60,7 @@ impl PoolState {
     /// Takes out the pool if nothing needs it any more. The caller drops the pool after the unlock, which closes its
     /// connections.
     fn take_unneeded(&mut self) -> Option<r2d2::Pool<Manager>> {
-        let is_needed = self.callers > 0 || self.running_attempts > 0 || self.keeps_attempts;
+        let is_needed = self.callers > 0 || self.running_attempts > 0;
         self.pool.take_if(|_| !is_needed)
     }
 }
@@ -86,16 +86,17 @@ impl Connector {
     /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired). If no thread can be
     /// started, makes one attempt on this thread, which may take one connect time-out.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
-        let mut caller = WaitingCaller::begin(self);
+        let mut state = self.pool.lock();
+        let kept = state.kept.take();
+        if let Some(kept) = kept.filter(|kept| !kept.is_stale()) {
+            return Ok(kept);
+        }
+        let caller = WaitingCaller::begin(self, state);
         let connected = match &caller.pool {
             Some(pool) => self.wait(pool, timeout),
             None => self.manager.endpoint.open_and_note(),
         };
-        let is_retired = self.manager.endpoint.is_retired();
-        // Attempts that must fail would ask for credentials, and log in, again and again.
-        caller.keeps_attempts =
-            matches!(&connected, Err(error) if !error.is_lasting() && !is_retired);
-        connected.map_err(|error| match is_retired {
+        connected.map_err(|error| match self.manager.endpoint.is_retired() {
             // The caller may have to use another server.
             true => error.with_redirect(Some(Redirect::Retired)),
             false => error,
@@ -111,8 +112,8 @@ impl Connector {
             // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
             let left = until.since(MonotonicTime::now());
             match pool.get_timeout(left.min(POOL_WAIT)).map(take) {
-                Ok(made) if made.is_stale() => continue,
-                Ok(made) => return Ok(made),
+                Ok(Some(made)) if !made.is_stale() => return Ok(made),
+                Ok(_) => continue,
                 Err(timed_out) if left <= POOL_WAIT || is_over() => {
                     return Err(endpoint.last_error().unwrap_or_else(|| {
                         errors::no_connection(&endpoint.address_of_server(), timed_out)
@@ -122,7 +123,7 @@ impl Connector {
             }
             let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
             while MonotonicTime::now() < again && !is_over() {
-                if let Some(made) = pool.try_get().map(take)
+                if let Some(made) = pool.try_get().and_then(take)
                     && !made.is_stale()
                 {
                     return Ok(made);
@@ -186,23 +187,17 @@ struct WaitingCaller<'a> {
     /// `None` if no thread could be started: the caller connects itself. A process at its limit of threads still has to
     /// renew its locks.
     pool: Option<r2d2::Pool<Manager>>,
-    keeps_attempts: bool,
 }
 
 impl<'a> WaitingCaller<'a> {
-    fn begin(connector: &'a Connector) -> Self {
-        let mut state = connector.pool.lock();
+    fn begin(connector: &'a Connector, mut state: MutexGuard<'_, PoolState>) -> Self {
         state.callers += 1;
         if state.pool.is_none() {
             state.pool = connector.start_pool();
         }
         let pool = state.pool.clone();
         drop(state);
-        Self {
-            connector,
-            pool,
-            keeps_attempts: false,
-        }
+        Self { connector, pool }
     }
 }
 
@@ -210,17 +205,15 @@ impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
         let mut state = self.connector.pool.lock();
         state.callers -= 1;
-        state.keeps_attempts = self.keeps_attempts;
         let unneeded = state.take_unneeded();
         drop(state);
         drop(unneeded);
     }
 }
 
-/// Takes the connection out of the pool, which then forgets it.
-fn take(mut made: r2d2::PooledConnection<Manager>) -> Connection {
+/// Takes the connection out of the pool, which then forgets it. `None` if it was kept for the next caller.
+fn take(mut made: r2d2::PooledConnection<Manager>) -> Option<Connection> {
     made.take()
-        .expect("each connection of the pool is taken once")
 }
 
 /// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
@@ -232,13 +225,14 @@ struct Manager {
 }
 
 impl r2d2::ManageConnection for Manager {
-    /// `None` once a caller has taken it.
+    /// `None` once a caller has taken it, and if it is kept for the next caller.
     type Connection = Option<Connection>;
     type Error = Error;
 
     fn connect(&self) -> Result<Option<Connection>, Error> {
-        let _attempt = RunningAttempt::begin(&self.pool);
-        self.endpoint.open_and_note().map(Some)
+        let attempt = RunningAttempt::begin(&self.pool);
+        let connection = self.endpoint.open_and_note()?;
+        Ok(attempt.keep_without_callers(connection))
     }
 
     /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
@@ -262,6 +256,18 @@ impl RunningAttempt {
             pool.lock().running_attempts += 1;
         }
         Self(pool)
+    }
+
+    /// Keeps the connection for the next caller if no caller waits. Otherwise returns it.
+    fn keep_without_callers(&self, connection: Connection) -> Option<Connection> {
+        let mut state = self.0.as_ref()?.lock();
+        if state.callers > 0 {
+            return Some(connection);
+        }
+        let replaced = state.kept.replace(connection);
+        drop(state);
+        drop(replaced);
+        None
     }
 }
 

@@ -44,8 +44,11 @@ fn timed_out(address: &str) -> String {
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         _ if error.names(address) => error,
-        // The caller's own time-out came before the time-out of the connection. The error does not name the server yet.
-        ErrorKind::Timeout => Error::new(ErrorKind::Timeout, timed_out(address)),
+        // The caller's own time-out came before the time-out of the connection. That of a connection names the server,
+        // which may be another one after a fail-over.
+        ErrorKind::Timeout if error.message().is_empty() => {
+            Error::new(ErrorKind::Timeout, timed_out(address))
+        }
         ErrorKind::Denied | ErrorKind::Unavailable => error.at(address),
         _ => error,
     }
@@ -107,7 +110,7 @@ pub(super) fn hide_password(reply: &mut Value, password: &str) {
 }
 
 /// Returns the error without the password. Returns `None` if the error does not contain the password, or if removing
-/// the password would change the kind of the error.
+/// the password would change the kind of the error or its redirect.
 fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let (code, detail) = (error.code(), error.details().unwrap_or(""));
     let hide = |text: &str| text.replace(password, "<password>");
@@ -120,8 +123,13 @@ fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let hidden = redis::parse_redis_value(line.as_bytes()).ok();
     hidden.filter(|hidden| {
         let kind = |error: &ServerError| error_reply(error.code(), error.details()).kind();
-        shown != received
-            && matches!(hidden, Value::ServerError(hidden) if kind(hidden) == kind(error))
+        // The address of a redirect may contain the password.
+        let redirect =
+            |error: &ServerError| Redirect::parse(error.code(), error.details().unwrap_or(""));
+        let is_same = |hidden: &ServerError| {
+            kind(hidden) == kind(error) && redirect(hidden) == redirect(error)
+        };
+        shown != received && matches!(hidden, Value::ServerError(hidden) if is_same(hidden))
     })
 }
 
@@ -695,6 +703,36 @@ mod tests {
             let shown = wait_refused(code, Some(detail)).to_string();
             assert!(shown.contains(next), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_redirect_keeps_its_address() {
+        for (line, hidden) in [
+            ("-MOVED 7 redis-1:7000", "-MOVED 7 redis-1:7000"),
+            ("-ASK 7 h:redis", "-ASK 7 h:<password>"),
+            ("-ERR redis is wrong", "-ERR <password> is wrong"),
+        ] {
+            let read = |line: &str| redis::parse_redis_value(format!("{line}\r\n").as_bytes());
+            let mut reply = read(line).unwrap();
+            hide_password(&mut reply, "redis");
+            assert_eq!(reply, read(hidden).unwrap(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_late_reply_of_another_server_keeps_its_address() {
+        let late = Error::new(ErrorKind::Timeout, timed_out("old:1"));
+        assert!(
+            at_server("new:1", late)
+                .to_string()
+                .contains("old:1 did not")
+        );
+        let own = Error::new(ErrorKind::Timeout, "");
+        assert!(
+            at_server("new:1", own)
+                .to_string()
+                .contains("new:1 did not")
+        );
     }
 
     #[test]

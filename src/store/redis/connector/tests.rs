@@ -29,12 +29,6 @@ fn has_pool(connector: &Connector) -> bool {
     connector.pool.lock().pool.is_some()
 }
 
-fn idle_in_pool(connector: &Connector) -> u32 {
-    let state = connector.pool.lock();
-    let pool = state.pool.as_ref().expect("the pool lives");
-    pool.state().idle_connections
-}
-
 fn running_attempts(connector: &Connector) -> usize {
     connector.pool.lock().running_attempts
 }
@@ -58,13 +52,14 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
     let connector = connector_to(&proxy.url());
     let error = connector.connect(SHORT).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(has_pool(&connector), "its attempt goes on");
+    // The attempt goes on, and then the pool is not needed any more.
+    assert!(eventually(LONG, || proxy.connections() == 1));
+    assert!(has_pool(&connector));
     proxy.hold_replies(false);
-    // The pool counts an attempt before a thread begins it, and offers its connection only after it has ended.
-    assert!(eventually(LONG, || idle_in_pool(&connector) == 1));
-    let connection = connector.connect(LONG).unwrap();
+    assert!(eventually(LONG, || !has_pool(&connector)));
+    let connection = connector.connect(SHORT).unwrap();
     assert_eq!(proxy.connections(), 1);
-    assert!(!has_pool(&connector));
+    assert!(!has_pool(&connector), "it was kept");
     drop(connection);
 }
 
@@ -113,30 +108,27 @@ fn attempts_that_hang_keep_one_pool() {
     drop(connection);
 }
 
+/// Otherwise a client that nobody uses would ask for credentials and log in again and again, and all clients would
+/// connect at once when Redis returns.
 #[test]
-fn attempts_go_on_while_the_server_is_away() {
+fn no_attempt_begins_without_a_caller() {
     let mut server = Server::start().unwrap();
+    let refused = connector_to(&server.url().replace("://", "://nobody:wrong@"));
+    assert_eq!(
+        refused.connect(LONG).err().unwrap().kind(),
+        ErrorKind::Denied
+    );
     let connector = connector_to(&server.url());
     drop(connector.connect(LONG).unwrap());
     server.kill();
-    assert!(connector.connect(Duration::from_millis(100)).is_err());
-    assert!(has_pool(&connector));
-    let failures = || connector.manager.endpoint.failures();
-    let before = failures();
-    assert!(eventually(LONG, || failures() > before + 1));
+    for _ in 0..3 {
+        assert!(connector.connect(Duration::from_millis(600)).is_err());
+    }
+    for connector in [&refused, &connector] {
+        assert!(eventually(LONG, || !has_pool(connector)));
+    }
     server.restart().unwrap();
     drop(connector.connect(LONG).unwrap());
-    assert!(eventually(LONG, || running_attempts(&connector) == 0));
-}
-
-/// Each attempt would ask for credentials, and Redis would log the refusal.
-#[test]
-fn attempts_that_are_refused_do_not_go_on() {
-    let server = Server::start().unwrap();
-    let connector = connector_to(&server.url().replace("://", "://nobody:wrong@"));
-    let error = connector.connect(LONG).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(eventually(LONG, || !has_pool(&connector)));
 }
 
 #[test]

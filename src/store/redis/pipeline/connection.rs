@@ -494,8 +494,13 @@ impl PipelinedConnection {
             let value = refusal.unwrap_or(value);
             let (outcomes, unknown) = match scripts::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
-                Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
+                Decoded::OutcomeUnknown(error) => {
+                    (Few::new(), Some(error.at(self.connection.address())))
+                }
                 Decoded::SplitBatch => {
+                    if kind == ScriptKind::Release {
+                        self.released_late.extend(batch.released_keys());
+                    }
                     self.repeat(context, Call::Script { kind, by_text }, 1);
                     self.note_read();
                     continue;

@@ -723,6 +723,12 @@ impl<'a> Leadership<'a> {
         let all = connection.read(context, until, due, &mut |request, outcome| {
             let next = match outcome {
                 CommandOutcome::Known(outcome) => request.on_reply(outcome),
+                // The connection is fine, so a release is not repeated at once.
+                CommandOutcome::Unknown(error)
+                    if matches!(request.command, Command::Release { .. }) =>
+                {
+                    request.on_reply(Err(error))
+                }
                 CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
             };
             let next = self.pipeline.reroute(next);

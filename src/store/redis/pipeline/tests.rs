@@ -232,6 +232,26 @@ fn the_next_request_reads_a_releases_reply() {
     assert_eq!(f.unanswered(), 0);
 }
 
+/// Redis refuses the call of two releases because of one key. Each release is sent again, behind the acquire.
+#[test]
+fn an_acquire_waits_for_releases_that_are_split() {
+    let f = fixture();
+    f.use_scripts_only();
+    let [a, b] = ["a", "b"].map(|name| f.acquire(name));
+    let forbids = ["ACL", "SETUSER", "default", "resetkeys", "~p:~*", "~p:a*"];
+    f.server.command(&forbids).unwrap();
+    let batch = [
+        f.release("b", b),
+        f.release("a", a),
+        acquire_under(LeaseId::random(), "a"),
+    ];
+    let outcomes = f.execute(batch);
+    let [Err(denied), Ok(Reply::Done), Ok(Reply::Granted { .. })] = outcomes.as_slice() else {
+        panic!("{outcomes:?}");
+    };
+    assert_eq!(denied.kind(), ErrorKind::Denied);
+}
+
 #[test]
 fn foreign_values_cost_no_connection() {
     let f = fixture();

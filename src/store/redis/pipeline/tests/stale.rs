@@ -169,3 +169,41 @@ fn an_unexpected_reply_makes_all_connections_suspect() {
     assert_eq!(error.kind(), ErrorKind::Protocol);
     assert!(epoch.replace_at(&made_in).is_some());
 }
+
+/// A proxy whose server is away says so to each request, and the connection to the proxy lives.
+#[test]
+fn a_release_that_a_proxy_refuses_is_repeated_later() {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let server = Server::start().unwrap();
+    let is_refused = Arc::clone(&refuses);
+    let port = fake_server::proxy(server.port(), move |reply| {
+        match is_refused.load(Ordering::SeqCst) {
+            true => b"-upstream failure\r\n".to_vec(),
+            false => reply.to_vec(),
+        }
+    });
+    let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
+    let lease = f.acquire("k");
+    refuses.store(true, Ordering::SeqCst);
+    let before = f.calls();
+    let error = f.ask(f.release("k", lease), LONG).unwrap_err();
+    let proxy = format!("127.0.0.1:{port}");
+    assert!(error.to_string().contains(&proxy), "{error}");
+    // The pause has not ended, so the background has no work.
+    f.pipeline.run_maintenance();
+    let sent: u64 = f
+        .calls()
+        .iter()
+        .zip(before)
+        .map(|(now, before)| now - before)
+        .sum();
+    assert!(sent <= 2, "{sent} requests");
+    let soon = MonotonicTime::now().after(Duration::from_millis(200));
+    f.pipeline.flush(soon).unwrap_err();
+    refuses.store(false, Ordering::SeqCst);
+    assert!(eventually(LONG, || {
+        f.pipeline.run_maintenance();
+        f.is_idle()
+    }));
+    assert!(!f.exists("k"));
+}
