@@ -5,8 +5,8 @@
 --   FLUSHALL, or one in the future is replaced, and the quarantine begins.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: nothing; `left` is the ms until the node votes, 0 or less if it votes; `refused` is an error QUARANTINE and
---   these ms, another error, or nil
+-- Returns: nothing; `marked` is the mark as it was read; `left` is the ms until the node votes, 0 or less if it votes;
+--   `refused` is an error QUARANTINE and these ms, another error, or nil
 local marked, run, since = redis.pcall('GETRANGE', mark, '0', '63'), nil, nil
 if type(marked) == 'string' then
   run, since = string.match(marked, '^(%x+) (%d+)$')

@@ -38,10 +38,11 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
 /// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
 /// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
-/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one,
-/// and the environment check has a thread while it runs. A client of a Redis Cluster has four threads, two for each
-/// master that it uses, and a third one for each further master whose locks it has renewed. A client of a quorum has
-/// four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has three threads.
+/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one
+/// and no attempt is under way, and the environment check has a thread while it runs. A client of a Redis Cluster has
+/// four threads, two for each master that it uses, and a third one for each further master whose locks it has renewed.
+/// A client of a quorum has four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
+/// three threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -447,7 +448,7 @@ impl Client {
     /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
     /// the others.
     ///
-    /// The health of a node to which no request was sent yet is `Unknown`. The call has such a node probed, so a later
+    /// The health of a node whose vote was not asked for yet is `Unknown`. The call has such a node probed, so a later
     /// call knows more.
     ///
     /// # Errors

@@ -119,7 +119,7 @@ impl NodeClock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum NodeHealth {
-    /// The client has not asked the node yet.
+    /// No probe has had an outcome yet, and no request that only a node carries out that votes.
     Unknown,
     /// The node has voted on the client's last request or probe.
     Up,

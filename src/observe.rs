@@ -264,7 +264,7 @@ impl EventHandler for Observer {
 
     fn plain_acquires_refused(&self, error: &Error) {
         #[cfg(feature = "tracing")]
-        catch_panics(|| tracing::warn!(target: "leasehold", %error, "transactions refused"));
+        catch_panics(|| tracing::warn!(target: "leasehold", %error, "plain acquires refused"));
     }
 
     fn node_changed(&self, node: &NodeState) {

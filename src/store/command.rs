@@ -174,7 +174,7 @@ impl Command {
         }
     }
 
-    /// Whether this is an acquire whose lease may be in the key's queue, then or before.
+    /// Whether this acquire may queue its lease, or its lease may be queued already.
     pub(crate) fn may_queue(&self) -> bool {
         matches!(self, Self::Acquire { queue_mode, .. } if *queue_mode != QueueMode::None)
     }

@@ -237,11 +237,11 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
 
 fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
     let (client, recorder) = trial.recorded()?;
-    // The second acquire on a connection is followed by a probe. Other keys may use another connection.
+    // The second acquire on a connection is followed by a trial. Other keys may use another connection.
     for _ in 0..2 {
         unlocked(client.mutex("k").lock().map_err(text)?)?;
     }
-    let is_refused = || recorder.count(What::TransactionsRefused, "") > 0;
+    let is_refused = || recorder.count(What::PlainAcquiresRefused, "") > 0;
     let denied = refused(&trial.server);
     let denied: Vec<&String> = denied
         .iter()
@@ -263,7 +263,7 @@ fn release_without_a_script(trial: &Trial) -> Result<(), Effect> {
     }
     for command in commands(&trial.server, &["plain-releases"]) {
         let calls = trial.server.calls(command).unwrap();
-        // The probe is a call, too.
+        // The trial is a call, too.
         expect!(calls > 1, "no {command}: {:?}", refused(&trial.server));
     }
     Ok(())

@@ -173,8 +173,9 @@ impl Members {
         self.table.read().slots.lowest_of(server)
     }
 
-    /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses it.
-    /// A thread that used it shortly before may have left work, so `is_idle` is asked while no thread can get it.
+    /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses
+    /// it. A thread that used it shortly before may have left work, so `is_idle` is asked while no thread has the
+    /// `Member`.
     pub(super) fn remove_if(
         &self,
         server: ServerId,

@@ -254,7 +254,7 @@ impl ClusterStore {
         &self,
         command: &Command,
         slot: Slot,
-        deadline: MonotonicTime,
+        mut deadline: MonotonicTime,
     ) -> Result<Reply, Failed> {
         let mut attempts = Attempts::until(deadline);
         let mut asked = None;
@@ -278,6 +278,10 @@ impl ClusterStore {
             };
             if is_silence(&error) {
                 member.note_reply(false);
+            }
+            if let Some(Redirect::TryAgain | Redirect::ClusterDown) = error.redirect() {
+                deadline = asked_until(command, deadline);
+                attempts.end_by(deadline);
             }
             let is_kept = error.redirect().is_none();
             match self.on_error(&member, error, &mut attempts) {
@@ -311,9 +315,12 @@ impl ClusterStore {
             return;
         };
         // At the limit of threads, the node may not open. Another node gets a redirect, and repeats the release later.
-        let node = self.node(&member).ok().map(Arc::clone);
-        let node = node.or_else(|| self.open_nodes().into_iter().next());
-        if let Some(node) = node {
+        if let Ok(node) = self.node(&member) {
+            return node.queue_late_release(release, error);
+        }
+        let mut members = self.members.all().into_iter();
+        let other = members.find(|other| other.serves_slots() && other.node().is_some());
+        if let Some(node) = other.as_ref().and_then(|other| other.node()) {
             node.queue_late_release(release, error);
         }
     }
@@ -412,7 +419,7 @@ impl ClusterStore {
         for member in self.members.all() {
             let Some(node) = member.node() else { continue };
             node.set_shard_slot(self.shard_slot_of(member.id()));
-            self.reroute_releases(&member, node);
+            let _ = self.reroute_releases(&member, node);
         }
         // Unlocked before the call of the listener, which may open nodes.
         let started = self.started.read().clone();
@@ -430,19 +437,24 @@ impl ClusterStore {
 
     /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them. If such a node
     /// cannot be opened, the release stays. So does an undo, but no copy of it is sent later: a copy for each attempt
-    /// would be too many.
-    fn reroute_releases(&self, member: &Member, node: &Arc<Node>) {
+    /// would be too many. Returns false if a release stays.
+    fn reroute_releases(&self, member: &Member, node: &Arc<Node>) -> bool {
         let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
         let transit = self.transits.begin();
+        let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
+            // Kept until its node has the release: no thread removes a member that is in use.
             let owner = self.members.owner(release.key.slot());
-            let target = owner.and_then(|owner| self.node(&owner).ok().map(Arc::clone));
-            match target {
-                Some(target) => adopt(&target, release, &transit),
+            match owner.as_ref().and_then(|owner| self.node(owner).ok()) {
+                Some(target) => adopt(target, release, &transit),
                 None if release.is_undo => {}
-                None => adopt(node, release, &transit),
+                None => {
+                    node.adopt_release(release);
+                    have_all_left = false;
+                }
             }
         }
+        have_all_left
     }
 
     /// Flushes one node. A master that is away and has no slots any more counts as flushed, once its releases are on
@@ -453,8 +465,10 @@ impl ClusterStore {
         };
         let flushed = node.flush(deadline);
         match &flushed {
-            Err(error) if error.redirect() == Some(&Redirect::Retired) => {
-                self.reroute_releases(member, node);
+            Err(error)
+                if error.redirect() == Some(&Redirect::Retired)
+                    && self.reroute_releases(member, node) =>
+            {
                 Ok(())
             }
             _ => flushed,
@@ -471,7 +485,7 @@ impl ClusterStore {
             }
             if let Some(node) = member.node() {
                 // Callers may have queued releases here after the slots moved, and the server may be gone.
-                self.reroute_releases(&member, node);
+                let _ = self.reroute_releases(&member, node);
             }
             let id = member.id();
             drop(member);
@@ -620,10 +634,7 @@ impl Store for ClusterStore {
                     Err(_) => others.push(request),
                 },
                 Redirect::Moved(_) | Redirect::Retired => moved.push(request),
-                Redirect::TryAgain | Redirect::ClusterDown => {
-                    request.deadline = asked_until(&request.command, request.deadline);
-                    others.push(request);
-                }
+                Redirect::TryAgain | Redirect::ClusterDown => others.push(request),
             }
         }
         for (member, requests) in &mut asked {
@@ -1081,7 +1092,7 @@ mod tests {
         };
         assert!(store.members.note_moved(key.slot(), &bad).unwrap());
         for _ in 0..3 {
-            store.reroute_releases(&old, node);
+            assert!(!store.reroute_releases(&old, node), "one release stays");
         }
         store.members.note_moved(key.slot(), &address(1)).unwrap();
         let left = node.take_releases(|_| true);
@@ -1091,7 +1102,7 @@ mod tests {
         store.close();
     }
 
-    /// Its undo may be for a lease that the next master has, too, so only a copy of it moves there.
+    /// Its undo stays queued here, since the other master cannot be opened.
     #[test]
     fn a_master_that_is_away_without_slots_delays_no_flush() {
         let store = store();

@@ -30,6 +30,11 @@ impl Attempts {
         }
     }
 
+    /// Ends the attempts earlier.
+    pub(super) fn end_by(&mut self, deadline: MonotonicTime) {
+        self.deadline = deadline;
+    }
+
     /// Waits before the next attempt, as long as `redirect` of the node at `by` asks for. Returns the error for the
     /// caller if the deadline comes first.
     pub(super) fn wait(&mut self, redirect: &Redirect, by: &HostPort) -> Result<(), Error> {

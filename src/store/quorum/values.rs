@@ -17,8 +17,8 @@ use crate::util::key::Key;
 
 /// How often a write is tried. A second try is rare: a node had a greater token, and does not reply any more.
 const TRIES: usize = 3;
-/// The least rest of a ttl that a write leaves as it is.
-const SHORTEST_REST: Duration = Duration::from_millis(1);
+/// The shortest ttl that Redis accepts.
+const SHORTEST_TTL: Duration = Duration::from_millis(1);
 /// A request ends before this part of a quarantine. So a client never uses the reply of a node that has lost its data
 /// and votes again.
 const PART_OF_QUARANTINE: u32 = 3;
@@ -85,9 +85,7 @@ impl QuorumStore {
                 writer: id::random_number(),
             },
         };
-        // Redis refuses a ttl of 0, which a value has in its last millisecond.
-        let rest = last.and_then(|last| last.expires_in);
-        let ttl = change.ttl.or(rest.map(|rest| rest.max(SHORTEST_REST)));
+        let ttl = change.ttl.or(last.and_then(|last| last.expires_in));
         let value = change.value.cloned();
         let copy = Arc::new(ValueCopy { version, value });
         self.write_copies(change.key, &copy, ttl, &mut outcomes, deadline);
@@ -173,6 +171,8 @@ impl QuorumStore {
         outcomes: &mut [Option<Outcome>],
         deadline: MonotonicTime,
     ) {
+        // Redis refuses a ttl of 0, which a value has in its last millisecond.
+        let ttl = ttl.map(|ttl| ttl.max(SHORTEST_TTL));
         let write = |node: usize| Command::WriteCopy {
             key: key.clone(),
             copy: Arc::clone(copy),

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
 use crate::store::redis::errors;
 use crate::util::clock::MonotonicTime;
@@ -230,7 +230,10 @@ impl r2d2::ManageConnection for Manager {
     type Error = Error;
 
     fn connect(&self) -> Result<Option<Connection>, Error> {
-        let attempt = RunningAttempt::begin(&self.pool);
+        // The pool tries again after a failed attempt, also if its callers have left.
+        let attempt = RunningAttempt::begin(&self.pool).ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "no caller waits for a connection")
+        })?;
         let connection = self.endpoint.open_and_note()?;
         Ok(attempt.keep_without_callers(connection))
     }
@@ -246,21 +249,25 @@ impl r2d2::ManageConnection for Manager {
     }
 }
 
-/// Counts an attempt until it has ended, also by a panic. `None` once the connector is dropped.
-struct RunningAttempt(Option<Arc<Mutex<PoolState>>>);
+/// Counts an attempt until it has ended, also by a panic.
+struct RunningAttempt(Arc<Mutex<PoolState>>);
 
 impl RunningAttempt {
-    fn begin(pool: &Weak<Mutex<PoolState>>) -> Self {
-        let pool = pool.upgrade();
-        if let Some(pool) = &pool {
-            pool.lock().running_attempts += 1;
+    /// `None` if no caller waits, or the connector is dropped.
+    fn begin(pool: &Weak<Mutex<PoolState>>) -> Option<Self> {
+        let pool = pool.upgrade()?;
+        let mut state = pool.lock();
+        if state.callers == 0 {
+            return None;
         }
-        Self(pool)
+        state.running_attempts += 1;
+        drop(state);
+        Some(Self(pool))
     }
 
     /// Keeps the connection for the next caller if no caller waits. Otherwise returns it.
     fn keep_without_callers(&self, connection: Connection) -> Option<Connection> {
-        let mut state = self.0.as_ref()?.lock();
+        let mut state = self.0.lock();
         if state.callers > 0 {
             return Some(connection);
         }
@@ -273,10 +280,7 @@ impl RunningAttempt {
 
 impl Drop for RunningAttempt {
     fn drop(&mut self) {
-        let Some(pool) = &self.0 else {
-            return;
-        };
-        let mut state = pool.lock();
+        let mut state = self.0.lock();
         state.running_attempts -= 1;
         let unneeded = state.take_unneeded();
         drop(state);

@@ -67,7 +67,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The connections of a client to one Redis server.
 pub(crate) struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
-    /// callers until a pipeline for renewals is connected.
+    /// callers if a pipeline for renewals would have to connect.
     pipelines: Vec<Pipeline>,
     /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
     /// often, and a dead connection is noticed soon.

@@ -22,7 +22,7 @@ pub enum What {
     NotificationsRefused,
     /// This event has no key, and is counted under the empty key.
     SentinelsUnavailable,
-    TransactionsRefused,
+    PlainAcquiresRefused,
     /// This event has no key, and is counted under the node's address.
     NodeFailing,
     /// As `NodeFailing`.
@@ -124,7 +124,7 @@ impl EventHandler for Recorder {
     }
 
     fn plain_acquires_refused(&self, _: &Error) {
-        self.note_of(What::TransactionsRefused, "");
+        self.note_of(What::PlainAcquiresRefused, "");
     }
 
     fn sentinels_unavailable(&self, _: &Error) {

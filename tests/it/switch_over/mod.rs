@@ -65,8 +65,15 @@ impl Servers {
     fn drop_from_the_old(&self, key: &str) {
         ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
         ask(&self.old, &["CONFIG", "SET", "replica-read-only", "no"]);
-        ask(&self.old, &["DEL", &in_redis(key)]);
-        ask(&self.old, &["CONFIG", "SET", "replica-read-only", "yes"]);
+        // In one step: a writable server without the lock would be a primary that has lost it.
+        let client = redis::Client::open(self.old.url()).unwrap();
+        let mut delete = redis::pipe();
+        delete.atomic().del(in_redis(key));
+        delete
+            .cmd("CONFIG")
+            .arg(&["SET", "replica-read-only", "yes"]);
+        let deleted = delete.query::<(i64, String)>(&mut client.get_connection().unwrap());
+        assert_eq!(deleted.unwrap(), (1, "OK".to_owned()));
     }
 
     /// Closes all connections to the old primary, except those for notifications.

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use leasehold::{Client, Mutex};
@@ -114,15 +114,16 @@ struct FairMutex {
     seat: usize,
 }
 
-/// How often a thread takes a mutex that it held last before it counts the hold. At the end of a round, no other thread
-/// may be left.
-const TRIES: usize = 1000;
+/// For how long a thread tries to get the mutex from another thread. At the end of a round, no other thread may be
+/// left.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Locker for FairMutex {
-    /// Counts only a hold that came from another thread, as almost all holds of a leasehold lock do: `unlock_fair` hands
-    /// the mutex on only to a thread that is parked at that moment.
+    /// Counts only a hold that came from another thread, as almost all holds of a leasehold lock do: `unlock_fair`
+    /// hands the mutex on only to a thread that is parked at that moment.
     async fn pair(&mut self, time: Duration) -> anyhow::Result<u64> {
-        for _ in 1..TRIES {
+        let give_up = Instant::now() + PATIENCE;
+        while Instant::now() < give_up {
             let mut last = self.last.lock();
             if last.replace(self.seat) == Some(self.seat) {
                 MutexGuard::unlock_fair(last);

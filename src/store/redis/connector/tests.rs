@@ -12,7 +12,7 @@ use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::ErrorKind;
 
 const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_millis(1);
+const SHORT: Duration = Duration::from_millis(5);
 
 fn connector_to(url: &str) -> Arc<Connector> {
     let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
@@ -50,15 +50,17 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
     let proxy = Proxy::start(server.port()).unwrap();
     proxy.hold_replies(true);
     let connector = connector_to(&proxy.url());
-    let error = connector.connect(SHORT).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // The attempt goes on, and then the pool is not needed any more.
-    assert!(eventually(LONG, || proxy.connections() == 1));
+    // On a busy machine, the caller may leave before its attempt has begun.
+    let leaves_an_attempt = || {
+        let error = connector.connect(SHORT).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        running_attempts(&connector) > 0
+    };
+    assert!(eventually(LONG, leaves_an_attempt));
     assert!(has_pool(&connector));
     proxy.hold_replies(false);
     assert!(eventually(LONG, || !has_pool(&connector)));
     let connection = connector.connect(SHORT).unwrap();
-    assert_eq!(proxy.connections(), 1);
     assert!(!has_pool(&connector), "it was kept");
     drop(connection);
 }
@@ -129,6 +131,18 @@ fn no_attempt_begins_without_a_caller() {
     }
     server.restart().unwrap();
     drop(connector.connect(LONG).unwrap());
+}
+
+/// One of these attempts is always under way, if the pool begins the next one whenever one has failed.
+#[test]
+fn attempts_that_overlap_end() {
+    let server = Server::start().unwrap();
+    server.stop();
+    let timeout = Duration::from_secs(1);
+    let endpoint = Endpoint::new(&server.url(), timeout, DEFAULT_MAX_REPLY).unwrap();
+    let connector = Connector::new(&Arc::new(endpoint), 4);
+    assert!(connector.connect(timeout).is_err());
+    assert!(eventually(LONG, || !has_pool(&connector)));
 }
 
 #[test]

@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_millis(10);
 /// Makes the connections of pipelines.
 pub(crate) type SharedConnector = Arc<Connector>;
 
-/// Does not connect. At most `most` callers wait for a connection at a time.
+/// Does not connect. `most`: the most connections that are made at a time.
 pub(crate) fn connector(endpoint: &Arc<Endpoint>, most: usize) -> SharedConnector {
     Connector::new(endpoint, most)
 }

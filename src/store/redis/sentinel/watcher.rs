@@ -156,12 +156,7 @@ impl SentinelWatcher {
                         let accepted =
                             sentinels.accept_if(sentinel, answer, SentinelState::is_current);
                         let Ok(named) = accepted else {
-                            // This sentinel has missed a fail-over, so it may miss the next one, too. Or all sentinels
-                            // were set up anew: then the newest answer counts.
-                            let by = MonotonicTime::now().after(self.timeout);
-                            let named =
-                                sentinels.find_primary(&self.endpoint, by, &self.sockets)?;
-                            self.follow(&named);
+                            // This sentinel has missed a fail-over, so it may miss the next one, too.
                             return Ok(());
                         };
                         since.get_or_insert(now);

@@ -109,7 +109,7 @@ impl PipelinedConnection {
             true => self.deletes,
             false => Deletes::Neither,
         };
-        let mut probed = None;
+        let mut tried = None;
         match deletes {
             // The usual case, without new vectors.
             Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
@@ -124,13 +124,13 @@ impl PipelinedConnection {
             }
             Deletes::Untried => {
                 let released = requests.iter().find(|it| can_delete(it));
-                probed = released.and_then(|request| request.command.key().cloned());
+                tried = released.and_then(|request| request.command.key().cloned());
             }
             _ => {}
         }
         let call = Call::script(ScriptKind::Release);
         self.enqueue_all(context, call, MAX_KEYS, requests);
-        if let Some(key) = probed {
+        if let Some(key) = tried {
             self.deletes = Deletes::Trying;
             for command in CompareAndDelete::ALL {
                 let start = self.buffer.len();

@@ -99,7 +99,7 @@ fn free_keys_are_granted_without_a_script() {
     f.acquire("first");
     assert_eq!(f.used_since(before), [0, 1], "the script only");
     f.acquire("second");
-    assert_eq!(f.used_since(before), [1, 2], "a probe, and the script");
+    assert_eq!(f.used_since(before), [1, 2], "a trial, and the script");
     let before = f.used();
     let mut last = 0;
     for (n, command) in [acquire_of("a"), waiting("b"), waiting("c")]
@@ -202,7 +202,7 @@ impl Fixture {
 /// A fixture that has found out how its server deletes keys with certain values.
 fn after_releases() -> Fixture {
     let f = warm();
-    // The first release is followed by the probes, whose replies come before the next one.
+    // The first release is followed by the trials, whose replies come before the next one.
     for _ in 0..2 {
         let release = f.held("k");
         assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
