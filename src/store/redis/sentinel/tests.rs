@@ -91,6 +91,8 @@ fn serve(
     questions: &AtomicUsize,
 ) {
     let mut lines = BufReader::new(stream);
+    // A sentinel carries out the commands of a question together.
+    let mut epoch_of_answer = 0;
     while let Some(words) = read_command(&mut lines) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut script = script.lock();
@@ -113,11 +115,12 @@ fn serve(
             ["SENTINEL", ..] if script.primary == 0 => continue,
             ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "g"] => {
                 questions.fetch_add(1, Ordering::SeqCst);
+                epoch_of_answer = script.epoch;
                 let port = script.primary.to_string();
                 format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
             }
             ["SENTINEL", "MASTER", "g"] => {
-                let epoch = script.epoch.to_string();
+                let epoch = epoch_of_answer.to_string();
                 format!(
                     "*2\r\n$12\r\nconfig-epoch\r\n${}\r\n{epoch}\r\n",
                     epoch.len()
