@@ -419,7 +419,7 @@ impl ClusterStore {
         for member in self.members.all() {
             let Some(node) = member.node() else { continue };
             node.set_shard_slot(self.shard_slot_of(member.id()));
-            let _ = self.reroute_releases(&member, node);
+            self.reroute_releases(&member, node);
         }
         // Unlocked before the call of the listener, which may open nodes.
         let started = self.started.read().clone();
@@ -485,7 +485,7 @@ impl ClusterStore {
             }
             if let Some(node) = member.node() {
                 // Callers may have queued releases here after the slots moved, and the server may be gone.
-                let _ = self.reroute_releases(&member, node);
+                self.reroute_releases(&member, node);
             }
             let id = member.id();
             drop(member);

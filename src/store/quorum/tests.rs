@@ -380,14 +380,18 @@ fn a_lost_reply_leaves_no_key_behind() {
     }
 }
 
-/// One node is far ahead of another, so their tokens differ.
+/// The second node is far ahead of the first one, so their tokens differ.
+fn make_tokens_differ(servers: &[Server]) {
+    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
+        ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
+    }
+}
+
 #[test]
 fn a_token_is_written_back_to_a_majority() {
     let mut servers = servers::<3>();
     servers[2].kill();
-    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
-        ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
-    }
+    make_tokens_differ(&servers);
     let client = patient(&servers);
     let key = key("k");
     let (lease, token) = client.lock(&key);
@@ -412,9 +416,7 @@ fn a_token_is_written_back_to_a_majority() {
 fn a_refused_write_back_says_why() {
     let mut servers = servers::<3>();
     servers[2].kill();
-    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
-        ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
-    }
+    make_tokens_differ(&servers);
     ask(&servers[0], &["ACL", "SETUSER", "default", "-setrange"]);
     let client = patient(&servers);
     let key = key("k");

@@ -226,7 +226,7 @@ impl CompareAndDelete {
     }
 }
 
-/// What a connection knows about the server's command that deletes a key with a certain value.
+/// The server's command that deletes a key with a certain value, as far as a connection knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletes {
     /// A trial of each command follows the next awaited release, unless the server has refused a trial shortly before.
