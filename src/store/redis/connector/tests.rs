@@ -66,6 +66,23 @@ fn the_connection_of_a_caller_that_left_serves_the_next() {
 }
 
 #[test]
+fn one_of_several_late_connections_is_kept() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    proxy.hold_replies(true);
+    let connector = connector_to(&proxy.url());
+    let leaves_attempts = || {
+        assert!(connector.connect(SHORT).is_err());
+        running_attempts(&connector) > 1
+    };
+    assert!(eventually(LONG, leaves_attempts));
+    proxy.hold_replies(false);
+    assert!(eventually(LONG, || !has_pool(&connector)));
+    assert!(eventually(LONG, || proxy.connections() == 1));
+    assert!(connector.pool.lock().kept.is_some());
+}
+
+#[test]
 fn an_idle_connection_is_used_again() {
     let server = Server::start().unwrap();
     let connector = connector_to(&server.url());
