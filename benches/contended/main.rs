@@ -6,7 +6,7 @@
 
 mod contention;
 mod expiry;
-mod fair_mutex;
+mod fair_queue;
 mod false_losses;
 mod loss_latency;
 mod monitor;

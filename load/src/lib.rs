@@ -2,6 +2,7 @@
 //! only one lock, that of the raw commands.
 
 mod drive;
+mod fair_queue;
 mod machine;
 mod messages;
 mod raw;
@@ -11,6 +12,7 @@ mod turns;
 mod waits;
 
 pub use drive::{Locker, drive, hold};
+pub use fair_queue::FairQueue;
 pub use machine::{
     cores_by_preference, described, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
 };

@@ -15,6 +15,8 @@ pub enum Way {
     PipedRaw,
     /// A `parking_lot` mutex with fair unlock, without Redis: only the holds that came from another thread.
     FairMutex,
+    /// [`FairQueue`](crate::FairQueue), without Redis: the limit for a fair lock of one process.
+    FairQueue,
     /// A minimal program: group commit with leasehold's scripts. A thread does not await the reply to its release.
     Limit,
     /// leasehold, dropping the guard.

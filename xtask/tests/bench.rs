@@ -71,16 +71,18 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
 fn the_goals_need_few_ways_and_no_fixed_rate() {
     let rows = rows(&["--goals", "16-threads-one-key", "4-processes"]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
-    let ways = ["raw", "fair-mutex", "with_lock"].map(|way| format!("16-threads-one-key/{way}"));
+    let ways = ["raw", "fair-mutex", "fair-queue", "with_lock"]
+        .map(|way| format!("16-threads-one-key/{way}"));
     let wanted = ways.iter().map(|name| Some(name.as_str()));
-    assert_eq!(names, wanted.chain([None]).collect::<Vec<_>>());
+    assert_eq!(names, wanted.chain([None, None]).collect::<Vec<_>>());
     assert!(rows[..ways.len()].iter().all(|row| row["paced"].is_null()));
     assert_eq!(
         rows[ways.len()]["figure"],
         "pairs/s: with_lock / fair-mutex"
     );
-    // A mutex sends no request.
-    assert_eq!(figure(row(&rows, &ways[1]), "requests_per_pair"), 0.0);
+    for without_redis in &ways[1..3] {
+        assert_eq!(figure(row(&rows, without_redis), "requests_per_pair"), 0.0);
+    }
 }
 
 #[test]

@@ -86,9 +86,10 @@ const CONTENDED_BY_PROCESSES: [Way; 7] = [
     EAGER_REDLOCK,
 ];
 
-const CONTENDED_BY_THREADS: [Way; 9] = [
+const CONTENDED_BY_THREADS: [Way; 10] = [
     Way::Raw,
     Way::FairMutex,
+    Way::FairQueue,
     Way::Drop,
     Way::WithLock,
     Way::Unlock,
@@ -148,6 +149,7 @@ pub fn way_name(way: Way) -> String {
         Way::Raw => "raw".to_owned(),
         Way::PipedRaw => "raw-piped".to_owned(),
         Way::FairMutex => "fair-mutex".to_owned(),
+        Way::FairQueue => "fair-queue".to_owned(),
         Way::Limit => "limit".to_owned(),
         Way::Drop => "drop".to_owned(),
         Way::Unlock => "unlock".to_owned(),
@@ -186,7 +188,7 @@ pub fn scripted(way: Way) -> &'static [&'static str] {
             "zscore",
         ],
         Way::Raw | Way::PipedRaw | Way::Rslock { .. } | Way::Redlock { .. } => &["get", "del"],
-        Way::FairMutex => &[],
+        Way::FairMutex | Way::FairQueue => &[],
     }
 }
 

@@ -76,8 +76,9 @@ Compare ratios: they are of one run, whose rounds take all ways in turn. The oth
          script. `limit`: leasehold's scripts without the library, on two connections that threads share, without \
          any handling of faults. `drop`, `unlock`: leasehold, without and with waiting for the release. `with_lock`: \
          leasehold, with a closure. `fair-mutex`: a mutex of parking_lot with fair unlock, without Redis; only the \
-         holds that came from another thread. `rslock` (a task per thread), `redlock`: with their defaults, which \
-         pause for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
+         holds that came from another thread. Threads that run get it before threads that sleep. `fair-queue`: a lock \
+         without Redis that threads get in the order in which they asked. `rslock` (a task per thread), `redlock`: \
+         with their defaults, which pause for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
 - *ratio*: pairs of lock and release per second, divided by those of `raw` in the same round. Median of {rounds} \
          rounds of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
 - *fairness*: pairs of the thread with the fewest, divided by those of the thread with the most. Where all want \

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use leasehold::{Client, Mutex};
-use leasehold_load::{Assignment, Locker, PipedRaw, Raw, RunRound, Way, hold, serve, threads};
+use leasehold_load::{
+    Assignment, FairQueue, Locker, PipedRaw, Raw, RunRound, Way, hold, serve, threads,
+};
 use parking_lot::MutexGuard;
 
 use super::limit::{Limit, Limited};
@@ -47,6 +49,10 @@ fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
                 })
                 .collect();
             Ok(threads(bare, first_seat, time))
+        }
+        Way::FairQueue => {
+            let threads_of_queue = FairQueue::of_threads(assignment.threads);
+            Ok(threads(threads_of_queue, first_seat, time))
         }
         Way::Limit => {
             let limit = Arc::new(Limit::connect(&assignment.url)?);
