@@ -114,7 +114,12 @@ fn refusal(url: &str, command: &[&str]) -> String {
         .exec(&mut connection);
     let error = error.unwrap_err();
     let text = format!("{} {}", error.code().unwrap(), error.detail().unwrap());
-    text.trim_end_matches('.').to_owned()
+    let text = text.trim_end_matches('.');
+    // Redis 6.2 names the line of the script, and no code.
+    match text.strip_prefix("@user_script: 1: ") {
+        Some(text) => format!("ERR {text}"),
+        None => text.to_owned(),
+    }
 }
 
 #[test]
