@@ -1,12 +1,14 @@
 -- Purpose: make each lock key on this node of a quorum be held by its lease, under at least this fencing token: a
 --   renewal, or the second step of a grant. Never shortens a ttl, and takes no key from another lease.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
--- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, with `?` behind it if a missing
---   key has to stay missing, ttl in ms, and the fencing token: µs with sixteen digits
--- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of the
---   given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's
---   value; an error QUARANTINE and ms: the node does not vote for so long; an error FOREIGN and a type: the key holds
---   no lock of this library; any other error: refused.
+-- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the fencing token:
+--   µs with sixteen digits, and the time until which a missing key is set: such µs, too, or empty if a missing key
+--   has to stay missing
+-- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of
+--   the given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's
+--   value; an error QUARANTINE and ms: the node does not vote for so long; an error LATE and the µs of the clock: a
+--   missing key is not set any more; an error FOREIGN and a type: the key holds no lock of this library; any other
+--   error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -15,7 +17,8 @@ local refused, is_new_connection, keeps_data = nil, false, false
 -- part: fence.lua
 local results, result = n > 1 and {}, nil
 for i = 1, n do
-  local key, lease, ttl, token = KEYS[i + 2], string.sub(ARGV[3 * i], 1, 32), ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local key, lease, ttl = KEYS[i + 2], ARGV[4 * i - 1], ARGV[4 * i]
+  local token, latest = ARGV[4 * i + 1], ARGV[4 * i + 2]
   result = refused
   if not result then
     -- part: stored.lua
@@ -24,9 +27,11 @@ for i = 1, n do
       result = value
     elseif value and string.sub(value, 1, 36) ~= 'lh1 ' .. lease then
       result = { value }
-    elseif not value and #ARGV[3 * i] > 32 then
+    elseif not value and latest == '' then
       result = 0
       -- part: primary.lua
+    elseif not value and now > latest then
+      result = { err = 'LATE ' .. now }
     else
       local written = token > last and redis.pcall('ZADD', counter, token, 't')
       if type(written) ~= 'table' then

@@ -4,15 +4,17 @@
 --   A lock without a ttl gets the caller's ttl, as in lua/acquire.lua. A quorum has no queues.
 --   An adoption asks in the same way for a key that the lease of a ticket holds. A ttl is never shortened then.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
--- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, and the proposal:
---   µs with sixteen digits. For an adoption, the lease id is followed by a comma, the lease id of the ticket, a comma,
---   and the µs of the ticket's token with sixteen digits. A ticket is refused if neither the clock nor the fence
---   counter has reached these µs: this node has granted no such token.
--- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs of
---   the fencing token; a number: another lease holds the key, ms until the key expires; for an adoption, an array
---   instead of a number: empty if the key is missing, otherwise the value of the key, which the ticket's lease does not
---   hold; an error QUARANTINE and ms: the node does not vote for so long; an error FOREIGN and a type: the key holds no
---   lock of this library; any other error: refused.
+-- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the proposal, and
+--   the time after which the client has given the proposal up: both µs with sixteen digits. For an adoption, the
+--   lease id is followed by a comma, the lease id of the ticket, a comma, and the µs of the ticket's token with
+--   sixteen digits. A ticket is refused if neither the clock nor the fence counter has reached these µs: this node
+--   has granted no such token.
+-- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs
+--   of the fencing token; a number: another lease holds the key, ms until the key expires; for an adoption, an array
+--   instead of a number: empty if the key is missing, otherwise the value of the key, which the ticket's lease does
+--   not hold; an error QUARANTINE and ms: the node does not vote for so long; an error LATE and the µs of the clock:
+--   the client has given the proposal up; an error FOREIGN and a type: the key holds no lock of this library; any
+--   other error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -21,10 +23,12 @@ local refused, is_new_connection, keeps_data = nil, false, false
 -- part: fence.lua
 local results, result = n > 1 and {}, nil
 for i = 1, n do
-  local key, lease, ttl, proposal = KEYS[i + 2], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
-  local from, ticket = nil, nil
+  local key, lease, ttl = KEYS[i + 2], ARGV[4 * i - 1], ARGV[4 * i]
+  local proposal, latest, from, ticket = ARGV[4 * i + 1], ARGV[4 * i + 2], nil, nil
   if #lease > 32 then lease, from, ticket = string.match(lease, '^(%x+),(%x+),(%d+)$') end
   result = refused
+  -- A server that was stopped, or cut off, carries out late what it finds in its buffers. Nobody would hold the key.
+  if not result and now > latest then result = { err = 'LATE ' .. now } end
   if not result then
     -- part: stored.lua
     -- part: foreign.lua

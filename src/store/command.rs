@@ -33,6 +33,8 @@ pub(crate) enum Command {
         ttl: Duration,
         /// The µs part of the proposed token.
         micros: u64,
+        /// After this time of its clock, in µs, the node replies `TooLate`: the client has given the proposal up.
+        until: u64,
         from: Option<TicketLease>,
     },
     /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another
@@ -43,8 +45,9 @@ pub(crate) enum Command {
         ttl: Duration,
         /// The µs part of the token.
         micros: u64,
-        /// Whether to set a missing key, too. Otherwise the reply is `Missing`.
-        sets_missing: bool,
+        /// Until when, by the node's clock in µs, a missing key is set, too. After this time, the reply is `TooLate`.
+        /// `None`: a missing key is not set, and the reply is `Missing`.
+        sets_missing: Option<u64>,
     },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
     /// the queue. Retries end at `until`, when the ttl has ended.
@@ -291,6 +294,9 @@ pub(crate) enum Reply {
     Abstained { for_another: Duration },
     /// The clock of a node of a quorum that votes, in µs.
     Clock { micros: u64 },
+    /// A node of a quorum has got the request after the client has given it up, by the node's clock, which shows
+    /// `micros`. Nothing was done.
+    TooLate { micros: u64 },
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.

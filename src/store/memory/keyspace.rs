@@ -215,8 +215,14 @@ impl Keyspace {
                 lease,
                 ttl,
                 micros,
+                until,
                 from,
-            } => self.propose(key, *lease, *ttl, *micros, *from, step),
+            } => {
+                if let Some(refusal) = self.abstained(step).or(too_late(*until, step)) {
+                    return Ok(refusal);
+                }
+                self.propose(key, *lease, *ttl, *micros, *from, step)
+            }
             Command::Hold {
                 key,
                 lease,
@@ -683,9 +689,6 @@ impl Keyspace {
         from: Option<TicketLease>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
-        if let Some(abstained) = self.abstained(step) {
-            return Ok(abstained);
-        }
         let reached = step.micros().max(self.last_micros);
         let micros = match (self.entries.get(key), from) {
             (Some(Entry::Fenced { .. } | Entry::Copy { .. }), _) => return Err(no_lock()),
@@ -732,7 +735,7 @@ impl Keyspace {
         lease: LeaseId,
         ttl: Duration,
         micros: u64,
-        sets_missing: bool,
+        sets_missing: Option<u64>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         if let Some(abstained) = self.abstained(step) {
@@ -740,7 +743,6 @@ impl Keyspace {
         }
         match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Err(no_lock()),
-            None if !sets_missing => return Ok(Reply::Missing),
             Some(Entry::Lock(lock)) if lock.lease != lease => {
                 let by = Some(lock.holder.clone());
                 return Ok(Reply::Taken { by });
@@ -750,7 +752,15 @@ impl Keyspace {
                 lock.micros = micros;
                 step.notifications.push(Notification::Changed(key.clone()));
             }
-            None => self.set(key, lease, micros, ttl, step),
+            None => {
+                let Some(until) = sets_missing else {
+                    return Ok(Reply::Missing);
+                };
+                if let Some(refusal) = too_late(until, step) {
+                    return Ok(refusal);
+                }
+                self.set(key, lease, micros, ttl, step);
+            }
         }
         self.last_micros = self.last_micros.max(micros);
         let token = token(micros);
@@ -930,6 +940,12 @@ impl Keyspace {
     fn next_micros(&self, step: &Step<'_>) -> u64 {
         step.micros().max(self.last_micros + 1)
     }
+}
+
+/// The reply of a quorum's node to a request that the client has given up at `until`, in µs of the node's clock.
+fn too_late(until: u64, step: &Step<'_>) -> Option<Reply> {
+    let micros = step.micros();
+    (micros > until).then_some(Reply::TooLate { micros })
 }
 
 /// The time of the server's clock in µs.

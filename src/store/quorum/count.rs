@@ -273,6 +273,9 @@ fn whole_answer(outcome: Option<&Outcome>, name: &str) -> String {
         Some(Ok(Reply::Abstained { for_another })) => {
             format!("may have lost data, and does not vote for {for_another:.1?}")
         }
+        Some(Ok(Reply::TooLate { .. })) => {
+            "got the request too late: it was stopped, or its clock was set forward".to_owned()
+        }
         Some(Ok(Reply::Contended { .. } | Reply::Found { .. })) => "held".to_owned(),
         Some(Ok(Reply::Taken { by })) => LossReason::TakenOver { by: by.clone() }.to_string(),
         Some(Ok(Reply::Missing)) => "not held".to_owned(),
@@ -530,19 +533,21 @@ mod tests {
 
     #[test]
     fn an_error_names_each_node() {
-        let names: Vec<String> = (1..=5).map(|n| format!("host:{n}")).collect();
+        let names: Vec<String> = (1..=6).map(|n| format!("host:{n}")).collect();
         let outcomes = [
             None,
             failed(ErrorKind::Timeout),
             Some(Err(Error::new(ErrorKind::Unavailable, "host:3: refused"))),
             contended(1),
             grants(&[7]).remove(0),
+            Some(Ok(Reply::TooLate { micros: 7 })),
         ];
-        let error = Count::of(5).no_majority(&outcomes, &names);
+        let error = Count::of(6).no_majority(&outcomes, &names);
         assert_eq!(
             error.message(),
-            "3 of 5 are needed: host:1: no reply in time; host:2: why; host:3: refused; \
-             host:4: held; host:5: agrees"
+            "4 of 6 are needed: host:1: no reply in time; host:2: why; host:3: refused; \
+             host:4: held; host:5: agrees; host:6: got the request too late: it was stopped, or its \
+             clock was set forward"
         );
         assert_eq!(error.kind(), ErrorKind::NoQuorum);
         // No node is cut off, however long the answers of the others are.

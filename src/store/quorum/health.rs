@@ -391,7 +391,7 @@ impl Prober {
             for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
                 let reading = match (&outcome, seen.get()) {
                     (Some(Ok(Reply::Clock { micros })), Some(seen)) => {
-                        member.node.note_micros(*micros, seen);
+                        member.node.note_micros(*micros, sent, seen);
                         Some(Reading::new(*micros, sent, seen))
                     }
                     _ => None,

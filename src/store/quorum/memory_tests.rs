@@ -126,6 +126,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: TTL,
             micros,
+            until: u64::MAX,
             from: None,
         };
         let deadline = self.nodes[node].clock().now().after(self.timeout);
@@ -339,6 +340,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: TTL,
             micros: 0,
+            until: u64::MAX,
             from: Some(from),
         };
         let deadline = self.nodes[node].clock().now().after(self.timeout);

@@ -251,7 +251,7 @@ struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    fn hold(&self, micros: u64, sets_missing: bool) -> Command {
+    fn hold(&self, micros: u64, sets_missing: Option<u64>) -> Command {
         Command::Hold {
             key: self.key.clone(),
             lease: self.id,
@@ -396,6 +396,7 @@ impl QuorumStore {
         deadline: MonotonicTime,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
+        let sent = self.clock.now();
         let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
         let are_votes = batches
             .first()
@@ -424,12 +425,16 @@ impl QuorumStore {
         }
         // The nodes drop the requests that are not written yet.
         let mut outcomes = submitted.leave();
+        let seen = self.clock.now();
         for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(length)) {
             let member = &self.members[*node];
             member.note_reply(of_node.iter().all(Option::is_some));
             let noted = member.health.note(of_node, are_votes, &self.clock);
             self.prober.follow_up(noted, member, &self.clock);
             for outcome in of_node {
+                if let Some(Ok(Reply::TooLate { micros })) = outcome {
+                    member.node.note_micros(*micros, sent, seen);
+                }
                 *outcome = outcome
                     .take()
                     .map(|outcome| member.node.naming_the_server(outcome));
@@ -449,6 +454,13 @@ impl QuorumStore {
         self.ask(&self.all(), commands, deadline, |outcomes| {
             self.count.is_decided(outcomes, &agrees)
         })
+    }
+
+    /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node yet,
+    /// a time that no clock shows.
+    fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
+        let latest = self.members[node].node.latest_micros_at(time);
+        latest.map_or(LONGEST_MICROS, |latest| latest.min(LONGEST_MICROS))
     }
 
     fn no_majority(&self, outcomes: &[Option<Outcome>]) -> Error {
@@ -505,11 +517,13 @@ impl QuorumStore {
     /// Gives a key that was to be adopted back to the ticket's lease, on each node that may have passed the key on.
     /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
     fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
-        let back = Command::Propose {
+        let soon = self.clock.now().after(GIVES_BACK_WITHIN);
+        let back = |node: usize| Command::Propose {
             key: lease.key.clone(),
             lease: to,
             ttl: KEEPS_TTL,
             micros: 0,
+            until: self.shown_at(node, soon),
             from: Some(TicketLease {
                 lease: lease.id,
                 micros: 0,
@@ -520,8 +534,8 @@ impl QuorumStore {
             let outcome = outcomes[*node].as_ref();
             outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
         });
-        let soon = self.clock.now().after(GIVES_BACK_WITHIN);
-        let given = self.ask(&nodes, std::slice::from_ref(&back), soon, |given| {
+        let batches = nodes.iter().map(|node| (*node, vec![back(*node)]));
+        let given = self.ask_each(batches.collect(), soon, |given| {
             given.iter().all(Option::is_some)
         });
         for (node, outcome) in nodes.into_iter().zip(given) {
@@ -542,14 +556,35 @@ impl QuorumStore {
         let now = self.clock.now();
         let time = |member: &Arc<Member>| member.node.micros_at(now);
         let times = self.members.iter().filter_map(time).collect();
-        let proposal = Command::Propose {
+        let micros = self.proposals.next(times, self.count.majority());
+        let proposal = |node: usize| Command::Propose {
             key: lease.key.clone(),
             lease: lease.id,
             ttl: lease.ttl,
-            micros: self.proposals.next(times, self.count.majority()),
+            micros,
+            until: self.shown_at(node, deadline),
             from,
         };
-        let mut outcomes = self.ask_all(&proposal, deadline, is_granted);
+        let propose_to = |nodes: &[usize]| -> Vec<(usize, Vec<Command>)> {
+            let nodes = nodes.iter();
+            nodes.map(|node| (*node, vec![proposal(*node)])).collect()
+        };
+        let mut outcomes = self.ask_each(propose_to(&self.all()), deadline, |outcomes| {
+            self.count.is_decided(outcomes, is_granted)
+        });
+        if self.count.grant(&outcomes) == Grant::None && self.clock.now() < deadline {
+            // The clocks of these nodes were set forward since the client has read them. Now it knows their times.
+            let mut late = self.all();
+            late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
+            if !late.is_empty() {
+                let again = self.ask_each(propose_to(&late), deadline, |again| {
+                    again.iter().all(Option::is_some)
+                });
+                for (node, outcome) in late.into_iter().zip(again) {
+                    outcomes[node] = outcome;
+                }
+            }
+        }
         let token = match self.count.grant(&outcomes) {
             Grant::Token { token, is_stored } => {
                 let is_stored = is_stored || self.write_back(lease, token, &mut outcomes, deadline);
@@ -585,8 +620,13 @@ impl QuorumStore {
             .partition(|node| has_stored(&outcomes[*node]));
         let missing = self.count.majority().saturating_sub(done.len());
         // An adoption without renewal keeps the ttl that each key has. It sets no missing key, which would have no ttl.
-        let hold = lease.hold(micros_of(token), lease.ttl >= MIN_TTL);
-        let written = self.ask(&asked, std::slice::from_ref(&hold), deadline, |written| {
+        let may_set = lease.ttl >= MIN_TTL;
+        let hold = |node: usize| {
+            let sets_missing = may_set.then(|| self.shown_at(node, deadline));
+            lease.hold(micros_of(token), sets_missing)
+        };
+        let batches = asked.iter().map(|node| (*node, vec![hold(*node)]));
+        let written = self.ask_each(batches.collect(), deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
             let failed = written.iter().flatten().count() - stored;
             stored >= missing || asked.len() - failed < missing
@@ -644,7 +684,9 @@ impl QuorumStore {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let hold = |request: &Request, sets_missing: bool| match &request.command {
+        let now = self.clock.now();
+        // A client that still holds the lease sends another hold within a ttl.
+        let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
             Command::Renew {
                 key,
                 lease,
@@ -653,11 +695,12 @@ impl QuorumStore {
                 ..
             } => {
                 let (id, ttl) = (*lease, *ttl);
+                let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
                 Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
             }
             other => unreachable!("{other:?} is no renewal"),
         };
-        let holds: Vec<Command> = renewals.iter().map(|one| hold(one, false)).collect();
+        let holds: Vec<Command> = renewals.iter().map(|one| hold(one, None)).collect();
         let nodes = self.all();
         let of_lease = |outcomes: &[Option<Outcome>], lease: usize| -> Vec<Option<Outcome>> {
             let of_nodes = outcomes.chunks(holds.len());
@@ -680,7 +723,7 @@ impl QuorumStore {
             if sets && self.count.may_set(outcomes) {
                 let is_missing = |node: &usize| matches!(outcomes[*node], Some(Ok(Reply::Missing)));
                 let lacking = nodes.iter().copied().filter(is_missing);
-                to_set.extend(lacking.map(|node| (node, lease, hold(request, true))));
+                to_set.extend(lacking.map(|node| (node, lease, hold(request, Some(node)))));
             }
         }
         self.set_missing(to_set, &mut by_lease, deadline);

@@ -7,12 +7,15 @@ use crate::util::clock::MonotonicTime;
 
 /// The store of one node. These functions are for a quorum only; the supertraits have requests and notifications.
 pub(super) trait QuorumNode: Store + Notifications {
-    /// The node's time at `now`, in µs; `None` if no connection to the node was made yet. `now` is a time of the
-    /// client's clock.
+    /// The earliest time that the node's clock may show at `now`, in µs; `None` if no connection to the node was made
+    /// yet. All times here that are no µs are those of the client's clock.
     fn micros_at(&self, now: MonotonicTime) -> Option<u64>;
 
-    /// Notes that the node's time was `micros` shortly before `now`, a time of the client's clock.
-    fn note_micros(&self, micros: u64, now: MonotonicTime);
+    /// As [`micros_at`](Self::micros_at), for the latest time.
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64>;
+
+    /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
+    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
 
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
@@ -23,11 +26,17 @@ pub(super) trait QuorumNode: Store + Notifications {
 
 impl QuorumNode for Node {
     fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
-        Self::micros_at(self, now)
+        self.clock()?.at(now)
     }
 
-    fn note_micros(&self, micros: u64, now: MonotonicTime) {
-        Self::note_micros(self, micros, now);
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        self.clock()?.latest_at(now)
+    }
+
+    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
+        if let Some(clock) = self.clock() {
+            clock.note(micros, sent, seen);
+        }
     }
 
     fn queue_undo(&self, release: Command) {
@@ -44,8 +53,12 @@ impl QuorumNode for MemoryNode {
         Some(Self::micros_at(self, now))
     }
 
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        Some(Self::micros_at(self, now))
+    }
+
     /// Does nothing: the store reads the node's own clock.
-    fn note_micros(&self, _: u64, _: MonotonicTime) {}
+    fn note_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
 
     fn queue_undo(&self, release: Command) {
         self.send_release(release);

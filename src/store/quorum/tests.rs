@@ -342,6 +342,62 @@ fn a_stopped_majority_leaves_no_key_behind() {
     }));
 }
 
+/// A majority is stopped for longer than the client repeats its undos, and then reads the proposal.
+#[test]
+fn a_majority_that_continues_late_grants_nothing() {
+    let servers = servers::<3>();
+    let config = config(Duration::from_millis(300));
+    let client = client(&urls(&servers), &config, TTL);
+    let key = key("k");
+    client.lock(&self::key("other"));
+    client.end_probes(servers.len());
+    let stopped = &servers[..2];
+    let calls = || [0, 1].map(|n: usize| stopped[n].calls("evalsha").unwrap());
+    let before = calls();
+    stopped.iter().for_each(Server::stop);
+    let ttl = Duration::from_secs(1);
+    let acquire = Command::Acquire {
+        key: key.clone(),
+        lease: LeaseId::random(),
+        ttl,
+        queue_mode: QueueMode::None,
+        replicas: None,
+    };
+    let deadline = MonotonicTime::now().after(config.command_timeout);
+    let outcome = client.store.execute_one(acquire, deadline);
+    assert_no_quorum(outcome, "2 of 3 are needed");
+    // No signal shows that the undos have ended.
+    std::thread::sleep(2 * ttl);
+    stopped.iter().for_each(Server::resume);
+    let have_read = || {
+        calls()
+            .iter()
+            .zip(before)
+            .all(|(now, before)| *now > before)
+    };
+    assert!(eventually(LONG, have_read));
+    assert!(servers.iter().all(|server| is_free(server, &key)));
+    patient(&servers).lock(&key);
+}
+
+/// The clocks of all nodes are set forward by an hour, as the client sees it.
+#[test]
+fn a_clock_that_was_set_forward_refuses_no_caller() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, _) = client.lock(&key);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    client.end_probes(servers.len());
+    for member in &client.store.members {
+        let now = MonotonicTime::now();
+        let shown = member.node.micros_at(now).unwrap();
+        member.node.note_micros(shown - 3_600_000_000, now, now);
+    }
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+}
+
 /// All nodes grant the key, and the replies of two of them are lost.
 #[test]
 fn a_lost_reply_leaves_no_key_behind() {

@@ -223,7 +223,10 @@ impl QuorumNode for Faulty {
     fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
         Some(self.node.micros_at(now))
     }
-    fn note_micros(&self, _: u64, _: MonotonicTime) {}
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        Some(self.node.micros_at(now))
+    }
+    fn note_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
     fn queue_undo(&self, release: Command) {
         self.node.send_release(release);
     }

@@ -46,8 +46,9 @@ impl DataCheck {
         call
     }
 
-    /// Notes the node's time from the reply. Returns false if lua/data.lua cannot give this reply.
-    pub(super) fn read(&self, reply: &Value) -> bool {
+    /// Notes the node's time from the reply to a call that was sent at `sent`. Returns false if lua/data.lua cannot
+    /// give this reply.
+    pub(super) fn read(&self, reply: &Value, sent: MonotonicTime) -> bool {
         let Value::Array(parts) = reply else {
             return false;
         };
@@ -56,40 +57,56 @@ impl DataCheck {
         };
         let micros = std::str::from_utf8(micros).ok().and_then(id::number);
         if let Some(micros) = micros {
-            self.clock.note(micros, MonotonicTime::now());
+            self.clock.note(micros, sent, MonotonicTime::now());
         }
         micros.is_some()
     }
 }
 
-/// The clock of a node, as the client estimates it.
+/// The clock of a node, as the client estimates it. The client reads it by requests.
 #[derive(Debug)]
-pub(crate) struct NodeClock(
-    /// How far the node's clock is ahead of this client's clock, in µs. [`UNKNOWN`] before the first check.
-    AtomicI64,
-);
+pub(crate) struct NodeClock {
+    /// How far the node's clock is at least ahead of this client's clock, in µs. [`UNKNOWN`] before the first reading.
+    least: AtomicI64,
+    /// How far it is at most ahead.
+    most: AtomicI64,
+}
 
 const UNKNOWN: i64 = i64::MIN;
 
 impl Default for NodeClock {
     fn default() -> Self {
-        Self(AtomicI64::new(UNKNOWN))
+        Self {
+            least: AtomicI64::new(UNKNOWN),
+            most: AtomicI64::new(UNKNOWN),
+        }
     }
 }
 
 impl NodeClock {
-    /// Notes that the node's clock showed `micros` at `now`, or a little before.
-    pub(crate) fn note(&self, micros: u64, now: MonotonicTime) {
-        let ahead = i64::try_from(micros).unwrap_or(i64::MAX) - micros_of(now);
-        self.0.store(ahead, Ordering::Relaxed);
+    /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
+    pub(crate) fn note(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
+        let ahead_of = |time| i64::try_from(micros).unwrap_or(i64::MAX) - micros_of(time);
+        self.least.store(ahead_of(seen), Ordering::Relaxed);
+        self.most.store(ahead_of(sent), Ordering::Relaxed);
     }
 
-    /// The time of the node at `now` in µs; `None` if no connection to the node was made yet.
+    /// The earliest time that the node's clock may show at `now`, in µs; `None` if no connection to the node was made
+    /// yet.
     pub(crate) fn at(&self, now: MonotonicTime) -> Option<u64> {
-        let ahead = self.0.load(Ordering::Relaxed);
-        let micros = (ahead != UNKNOWN).then(|| micros_of(now).saturating_add(ahead))?;
-        u64::try_from(micros).ok()
+        shown(&self.least, now)
     }
+
+    /// As [`at`](Self::at), for the latest time.
+    pub(crate) fn latest_at(&self, now: MonotonicTime) -> Option<u64> {
+        shown(&self.most, now)
+    }
+}
+
+fn shown(ahead: &AtomicI64, now: MonotonicTime) -> Option<u64> {
+    let ahead = ahead.load(Ordering::Relaxed);
+    let micros = (ahead != UNKNOWN).then(|| micros_of(now).saturating_add(ahead))?;
+    u64::try_from(micros).ok()
 }
 
 fn micros_of(now: MonotonicTime) -> i64 {
@@ -105,13 +122,16 @@ mod tests {
     #[test]
     fn a_clock_goes_on_from_the_last_check() {
         let (clock, now) = (NodeClock::default(), MonotonicTime::now());
-        assert_eq!(clock.at(now), None);
-        clock.note(1_795_263_780_943_818, now);
-        let later = clock.at(now.after(Duration::from_millis(5)));
-        assert_eq!(later, Some(1_795_263_780_948_818));
+        let ms = |ms| now.after(Duration::from_millis(ms));
+        assert_eq!((clock.at(now), clock.latest_at(now)), (None, None));
+        // The reply took 2 ms.
+        clock.note(1_795_263_780_943_818, now, ms(2));
+        assert_eq!(clock.at(ms(5)), Some(1_795_263_780_946_818));
+        assert_eq!(clock.latest_at(ms(5)), Some(1_795_263_780_948_818));
         // The node's clock was set back.
-        clock.note(1_000, now.after(Duration::from_millis(5)));
-        assert_eq!(clock.at(now.after(Duration::from_millis(6))), Some(2_000));
+        clock.note(1_000, ms(5), ms(5));
+        assert_eq!(clock.at(ms(6)), Some(2_000));
+        assert_eq!(clock.latest_at(ms(6)), Some(2_000));
     }
 
     #[test]
@@ -124,10 +144,11 @@ mod tests {
             Value::Array(vec![text("seventeen"), Value::Int(0)]),
             Value::Array(vec![Value::Int(17), Value::Int(0)]),
         ] {
-            assert!(!check.read(&reply), "{reply:?}");
+            assert!(!check.read(&reply, MonotonicTime::now()), "{reply:?}");
         }
         assert_eq!(check.clock().at(MonotonicTime::now()), None);
-        assert!(check.read(&Value::Array(vec![text("17"), Value::Int(0)])));
+        let reply = Value::Array(vec![text("17"), Value::Int(0)]);
+        assert!(check.read(&reply, MonotonicTime::now()));
         assert!(check.clock().at(MonotonicTime::now()).is_some());
     }
 }

@@ -211,11 +211,12 @@ impl Handshake<'_> {
         let Some(check) = self.endpoint.data_check() else {
             return Ok(());
         };
+        let sent = MonotonicTime::now();
         match self.send_and_receive(Step::CheckData, &check.call())?.pop() {
             Some(Value::ServerError(error)) => {
                 Err(self.attempted.refused(Step::CheckData, "EVAL", &error))
             }
-            Some(reply) if check.read(&reply) => Ok(()),
+            Some(reply) if check.read(&reply, sent) => Ok(()),
             _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
         }
     }

@@ -38,6 +38,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::Outcome;
 use crate::store::redis::connection::Endpoint;
+use crate::store::redis::data_check::{DataCheck, NodeClock};
 use crate::store::redis::environment::EnvironmentCheck;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
@@ -186,16 +187,10 @@ impl Node {
         }
     }
 
-    /// The server's time at `now`, in µs, if the server is a node of a quorum and a connection was made.
-    pub(crate) fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
-        self.shared.endpoint.data_check()?.clock().at(now)
-    }
-
-    /// Notes that the server's time was `micros` shortly before `now`.
-    pub(crate) fn note_micros(&self, micros: u64, now: MonotonicTime) {
-        if let Some(check) = self.shared.endpoint.data_check() {
-            check.clock().note(micros, now);
-        }
+    /// The clock of the server, as this client estimates it, if the server is a node of a quorum.
+    pub(crate) fn clock(&self) -> Option<&NodeClock> {
+        let check = self.shared.endpoint.data_check();
+        check.map(DataCheck::clock)
     }
 
     /// Takes out the queued releases of these keys.

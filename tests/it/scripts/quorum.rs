@@ -14,6 +14,8 @@ const AHEAD: &str = "5000000000000000";
 /// A time in µs that is behind the clock of Redis.
 const BEHIND: &str = "1500000000000000";
 const QUARANTINE: &str = "60000";
+/// A time in µs that no clock shows.
+const NEVER: &str = "9007199254000000";
 
 /// The result for each lock key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,13 +24,22 @@ enum Vote {
     Contended(i64),
     Taken(String),
     Missing,
+    /// The node's clock in µs.
+    TooLate(u64),
     Refused(String),
 }
 
 fn vote(reply: &Reply) -> Vote {
     match reply {
         Reply::Int(left) => Vote::Contended(*left),
-        Reply::Error(error) => Vote::Refused(error.trim_start_matches('-').to_owned()),
+        Reply::Error(error) => {
+            let error = error.trim_start_matches('-');
+            let late = error.strip_prefix("LATE ").map(|micros| micros.parse());
+            late.map_or_else(
+                || Vote::Refused(error.to_owned()),
+                |micros| Vote::TooLate(micros.unwrap()),
+            )
+        }
         Reply::Array(stored) => Vote::Taken(stored[0].as_text().unwrap().to_owned()),
         text => Vote::Stored(text.as_text().unwrap().to_owned()),
     }
@@ -36,14 +47,14 @@ fn vote(reply: &Reply) -> Vote {
 
 /// Calls a script for these locks: key, lease id, µs.
 fn call(server: &Server, script: &str, locks: &[[&str; 3]]) -> Vec<Vote> {
-    call_with(server, script, QUARANTINE, TTL, locks)
+    call_with(server, script, [QUARANTINE, TTL, NEVER], locks)
 }
 
+/// As [`call`], with the length of a quarantine, the ttl, and the time of the last argument.
 fn call_with(
     server: &Server,
     script: &str,
-    quarantine: &str,
-    ttl: &str,
+    [quarantine, ttl, until]: [&str; 3],
     locks: &[[&str; 3]],
 ) -> Vec<Vote> {
     let count = (locks.len() + 2).to_string();
@@ -51,7 +62,7 @@ fn call_with(
     words.extend(locks.iter().map(|[key, _, _]| *key));
     words.extend(["host/1/0", quarantine]);
     for [_, lease, micros] in locks {
-        words.extend([*lease, ttl, *micros]);
+        words.extend([*lease, ttl, *micros, until]);
     }
     match server.command(&words).unwrap() {
         Reply::Array(replies) if locks.len() > 1 => replies.iter().map(vote).collect(),
@@ -151,9 +162,9 @@ fn a_hold_sets_key_and_counter_but_takes_no_key() {
 #[test]
 fn a_renewal_leaves_a_missing_key_missing() {
     let node = node();
-    let only_held = format!("{ONE}?");
     let hold = |key: &str| {
-        let vote = match call(&node, &HOLD, &[[key, &only_held, AHEAD]]).remove(0) {
+        let lock = [[key, ONE, AHEAD]];
+        let vote = match call_with(&node, &HOLD, [QUARANTINE, TTL, ""], &lock).remove(0) {
             Vote::Contended(0) => Vote::Missing,
             other => other,
         };
@@ -171,7 +182,7 @@ fn a_renewal_leaves_a_missing_key_missing() {
 #[test]
 fn a_hold_never_shortens_a_ttl() {
     let node = node();
-    let hold = |ttl| call_with(&node, &HOLD, QUARANTINE, ttl, &[["k", ONE, AHEAD]]);
+    let hold = |ttl| call_with(&node, &HOLD, [QUARANTINE, ttl, NEVER], &[["k", ONE, AHEAD]]);
     hold("30000");
     hold("1");
     assert!(ttl_of(&node, "k") > 20_000);
@@ -180,6 +191,42 @@ fn a_hold_never_shortens_a_ttl() {
     ask(&node, &["PERSIST", "k"]);
     hold("50000");
     assert!(ttl_of(&node, "k") > 40_000);
+}
+
+/// A node that was stopped finds old requests in its buffers when it continues.
+#[test]
+fn a_request_that_was_given_up_takes_no_free_key() {
+    let node = node();
+    ask(&node, &["SET", "own", &value(ONE), "PX", "1000"]);
+    ask(&node, &["SET", "theirs", &value(TWO), "PX", TTL]);
+    let locks = [
+        ["k", ONE, AHEAD],
+        ["own", ONE, AHEAD],
+        ["theirs", ONE, AHEAD],
+    ];
+    let before = micros_now(&node);
+    let votes = |script, until: &str| {
+        let votes = call_with(&node, script, [QUARANTINE, TTL, until], &locks);
+        let is_late = |vote: &Vote| match vote {
+            Vote::TooLate(micros) => (before..=micros_now(&node)).contains(micros),
+            _ => false,
+        };
+        let are_late: Vec<bool> = votes.iter().map(is_late).collect();
+        (votes, are_late)
+    };
+    let (_, are_late) = votes(&**PROPOSE, &before.to_string());
+    assert_eq!(are_late, [true; 3]);
+    assert_eq!(text_of(&node, "k"), None);
+    assert_eq!(counter_of(&node), None);
+    // A late renewal of a key that its lease still holds counts.
+    let (votes_of_holds, are_late) = votes(&**HOLD, &before.to_string());
+    assert_eq!(are_late, [true, false, false]);
+    let taken = Vote::Taken(value(TWO));
+    assert_eq!(votes_of_holds[1..], [stored(AHEAD), taken.clone()]);
+    assert_eq!(text_of(&node, "k"), None);
+    // A second later, the client still waits.
+    let (votes, _) = votes(&**HOLD, &(micros_now(&node) + 1_000_000).to_string());
+    assert_eq!(votes, [stored(AHEAD), stored(AHEAD), taken]);
 }
 
 /// After a write-back, all nodes of the majority have the same token in their values.
@@ -294,7 +341,8 @@ fn a_node_without_a_mark_is_in_quarantine() {
 #[test]
 fn a_quarantine_ends_when_it_has_passed() {
     let server = server();
-    let propose = || call_with(&server, &PROPOSE, "300", TTL, &[["k", ONE, AHEAD]]).remove(0);
+    let propose =
+        || call_with(&server, &PROPOSE, ["300", TTL, NEVER], &[["k", ONE, AHEAD]]).remove(0);
     assert!(matches!(propose(), Vote::Refused(_)));
     let since = || {
         text_of(&server, MARK).unwrap()[41..]

@@ -78,9 +78,9 @@ pub(super) fn holder(n: usize) -> HolderId {
 
 /// A placeholder in a ticket or a hold: it stands for the lock's real token.
 const RIGHT: u64 = 0;
-/// The µs of a token that neither clock nor fence counter reaches.
+/// The µs of a token, or of a time, that neither clock nor fence counter reaches.
 const FUTURE: u64 = 8_000_000_000_000_000;
-/// The µs of a token long before the test. It has sixteen digits, as all have.
+/// The µs of a token, or of a time, long before the test. It has sixteen digits, as all have.
 const PAST: u64 = 1_000_000_000_000_001;
 
 /// Returns the command. If its token is [`RIGHT`], that token is replaced by the token in `value`, the value of the
@@ -167,17 +167,19 @@ fn vote() -> impl Strategy<Value = Command> {
         6_000_000_000_000_000,
     ];
     let held = [&given[..], &[RIGHT, RIGHT, RIGHT]].concat();
+    let until = || select(vec![FUTURE, FUTURE, FUTURE, FUTURE, PAST]);
+    let sets_missing = select(vec![Some(FUTURE), Some(FUTURE), Some(PAST), None, None]);
     prop_oneof![
-        6 => (key(), lease(), ttl(), select(given.clone())).prop_map(|(key, lease, ttl, micros)| {
-            Command::Propose { key, lease, ttl, micros, from: None }
+        6 => (key(), lease(), ttl(), select(given.clone()), until()).prop_map(|(key, lease, ttl, micros, until)| {
+            Command::Propose { key, lease, ttl, micros, until, from: None }
         }),
-        3 => (key(), lease(), ttl(), select(given.clone()), lease(), select(given)).prop_map(
-            |(key, lease, ttl, micros, from, ticket)| {
+        3 => (key(), lease(), ttl(), select(given.clone()), until(), lease(), select(given)).prop_map(
+            |(key, lease, ttl, micros, until, from, ticket)| {
                 let from = Some(TicketLease { lease: from, micros: ticket });
-                Command::Propose { key, lease, ttl, micros, from }
+                Command::Propose { key, lease, ttl, micros, until, from }
             },
         ),
-        6 => (key(), lease(), ttl(), select(held), any::<bool>()).prop_map(
+        6 => (key(), lease(), ttl(), select(held), sets_missing).prop_map(
             |(key, lease, ttl, micros, sets_missing)| {
                 Command::Hold { key, lease, ttl, micros, sets_missing }
             },

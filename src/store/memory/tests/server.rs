@@ -714,6 +714,11 @@ impl Twin {
             (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
                 near(for_another, own)
             }
+            (Ok(Reply::TooLate { micros }), Ok(Reply::TooLate { micros: own })) => {
+                // The clock of the memory store counts from its own start.
+                let own = own - clock_micros(MonotonicTime::at_tick(0));
+                Duration::from_micros(micros.abs_diff(own)) <= slack
+            }
             (Ok(Reply::Copy(one)), Ok(Reply::Copy(own))) => {
                 let expire_near = match (one.expires_in, own.expires_in) {
                     (Some(one), Some(own)) => near(&one, &own),

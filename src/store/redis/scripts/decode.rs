@@ -237,6 +237,9 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
             let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
             Ok(Reply::Abstained { for_another })
         }
+        (ScriptKind::Propose | ScriptKind::Hold, ("LATE", micros)) => Ok(Reply::TooLate {
+            micros: micros.parse().unwrap_or(0),
+        }),
         (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
     }
 }

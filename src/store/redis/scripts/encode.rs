@@ -74,8 +74,8 @@ fn arguments_per_key(kind: ScriptKind) -> usize {
         ScriptKind::Inspect | ScriptKind::Read => 0,
         ScriptKind::Release | ScriptKind::Probe | ScriptKind::ReadCopy => 1,
         ScriptKind::Renew => 2,
-        ScriptKind::Acquire | ScriptKind::Write | ScriptKind::Propose | ScriptKind::Hold => 3,
-        ScriptKind::Adopt | ScriptKind::WriteCopy => 4,
+        ScriptKind::Acquire | ScriptKind::Write => 3,
+        ScriptKind::Adopt | ScriptKind::WriteCopy | ScriptKind::Propose | ScriptKind::Hold => 4,
     }
 }
 
@@ -101,25 +101,35 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
                 }
             }
         }
+        // The scripts compare times as text.
         Command::Propose {
-            lease, ttl, micros, ..
-        }
-        | Command::Hold {
-            lease, ttl, micros, ..
+            lease,
+            ttl,
+            micros,
+            until,
+            from,
+            ..
         } => {
-            match command {
-                Command::Hold {
-                    sets_missing: false,
-                    ..
-                } => out.text(&format!("{lease}?")),
-                Command::Propose {
-                    from: Some(from), ..
-                } => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
-                _ => out.lease(*lease),
+            match from {
+                Some(from) => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
+                None => out.lease(*lease),
             }
             out.millis(*ttl);
-            // The scripts compare times as text.
             out.text(&format!("{micros:016}"));
+            out.text(&format!("{until:016}"));
+        }
+        Command::Hold {
+            lease,
+            ttl,
+            micros,
+            sets_missing,
+            ..
+        } => {
+            out.lease(*lease);
+            out.millis(*ttl);
+            out.text(&format!("{micros:016}"));
+            let until = sets_missing.map(|until| format!("{until:016}"));
+            out.text(&until.unwrap_or_default());
         }
         Command::Release {
             lease,
