@@ -7,8 +7,9 @@
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of
 --   the given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's
 --   value; an error QUARANTINE and ms: the node does not vote for so long; an error LATE and the µs of the clock: a
---   missing key is not set any more; an error FOREIGN and a type: the key holds no lock of this library; any other
---   error: refused.
+--   missing key is not set any more; an error AHEAD: the token is later than both the clock and the fence counter by
+--   more than a quarantine; an error FOREIGN and a type: the key holds no lock of this library; any other error:
+--   refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -32,6 +33,9 @@ for i = 1, n do
       -- part: primary.lua
     elseif not value and now > latest then
       result = { err = 'LATE ' .. now }
+    elseif tonumber(token) > math.max(now, last) + quarantine * 1000 then
+      -- As in lua/propose.lua.
+      result = { err = 'AHEAD of the clock' }
     else
       local written = token > last and redis.pcall('ZADD', counter, token, 't')
       if type(written) ~= 'table' then

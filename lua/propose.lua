@@ -13,8 +13,9 @@
 --   of the fencing token; a number: another lease holds the key, ms until the key expires; for an adoption, an array
 --   instead of a number: empty if the key is missing, otherwise the value of the key, which the ticket's lease does
 --   not hold; an error QUARANTINE and ms: the node does not vote for so long; an error LATE and the µs of the clock:
---   the client has given the proposal up; an error FOREIGN and a type: the key holds no lock of this library; any
---   other error: refused.
+--   the client has given the proposal up; an error AHEAD: the proposal is later than both the clock and the fence
+--   counter by more than a quarantine; an error FOREIGN and a type: the key holds no lock of this library; any other
+--   error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -44,6 +45,9 @@ for i = 1, n do
         local healed = redis.pcall('PEXPIRE', key, ttl)
         result = healed == 1 and tonumber(ttl) or healed
       end
+    elseif tonumber(proposal) > math.max(now, last) + quarantine * 1000 then
+      -- The clock of another node is far ahead. The counter would stay ahead for as long.
+      result = { err = 'AHEAD of the clock' }
     else
       local micros = string.format('%016.0f', last + 1)
       if now > micros then micros = now end

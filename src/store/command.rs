@@ -297,6 +297,9 @@ pub(crate) enum Reply {
     /// A node of a quorum has got the request after the client has given it up, by the node's clock, which shows
     /// `micros`. Nothing was done.
     TooLate { micros: u64 },
+    /// A node of a quorum refuses the token, which is later than its clock and its fence counter by more than a
+    /// quarantine. Nothing was done.
+    TooFarAhead,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.

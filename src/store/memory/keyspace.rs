@@ -699,7 +699,7 @@ impl Keyspace {
                     return Ok(Reply::Taken { by });
                 }
                 let left = lock.expires_at.since(step.now);
-                self.vote(key, lease, proposal, ttl.max(left), step)
+                return Ok(self.vote(key, lease, proposal, ttl.max(left), step));
             }
             (None, Some(_)) => return Ok(Reply::Missing),
             (Some(Entry::Lock(lock)), None) => {
@@ -708,13 +708,13 @@ impl Keyspace {
                     queued: None,
                 });
             }
-            (None, None) => self.vote(key, lease, proposal, ttl, step),
+            (None, None) => return Ok(self.vote(key, lease, proposal, ttl, step)),
         };
         let token = token(micros);
         Ok(Reply::granted(token))
     }
 
-    /// Grants the key on a node of a quorum. Returns the µs of the token.
+    /// Grants the key on a node of a quorum.
     fn vote(
         &mut self,
         key: &Key,
@@ -722,11 +722,20 @@ impl Keyspace {
         proposal: u64,
         ttl: Duration,
         step: &mut Step<'_>,
-    ) -> u64 {
+    ) -> Reply {
+        if self.is_too_far_ahead(proposal, step) {
+            return Reply::TooFarAhead;
+        }
         let micros = self.next_micros(step).max(proposal);
         self.last_micros = micros;
         self.set(key, lease, micros, ttl, step);
-        micros
+        Reply::granted(token(micros))
+    }
+
+    /// Whether these µs are later than the node's clock and its fence counter by more than a quarantine.
+    fn is_too_far_ahead(&self, micros: u64, step: &Step<'_>) -> bool {
+        let quarantine = step.quarantine.as_micros() as u64;
+        micros > step.micros().max(self.last_micros) + quarantine
     }
 
     fn hold(
@@ -741,12 +750,14 @@ impl Keyspace {
         if let Some(abstained) = self.abstained(step) {
             return Ok(abstained);
         }
+        let is_too_far_ahead = self.is_too_far_ahead(micros, step);
         match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease != lease => {
                 let by = Some(lock.holder.clone());
                 return Ok(Reply::Taken { by });
             }
+            Some(Entry::Lock(_)) if is_too_far_ahead => return Ok(Reply::TooFarAhead),
             Some(Entry::Lock(lock)) => {
                 lock.expires_at = lock.expires_at.max(step.now.after(ttl));
                 lock.micros = micros;
@@ -758,6 +769,9 @@ impl Keyspace {
                 };
                 if let Some(refusal) = too_late(until, step) {
                     return Ok(refusal);
+                }
+                if is_too_far_ahead {
+                    return Ok(Reply::TooFarAhead);
                 }
                 self.set(key, lease, micros, ttl, step);
             }
@@ -824,6 +838,11 @@ impl Keyspace {
     #[cfg(test)]
     pub(crate) fn counter(&self) -> u64 {
         self.last_micros
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_counter(&mut self, micros: u64) {
+        self.last_micros = micros;
     }
 
     #[cfg(test)]

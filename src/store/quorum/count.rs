@@ -256,6 +256,10 @@ fn stored(outcomes: &[Option<Outcome>], token: u64) -> usize {
         .count()
 }
 
+/// The answer of a node that refuses a token.
+pub(super) const TOO_FAR_AHEAD: &str =
+    "the token is later than its clock by more than `max_ttl`; compare the clocks of the nodes";
+
 /// The longest answer of one node in an error, in bytes.
 const LONGEST_ANSWER: usize = 180;
 
@@ -276,6 +280,7 @@ fn whole_answer(outcome: Option<&Outcome>, name: &str) -> String {
         Some(Ok(Reply::TooLate { .. })) => {
             "got the request too late: it was stopped, or its clock was set forward".to_owned()
         }
+        Some(Ok(Reply::TooFarAhead)) => TOO_FAR_AHEAD.to_owned(),
         Some(Ok(Reply::Contended { .. } | Reply::Found { .. })) => "held".to_owned(),
         Some(Ok(Reply::Taken { by })) => LossReason::TakenOver { by: by.clone() }.to_string(),
         Some(Ok(Reply::Missing)) => "not held".to_owned(),
@@ -533,7 +538,7 @@ mod tests {
 
     #[test]
     fn an_error_names_each_node() {
-        let names: Vec<String> = (1..=6).map(|n| format!("host:{n}")).collect();
+        let names: Vec<String> = (1..=7).map(|n| format!("host:{n}")).collect();
         let outcomes = [
             None,
             failed(ErrorKind::Timeout),
@@ -541,13 +546,15 @@ mod tests {
             contended(1),
             grants(&[7]).remove(0),
             Some(Ok(Reply::TooLate { micros: 7 })),
+            Some(Ok(Reply::TooFarAhead)),
         ];
-        let error = Count::of(6).no_majority(&outcomes, &names);
+        let error = Count::of(7).no_majority(&outcomes, &names);
         assert_eq!(
             error.message(),
-            "4 of 6 are needed: host:1: no reply in time; host:2: why; host:3: refused; \
+            "4 of 7 are needed: host:1: no reply in time; host:2: why; host:3: refused; \
              host:4: held; host:5: agrees; host:6: got the request too late: it was stopped, or its \
-             clock was set forward"
+             clock was set forward; host:7: the token is later than its clock by more than `max_ttl`; compare \
+             the clocks of the nodes"
         );
         assert_eq!(error.kind(), ErrorKind::NoQuorum);
         // No node is cut off, however long the answers of the others are.

@@ -258,6 +258,35 @@ fn a_token_is_written_back_to_a_majority_in_memory() {
     assert!(micros_of(second) > micros_of(first.1));
 }
 
+/// One node is an hour ahead, and another one is away. The others keep their counters.
+#[test]
+fn a_clock_far_ahead_spoils_no_counter() {
+    let quorum = quorum(3);
+    let hour = Duration::from_secs(3600);
+    quorum.nodes[0].set_ahead(hour);
+    quorum.nodes[2].fail(ErrorKind::Unavailable);
+    quorum.assert_no_majority(
+        0,
+        "memory node 1: the token is later than its clock by more than",
+    );
+    quorum.nodes[2].recover();
+    let near = |token| {
+        let node = &quorum.clients[0].members[1].node;
+        let now = node.micros_at(quorum.nodes[0].clock().now()).unwrap();
+        micros_of(token) < now + 10_000_000
+    };
+    for client in [0, 1] {
+        let held = quorum.lock(client);
+        assert!(near(held.1), "{held:?}");
+        assert!(is_done(&quorum.unlock(client, held)));
+    }
+    // Its clock is right again, and its counter stays ahead.
+    quorum.nodes[0].set_ahead(Duration::ZERO);
+    let held = quorum.lock(1);
+    assert!(near(held.1), "{held:?}");
+    assert!(is_done(&quorum.unlock(1, held)));
+}
+
 /// Counts the calls about a moved clock.
 #[derive(Default)]
 struct Moves(AtomicUsize);
@@ -395,7 +424,7 @@ fn an_adoption_without_renewal_keeps_the_rest_of_the_ttl() {
     let quorum = quorum(3);
     let ticket = quorum.lock(0);
     // The counter of one node is ahead, so the token has to be written back.
-    quorum.raise_counter(0, micros_of(ticket.1) + 60_000_000);
+    quorum.raise_counter(0, micros_of(ticket.1) + 50_000_000);
     quorum.nodes[2].delete("p:k");
     quorum.advance(TTL / 3);
     let left = match quorum.adopt(1, ticket, None).1 {

@@ -39,7 +39,7 @@ use crate::node_state::NodeState;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
-use crate::store::quorum::count::{Count, Grant};
+use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD};
 use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
@@ -635,6 +635,12 @@ impl QuorumStore {
         for (node, outcome) in asked.into_iter().zip(written) {
             // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
             // hold that was refused, the node's first reply counts.
+            let outcome = match outcome {
+                Some(Ok(Reply::TooFarAhead)) => {
+                    Some(Err(Error::new(ErrorKind::NoQuorum, TOO_FAR_AHEAD)))
+                }
+                other => other,
+            };
             let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
             if !was_refused || outcomes[node].is_none() {
                 outcomes[node] = outcome;

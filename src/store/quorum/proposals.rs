@@ -16,6 +16,8 @@ pub(super) struct Proposals {
     /// How far a proposal is ahead of the nodes' time, in µs. The protocol's tokens rise even after a loss of data if
     /// the lead, and the difference of the nodes' clocks, are together less than a quarantine.
     lead: u64,
+    /// The length of a quarantine in µs. A node refuses a proposal that is later than its clock by more.
+    quarantine: u64,
     /// The last proposal, or the token of a later grant.
     last: AtomicU64,
 }
@@ -26,6 +28,7 @@ impl Proposals {
         let lead = (longest_ttl / 10).min(LONGEST_LEAD);
         Self {
             lead: lead.as_micros() as u64,
+            quarantine: longest_ttl.as_micros() as u64,
             last: AtomicU64::new(0),
         }
     }
@@ -35,12 +38,21 @@ impl Proposals {
     }
 
     /// The next proposal. `times` are the known times of nodes, in µs. A majority of the nodes is behind the proposal,
-    /// even if the clocks of the others are far ahead. Two calls never return the same proposal.
+    /// even if the clocks of the others are far ahead. Two calls at a time never return the same proposal.
     pub(super) fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {
         times.sort_unstable();
         let time = times.get(majority - 1).or(times.last());
         let ahead = time.map_or(1, |time| time.saturating_add(self.lead));
-        let next = |last: u64| ahead.max(last + 1).min(LONGEST_MICROS);
+        let next = |last: u64| {
+            // The last proposal followed a clock that was far ahead, or clocks were set back since.
+            let is_refused = time.is_some_and(|time| last >= time.saturating_add(self.quarantine));
+            let next = if is_refused {
+                ahead
+            } else {
+                ahead.max(last + 1)
+            };
+            next.min(LONGEST_MICROS)
+        };
         let last = self
             .last
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| {
@@ -85,6 +97,23 @@ mod tests {
     fn the_lead_is_a_tenth_of_a_quarantine() {
         let proposals = Proposals::new(Duration::from_secs(2));
         assert_eq!(proposals.next(vec![NOW], 1), NOW + 200_000);
+    }
+
+    #[test]
+    fn proposals_do_not_follow_a_clock_that_was_far_ahead() {
+        let quarantine = Duration::from_secs(30);
+        let proposals = Proposals::new(quarantine);
+        let (second, far) = (1_000_000, NOW + 3_600_000_000);
+        assert_eq!(proposals.next(vec![far, NOW], 2), far + second);
+        // A third node is back, and a majority is not ahead.
+        let next = || proposals.next(vec![far, NOW, NOW], 2);
+        assert_eq!(next(), NOW + second);
+        assert_eq!(next(), NOW + second + 1);
+        let limit = NOW + 30 * second;
+        for (token, wanted) in [(limit - 1, limit), (limit, NOW + second)] {
+            proposals.note(token << 10);
+            assert_eq!(next(), wanted);
+        }
     }
 
     #[test]

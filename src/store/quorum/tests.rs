@@ -15,6 +15,8 @@ const TTL: Duration = Duration::from_secs(60);
 /// A time long before the test, and one long after it, in µs.
 const PAST: &str = "1500000000000000";
 const FUTURE: u64 = 5_000_000_000_000_000;
+/// How far tokens may be ahead of the clocks in these tests, in µs.
+const AHEAD: u64 = 10_000_000;
 
 /// The client of a quorum.
 struct Fixture {
@@ -436,27 +438,43 @@ fn a_lost_reply_leaves_no_key_behind() {
     }
 }
 
-/// The second node is far ahead of the first one, so their tokens differ.
-fn make_tokens_differ(servers: &[Server]) {
-    for (server, counter) in servers.iter().zip([FUTURE, FUTURE + 100]) {
-        ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
+/// The second node is ahead of the first one, so their tokens differ. Returns the greatest token so far, in µs.
+fn make_tokens_differ(servers: &[Server]) -> u64 {
+    let ahead = micros_now(&servers[0]) + AHEAD;
+    for (server, counter) in servers.iter().zip([ahead, ahead + 100]) {
+        count_from(server, counter);
     }
+    ahead + 100
+}
+
+fn count_from(server: &Server, counter: u64) {
+    ask(server, &["ZADD", "p:~fence", &counter.to_string(), "t"]);
+}
+
+fn micros_now(server: &Server) -> u64 {
+    let time = ask(server, &["TIME"]);
+    let leasehold_testbed::Reply::Array(time) = &time else {
+        panic!("{time:?}");
+    };
+    let number = |n: usize| time[n].as_text().unwrap().parse::<u64>().unwrap();
+    1_000_000 * number(0) + number(1)
 }
 
 #[test]
 fn a_token_is_written_back_to_a_majority() {
     let mut servers = servers::<3>();
     servers[2].kill();
-    make_tokens_differ(&servers);
+    let last = make_tokens_differ(&servers);
     let client = patient(&servers);
     let key = key("k");
     let (lease, token) = client.lock(&key);
-    assert_eq!(micros_of(token), FUTURE + 101);
+    assert_eq!(micros_of(token), last + 1);
     for server in &servers[..2] {
         let counter = ask(server, &["ZSCORE", "p:~fence", "t"]).as_int();
-        assert_eq!(counter, Some((FUTURE + 101) as i64));
+        assert_eq!(counter, Some((last + 1) as i64));
         assert!(is_held(server, &key, lease));
-        assert!(value(server, &key).unwrap().contains("5000000000000101"));
+        let stored = value(server, &key).unwrap();
+        assert!(stored.contains(&(last + 1).to_string()), "{stored}");
     }
     // The next proposal is beyond both counters: one round trip is enough.
     client.end_probes(2);
@@ -465,6 +483,36 @@ fn a_token_is_written_back_to_a_majority() {
     let (_, next) = client.lock(&self::key("next"));
     assert!(next > token);
     assert_eq!(calls(), before.map(|before| before + 1));
+}
+
+/// The counter of one node is years ahead, and another node is away.
+#[test]
+fn a_counter_far_ahead_spoils_no_other_counter() {
+    let servers = servers::<3>();
+    count_from(&servers[0], FUTURE);
+    servers[2].stop();
+    let client = client(&urls(&servers), &config(Duration::from_secs(2)), TTL);
+    let key = key("k");
+    let deadline = MonotonicTime::now().after(LONG);
+    let (_, outcome) = client.acquire_by(&key, deadline);
+    let address = format!("127.0.0.1:{}", servers[1].port());
+    assert_no_quorum(
+        outcome,
+        &format!("{address}: the token is later than its clock by more than `max_ttl`"),
+    );
+    let counter = |server: &Server| ask(server, &["ZSCORE", "p:~fence", "t"]).as_int();
+    assert!(counter(&servers[1]).is_none_or(|counter| counter < FUTURE as i64));
+    servers[2].resume();
+    let mut token = None;
+    assert!(eventually(LONG, || {
+        let (_, outcome) = client.acquire(&key);
+        token = outcome.ok().and_then(|reply| match reply {
+            Reply::Granted { token, .. } => Some(token),
+            _ => None,
+        });
+        token.is_some()
+    }));
+    assert!(token.is_some_and(|token| micros_of(token) < FUTURE));
 }
 
 /// The node with the smaller token may not store the greater one.
@@ -500,7 +548,7 @@ fn a_grant_without_its_write_back_is_released() {
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     // The reply to a probe would be held, too, and nothing is written before it comes.
     client.end_probes(2);
-    ask(&servers[1], &["ZADD", "p:~fence", &FUTURE.to_string(), "t"]);
+    count_from(&servers[1], micros_now(&servers[1]) + AHEAD);
     // The first node executes the proposal. Its reply arrives after the node has stopped, so the node executes no hold.
     proxy.hold_replies(true);
     let deadline = MonotonicTime::now().after(Duration::from_secs(3));

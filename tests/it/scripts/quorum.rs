@@ -11,6 +11,8 @@ use crate::support::{SOON, ask, server};
 const MARK: &str = "p:~data";
 /// A time in µs that is ahead of the clock of Redis.
 const AHEAD: &str = "5000000000000000";
+/// A little before that. A node whose fence counter stands here accepts tokens that are ahead.
+const ALMOST: &str = "4999999999999999";
 /// A time in µs that is behind the clock of Redis.
 const BEHIND: &str = "1500000000000000";
 const QUARANTINE: &str = "60000";
@@ -77,6 +79,13 @@ fn node() -> Server {
     server
 }
 
+/// As [`node`], with a fence counter at [`ALMOST`].
+fn node_ahead() -> Server {
+    let node = node();
+    ask(&node, &["ZADD", FENCE, ALMOST, "t"]);
+    node
+}
+
 fn mark(server: &Server, since: &str) -> String {
     format!("{} {since}", run_id(server))
 }
@@ -106,7 +115,7 @@ fn next(micros: &str) -> String {
 
 #[test]
 fn a_proposal_ahead_of_time_and_counter_is_the_token() {
-    let node = node();
+    let node = node_ahead();
     let lock = [["k", ONE, AHEAD]];
     assert_eq!(call(&node, &PROPOSE, &lock), [stored(AHEAD)]);
     let wanted = value(ONE).replace(MICROS, AHEAD);
@@ -143,7 +152,7 @@ fn a_token_exceeds_time_and_counter() {
 
 #[test]
 fn a_hold_sets_key_and_counter_but_takes_no_key() {
-    let node = node();
+    let node = node_ahead();
     assert_eq!(call(&node, &HOLD, &[["k", ONE, AHEAD]]), [stored(AHEAD)]);
     let held = value(ONE).replace(MICROS, AHEAD);
     assert_eq!(text_of(&node, "k").as_deref(), Some(&*held));
@@ -161,7 +170,7 @@ fn a_hold_sets_key_and_counter_but_takes_no_key() {
 
 #[test]
 fn a_renewal_leaves_a_missing_key_missing() {
-    let node = node();
+    let node = node_ahead();
     let hold = |key: &str| {
         let lock = [[key, ONE, AHEAD]];
         let vote = match call_with(&node, &HOLD, [QUARANTINE, TTL, ""], &lock).remove(0) {
@@ -171,7 +180,7 @@ fn a_renewal_leaves_a_missing_key_missing() {
         (vote, text_of(&node, key).is_some())
     };
     assert_eq!(hold("k"), (Vote::Missing, false));
-    assert_eq!(counter_of(&node), None);
+    assert_eq!(counter_of(&node).as_deref(), Some(ALMOST));
     ask(&node, &["SET", "k", &value(ONE), "PX", "1000"]);
     assert_eq!(hold("k"), (stored(AHEAD), true));
     assert!(ttl_of(&node, "k") > 50_000);
@@ -181,7 +190,7 @@ fn a_renewal_leaves_a_missing_key_missing() {
 
 #[test]
 fn a_hold_never_shortens_a_ttl() {
-    let node = node();
+    let node = node_ahead();
     let hold = |ttl| call_with(&node, &HOLD, [QUARANTINE, ttl, NEVER], &[["k", ONE, AHEAD]]);
     hold("30000");
     hold("1");
@@ -193,10 +202,44 @@ fn a_hold_never_shortens_a_ttl() {
     assert!(ttl_of(&node, "k") > 40_000);
 }
 
+/// Another node, whose clock is far ahead, must not spoil the counter of this one.
+#[test]
+fn a_token_far_ahead_of_clock_and_counter_is_refused() {
+    let refused = || Vote::Refused("AHEAD of the clock".to_owned());
+    let quarantine = 60_000_000;
+    for script in [&**PROPOSE, &HOLD] {
+        let node = node();
+        ask(&node, &["SET", "own", &value(ONE), "PX", "1000"]);
+        let ahead_by = |secs: u64| (micros_now(&node) + secs * 1_000_000).to_string();
+        let (late, soon) = (ahead_by(90), ahead_by(50));
+        assert_eq!(call(&node, script, &[["k", ONE, &late]]), [refused()]);
+        assert_eq!(text_of(&node, "k"), None);
+        assert_eq!(counter_of(&node), None);
+        if script == *HOLD {
+            assert_eq!(call(&node, script, &[["own", ONE, &late]]), [refused()]);
+            assert_eq!(text_of(&node, "own"), Some(value(ONE)));
+            assert!(ttl_of(&node, "own") <= 1_000);
+        }
+        assert_eq!(call(&node, script, &[["k", ONE, &soon]]), [stored(&soon)]);
+        // The clock was set back, and the counter stays.
+        ask(&node, &["ZADD", FENCE, AHEAD, "t"]);
+        let limit: u64 = AHEAD.parse::<u64>().unwrap() + quarantine;
+        let [limit, beyond] = [limit, limit + 1].map(|micros| micros.to_string());
+        assert_eq!(call(&node, script, &[["a", ONE, &beyond]]), [refused()]);
+        assert_eq!(call(&node, script, &[["a", ONE, &limit]]), [stored(&limit)]);
+    }
+    // A node whose clock was set back grants further tokens of its own.
+    let node = node_ahead();
+    assert_eq!(
+        call(&node, &PROPOSE, &[["k", ONE, BEHIND]]),
+        [stored(AHEAD)]
+    );
+}
+
 /// A node that was stopped finds old requests in its buffers when it continues.
 #[test]
 fn a_request_that_was_given_up_takes_no_free_key() {
-    let node = node();
+    let node = node_ahead();
     ask(&node, &["SET", "own", &value(ONE), "PX", "1000"]);
     ask(&node, &["SET", "theirs", &value(TWO), "PX", TTL]);
     let locks = [
@@ -217,7 +260,7 @@ fn a_request_that_was_given_up_takes_no_free_key() {
     let (_, are_late) = votes(&**PROPOSE, &before.to_string());
     assert_eq!(are_late, [true; 3]);
     assert_eq!(text_of(&node, "k"), None);
-    assert_eq!(counter_of(&node), None);
+    assert_eq!(counter_of(&node).as_deref(), Some(ALMOST));
     // A late renewal of a key that its lease still holds counts.
     let (votes_of_holds, are_late) = votes(&**HOLD, &before.to_string());
     assert_eq!(are_late, [true, false, false]);
@@ -232,7 +275,7 @@ fn a_request_that_was_given_up_takes_no_free_key() {
 /// After a write-back, all nodes of the majority have the same token in their values.
 #[test]
 fn a_hold_raises_the_token_of_a_value() {
-    let node = node();
+    let node = node_ahead();
     ask(&node, &["SET", "k", &value(ONE), "PX", TTL]);
     assert_eq!(call(&node, &HOLD, &[["k", ONE, AHEAD]]), [stored(AHEAD)]);
     let raised = value(ONE).replace(MICROS, AHEAD);
@@ -244,7 +287,7 @@ fn a_hold_raises_the_token_of_a_value() {
 
 #[test]
 fn foreign_values_stay_and_spoil_no_other_key() {
-    let node = node();
+    let node = node_ahead();
     ask(&node, &["SET", "text", "theirs"]);
     ask(&node, &["LPUSH", "list", "theirs"]);
     for script in [&**PROPOSE, &HOLD] {
@@ -289,7 +332,7 @@ fn nothing_is_granted_without_a_usable_counter() {
         let rule = READS_THE_COUNTER.replace("(", "%RW~p:~data +@all (");
         say(&node, &rule.replace(" (+eval ~*)", ""));
         [&**PROPOSE, &HOLD].into_iter().for_each(|script| {
-            let votes = call(&node, script, &[["k", ONE, AHEAD]]);
+            let votes = call(&node, script, &[["k", ONE, &next(BEHIND)]]);
             assert!(matches!(votes[..], [Vote::Refused(_)]), "{votes:?}");
         });
         say(&node, READS_IT_NO_MORE);
@@ -341,6 +384,7 @@ fn a_node_without_a_mark_is_in_quarantine() {
 #[test]
 fn a_quarantine_ends_when_it_has_passed() {
     let server = server();
+    ask(&server, &["ZADD", FENCE, ALMOST, "t"]);
     let propose =
         || call_with(&server, &PROPOSE, ["300", TTL, NEVER], &[["k", ONE, AHEAD]]).remove(0);
     assert!(matches!(propose(), Vote::Refused(_)));
@@ -364,7 +408,7 @@ fn a_release_works_in_quarantine() {
 
 #[test]
 fn a_new_process_or_a_clock_set_back_begins_a_quarantine() {
-    let node = node();
+    let node = node_ahead();
     let (micros, wait) = check_data(&node);
     assert_eq!(wait, 0, "the mark is old");
     assert!(micros <= micros_now(&node));

@@ -33,6 +33,8 @@ pub(super) enum Operation {
     PutBack(Duration),
     /// Deletes the fence counter, unless it is ahead of the clock.
     LoseCounter,
+    /// Sets the fence counter to [`COUNTED`].
+    Count,
     /// Sets the mark of a quorum's node: whether an earlier process has written it, and how old it is. `None` deletes
     /// the mark.
     Mark(Option<(bool, Age)>),
@@ -46,6 +48,9 @@ pub(super) enum Age {
     /// An hour in the future.
     Future,
 }
+
+/// A value of the fence counter ahead of both clocks, in µs.
+pub(super) const COUNTED: u64 = 5_000_000_000_000_000;
 
 /// The length of a quarantine in all histories.
 pub(super) const QUARANTINE: Duration = Duration::from_millis(50);
@@ -159,12 +164,15 @@ fn vote() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
     let lease = || (0..3_usize).prop_map(lease);
     let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
-    // All but the first one are ahead of both clocks.
+    // All but the first one are ahead of both clocks. A node whose counter stands at `COUNTED` refuses the last ones.
+    let quarantine = QUARANTINE.as_micros() as u64;
     let given = vec![
         PAST,
-        5_000_000_000_000_000,
-        5_000_000_000_000_005,
-        6_000_000_000_000_000,
+        COUNTED,
+        COUNTED + 5,
+        COUNTED + quarantine,
+        COUNTED + quarantine + 1,
+        COUNTED + 20 * quarantine,
     ];
     let held = [&given[..], &[RIGHT, RIGHT, RIGHT]].concat();
     let until = || select(vec![FUTURE, FUTURE, FUTURE, FUTURE, PAST]);
@@ -208,11 +216,16 @@ fn votes() -> impl Strategy<Value = Vec<Operation>> {
         30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, is_plain: false }),
         2 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
+        1 => Just(Operation::Count),
         1 => of((any::<bool>(), age)).prop_map(Operation::Mark),
         1 => Just(Operation::LogIn),
     ];
     let usual = Operation::Mark(Some((false, Age::Past(20 * QUARANTINE))));
-    let first = prop_oneof![7 => Just(vec![usual]), 1 => Just(Vec::new())];
+    let first = prop_oneof![
+        5 => Just(vec![usual.clone(), Operation::Count]),
+        2 => Just(vec![usual]),
+        1 => Just(Vec::new()),
+    ];
     (first, vec(operation, 1..40)).prop_map(|(first, others)| [first, others].concat())
 }
 

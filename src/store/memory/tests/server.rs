@@ -9,7 +9,7 @@ use leasehold_testbed::{Cluster, Server};
 use redis::{Connection, Value};
 
 use super::histories::{
-    Age, CLIENTS, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_mark,
+    Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_mark,
     with_right_token,
 };
 use crate::error::Error;
@@ -244,6 +244,13 @@ impl Redis {
             }
             Operation::LoseCounter => {
                 self.lose_counter();
+                return Some(Ok(()));
+            }
+            Operation::Count => {
+                let mut count = redis::cmd("ZADD");
+                count.arg(self.fence_counter()).arg(COUNTED).arg("t");
+                count.exec(&mut self.connection).unwrap();
+                twin.keyspace.set_counter(COUNTED);
                 return Some(Ok(()));
             }
             Operation::Mark(mark) => {

@@ -240,6 +240,7 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
         (ScriptKind::Propose | ScriptKind::Hold, ("LATE", micros)) => Ok(Reply::TooLate {
             micros: micros.parse().unwrap_or(0),
         }),
+        (ScriptKind::Propose | ScriptKind::Hold, ("AHEAD", _)) => Ok(Reply::TooFarAhead),
         (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
     }
 }
