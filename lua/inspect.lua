@@ -1,16 +1,24 @@
--- Purpose: return the ttl, the length of the queue and the value of each lock key. Changes nothing.
--- KEYS: [1 .. n] lock keys, [n+1 .. 2n] their queues
--- ARGV: none
+-- Purpose: return the ttl, the length of the queue and the value of each lock key. Changes nothing but the mark.
+-- KEYS: [1 .. n] lock keys, [n+1 .. 2n] their queues, [2n+1] on a node of a quorum, its mark
+-- ARGV: on a node of a quorum, [1] length of a quarantine in ms
 -- Returns: for one lock key its result, for several keys an array of results. A result is 0: the key is missing; a
 --   string: the ttl in ms (-1: none), the length of the queue and the value, separated by spaces; an error FOREIGN
---   and a type: the key holds no lock of this library; any other error: refused.
-local n = #KEYS / 2
+--   and a type: the key holds no lock of this library; an error QUARANTINE and ms: the node of a quorum may have lost
+--   data; any other error: refused.
+local n = math.floor(#KEYS / 2)
+local mark, quarantine, refused = KEYS[2 * n + 1], tonumber(ARGV[1]), nil
+if mark then
+  local time = redis.call('TIME')
+  local now = string.format('%010d%06d', time[1], time[2])
+  local is_new_connection, keeps_data = false, false
+  -- part: quarantine.lua
+end
 local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, queue = KEYS[i], KEYS[n + i]
   -- part: stored.lua
   -- part: foreign.lua
-  result = value
+  result = refused or value
   if not result then
     result = 0
   elseif not result.err then

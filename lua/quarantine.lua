@@ -1,5 +1,5 @@
 -- Purpose: set `refused` while this node of a quorum must not vote. It may have lost locks, and would grant them a
---   second time. A part of lua/propose.lua, lua/hold.lua, lua/probe.lua and lua/data.lua.
+--   second time. A part of the scripts that say `-- part: quarantine.lua`.
 --   `mark` holds the run id of the server's process, a space, and the µs since which the server has had its data. A new
 --   process looks for a change of the run id once, with lua/data.lua, since INFO takes long. A missing mark, as after
 --   FLUSHALL, or one in the future is replaced, and the quarantine begins.

@@ -1,6 +1,6 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
--- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
+-- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues, [2n+2] on a node of a quorum, its mark
 -- ARGV: for each lock key: lease id: it has one of these forms:
 --   `lh1 <lease id> <µs> <holder>`: a release of a lease that was granted. `<µs>` is the µs part of its token, or
 --   sixteen zeros if plain commands granted it. This is the whole value of its key, unless waiters are queued: then a
@@ -10,12 +10,15 @@
 --   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
 --   listen;
 --   `<lease id>,<ttl in ms>,<holder>`: a release of a lease that may be queued with this ttl.
---   Last, on a Cluster: the start of the server's shard channels, to which the script appends a holder.
+--   Last, on a Cluster: the start of the server's shard channels, to which the script appends a holder. On a node of a
+--   quorum: length of a quarantine in ms.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
---   another lease holds the key, the key's value; an error: refused.
-local counter, n = KEYS[1], (#KEYS - 1) / 2
-local shard = ARGV[n + 1]
+--   another lease holds the key, the key's value; an error QUARANTINE and ms: the node of a quorum has lost the
+--   lease's key, or never had it; any other error: refused.
+local counter, n = KEYS[1], math.floor((#KEYS - 1) / 2)
+local mark, quarantine = KEYS[2 * n + 2], tonumber(ARGV[n + 1])
+local shard = not mark and ARGV[n + 1]
 
 -- The usual case comes first: the key's value is exactly the argument, so nobody is queued.
 if n == 1 and string.sub(ARGV[1], 1, 4) == 'lh1 ' then
@@ -89,6 +92,13 @@ for i = 1, n do
     elseif not result.err then
       result = string.sub(result, 1, 256)
     end
+  end
+  if mark and (result == 0 or type(result) == 'string') then
+    local time = redis.call('TIME')
+    local now = string.format('%010d%06d', time[1], time[2])
+    local refused, is_new_connection, keeps_data = nil, false, false
+    -- part: quarantine.lua
+    result = refused or result
   end
   if result == 0 or type(result) == 'string' then
     -- part: primary.lua

@@ -290,7 +290,8 @@ pub(crate) enum Reply {
     Missing,
     /// The key was not released by force, since its holder would not be notified.
     NotListening,
-    /// A node of a quorum may have lost data, and does not vote for this time.
+    /// A node of a quorum may have lost data, and does not vote for this time. After a release, the lease has no key on
+    /// the node.
     Abstained { for_another: Duration },
     /// The clock of a node of a quorum that votes, in µs.
     Clock { micros: u64 },

@@ -188,12 +188,18 @@ impl Keyspace {
             } => self.acquire(key, *lease, *ttl, *queue_mode, step),
             Command::Release {
                 key, lease, queued, ..
-            } => Ok(self.release(key, *lease, *queued, None, step)),
+            } => {
+                let reply = self.release(key, *lease, *queued, None, step);
+                Ok(self.unless_lost(reply, step))
+            }
             Command::ForceUnlock {
                 key,
                 lease,
                 must_notify,
-            } => Ok(self.release(key, *lease, None, Some(*must_notify), step)),
+            } => {
+                let reply = self.release(key, *lease, None, Some(*must_notify), step);
+                Ok(self.unless_lost(reply, step))
+            }
             Command::Renew {
                 key, lease, ttl, ..
             } => Ok(self.renew(key, *lease, *ttl, step)),
@@ -202,7 +208,10 @@ impl Keyspace {
                 let ttl = grant.renew.then_some(grant.ttl);
                 Ok(self.adopt(key, *lease, ticket, ttl, step))
             }
-            Command::Inspect { key } => self.inspect(key, step),
+            Command::Inspect { key } => match self.lost(step) {
+                Some(abstained) => Ok(abstained),
+                None => self.inspect(key, step),
+            },
             Command::Write {
                 key,
                 token,
@@ -798,6 +807,20 @@ impl Keyspace {
     fn abstained(&mut self, step: &Step<'_>) -> Option<Reply> {
         let for_another = self.quarantine_left(false, step);
         (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
+    }
+
+    /// The reply of a quorum's node that may have lost the key. `None` on a single server.
+    fn lost(&mut self, step: &Step<'_>) -> Option<Reply> {
+        let is_in_quorum = !step.quarantine.is_zero();
+        is_in_quorum.then(|| self.abstained(step)).flatten()
+    }
+
+    /// The reply to a release. A node that may have lost the lease's key does not know whether the lease was lost.
+    fn unless_lost(&mut self, reply: Reply, step: &Step<'_>) -> Reply {
+        match reply {
+            Reply::Missing | Reply::Taken { .. } => self.lost(step).unwrap_or(reply),
+            reply => reply,
+        }
     }
 
     /// Checks at the login of a connection whether the process is a new one, and then begins a quarantine. Returns the

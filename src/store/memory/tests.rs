@@ -244,6 +244,11 @@ fn a_difference_planted_in_a_vote_is_found() {
         (ScriptKind::ReadCopy, "{ since, found, left }", "{ now, found, left }"),
         (ScriptKind::ReadCopy, "{ since, found, left }", "{ since, found, -1 }"),
         (ScriptKind::ReadCopy, "result = refused\n", "result = nil\n"),
+        (ScriptKind::Release, "result = refused or result", ""),
+        (ScriptKind::Release, "if mark and (result == 0 or type(result) == 'string') then", "if mark and result == 0 then"),
+        (ScriptKind::Release, "if mark and (result == 0 or type(result) == 'string') then", "if mark then"),
+        (ScriptKind::Inspect, "refused or value", "value"),
+        (ScriptKind::Inspect, "refused or value", "value or refused"),
     ];
     assert_found(Subject::Votes, plants);
 }

@@ -111,6 +111,14 @@ impl Count {
             || (held > 0 && self.taken(outcomes).is_none() && outcomes.iter().all(is_known))
     }
 
+    /// Whether the reply to a release is known, or cannot be known any more.
+    pub(super) fn is_release_decided(self, outcomes: &[Option<Outcome>]) -> bool {
+        let replies = outcomes.iter().flatten();
+        let (replied, failed): (Vec<_>, Vec<_>) = replies.partition(|one| one.is_ok());
+        let has_replied = replied.len() >= self.majority() && self.released(outcomes).is_some();
+        has_replied || failed.len() > self.0 - self.majority()
+    }
+
     /// The reply to a release, or to a release by force. `None` if a majority has not said.
     pub(super) fn released(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let count = |wanted: &Reply| {
@@ -128,14 +136,7 @@ impl Count {
         if count(&Reply::NotListening) > 0 {
             return Some(Reply::NotListening);
         }
-        // A node that never had the key need not release it.
-        let has_released = |outcome: &&Option<Outcome>| {
-            matches!(
-                outcome,
-                Some(Ok(Reply::Done | Reply::Missing | Reply::Taken { .. }))
-            )
-        };
-        let released = outcomes.iter().filter(has_released).count();
+        let released = outcomes.iter().filter(|one| has_released(one)).count();
         (done > 0 && released >= self.majority()).then_some(Reply::Done)
     }
 
@@ -238,6 +239,18 @@ impl Count {
             _ => ErrorKind::NoQuorum,
         }
     }
+}
+
+/// Whether the lease does not have the key on a node after a release. A node that never had the key, or has lost it,
+/// need not release it.
+pub(super) fn has_released(outcome: &Option<Outcome>) -> bool {
+    matches!(
+        outcome,
+        Some(Ok(Reply::Done
+            | Reply::Missing
+            | Reply::Taken { .. }
+            | Reply::Abstained { .. }))
+    )
 }
 
 /// The token of a node that has granted the key, or holds it.
@@ -491,6 +504,46 @@ mod tests {
             Some(taken("host/2/b").unwrap().unwrap())
         );
         assert_eq!(released(&[deaf(), deaf(), None]), Some(Reply::NotListening));
+    }
+
+    /// Two nodes have restarted without their data: they do not know whether the lease was lost.
+    #[test]
+    fn nodes_without_data_lose_no_lease() {
+        let three = Count::of(3);
+        let done = || Some(Ok(Reply::Done));
+        let missing = || Some(Ok(Reply::Missing));
+        let lost = || {
+            let for_another = Duration::from_secs(1);
+            Some(Ok(Reply::Abstained { for_another }))
+        };
+        for (outcomes, wanted, is_decided) in [
+            ([lost(), lost(), done()], Some(Reply::Done), true),
+            ([lost(), missing(), done()], Some(Reply::Done), true),
+            ([lost(), done(), None], Some(Reply::Done), true),
+            ([lost(), lost(), missing()], None, false),
+            ([lost(), lost(), None], None, false),
+            ([lost(), missing(), missing()], Some(Reply::Missing), true),
+            (
+                [
+                    failed(ErrorKind::Timeout),
+                    failed(ErrorKind::Timeout),
+                    done(),
+                ],
+                None,
+                true,
+            ),
+            ([missing(), None, None], None, false),
+        ] {
+            assert_eq!(three.released(&outcomes), wanted, "{outcomes:?}");
+            assert_eq!(
+                three.is_release_decided(&outcomes),
+                is_decided,
+                "{outcomes:?}"
+            );
+        }
+        assert_eq!(three.found(&[lost(), lost(), missing()]), None);
+        let free = three.found(&[lost(), missing(), missing()]);
+        assert_eq!(free, Some(Reply::Missing));
     }
 
     #[test]

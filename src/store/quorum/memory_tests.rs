@@ -237,6 +237,33 @@ fn a_restarted_node_abstains_for_a_quarantine() {
     }
 }
 
+/// A node without its data does not say that a lock is free or lost.
+#[test]
+fn nodes_without_data_report_no_free_lock() {
+    let quorum = quorum(3);
+    let inspect = || quorum.ask(1, Command::Inspect { key: key() });
+    let held = quorum.lock(0);
+    quorum.nodes[0].flush();
+    let found = inspect();
+    assert!(matches!(found, Ok(Reply::Found { .. })), "{found:?}");
+    quorum.nodes[1].flush();
+    let unknown = inspect().unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::NoQuorum);
+    assert!(
+        unknown.message().contains("may have lost data"),
+        "{unknown}"
+    );
+    assert!(is_done(&quorum.unlock(0, held)));
+    let unknown = quorum.unlock(0, held).unwrap_err();
+    assert!(
+        unknown.message().contains("may have lost data"),
+        "{unknown}"
+    );
+    quorum.advance(MAX_TTL);
+    assert_eq!(inspect().unwrap(), Reply::Missing);
+    assert_eq!(quorum.unlock(0, held).unwrap(), Reply::Missing);
+}
+
 /// The counter of one node is ahead. The majorities of two grants share another node, which learns the token of the
 /// first grant by the write-back only.
 #[test]
@@ -387,7 +414,8 @@ impl Fixture {
             let member = &self.clients[0].members[node];
             match member.node.execute_one(inspect(), deadline) {
                 Ok(Reply::Found { value, .. }) => Some(value.lease),
-                Ok(Reply::Missing) => None,
+                // A node in quarantine has no data.
+                Ok(Reply::Missing | Reply::Abstained { .. }) => None,
                 other => panic!("{other:?}"),
             }
         };

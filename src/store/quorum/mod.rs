@@ -39,7 +39,7 @@ use crate::node_state::NodeState;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
-use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD};
+use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released};
 use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
@@ -443,19 +443,6 @@ impl QuorumStore {
         outcomes
     }
 
-    /// As [`ask`](Self::ask), for one command to all nodes.
-    fn ask_all(
-        &self,
-        command: &Command,
-        deadline: MonotonicTime,
-        agrees: impl Fn(&Reply) -> bool,
-    ) -> Vec<Option<Outcome>> {
-        let commands = std::slice::from_ref(command);
-        self.ask(&self.all(), commands, deadline, |outcomes| {
-            self.count.is_decided(outcomes, &agrees)
-        })
-    }
-
     /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node yet,
     /// a time that no clock shows.
     fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
@@ -673,11 +660,7 @@ impl QuorumStore {
             queued: None,
         };
         for (member, outcome) in self.members.iter().zip(outcomes) {
-            let has_released = matches!(
-                outcome,
-                Some(Ok(Reply::Done | Reply::Missing | Reply::Taken { .. }))
-            );
-            if !has_released {
+            if !has_released(outcome) {
                 member.node.send_release(release.clone());
             }
         }
@@ -819,7 +802,10 @@ impl Store for QuorumStore {
                 request.into_outcome()
             }
             Command::Release { .. } | Command::ForceUnlock { .. } => {
-                let outcomes = self.ask_all(&command, deadline, |_| true);
+                let commands = std::slice::from_ref(&command);
+                let outcomes = self.ask(&self.all(), commands, deadline, |outcomes| {
+                    self.count.is_release_decided(outcomes)
+                });
                 let released = self.count.released(&outcomes);
                 if let (Command::ForceUnlock { key, lease, .. }, Some(Reply::Done)) =
                     (&command, &released)

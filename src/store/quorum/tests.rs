@@ -647,6 +647,30 @@ fn a_release_needs_a_majority_of_nodes() {
     assert!(eventually(LONG, || is_free(&servers[2], &second)));
 }
 
+/// A majority restarts without its data, and cannot have granted the lock since.
+#[test]
+fn nodes_without_data_report_no_loss() {
+    let mut servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    servers[..2]
+        .iter_mut()
+        .for_each(|one| one.restart().unwrap());
+    let inspect = || client.ask(Command::Inspect { key: key.clone() });
+    // A connection of before the restart breaks.
+    let mut inspected = inspect();
+    assert!(eventually(LONG, || {
+        inspected = inspect();
+        matches!(&inspected, Err(error) if error.message().matches("may have lost").count() == 2)
+    }));
+    assert_no_quorum(inspected, "may have lost data, and does not vote for");
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    assert!(is_free(&servers[2], &key));
+    assert_no_quorum(client.ask(release(&key, lease)), "may have lost data");
+}
+
 #[test]
 fn a_majority_says_who_holds_the_lock() {
     let servers = servers::<3>();

@@ -109,19 +109,22 @@ impl Node {
             }
         });
         let sentinels = SentinelWatcher::new(Arc::clone(&endpoint), config.command_timeout);
+        let mut context = ScriptContext::new(
+            holder,
+            &config.prefix,
+            config.layout,
+            config.max_reply_bytes,
+        );
+        if endpoint.data_check().is_some() {
+            context = context.with_quarantine(config.max_ttl);
+        }
         let shared = Arc::new(Shared {
             connector: pipeline::connection::connector(
                 &endpoint,
                 config.pipelines + RENEWAL_PIPELINES + config.max_transactions + 1,
             ),
             endpoint,
-            context: ScriptContext::new(
-                holder,
-                &config.prefix,
-                config.layout,
-                config.max_reply_bytes,
-            )
-            .with_quarantine(config.max_ttl),
+            context,
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             request_maintenance,

@@ -3,8 +3,8 @@
 use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{
-    DATA, FENCE, HOLD, MICROS, ONE, PROPOSE, READS_IT_NO_MORE, READS_THE_COUNTER, TTL, TWO,
-    counter_of, has_selectors, release, say, text_of, ttl_of, value,
+    DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROPOSE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE,
+    TTL, TWO, counter_of, has_selectors, release, say, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, server};
 
@@ -397,13 +397,78 @@ fn a_quarantine_ends_when_it_has_passed() {
     assert!(micros_now(&server) >= since() + 300_000);
 }
 
+/// The replies of lua/release.lua, called for a node of a quorum.
+fn release_on(server: &Server, keys: &[&str], leases: &[&str]) -> Vec<Reply> {
+    let count = (2 * keys.len() + 2).to_string();
+    let mut words = vec!["EVAL", &RELEASE, &count, FENCE];
+    words.extend(keys);
+    let queues: Vec<String> = keys.iter().map(|key| format!("{key}~queue")).collect();
+    words.extend(queues.iter().map(String::as_str));
+    words.push(MARK);
+    words.extend(leases);
+    words.push(QUARANTINE);
+    match server.command(&words).unwrap() {
+        Reply::Array(replies) if keys.len() > 1 => replies,
+        one => vec![one; keys.len()],
+    }
+}
+
+/// The replies of lua/inspect.lua, called for a node of a quorum.
+fn inspect_on(server: &Server, keys: &[&str]) -> Vec<Reply> {
+    let count = (2 * keys.len() + 1).to_string();
+    let mut words = vec!["EVAL", &INSPECT, &count];
+    words.extend(keys);
+    let queues: Vec<String> = keys.iter().map(|key| format!("{key}~queue")).collect();
+    words.extend(queues.iter().map(String::as_str));
+    words.extend([MARK, QUARANTINE]);
+    match server.command(&words).unwrap() {
+        Reply::Array(replies) if keys.len() > 1 => replies,
+        one => vec![one; keys.len()],
+    }
+}
+
+fn is_quarantine(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error(error) if error.contains("QUARANTINE "))
+}
+
 #[test]
-fn a_release_works_in_quarantine() {
+fn a_release_in_quarantine_deletes_its_key_or_abstains() {
     let server = server();
-    ask(&server, &["SET", "k", &value(ONE), "PX", TTL]);
-    left(&call(&server, &HOLD, &[["k", ONE, AHEAD]]));
-    let mut redis = super::connect(&server);
-    assert_eq!(super::ends(&release(&mut redis, &["k"], &[ONE])), ["done"]);
+    let keys = ["own", "theirs", "none", "list"];
+    for kind in [ONE.to_owned(), value(ONE), format!("{ONE}!host/2/0")] {
+        ask(&server, &["FLUSHALL"]);
+        ask(&server, &["SET", "own", &value(ONE), "PX", TTL]);
+        ask(&server, &["SET", "theirs", &value(TWO), "PX", TTL]);
+        ask(&server, &["RPUSH", "list", "theirs"]);
+        let replies = release_on(&server, &keys, &[&*kind; 4]);
+        let abstains: Vec<bool> = replies.iter().map(is_quarantine).collect();
+        assert_eq!(abstains, [false, true, true, false], "{kind}: {replies:?}");
+        assert_eq!(replies[0].as_int(), Some(1));
+        assert_eq!(text_of(&server, "own"), None);
+        assert_eq!(text_of(&server, "theirs"), Some(value(TWO)));
+        ask(&server, &["SET", "own", &value(ONE), "PX", TTL]);
+        let alone = |key| release_on(&server, &[key], &[&*kind]).remove(0);
+        assert_eq!(alone("own").as_int(), Some(1));
+        assert!(is_quarantine(&alone("own")) && is_quarantine(&alone("theirs")));
+        // The node votes again.
+        ask(&server, &["SET", MARK, &mark(&server, BEHIND)]);
+        assert_eq!(alone("own").as_int(), Some(0));
+        assert_eq!(alone("theirs").as_text(), Some(&*value(TWO)));
+    }
+}
+
+#[test]
+fn an_inspection_in_quarantine_abstains() {
+    let server = server();
+    ask(&server, &["SET", "theirs", &value(TWO), "PX", TTL]);
+    for keys in [&["theirs"][..], &["none"], &["theirs", "none"]] {
+        let replies = inspect_on(&server, keys);
+        assert!(replies.iter().all(is_quarantine), "{replies:?}");
+    }
+    ask(&server, &["SET", MARK, &mark(&server, BEHIND)]);
+    let replies = inspect_on(&server, &["theirs", "none"]);
+    assert!(replies[0].as_text().unwrap().ends_with(&value(TWO)));
+    assert_eq!(replies[1].as_int(), Some(0));
 }
 
 #[test]

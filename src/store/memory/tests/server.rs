@@ -318,7 +318,7 @@ impl Redis {
                 redis::cmd("TIME").get_packed_command()
             }
             Some((command, kind)) => {
-                let (request, sent) = self.request(scripts, kind, by, command);
+                let (request, sent) = self.request(subject, scripts, kind, by, command);
                 if let Command::Hold { micros, .. } = sent {
                     held = Some(micros);
                 }
@@ -414,6 +414,7 @@ impl Redis {
 
     fn request(
         &mut self,
+        subject: Subject,
         scripts: &Scripts,
         kind: ScriptKind,
         by: &HolderId,
@@ -428,8 +429,10 @@ impl Redis {
         let mark: Option<String> = read.query(&mut self.connection).unwrap();
         let since = mark.and_then(|mark| mark.split_once(' ')?.1.parse().ok());
         let command = with_right_mark(&command, since.unwrap_or_default());
-        let names =
-            ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20).with_quarantine(QUARANTINE);
+        let mut names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        if subject == Subject::Votes {
+            names = names.with_quarantine(QUARANTINE);
+        }
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
         let call = ScriptRef::Text(&scripts.0[kind as usize]);
@@ -569,7 +572,8 @@ impl Twin {
         let mut step = Step {
             now: asked_at,
             by,
-            quarantine: QUARANTINE,
+            // Only a node of a quorum has a fence counter to compare.
+            quarantine: found.node.map_or(Duration::ZERO, |_| QUARANTINE),
             ahead: 0,
             listens: &listens,
             notifications: &mut notifications,

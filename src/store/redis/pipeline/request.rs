@@ -259,9 +259,10 @@ impl PendingRequest {
                 self.attempts += 1;
                 Next::RetryLater(self)
             }
-            (Command::Release { until, .. }, Ok(Reply::Missing | Reply::Taken { .. }))
-                if self.is_undo && MonotonicTime::now() < *until =>
-            {
+            (
+                Command::Release { until, .. },
+                Ok(Reply::Missing | Reply::Taken { .. } | Reply::Abstained { .. }),
+            ) if self.is_undo && MonotonicTime::now() < *until => {
                 self.attempts += 1;
                 Next::RetryLater(self)
             }

@@ -233,7 +233,9 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
             ScriptKind::Write | ScriptKind::Read | ScriptKind::WriteCopy | ScriptKind::ReadCopy,
             ("FOREIGN", found),
         ) => Err(foreign_value(NO_FENCED_VALUE, found)),
-        (kind, ("QUARANTINE", ms)) if kind.is_of_quorum() => {
+        (kind, ("QUARANTINE", ms))
+            if kind.is_of_quorum() || matches!(kind, ScriptKind::Release | ScriptKind::Inspect) =>
+        {
             let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
             Ok(Reply::Abstained { for_another })
         }

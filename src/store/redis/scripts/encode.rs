@@ -17,10 +17,12 @@ pub(crate) fn encode<'a>(
 ) {
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
     let fixed_keys = usize::from(kind.uses_counter()) + usize::from(kind.uses_mark());
-    let keys = commands.len() + queued.clone().count() + fixed_keys;
+    let ends_with_mark = usize::from(context.ends_with_mark(kind));
+    let keys = commands.len() + queued.clone().count() + fixed_keys + ends_with_mark;
     let fixed_args = usize::from(kind.sends_holder())
         + usize::from(kind.uses_mark())
-        + usize::from(kind.sends_limit());
+        + usize::from(kind.sends_limit())
+        + ends_with_mark;
     let publishes = || commands.clone().any(|command| kind.publishes(command));
     let shard = context.shard_channel_start().filter(|_| publishes());
     let args = commands.len() * arguments_per_key(kind) + fixed_args + usize::from(shard.is_some());
@@ -51,11 +53,14 @@ pub(crate) fn encode<'a>(
     for key in queued.filter_map(Command::key) {
         out.parts(&key.queue_parts(context.layout));
     }
+    if ends_with_mark > 0 {
+        out.text(&context.data_mark);
+    }
     if kind.sends_holder() {
         out.text(context.holder.as_str());
     }
     if kind.uses_mark() {
-        out.millis(context.quarantine);
+        out.millis(context.quarantine());
     }
     if kind.sends_limit() {
         out.number(context.max_value as u64);
@@ -65,6 +70,9 @@ pub(crate) fn encode<'a>(
     }
     if let Some(shard) = shard {
         out.text(&shard);
+    }
+    if ends_with_mark > 0 {
+        out.millis(context.quarantine());
     }
 }
 
@@ -186,7 +194,7 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.bytes(&copy.text());
         }
         Command::ReadCopy { with_value, .. } => out.text(if *with_value { "+" } else { "" }),
-        Command::Probe { .. } => out.millis(context.quarantine),
+        Command::Probe { .. } => out.millis(context.quarantine()),
         Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
     }
 }

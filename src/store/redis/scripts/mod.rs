@@ -209,7 +209,8 @@ pub(crate) struct ScriptContext {
     fence_counter: String,
     /// The key of the mark of a node of a quorum, and the length of a quarantine there.
     data_mark: String,
-    quarantine: Duration,
+    /// `None` if the server is no node of a quorum.
+    quarantine: Option<Duration>,
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
@@ -227,7 +228,7 @@ impl ScriptContext {
             holder,
             fence_counter: key::fence_counter(prefix),
             data_mark: key::data_mark(prefix),
-            quarantine: MAX_TTL,
+            quarantine: None,
             prefix: prefix.to_owned(),
             layout,
             max_value,
@@ -238,10 +239,21 @@ impl ScriptContext {
         }
     }
 
-    /// Sets the length of a quarantine.
+    /// Makes this the context of a node of a quorum, with the length of a quarantine.
     pub(crate) fn with_quarantine(mut self, quarantine: Duration) -> Self {
-        self.quarantine = quarantine;
+        self.quarantine = Some(quarantine);
         self
+    }
+
+    /// The length of a quarantine.
+    fn quarantine(&self) -> Duration {
+        self.quarantine.unwrap_or(MAX_TTL)
+    }
+
+    /// Whether a call of the script `kind` on this server has the mark as its last key, and the length of a quarantine
+    /// as its last argument.
+    fn ends_with_mark(&self, kind: ScriptKind) -> bool {
+        self.quarantine.is_some() && matches!(kind, ScriptKind::Release | ScriptKind::Inspect)
     }
 
     pub(crate) fn layout(&self) -> KeyLayout {
