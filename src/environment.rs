@@ -118,12 +118,21 @@ pub enum EnvironmentWarning {
     },
     /// A part of the check was refused, mostly by an ACL.
     Unchecked {
-        /// The command that was refused: `INFO`, `CONFIG GET` or `HELLO`.
+        /// The command that was refused: `INFO`, `CONFIG GET`, `CONFIG GET appendfsync` or `HELLO`.
         command: &'static str,
         /// The server's reply.
         reply: String,
     },
-    /// This master of a Cluster could not be checked. At least one other master could.
+    /// `Builder::nodes_keep_data` is set, but this node of a quorum loses data when it restarts. It may then grant a lock
+    /// that is held.
+    LosesData {
+        /// The setting of Redis: `appendonly` or `appendfsync`.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// This master of a Cluster, or this node of a quorum, could not be checked. Others could: at least one master, or
+    /// a majority of the nodes.
     NotChecked {
         /// The error of the check.
         reason: String,
@@ -268,6 +277,7 @@ impl fmt::Display for EnvironmentWarning {
                 let what = match *command {
                     "INFO" => "eviction and persistence were not checked",
                     "CONFIG GET" => "snapshots and the tracking table were not checked",
+                    "CONFIG GET appendfsync" => "`appendfsync` was not checked",
                     _ => "the version and the role were not checked",
                 };
                 write!(
@@ -275,6 +285,11 @@ impl fmt::Display for EnvironmentWarning {
                     "{what}: {command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
                 )
             }
+            Self::LosesData { setting, value } => write!(
+                f,
+                "`{setting}` is {value}, and `nodes_keep_data` is set: after a restart, this node may have lost locks, \
+                 and grants them again; set `appendonly yes` and `appendfsync always`, or do not use `nodes_keep_data`"
+            ),
             // The error has the next step.
             Self::NotChecked { reason } => write!(f, "was not checked: {reason}"),
         }

@@ -33,7 +33,7 @@ use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
-use crate::environment::EnvironmentFinding;
+use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::node_state::NodeState;
 use crate::store::command::{Command, QueueMode, Reply, Request};
@@ -881,15 +881,24 @@ impl Store for QuorumStore {
         Ok(longest)
     }
 
-    /// Checks all nodes at once. A majority has to reply.
+    /// Checks all nodes at once. A majority has to reply; a finding names each other node.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
         let checks = self.call_each(|member| member.node.check_environment());
         if checks.iter().flatten().count() < self.count.majority() {
             return Err(self.no_majority(&as_outcomes(&checks)));
         }
-        Ok(Some(
-            checks.into_iter().flatten().flatten().flatten().collect(),
-        ))
+        let mut found = Vec::new();
+        for (member, check) in self.members.iter().zip(checks) {
+            match check {
+                Ok(findings) => found.extend(findings.unwrap_or_default()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    let warning = EnvironmentWarning::NotChecked { reason };
+                    found.push(EnvironmentFinding::new(&member.address, warning));
+                }
+            }
+        }
+        Ok(Some(found))
     }
 
     fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {

@@ -810,6 +810,15 @@ fn a_ping_and_a_flush_need_a_majority() {
     assert!(servers.iter().all(of), "{found:?}");
     client.lock(&key("k"));
     servers[0].kill();
+    let found = client.store.check_environment().unwrap().unwrap();
+    let is_unchecked = |server: &Server| {
+        let address = format!("127.0.0.1:{}: was not checked: ", server.port());
+        found
+            .iter()
+            .any(|finding| finding.to_string().starts_with(&address))
+    };
+    let unchecked: Vec<bool> = servers.iter().map(is_unchecked).collect();
+    assert_eq!(unchecked, [true, false, false], "{found:?}");
     assert!(client.store.ping().is_ok());
     assert_eq!(
         client

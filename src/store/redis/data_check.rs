@@ -32,6 +32,11 @@ impl DataCheck {
         }
     }
 
+    /// Whether the user says that the node loses no data when it restarts.
+    pub(crate) fn keeps_data(&self) -> bool {
+        self.keeps_data
+    }
+
     /// The clock of the node.
     pub(crate) fn clock(&self) -> &NodeClock {
         &self.clock

@@ -8,6 +8,7 @@ use redis::{Pipeline, ProtocolVersion, ServerError, Value};
 use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY, password_to_hide};
+use crate::store::redis::data_check::DataCheck;
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, sanitized};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::scripts::ScriptKind;
@@ -83,6 +84,8 @@ impl EnvironmentCheck {
 struct Questions {
     commands: Pipeline,
     authenticates: bool,
+    /// The server is a node of a quorum and has to keep its data, so the last question is about `appendfsync`.
+    keeps_data: bool,
 }
 
 impl Questions {
@@ -104,9 +107,14 @@ impl Questions {
             .arg("tracking-table-max-keys");
         let script = ScriptKind::Release.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
+        let keeps_data = endpoint.data_check().is_some_and(DataCheck::keeps_data);
+        if keeps_data {
+            commands.cmd("CONFIG").arg("GET").arg("appendfsync");
+        }
         Self {
             commands,
             authenticates,
+            keeps_data,
         }
     }
 
@@ -132,6 +140,7 @@ impl Questions {
             }
         }
         let (save, tracking, script) = (next(), next(), next());
+        let fsync = self.keeps_data.then(next);
         let is_redis = |reply: &Value| matches!(reply, Value::Array(_) | Value::BulkString(_));
         let refuses = |reply: &Value| matches!(reply, Value::ServerError(_));
         if ![&hello, &info]
@@ -146,6 +155,7 @@ impl Questions {
             save,
             tracking,
             script,
+            fsync,
         }))
     }
 }
@@ -157,6 +167,8 @@ struct Answers {
     save: Value,
     tracking: Value,
     script: Value,
+    /// `None` unless the server is a node of a quorum that has to keep its data.
+    fsync: Option<Value>,
 }
 
 fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
@@ -199,7 +211,10 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
                 let max_memory = number("maxmemory").unwrap_or(0);
                 found.push(EnvironmentWarning::Eviction { policy, max_memory });
             }
-            if number("aof_enabled") == Some(0) {
+            let is_off = number("aof_enabled") == Some(0);
+            if let Some(fsync) = &answers.fsync {
+                found.extend(data_loss(is_off, fsync));
+            } else if is_off {
                 let has_snapshots = save.map(|save| !save.is_empty());
                 found.push(EnvironmentWarning::Persistence { has_snapshots });
             }
@@ -217,6 +232,17 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
         found.push(unchecked("CONFIG GET", error));
     }
     found
+}
+
+/// The warning about a node of a quorum that has to keep its data, by its settings.
+fn data_loss(is_off: bool, fsync: &Value) -> Option<EnvironmentWarning> {
+    let (setting, value) = match (pair(fsync, "appendfsync"), fsync) {
+        _ if is_off => ("appendonly", "no".to_owned()),
+        (Some(fsync), _) if fsync != "always" => ("appendfsync", fsync),
+        (_, Value::ServerError(error)) => return Some(unchecked("CONFIG GET appendfsync", error)),
+        _ => return None,
+    };
+    Some(EnvironmentWarning::LosesData { setting, value })
 }
 
 fn unchecked(command: &'static str, error: &ServerError) -> EnvironmentWarning {

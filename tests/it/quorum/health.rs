@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorKind, MemoryQuorum, NodeClock, NodeHealth};
+use leasehold::{Client, EnvironmentWarning, ErrorKind, MemoryQuorum, NodeClock, NodeHealth};
 use leasehold_testbed::{Server, eventually};
 
-use super::nodes::{Nodes, end_quarantine, impatient};
+use super::nodes::{Nodes, builder, end_quarantine, impatient};
 use crate::steady::steady;
 use crate::support::{Recorder, SOON, What, ask, lock, millis, secs, server};
 
@@ -22,6 +22,45 @@ fn assert_all_become_up(client: &Client) {
 
 fn address(server: &Server) -> String {
     format!("127.0.0.1:{}", server.port())
+}
+
+/// `nodes_keep_data` says that a restarted node has all its locks.
+#[test]
+fn nodes_that_lose_data_are_found() {
+    let saved = ("appendonly", "yes");
+    let servers = [
+        &[saved, ("appendfsync", "always")][..],
+        &[saved, ("appendfsync", "everysec")],
+        &[],
+    ]
+    .map(|directives| {
+        let mut server = Server::builder();
+        for (name, value) in directives {
+            server = server.arg(*name, *value);
+        }
+        server.start().unwrap()
+    });
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let found = |keep_data: bool| {
+        let client = builder(urls.clone()).nodes_keep_data(keep_data);
+        let found = client.build_lazy().unwrap().check_environment().unwrap();
+        let losses = found
+            .into_iter()
+            .filter_map(|finding| match finding.warning() {
+                EnvironmentWarning::LosesData { setting, value } => {
+                    Some((finding.server().to_owned(), *setting, value.clone()))
+                }
+                _ => None,
+            });
+        losses.collect::<Vec<_>>()
+    };
+    let [_, often, never] = servers.each_ref().map(address);
+    let expected = [
+        (often, "appendfsync", "everysec".to_owned()),
+        (never, "appendonly", "no".to_owned()),
+    ];
+    assert_eq!(found(true), expected);
+    assert_eq!(found(false), []);
 }
 
 #[test]
