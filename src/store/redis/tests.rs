@@ -16,7 +16,8 @@ use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::Urgency;
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::redis::connection::ReplyContents;
-use crate::store::redis::pipeline::MAX_BATCH;
+use crate::store::redis::data_check::DataCheck;
+use crate::store::redis::pipeline::{MAX_BATCH, MOST_RELEASES_ON_QUORUM};
 use crate::store::redis::session::TransactionOutcome;
 use crate::util::id::LeaseId;
 use crate::util::key::{Key, KeyLayout};
@@ -197,7 +198,11 @@ fn node(url: &str) -> Node {
 }
 
 fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
-    let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
+    let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
+    node_at(endpoint, request_maintenance)
+}
+
+fn node_at(endpoint: Endpoint, request_maintenance: MaintenanceHook) -> Node {
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
@@ -205,7 +210,7 @@ fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
     let holder = HolderId::of_this_process();
     Node::new(
         ServerId::ONLY,
-        endpoint,
+        Arc::new(endpoint),
         &config,
         holder,
         request_maintenance,
@@ -420,6 +425,30 @@ fn a_caller_continues_with_a_majority_of_servers() {
     assert!(submit(inspect()).wait(deadline(), have_come));
     assert!(eventually(LONG / 2, || !exists(&servers[2], &key)));
     assert!(exists(&servers[0], &key) && exists(&servers[1], &key));
+}
+
+/// A node of a quorum is slower than the majority for long, so callers leave before their releases are written.
+#[test]
+fn releases_for_a_node_of_a_quorum_have_a_bound() {
+    let server = Server::start().unwrap();
+    let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    endpoint.set_data_check(DataCheck::new("p:", LONG, false));
+    let node = node_at(endpoint, Box::new(|_| {}));
+    let release = Command::Release {
+        key: Key::new("p:", "a", 100).unwrap(),
+        lease: LeaseId::random(),
+        until: MonotonicTime::now().after(60 * LONG),
+        held: None,
+        queued: None,
+    };
+    let pipeline = node.pipeline_of_one(&release);
+    for _ in 0..MOST_RELEASES_ON_QUORUM + 1_000 {
+        let (submitted, mut completions) = Submitted::new(1);
+        node.submit(vec![(release.clone(), completions.remove(0))]);
+        drop(submitted);
+        assert!(pipeline.awaited() <= 256);
+    }
+    assert_eq!(pipeline.releases(), MOST_RELEASES_ON_QUORUM);
 }
 
 /// Callers submit requests and leave, and no maintenance of the node runs.

@@ -50,6 +50,9 @@ pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128
 /// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
 /// would have to wait for all releases that are written before it.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
+/// How many queued releases that no caller awaits a pipeline to a node of a quorum keeps. A node that is slower than the
+/// majority for long would otherwise collect releases as fast as the client makes them.
+pub(super) const MOST_RELEASES_ON_QUORUM: usize = 65_536;
 /// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
 /// the drop of a guard never blocks, even if the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
@@ -102,9 +105,13 @@ impl Pipeline {
     }
 
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
+        let mut state = PipelineState::new(shared.late_releases.clone());
+        if shared.endpoint.data_check().is_some() {
+            state = state.with_most_releases(MOST_RELEASES_ON_QUORUM);
+        }
         Self {
             at_a_time,
-            state: Mutex::new(PipelineState::new(shared.late_releases.clone())),
+            state: Mutex::new(state),
             shared,
             #[cfg(test)]
             panic_next: std::sync::atomic::AtomicBool::new(false),
@@ -257,7 +264,7 @@ impl Pipeline {
                     .for_each(|request| drop(request.on_not_sent(&ended)));
                 return;
             }
-            state.awaited.drop_unwanted_if_long();
+            state.drop_unwanted_if_long();
             state.enqueue(requests);
             // If a thread leads, it requests maintenance itself when it ends.
             (!state.is_led).then(|| urgency_of(&state))
@@ -413,6 +420,14 @@ impl Pipeline {
     #[cfg(not(shuttle))]
     pub(crate) fn awaited(&self) -> usize {
         self.state.lock().awaited.iter().count()
+    }
+
+    /// How many releases are queued that no caller awaits.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
+    pub(crate) fn releases(&self) -> usize {
+        self.state.lock().releases()
     }
 
     /// How many releases wait to be retried.

@@ -139,6 +139,11 @@ impl Releases {
         self.count == 0
     }
 
+    /// How many releases are queued.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
     /// How many releases have failed before.
     pub(super) fn failed(&self) -> usize {
         self.failed

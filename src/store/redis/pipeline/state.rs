@@ -43,6 +43,8 @@ pub(super) struct PipelineState {
     refused: RetryQueues,
     /// Undos to repeat, since their acquires may still arrive.
     undo_repeats: RetryQueues,
+    /// The most releases in these three.
+    most_releases: usize,
     /// Called when a release is late, and when it ended.
     hook: Option<LateReleaseHook>,
     /// The number of failed attempts to connect since the last successful attempt.
@@ -89,11 +91,18 @@ impl PipelineState {
             unawaited: Releases::default(),
             refused: RetryQueues::default(),
             undo_repeats: RetryQueues::default(),
+            most_releases: usize::MAX,
             hook,
             failures: 0,
             connect_at: None,
             swept_at: None,
         }
+    }
+
+    /// Makes this the state of a pipeline that keeps at most so many releases that no caller awaits.
+    pub(super) fn with_most_releases(mut self, most: usize) -> Self {
+        self.most_releases = most;
+        self
     }
 
     /// Queues requests that callers wait for. A flush makes all releases due at once.
@@ -128,6 +137,33 @@ impl PipelineState {
     /// Queues a release that no caller waits for.
     pub(super) fn enqueue_release(&mut self, release: Release) {
         self.unawaited.push(release);
+        self.drop_oldest_release();
+    }
+
+    /// Drops the oldest release if there are too many: the key of that release ends soonest.
+    fn drop_oldest_release(&mut self) {
+        if self.releases() > self.most_releases {
+            let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
+            let mut queues = std::iter::once(&mut self.unawaited).chain(repeats);
+            let oldest = queues.find_map(Releases::pop);
+            drop(oldest.map(|oldest| oldest.into_request(self.hook.as_ref())));
+        }
+    }
+
+    /// How many releases are queued that no caller waits for.
+    pub(super) fn releases(&self) -> usize {
+        let repeats = self.refused.0.iter().chain(&self.undo_repeats.0);
+        self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
+    }
+
+    /// If many awaited requests are queued, drops those whose callers have left. Their releases stay, and no caller
+    /// awaits them any more.
+    pub(super) fn drop_unwanted_if_long(&mut self) {
+        let error = request::caller_left();
+        for request in self.awaited.take_unwanted_if_long() {
+            let next = request.on_not_sent(&error);
+            self.apply(next);
+        }
     }
 
     pub(super) fn has_unawaited(&self) -> bool {
@@ -299,7 +335,7 @@ impl PipelineState {
             }
             Next::RetryNow(request) => {
                 if let Some(release) = request.into_release(None) {
-                    self.unawaited.push(release);
+                    self.enqueue_release(release);
                 }
             }
             Next::RetryLater(request) => {
@@ -312,6 +348,7 @@ impl PipelineState {
                 } else {
                     self.refused.push(release);
                 }
+                self.drop_oldest_release();
             }
         }
     }
@@ -470,13 +507,15 @@ impl AwaitedQueue {
         request::next_leader(self.requests.iter().chain(&self.flushes))
     }
 
-    /// If the queue has become long, drops requests for which no caller waits. A caller that submitted a request may
-    /// leave long before the pipeline can write the request.
-    pub(super) fn drop_unwanted_if_long(&mut self) {
-        if self.requests.len() >= self.longest.max(FEWEST_TO_CHECK) {
-            self.requests.retain(PendingRequest::is_wanted);
-            self.longest = 2 * self.requests.len();
+    /// If the queue has become long, takes out the requests for which no caller waits. A caller that submitted a request
+    /// may leave long before the pipeline can write the request.
+    fn take_unwanted_if_long(&mut self) -> Vec<PendingRequest> {
+        if self.requests.len() < self.longest.max(FEWEST_TO_CHECK) {
+            return Vec::new();
         }
+        let unwanted = self.take_if(|request| !request::is_waited_for([request].into_iter()));
+        self.longest = 2 * self.requests.len();
+        unwanted
     }
 
     #[cfg(test)]
@@ -513,6 +552,35 @@ mod tests {
             reported_late: false,
             route: request::Route::default(),
         }
+    }
+
+    #[test]
+    fn the_oldest_releases_beyond_the_bound_are_dropped() {
+        let mut state = PipelineState::new(None).with_most_releases(3);
+        state.undo_repeats.push(release("undo", true));
+        for name in ["a", "b", "c", "d"] {
+            state.enqueue_release(release(name, false));
+        }
+        let names = |state: &mut PipelineState| {
+            let taken = state.take_releases(|_| true).into_iter();
+            taken
+                .map(|release| release.key.name().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(state.releases(), 3);
+        assert_eq!(names(&mut state), ["c", "d", "undo"]);
+        // The undo stays. Repeats count, too, and the oldest of them goes if there are only repeats.
+        for name in ["e", "f", "g"] {
+            let release = release(name, false).into_request(None);
+            state.apply(Next::RetryLater(release));
+        }
+        assert_eq!(names(&mut state), ["f", "g"]);
+        assert_eq!(state.releases(), 1);
+        let mut unbounded = PipelineState::new(None);
+        for _ in 0..100 {
+            unbounded.enqueue_release(release("a", false));
+        }
+        assert_eq!(unbounded.releases(), 100);
     }
 
     #[test]
