@@ -42,7 +42,10 @@ fn vote(reply: &Reply) -> Vote {
                 |micros| Vote::TooLate(micros.unwrap()),
             )
         }
-        Reply::Array(stored) => Vote::Taken(stored[0].as_text().unwrap().to_owned()),
+        Reply::Array(stored) => match stored.first() {
+            Some(stored) => Vote::Taken(stored.as_text().unwrap().to_owned()),
+            None => Vote::Missing,
+        },
         text => Vote::Stored(text.as_text().unwrap().to_owned()),
     }
 }
@@ -200,6 +203,115 @@ fn a_hold_never_shortens_a_ttl() {
     ask(&node, &["PERSIST", "k"]);
     hold("50000");
     assert!(ttl_of(&node, "k") > 40_000);
+}
+
+/// An adoption by lease [`TWO`] of a ticket of lease [`ONE`]. `ticket` is the µs of the ticket's token.
+fn adopt(node: &Server, key: &str, ticket: &str, ttl: &str) -> Vote {
+    let lease = format!("{TWO},{ONE},{ticket}");
+    call_with(
+        node,
+        &PROPOSE,
+        [QUARANTINE, ttl, NEVER],
+        &[[key, &lease, AHEAD]],
+    )
+    .remove(0)
+}
+
+#[test]
+fn an_adoption_takes_the_key_of_its_ticket_only() {
+    let node = node_ahead();
+    ask(&node, &["SET", "k", &value(ONE), "PX", "30000"]);
+    assert_eq!(adopt(&node, "none", MICROS, TTL), Vote::Missing);
+    let other = value(&"3".repeat(32));
+    ask(&node, &["SET", "other", &other, "PX", "30000"]);
+    assert_eq!(adopt(&node, "other", MICROS, TTL), Vote::Taken(other));
+    ask(&node, &["SET", "text", "theirs"]);
+    let foreign = Vote::Refused("FOREIGN string".to_owned());
+    assert_eq!(adopt(&node, "text", MICROS, TTL), foreign);
+    assert_eq!(counter_of(&node).as_deref(), Some(ALMOST));
+    assert_eq!(adopt(&node, "k", MICROS, TTL), stored(AHEAD));
+    let adopted = value(TWO).replace(MICROS, AHEAD);
+    assert_eq!(text_of(&node, "k"), Some(adopted.clone()));
+    assert_eq!(counter_of(&node).as_deref(), Some(AHEAD));
+    assert!((50_000..=60_000).contains(&ttl_of(&node, "k")));
+    // The adopter asks again, and another one comes too late.
+    assert_eq!(adopt(&node, "k", MICROS, TTL), stored(AHEAD));
+    let third = format!("{},{ONE},{MICROS}", "3".repeat(32));
+    assert_eq!(
+        call(&node, &PROPOSE, &[["k", &third, AHEAD]]),
+        [Vote::Taken(adopted)]
+    );
+    assert_eq!(counter_of(&node).as_deref(), Some(AHEAD));
+}
+
+#[test]
+fn an_adoption_never_shortens_a_ttl() {
+    let node = node_ahead();
+    for (left, ttl, wanted) in [
+        (Some("30000"), "1", 20_000..=30_000),
+        (Some("1000"), "30000", 20_000..=30_000),
+        (None, "30000", 20_000..=30_000),
+        (None, "0", 0..=1),
+    ] {
+        ask(&node, &["SET", "k", &value(ONE)]);
+        if let Some(left) = left {
+            ask(&node, &["PEXPIRE", "k", left]);
+        }
+        assert!(matches!(adopt(&node, "k", MICROS, ttl), Vote::Stored(_)));
+        let left = ttl_of(&node, "k");
+        assert!(
+            wanted.contains(&left) || left == -2 && ttl == "0",
+            "{ttl}: {left}"
+        );
+    }
+}
+
+/// A ticket whose token this node cannot have granted is forged.
+#[test]
+fn an_adoption_refuses_a_ticket_from_the_future() {
+    let node = node();
+    ask(&node, &["SET", "k", &value(ONE), "PX", "30000"]);
+    let soon = (micros_now(&node) + 60_000_000).to_string();
+    assert_eq!(adopt(&node, "k", &soon, TTL), Vote::Taken(value(ONE)));
+    assert_eq!(text_of(&node, "k"), Some(value(ONE)));
+    assert_eq!(counter_of(&node), None);
+    // The fence counter has reached the token, although the clock has not.
+    ask(&node, &["ZADD", FENCE, &soon, "t"]);
+    assert_eq!(
+        adopt(&node, "k", &next(&soon), TTL),
+        Vote::Taken(value(ONE))
+    );
+    let far = Vote::Refused("AHEAD of the clock".to_owned());
+    assert_eq!(
+        adopt(&node, "k", &soon, TTL),
+        far,
+        "the proposal is too far ahead"
+    );
+    let lease = format!("{TWO},{ONE},{soon}");
+    let token = next(&soon);
+    assert_eq!(
+        call(&node, &PROPOSE, &[["k", &lease, BEHIND]]),
+        [stored(&token)]
+    );
+    assert_eq!(
+        text_of(&node, "k"),
+        Some(value(TWO).replace(MICROS, &token))
+    );
+}
+
+#[test]
+fn an_adoption_that_was_given_up_or_in_quarantine_changes_nothing() {
+    let node = node_ahead();
+    ask(&node, &["SET", "k", &value(ONE), "PX", "30000"]);
+    let lease = format!("{TWO},{ONE},{MICROS}");
+    let lock = [["k", &*lease, AHEAD]];
+    let now = micros_now(&node).to_string();
+    let late = call_with(&node, &PROPOSE, [QUARANTINE, TTL, &now], &lock);
+    assert!(matches!(late[..], [Vote::TooLate(_)]), "{late:?}");
+    ask(&node, &["DEL", MARK]);
+    left(&call(&node, &PROPOSE, &lock));
+    assert_eq!(text_of(&node, "k"), Some(value(ONE)));
+    assert_eq!(counter_of(&node).as_deref(), Some(ALMOST));
 }
 
 /// Another node, whose clock is far ahead, must not spoil the counter of this one.
