@@ -103,7 +103,7 @@ pub(crate) enum Command {
     WriteCopy {
         key: Key,
         copy: Arc<ValueCopy>,
-        /// For how long the node keeps the copy. `None`: for ever.
+        /// For how long the node keeps the copy. `None`: as long as the copy that the node has now.
         ttl: Option<Duration>,
         /// The time of the node's mark, if the node has replied to a read before this write.
         mark: Option<u64>,

@@ -635,10 +635,13 @@ impl Keyspace {
             return Err(Error::new(ErrorKind::Protocol, message));
         }
         let since = self.mark.map_or(0, |mark| mark.since);
-        let (own, is_kept) = match self.entries.get(key) {
+        let (own, is_kept, kept_until) = match self.entries.get(key) {
             Some(Entry::Lock(_) | Entry::Fenced { .. }) => return Err(no_value()),
-            Some(Entry::Copy { stored, .. }) => (Some(stored.copy.version), stored.since == since),
-            None => (None, false),
+            Some(Entry::Copy { stored, expires_at }) => {
+                let version = Some(stored.copy.version);
+                (version, stored.since == since, *expires_at)
+            }
+            None => (None, false, None),
         };
         let may_store = is_kept || mark == Some(since) || micros > since + quarantine;
         let new = Some(copy.version);
@@ -646,7 +649,7 @@ impl Keyspace {
             let copy = copy.clone();
             let entry = Entry::Copy {
                 stored: StoredCopy { since, copy },
-                expires_at: ttl.map(|ttl| step.now.after(ttl)),
+                expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
             };
             self.entries.insert(key.clone(), entry);
             step.notifications.push(Notification::Changed(key.clone()));

@@ -238,6 +238,7 @@ fn a_difference_planted_in_a_vote_is_found() {
         (ScriptKind::WriteCopy, "or new == own and not is_kept", ""),
         (ScriptKind::WriteCopy, "found = string.sub(text, 1, 82)", ""),
         (ScriptKind::WriteCopy, "ttl == '' and", "true and"),
+        (ScriptKind::WriteCopy, "text, 'KEEPTTL')", "text)"),
         (ScriptKind::WriteCopy, "'PX', ttl)", "'PX', ttl + 1000)"),
         (ScriptKind::WriteCopy, "result = refused\n", "result = nil\n"),
         (ScriptKind::ReadCopy, "ARGV[i + 2] == '+'", "ARGV[i + 2] == ''"),

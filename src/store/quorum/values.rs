@@ -210,11 +210,12 @@ fn node_copy(outcome: &Option<Outcome>) -> Option<&NodeCopy> {
     }
 }
 
-/// The latest version among the copies.
+/// The latest version among the copies: one with a ttl, if a node knows it. After a loss of data, a client may have
+/// written a version without the ttl of the copies that it has not seen.
 fn latest(outcomes: &[Option<Outcome>]) -> Option<&NodeCopy> {
     let copies = outcomes.iter().filter_map(node_copy);
     let with_version = copies.filter(|copy| copy.version().is_some());
-    with_version.max_by_key(|copy| copy.version())
+    with_version.max_by_key(|copy| (copy.version(), copy.expires_in.is_some()))
 }
 
 /// The copies of nodes that keep this version or a later one.

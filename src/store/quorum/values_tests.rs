@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::completion::Outcome;
-use crate::store::copy::Version;
+use crate::store::copy::{ValueCopy, Version};
 use crate::store::memory::Keyspace;
 use crate::store::{
     Completion, Listener, MemoryNode, MemoryServer, Notifications, QueueMode, Request, Store,
@@ -622,6 +622,63 @@ fn no_caller_sees_an_older_version_than_before() {
 
 /// One node has confirmed a write. Then it loses its data, and gets back the value of before the write. So its reply
 /// must not count together with a later one.
+/// A node loses its copy, another one never had it, and a client writes without a reply of the third.
+#[test]
+fn a_ttl_that_one_node_knows_is_kept() {
+    let servers = MemoryServer::nodes(3);
+    let config = Config {
+        max_ttl: MAX_TTL,
+        ..Config::default()
+    };
+    let store = QuorumStore::of_memory(&servers, &config, &HolderId::of_text("host/1/a"));
+    let now = || servers[0].clock().now();
+    let ask = |command| store.execute_one(command, now().after(MAX_TTL)).unwrap();
+    let token = || store.members[0].node.micros_at(now()).unwrap() << 10;
+    let write = |token, ttl| {
+        let value = Some(Arc::from(&b"v"[..]));
+        let key = key();
+        ask(Command::Write {
+            key,
+            token,
+            value,
+            ttl,
+        })
+    };
+    let ttl = 10 * MAX_TTL;
+    servers[2].fail(ErrorKind::Unavailable);
+    assert_eq!(write(token(), Some(ttl)), Reply::Done);
+    servers[2].recover();
+    servers[0].flush();
+    MemoryServer::advance_all(&servers, 2 * MAX_TTL);
+    let later = token();
+    let version = Version {
+        token: later,
+        sequence: 0,
+        writer: 7,
+    };
+    let copy = Arc::new(ValueCopy {
+        version,
+        value: Some(Arc::from(&b"w"[..])),
+    });
+    for member in &store.members {
+        let copy = Command::WriteCopy {
+            key: key(),
+            copy: Arc::clone(&copy),
+            ttl: None,
+            mark: None,
+        };
+        let written = member.node.execute_one(copy, now().after(MAX_TTL));
+        assert!(matches!(written, Ok(Reply::Copy(copy)) if copy.keeps(version)));
+    }
+    assert_eq!(write(later, None), Reply::Done);
+    assert_eq!(
+        ask(Command::Read { key: key() }),
+        Reply::Value(b"v".to_vec())
+    );
+    MemoryServer::advance_all(&servers, ttl);
+    assert_eq!(ask(Command::Read { key: key() }), Reply::Missing);
+}
+
 #[test]
 fn a_caller_that_was_stopped_for_a_quarantine_fails() {
     let world = World::new(3, 1, true);
