@@ -1,5 +1,6 @@
 -- Purpose: make each lock key on this node of a quorum be held by its lease, under at least this fencing token: a
---   renewal, or the second step of a grant. Never shortens a ttl, and takes no key from another lease.
+--   renewal, or the second step of a grant. Never shortens a ttl, and takes no key from another lease. A ttl of 1 only
+--   asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
 -- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the fencing token:
 --   µs with sixteen digits, and the time until which a missing key is set: such µs, too, or empty if a missing key
@@ -42,8 +43,13 @@ for i = 1, n do
         if written then last = token end
         if value then
           local left = redis.pcall('PTTL', key)
-          -- Writes in any case, so a replica answers READONLY.
-          written = type(left) == 'number' and redis.pcall('PEXPIRE', key, math.max(left, tonumber(ttl))) or left
+          if left == -1 and ttl == '1' then
+            -- part: primary.lua
+            written = result or 1
+          else
+            -- Writes in any case, so a replica answers READONLY.
+            written = type(left) == 'number' and redis.pcall('PEXPIRE', key, math.max(left, tonumber(ttl))) or left
+          end
           if written == 1 and string.sub(value, 38, 53) ~= token then
             written = redis.pcall('SETRANGE', key, 37, token)
           end

@@ -1,4 +1,5 @@
 -- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. Never shortens a ttl.
+--   A ttl of 1 only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id, ttl in ms
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result
@@ -24,7 +25,10 @@ for i, key in ipairs(KEYS) do
       if result ~= 1 and not is_replica then
         -- The key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
         result = redis.pcall('PTTL', key)
-        if type(result) == 'number' then
+        if result == -1 and ttl == '1' then
+          result = 1
+          -- part: primary.lua
+        elseif type(result) == 'number' then
           -- This also writes if the ttl is long enough: WAIT counts only writes of its own connection, and a replica
           -- answers READONLY.
           result = redis.pcall('PEXPIRE', key, math.max(result, tonumber(ttl)))

@@ -11,9 +11,9 @@ use redis::{Connection, PubSub};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, in_redis, lease_of,
-    lock, lost_within, make_first_join_earlier, millis, notified_client, notified_clients, queue,
-    script_calls, secs, server, wait_for_messages, wait_for_queue,
+    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, expires_in, in_redis,
+    lease_of, lock, lost_within, make_first_join_earlier, millis, notified_client,
+    notified_clients, queue, script_calls, secs, server, wait_for_messages, wait_for_queue,
 };
 
 const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
@@ -231,6 +231,24 @@ fn a_forged_force_ends_no_lock_or_connection() {
     let by = operator.holder_id().clone();
     let reason = lost_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::ForceUnlocked { by });
+}
+
+/// An operator has removed the ttl, so Redis keeps the lock until it is released. The forged message makes the holder's
+/// client ask whether the lock is held.
+#[test]
+fn a_forged_force_ends_no_lock_without_a_ttl() {
+    let server = server();
+    let owner = subscribed(&server);
+    let (guard, lease) = granted_by_message(&server, &owner);
+    wait_for_messages(&server, &owner);
+    ask(&server, &["PERSIST", &in_redis("k")]);
+    let before = script_calls(&server);
+    forge_force(&mut attacker(&server, &PUBLISH), &owner, &lease, "k");
+    assert!(eventually(SOON, || script_calls(&server) > before));
+    assert_eq!(expires_in(&server, "k"), None);
+    assert_eq!(lease_of(&server, "k"), Some(lease));
+    guard.check().unwrap();
+    assert!(guard.unlock().unwrap().is_confirmed());
 }
 
 #[test]

@@ -525,6 +525,28 @@ fn renew_prolongs_only_its_own_lock() {
 }
 
 #[test]
+fn a_renewal_that_only_asks_changes_no_ttl() {
+    let server = server();
+    let mut redis = connect(&server);
+    ask(&server, &["SET", "short", &value(ONE), "PX", "90000"]);
+    ask(&server, &["SET", "endless", &value(ONE)]);
+    let keys = ["short", "endless"];
+    // Redis before 7.0 refuses the option.
+    let without_the_option = RENEW.replace("'GT'", "'none such'");
+    for (is_primary, wanted) in [(true, "done"), (false, "refused")] {
+        if !is_primary {
+            ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+        }
+        for renew in [RENEW.as_str(), &without_the_option] {
+            let said = call(&mut redis, renew, &keys, &[ONE, "1"].repeat(2));
+            assert_eq!(ends(&said), [wanted; 2], "{said:?}");
+            assert!((80_000..=90_000).contains(&ttl_of(&server, "short")));
+            assert_eq!(ttl_of(&server, "endless"), -1);
+        }
+    }
+}
+
+#[test]
 fn without_memory_held_locks_still_renew_and_release() {
     let server = server();
     let mut redis = connect(&server);

@@ -384,6 +384,31 @@ fn a_request_that_was_given_up_takes_no_free_key() {
     assert_eq!(votes, [stored(AHEAD), stored(AHEAD), taken]);
 }
 
+#[test]
+fn a_hold_that_only_asks_gives_no_ttl() {
+    let node = node_ahead();
+    ask(&node, &["SET", "k", &value(ONE)]);
+    let hold = |micros| {
+        call_with(
+            &node,
+            &HOLD,
+            [QUARANTINE, "1", NEVER],
+            &[["k", ONE, micros]],
+        )
+    };
+    for micros in [AHEAD, MICROS] {
+        assert_eq!(hold(micros), [stored(micros)]);
+        assert_eq!(ttl_of(&node, "k"), -1);
+    }
+    assert_eq!(text_of(&node, "k"), Some(value(ONE)));
+    ask(&node, &["REPLICAOF", "127.0.0.1", "1"]);
+    let said = hold(MICROS);
+    assert!(
+        matches!(&said[..], [Vote::Refused(error)] if error.starts_with("READONLY")),
+        "{said:?}"
+    );
+}
+
 /// After a write-back, all nodes of the majority have the same token in their values.
 #[test]
 fn a_hold_raises_the_token_of_a_value() {
