@@ -80,3 +80,21 @@ pub(crate) trait Listener: Send + Sync {
     /// The server refuses notifications to this client.
     fn refused(&self, server: ServerId, error: &Error);
 }
+
+/// Does nothing.
+#[cfg(all(test, not(shuttle)))]
+pub(crate) struct NoListener;
+
+#[cfg(all(test, not(shuttle)))]
+impl Listener for NoListener {
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
+        None
+    }
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
+    fn clock_moved(&self) {}
+    fn refused(&self, _: ServerId, _: &Error) {}
+}

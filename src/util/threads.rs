@@ -1,6 +1,7 @@
 //! Starts the threads of a client, and waits until they have ended.
 
 use std::cell::Cell;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,9 @@ pub(crate) struct ThreadGroup {
     ended: Receiver<()>,
     /// Each thread has a clone, so the client is counted until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
+    /// How many further threads a test lets start. Shared with the clones of this group.
+    #[cfg(test)]
+    pub(crate) may_start: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl ThreadGroup {
@@ -58,6 +62,8 @@ impl ThreadGroup {
             alive: Arc::new(Mutex::new(Some(alive))),
             ended,
             fork_guard,
+            #[cfg(test)]
+            may_start: Arc::new(usize::MAX.into()),
         }
     }
 
@@ -68,6 +74,10 @@ impl ThreadGroup {
     ) -> Result<(), Error> {
         let alive = self.alive.lock().clone();
         let fork_guard = Arc::clone(&self.fork_guard);
+        #[cfg(test)]
+        if !self.take_start() {
+            return Err(no_thread(name, io::ErrorKind::WouldBlock.into()));
+        }
         let spawned = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
@@ -76,12 +86,15 @@ impl ThreadGroup {
                 drop(fork_guard);
                 drop(alive);
             });
-        spawned.map(drop).map_err(|error| {
-            let message = format!(
-                "cannot start the thread {name}; check the limits on threads of this process"
-            );
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        })
+        spawned.map(drop).map_err(|error| no_thread(name, error))
+    }
+
+    /// Counts a start of a thread. Returns false if the test lets no further thread start.
+    #[cfg(test)]
+    fn take_start(&self) -> bool {
+        use std::sync::atomic::Ordering::SeqCst;
+        let take = |left: usize| left.checked_sub(1);
+        self.may_start.fetch_update(SeqCst, SeqCst, take).is_ok()
     }
 
     /// Waits until all threads have ended. Returns false if some have not ended at `deadline`. On a thread of any
@@ -94,4 +107,11 @@ impl ThreadGroup {
         let left = deadline.since(MonotonicTime::now());
         self.ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected)
     }
+}
+
+/// The error if the system starts no further thread.
+fn no_thread(name: &str, error: io::Error) -> Error {
+    let message =
+        format!("cannot start the thread {name}; check the limits on threads of this process");
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
 }

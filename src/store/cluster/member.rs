@@ -21,6 +21,8 @@ pub(super) struct Member {
     serial: u64,
     opened: OnceLock<Opened>,
     opening: Mutex<()>,
+    /// The node is to connect for notifications as soon as it is open.
+    is_notified: AtomicBool,
     /// A request has timed out, and no reply has come since then.
     is_silent: AtomicBool,
     /// Whether it serves a slot.
@@ -42,6 +44,7 @@ impl Member {
             serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
             opened: OnceLock::new(),
             opening: Mutex::new(()),
+            is_notified: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             serves: AtomicBool::new(false),
             is_retired: Arc::default(),
@@ -82,6 +85,16 @@ impl Member {
     /// master.
     pub(super) fn notification_epoch(&self, of_node: u64) -> u64 {
         (self.serial << 32).wrapping_add(of_node)
+    }
+
+    /// Makes the node connect for notifications as soon as it is open, since keys are to be tracked there.
+    pub(super) fn request_notifications(&self) {
+        self.is_notified.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the node is to connect for notifications.
+    pub(super) fn is_notified(&self) -> bool {
+        self.is_notified.load(Ordering::Relaxed)
     }
 
     /// Whether a request has timed out, and no reply has come since then.

@@ -188,6 +188,9 @@ impl ClusterStore {
             let listener = Arc::clone(node_listener) as Arc<dyn Listener>;
             node.start(threads, listener)
                 .inspect_err(|_| maintenance.stop())?;
+            if member.is_notified() {
+                node.request_notifications();
+            }
         }
         Ok((node, maintenance))
     }
@@ -862,6 +865,8 @@ impl Notifications for ClusterStore {
             push_to_group(&mut groups, owner, tracked);
         }
         for (member, keys) in groups {
+            // At the limit of threads, the node may not open yet. Its first notification connection tracks the keys.
+            member.request_notifications();
             are_tracked &= self.node(&member).is_ok_and(|node| node.track(keys));
         }
         are_tracked
@@ -987,11 +992,13 @@ impl Listener for OwnSlotsListener {
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
+    use std::sync::atomic::Ordering;
     use std::thread;
 
     use super::*;
     use crate::config::DEFAULT_MAX_REPLY;
     use crate::store::cluster::slot_map::SlotRange;
+    use crate::store::observation::NoListener;
 
     /// An address at which nothing listens.
     fn address(port: u16) -> HostPort {
@@ -1124,6 +1131,46 @@ mod tests {
         store.flush(far).unwrap();
         assert!(MonotonicTime::now() < far);
         store.close();
+    }
+
+    #[test]
+    fn a_node_that_gets_no_thread_is_opened_later() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let threads = ThreadGroup::new();
+        let allow = |count| threads.may_start.store(count, Ordering::SeqCst);
+        allow(1);
+        store.start(&threads, Arc::new(NoListener)).unwrap();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let names = ["leasehold-node", "leasehold-notifications"];
+        for (count, name) in names.into_iter().enumerate() {
+            allow(count);
+            let inspect = Command::Inspect { key: key.clone() };
+            let error = store.execute_one(inspect, far).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "Redis is unavailable: cannot start the thread {name}; check the limits on threads of this process"
+                )
+            );
+            assert!(store.open_nodes().is_empty());
+        }
+        let tracked = TrackedKey {
+            key: key.clone(),
+            lease: None,
+        };
+        assert!(!store.track(vec![tracked]));
+        allow(usize::MAX);
+        let owner = store.members.owner(key.slot()).unwrap();
+        store.node(&owner).unwrap();
+        // The notification connection was tried, and nothing listens there.
+        while !matches!(store.queue_mode(&key), QueueMode::Polling) {
+            assert!(MonotonicTime::now() < far, "no attempt to connect");
+            thread::yield_now();
+        }
+        store.stop();
+        store.close();
+        assert!(threads.wait_until_ended(far), "a thread is left");
     }
 
     #[test]

@@ -204,6 +204,11 @@ impl Node {
             .collect()
     }
 
+    /// Has the notification connection opened, if it was not opened before.
+    pub(crate) fn request_notifications(&self) {
+        self.notifications.request_connection();
+    }
+
     /// Whether no request is queued or in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.pipelines.iter().all(Pipeline::is_idle)
@@ -424,7 +429,7 @@ impl Notifications for Node {
     }
 
     fn request(&self, _: &Key) {
-        self.notifications.request_connection();
+        self.request_notifications();
     }
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {

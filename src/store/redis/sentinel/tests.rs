@@ -10,14 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::config::DEFAULT_MAX_REPLY;
-use crate::store::command::GrantMessage;
-use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
+use crate::store::observation::{NoListener, ServerId};
 use crate::store::redis::connection::NamedBy;
 use crate::store::redis::epoch::SHORTEST_LIFE;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::{fake_server, url};
-use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
+use crate::util::id::HolderId;
 use crate::util::threads::ThreadGroup;
 
 use super::*;
@@ -580,21 +578,6 @@ fn an_answer_from_before_a_reported_fail_over_is_outdated() {
     assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7001")));
     assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7002")));
     assert_eq!(named(&endpoint), Some(7001));
-}
-
-struct NoListener;
-
-impl Listener for NoListener {
-    fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
-        None
-    }
-    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
-    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
-    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
-    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
-    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
-    fn clock_moved(&self) {}
-    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 /// The notification connection keeps the rules of the others: it pauses, and asks another sentinel.
