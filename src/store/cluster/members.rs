@@ -276,6 +276,20 @@ mod tests {
     }
 
     #[test]
+    fn redirects_retire_a_master_and_name_it_again() {
+        let members = Members::default();
+        members.replace(&[range(5, 5, 1, &[])]);
+        let old = members.owner(slot(5)).unwrap();
+        let flag = old.retired_flag();
+        let is_retired = || flag.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(!is_retired());
+        members.note_moved(slot(5), &address(2)).unwrap();
+        assert!(is_retired() && !old.serves_slots());
+        members.at(&address(1)).unwrap();
+        assert!(!is_retired());
+    }
+
+    #[test]
     fn only_an_unused_master_is_removed() {
         let members = Members::default();
         members.replace(&[range(0, 9, 1, &[])]);

@@ -1134,6 +1134,39 @@ mod tests {
     }
 
     #[test]
+    fn a_retired_master_is_closed_once_its_work_is_done() {
+        for has_work in [false, true] {
+            let store = store();
+            let key = Key::new("p:", "k", 16).unwrap();
+            let old = store.members.owner(key.slot()).unwrap();
+            store.node(&old).unwrap();
+            store.members.replace(&[SlotRange {
+                first: Slot::new(0).unwrap(),
+                last: Slot::new(16_383).unwrap(),
+                master: address(2),
+                replicas: Vec::new(),
+            }]);
+            if has_work {
+                // From a caller that chose the node before the slots moved.
+                let away = Error::new(ErrorKind::Unavailable, "away");
+                let node = old.node().unwrap();
+                node.queue_late_release(release(&key), &away);
+                node.queue_undo(release(&key));
+            }
+            let id = old.id();
+            drop(old);
+            assert_eq!(store.close_unused(), has_work);
+            assert_eq!(store.members.get(id).is_some(), has_work, "the undo stays");
+            let new = store.open_owner(&key);
+            let moved = new.map_or(Vec::new(), |new| {
+                new.node().unwrap().take_releases(|_| true)
+            });
+            assert_eq!(moved.len(), 2 * usize::from(has_work));
+            store.close();
+        }
+    }
+
+    #[test]
     fn a_node_that_gets_no_thread_is_opened_later() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();

@@ -168,15 +168,20 @@ pub(super) fn run(store: &ClusterStore) {
                 Ok(ranges) => (store.members.replace(&ranges), None),
                 Err(error) => (Vec::new(), Some(error)),
             };
-            pause = match was_quiet || !moved.is_empty() {
-                true => FIRST_PAUSE,
-                false => (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE),
-            };
+            pause = next_pause(pause, was_quiet || !moved.is_empty());
             store.refresher.end_round(error);
             store.on_moved(&moved);
         }
         let has_unused = store.close_unused();
         check_at = has_unused.then(|| MonotonicTime::now().after(CHECK_UNUSED));
+    }
+}
+
+/// The pause after the next question. It begins anew if the answer has changed something, or after a quiet time.
+fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
+    match begins_anew {
+        true => FIRST_PAUSE,
+        false => (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE),
     }
 }
 
@@ -265,10 +270,13 @@ pub(super) fn ask(
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
+    use std::net::TcpListener;
     use std::thread;
 
     use super::*;
-    use crate::config::DEFAULT_MAX_REPLY;
+    use crate::config::{Config, DEFAULT_MAX_REPLY};
+    use crate::util::id::HolderId;
+    use crate::util::slot::Redirect;
 
     /// The address of a Cluster. Nothing connects to it.
     fn cluster() -> ClusterAddress {
@@ -313,6 +321,79 @@ mod tests {
         assert!(!work.refreshes && work.moved == [Slot::new(7).unwrap()]);
         refresher.stop();
         assert!(refresher.wait(far, None).is_none());
+    }
+
+    #[test]
+    fn pauses_between_questions_double_up_to_a_bound() {
+        let mut pause = Duration::ZERO;
+        for millis in [50, 100, 200, 400, 500, 500] {
+            pause = next_pause(pause, false);
+            assert_eq!(pause, Duration::from_millis(millis));
+        }
+        assert_eq!(next_pause(pause, true), FIRST_PAUSE);
+    }
+
+    /// A node that closes each connection, and notes its own number then.
+    fn closing_node(number: usize, asked: &Arc<Mutex<Vec<usize>>>) -> HostPort {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::clone(asked);
+        thread::spawn(move || {
+            for connection in listener.incoming().map_while(Result::ok) {
+                asked.lock().push(number);
+                drop(connection);
+            }
+        });
+        let host = "127.0.0.1".to_owned();
+        HostPort { host, port }
+    }
+
+    /// A store of the Cluster with these nodes, which it has not asked yet.
+    fn store_of(nodes: &[HostPort]) -> Arc<ClusterStore> {
+        let urls: Vec<String> = nodes.iter().map(HostPort::to_string).collect();
+        let url = format!("redis+cluster://{}", urls.join(","));
+        let timeout = Duration::from_secs(20);
+        let address = ClusterAddress::of_url(&url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let holder = HolderId::of_this_process();
+        ClusterStore::new(address.unwrap().unwrap(), &Config::default(), holder, None)
+    }
+
+    #[test]
+    fn some_redirects_ask_for_the_slot_map() {
+        let node = HostPort::new(b"h", b"1").unwrap();
+        let store = store_of(std::slice::from_ref(&node));
+        let member = store.members.at(&node).unwrap();
+        for (code, is_wanted, moved) in [
+            ("MOVED", true, &[Slot::new(7).unwrap()][..]),
+            // The map has the slot already.
+            ("MOVED", true, &[]),
+            ("CLUSTERDOWN", true, &[]),
+            ("TRYAGAIN", false, &[]),
+            ("ASK", false, &[]),
+        ] {
+            let redirect = Redirect::parse(code, "7 h:2").unwrap();
+            store.note_redirect(&member, &redirect);
+            let now = MonotonicTime::now();
+            let work = store.refresher.wait(now, Some(now)).unwrap();
+            assert_eq!((work.refreshes, &*work.moved), (is_wanted, moved), "{code}");
+        }
+    }
+
+    #[test]
+    fn rounds_begin_with_another_node_and_end_with_silent_ones() {
+        let asked = Arc::default();
+        let nodes = [0, 1, 2].map(|number| closing_node(number, &asked));
+        let store = store_of(&nodes);
+        let order = |turn| {
+            assert!(ask_nodes(&store, &mut HashMap::new(), turn).is_err());
+            std::mem::take(&mut *asked.lock())
+        };
+        assert_eq!(order(0), [0, 1, 2]);
+        assert_eq!(order(1), [1, 2, 0]);
+        store.members.at(&nodes[0]).unwrap().note_reply(false);
+        assert_eq!(order(0), [1, 2, 0]);
+        store.members.at(&nodes[0]).unwrap().note_reply(true);
+        assert_eq!(order(0), [0, 1, 2]);
     }
 
     #[test]

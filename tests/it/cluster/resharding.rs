@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Cluster, Proxy, eventually};
 
+use super::servers::has_shard_channels;
 use super::{
     Group, GroupBuilder, announce_proxies, key_on, keys, on_each_kind_of_cluster, server_of,
 };
@@ -140,6 +141,17 @@ fn an_unlock_waits_while_the_slot_moves(moving: Move) {
     moving.assert_free();
 }
 
+/// The move takes longer than the release may take.
+fn an_unlock_whose_slot_moves_for_long_is_late(moving: Move) {
+    let client = moving.cluster.settings(builder).ttl(secs(60));
+    let client = client.build().unwrap();
+    let guard = lock(&client, &moving.key);
+    moving.begin();
+    assert!(!guard.unlock().unwrap().is_confirmed());
+    moving.end();
+    moving.assert_free();
+}
+
 fn a_dropped_guard_is_released_at_the_new_node(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
@@ -222,12 +234,50 @@ on_each_kind_of_cluster! {
     an_acquire_waits_while_its_slot_moves,
     an_acquire_whose_slot_moves_for_long_is_an_error,
     an_unlock_waits_while_the_slot_moves,
+    an_unlock_whose_slot_moves_for_long_is_late,
     a_dropped_guard_is_released_at_the_new_node,
     a_guard_dropped_while_its_slot_moves_is_released,
     a_release_does_not_wait_for_the_end_of_a_move,
     a_waiter_follows_its_slot,
     a_loss_is_noticed_at_the_new_node,
     a_transaction_follows_its_slot,
+}
+
+/// The lowest slot of a node names the shard channels there. If that slot moves, all clients use the next one.
+#[test]
+fn shard_channels_follow_the_lowest_slot() {
+    let cluster = Cluster::builder().without_replicas().start().unwrap();
+    let node = &cluster.nodes()[0];
+    if !has_shard_channels(node) {
+        return;
+    }
+    let (holder, waiter) = (super::client(&cluster), super::client(&cluster));
+    let key = key_on(&cluster, 0);
+    let published = |command| node.calls(command).unwrap();
+    // Whether the release of a waiter's lock publishes on the shard channel only.
+    let uses_shard_channel = || {
+        let before = ["spublish", "publish"].map(published);
+        let guard = lock(&holder, &key);
+        let mutex = waiter.mutex(&key);
+        let waiting = Task::start(move || mutex.lock().unwrap());
+        let is_queued = || keys(node).iter().any(|key| key.contains("~queue"));
+        assert!(eventually(SOON, is_queued));
+        guard.unlock().unwrap();
+        waiting.within(SOON, "the waiter").unlock().unwrap();
+        let after = ["spublish", "publish"].map(published);
+        after[0] > before[0] && after[1] == before[1]
+    };
+    assert!(eventually(SOON, uses_shard_channel));
+    let lowest = (0..).find(|slot| cluster.master_of(*slot) == 0).unwrap();
+    assert_ne!(cluster.slot_of(&in_redis(&key)), lowest);
+    cluster.move_slot(lowest, 1).unwrap();
+    let names = (0..).map(|n| format!("{{{n}}}"));
+    let mut moved = names.filter(|name| cluster.slot_of(&in_redis(name)) == lowest);
+    let moved = moved.next().unwrap();
+    for client in [&holder, &waiter] {
+        lock(client, &moved).unlock().unwrap();
+    }
+    assert!(eventually(3 * SOON, uses_shard_channel));
 }
 
 /// The new master's replica has no link. The lock moves without its acknowledgement, but is not renewed without it.

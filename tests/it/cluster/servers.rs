@@ -314,7 +314,7 @@ fn queue_entries(server: &Server) -> Vec<String> {
 }
 
 /// Redis has shard channels from version 7 on.
-fn has_shard_channels(server: &Server) -> bool {
+pub fn has_shard_channels(server: &Server) -> bool {
     !matches!(
         server.command(&["PUBSUB", "SHARDCHANNELS", "*"]).unwrap(),
         Reply::Error(_)
