@@ -8,8 +8,9 @@ use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, assert_all_become_free, expires_in, is_held, lock,
-    lock_requests, lost_within, millis, secs, server, value_of, wait_for_queue, warm_up,
+    LONG_TTL, Recorder, SOON, Task, What, ask, assert_all_become_free, expires_in, in_redis,
+    is_held, lock, lock_requests, lost_within, millis, secs, server, value_of, wait_for_queue,
+    warm_up,
 };
 
 /// A primary and its replicas, each behind a proxy that can cut it off.
@@ -267,6 +268,28 @@ fn each_grant_costs_one_wait_and_no_round_trip() {
         assert_eq!(requests, 2 * LOCKS, "an acquire and a release");
     }
     println!("a lock and its release: {took:?} without and with two replicas");
+}
+
+/// The `WAIT` behind the first call comes before the call that Redis carries out.
+#[test]
+fn a_call_that_is_sent_twice_is_acknowledged() {
+    let servers = Replicated::start(1);
+    let client = servers.client(1);
+    let lock = || client.mutex("k").try_lock().unwrap().unwrap();
+    let guard = lock();
+    ask(&servers.primary, &["SCRIPT", "FLUSH"]);
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+    for _ in 0..4 {
+        lock().unlock().unwrap();
+    }
+    // Plain commands do not find the counter, so the script grants the lock.
+    ask(&servers.primary, &["DEL", &in_redis("~fence")]);
+    let before = servers.waits();
+    let guard = lock();
+    assert_eq!(servers.waits(), before + 2);
+    assert!(is_held(&servers.replicas[0].0, "k"));
+    guard.unlock().unwrap();
 }
 
 /// A hand-off leaves the key as it is, so the replicas have it already.
