@@ -259,7 +259,9 @@ fn assert_found(subject: Subject, plants: &[(ScriptKind, &str, &str)]) {
     let mut missed = Vec::new();
     for (n, (kind, from, to)) in plants.iter().enumerate() {
         let scripts = Scripts::planted(*kind, from, to);
-        if differs(subject, &scripts, 1600, n as u8).is_none() {
+        // Few histories have the moment that shows some of the differences.
+        let mut seeds = (n as u8..).step_by(60).take(4);
+        if !seeds.any(|seed| differs(subject, &scripts, 1600, seed).is_some()) {
             missed.push(format!("{kind:?}: {from:?} as {to:?}"));
         }
     }

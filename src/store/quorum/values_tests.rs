@@ -620,8 +620,6 @@ fn no_caller_sees_an_older_version_than_before() {
     }
 }
 
-/// One node has confirmed a write. Then it loses its data, and gets back the value of before the write. So its reply
-/// must not count together with a later one.
 /// A node loses its copy, another one never had it, and a client writes without a reply of the third.
 #[test]
 fn a_ttl_that_one_node_knows_is_kept() {
@@ -679,6 +677,8 @@ fn a_ttl_that_one_node_knows_is_kept() {
     assert_eq!(ask(Command::Read { key: key() }), Reply::Missing);
 }
 
+/// One node has confirmed a write. Then it loses its data, and gets back the value of before the write. So its reply
+/// must not count together with a later one.
 #[test]
 fn a_caller_that_was_stopped_for_a_quarantine_fails() {
     let world = World::new(3, 1, true);
