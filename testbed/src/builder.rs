@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::clock::OwnClock;
 use crate::provide::{Install, provide_server};
 use crate::{Error, Server};
 
@@ -21,6 +22,7 @@ pub struct ServerBuilder {
     tls: Option<TlsFiles>,
     is_in_cluster: bool,
     is_sentinel: bool,
+    clock: Option<OwnClock>,
 }
 
 /// The contents of the files of a server with TLS, each as PEM.
@@ -76,6 +78,12 @@ impl ServerBuilder {
         self
     }
 
+    /// Gives the server a clock of its own. It shows the machine's time until [`Server::set_clock_offset`] is called.
+    pub fn own_clock(mut self, clock: &OwnClock) -> Self {
+        self.clock = Some(clock.clone());
+        self
+    }
+
     /// Makes the server a node of a Cluster, which knows no other node and serves no slot.
     pub(crate) fn in_cluster(mut self) -> Self {
         self.is_in_cluster = true;
@@ -90,6 +98,10 @@ impl ServerBuilder {
 
     pub(crate) fn is_sentinel(&self) -> bool {
         self.is_sentinel
+    }
+
+    pub(crate) fn clock(&self) -> Option<&OwnClock> {
+        self.clock.as_ref()
     }
 
     pub(crate) fn is_in_cluster(&self) -> bool {

@@ -47,19 +47,15 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts `program` with `arguments`; its output goes to `server.log` in `directory`.
-    pub(crate) fn start(
-        directory: &Path,
-        program: &Path,
-        arguments: &[&OsStr],
-    ) -> io::Result<Keeper> {
+    /// Starts `command`, a program and its arguments. Its output goes to `server.log` in `directory`.
+    pub(crate) fn start(directory: &Path, command: &[&OsStr]) -> io::Result<Keeper> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut child = Command::new("/bin/sh")
             .arg("-c")
             .arg(SCRIPT)
             .arg("leasehold-keeper")
-            .args([directory.as_os_str(), program.as_os_str()])
-            .args(arguments)
+            .arg(directory)
+            .args(command)
             .current_dir("/")
             // In a process group of its own, the keeper does not get a terminal's Ctrl-C. The program ends its servers
             // itself.

@@ -3,6 +3,7 @@
 
 mod builder;
 pub mod child;
+mod clock;
 mod cluster;
 mod connection;
 mod error;
@@ -20,6 +21,7 @@ mod server;
 mod wait;
 
 pub use builder::{ServerBuilder, TlsFiles};
+pub use clock::OwnClock;
 pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
 pub use process::Process;

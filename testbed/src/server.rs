@@ -12,7 +12,7 @@ use crate::builder::ServerBuilder;
 use crate::connection::Connection;
 use crate::keeper::Keeper;
 use crate::reply::Reply;
-use crate::{Error, eventually, port};
+use crate::{Error, clock, eventually, port};
 
 /// How long a server may take to reply after its start, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -71,6 +71,9 @@ impl Server {
             tls_port: 0,
             pid: 0,
         };
+        if server.config.clock().is_some() {
+            clock::write(server.directory.path(), 0)?;
+        }
         let mut tries = 0;
         loop {
             let free = || {
@@ -156,6 +159,22 @@ impl Server {
     /// When the process is not running.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
+    }
+
+    /// Sets how far the server's own clock is ahead of the machine's clock, in µs; negative if it is behind. The clock
+    /// keeps the offset when the server restarts.
+    ///
+    /// # Errors
+    /// The server's directory cannot be written.
+    ///
+    /// # Panics
+    /// The server was not built with [`ServerBuilder::own_clock`].
+    pub fn set_clock_offset(&self, micros: i64) -> Result<(), Error> {
+        assert!(
+            self.config.clock().is_some(),
+            "the server has the machine's clock"
+        );
+        clock::write(self.directory.path(), micros)
     }
 
     /// Ends the process with SIGKILL, and returns once it is gone. Does nothing if it has ended.
@@ -270,11 +289,20 @@ impl Server {
             .config
             .write(directory, self.port, self.tls_port)
             .map_err(Failure::Other)?;
-        let mut arguments = vec![config.as_os_str()];
+        let mut command = vec![self.program.as_os_str(), config.as_os_str()];
         if self.config.is_sentinel() {
-            arguments.push("--sentinel".as_ref());
+            command.push("--sentinel".as_ref());
         }
-        let mut keeper = Keeper::start(directory, &self.program, &arguments)
+        let with_clock = self
+            .config
+            .clock()
+            .map(|clock| clock.environment(directory));
+        if let Some(environment) = &with_clock {
+            let env = ["env".as_ref()].into_iter();
+            let variables = environment.iter().map(|one| one.as_os_str());
+            command.splice(0..0, env.chain(variables));
+        }
+        let mut keeper = Keeper::start(directory, &command)
             .map_err(|error| Failure::Other(Error::io("/bin/sh cannot be started", error)))?;
         let (mut answers, mut ended) = (false, false);
         let _ = eventually(START_LIMIT, || {
@@ -282,6 +310,9 @@ impl Server {
             ended = !answers && keeper.has_ended();
             answers || ended
         });
+        if with_clock.is_some() {
+            clock::remove_shared(keeper.server_pid());
+        }
         if ended {
             return Err(self.early_end());
         }

@@ -13,7 +13,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_testbed::{Install, Reply, Server, eventually, find_server, provide_server};
+use leasehold_testbed::{
+    Install, OwnClock, Reply, Server, eventually, find_server, provide_server,
+};
 use rustix::process::{Pid, test_kill_process};
 
 use child::{Child, Parent};
@@ -306,4 +308,38 @@ fn no_server_outlives_a_program_ended_by_ctrl_c() {
             "{directory:?} is still there"
         );
     }
+}
+
+/// The time of the server, in µs since 1970.
+fn micros(server: &Server) -> i64 {
+    let Reply::Array(time) = server.command(&["TIME"]).unwrap() else {
+        panic!("TIME answers with a pair");
+    };
+    time[0].as_int().unwrap() * 1_000_000 + time[1].as_int().unwrap()
+}
+
+#[test]
+fn a_server_with_a_clock_of_its_own_follows_its_steps() {
+    let Some(clock) = OwnClock::find() else {
+        eprintln!("the package faketime is not installed");
+        return;
+    };
+    let mut server = Server::builder().own_clock(&clock).start().unwrap();
+    let other = Server::start().unwrap();
+    let hour = 3_600_000_000;
+    for offset in [0, hour, -hour] {
+        server.set_clock_offset(offset).unwrap();
+        for _ in 0..2 {
+            let (before, own, after) = (micros(&other), micros(&server), micros(&other));
+            assert!(
+                (before + offset..=after + offset).contains(&own),
+                "{offset}"
+            );
+            server.restart().unwrap();
+        }
+    }
+    // A step expires keys.
+    assert_eq!(text(&server, &["SET", "k", "v", "EX", "3000"]), "OK");
+    server.set_clock_offset(0).unwrap();
+    assert_eq!(text(&server, &["GET", "k"]), "(nil)");
 }
