@@ -54,14 +54,14 @@ struct Options {
 
 /// The server or the Cluster that has the locks.
 enum Servers {
-    One(Server),
+    One(Box<Server>),
     Several(Cluster),
 }
 
 impl Servers {
     fn start(masters: Option<u8>) -> Result<Self, Box<dyn Error>> {
         Ok(match masters {
-            None => Self::One(Server::start()?),
+            None => Self::One(Box::new(Server::start()?)),
             Some(masters) => {
                 let cluster = Cluster::builder().masters(usize::from(masters));
                 Self::Several(cluster.without_replicas().start()?)
@@ -78,7 +78,7 @@ impl Servers {
 
     fn all(&self) -> &[Server] {
         match self {
-            Self::One(server) => std::slice::from_ref(server),
+            Self::One(server) => std::slice::from_ref(&**server),
             Self::Several(cluster) => cluster.nodes(),
         }
     }

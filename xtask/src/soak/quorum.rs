@@ -1,23 +1,34 @@
 //! The soak of a quorum: processes with a client each use locks on five nodes, while nodes are stopped and killed, and
 //! while the network between one client and the nodes fails. At most two nodes are faulty at a time, including the
 //! quarantine of nodes that lost their data. In some rounds, one client reaches no more than a majority, and one node
-//! of that majority is faulty: there, each vote counts. The clients live as long as the soak.
+//! of that majority is faulty: there, each vote counts. The clocks of the nodes step within the bounds.
 //!
-//! The resource that the locks protect is a fenced value on a server of its own.
+//! The resource that a lock protects is a fenced value of the same quorum. Holders read and write it, and other
+//! processes read it. Between two rounds, the parent reads each value. So at most two nodes lose a value between two
+//! successful calls.
+//!
+//! The clients live as long as the soak. Only a client that got no replies for a while is shut down: then it must have
+//! released its leases.
+
+mod checks;
+mod clocks;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
-use crossbeam_channel::{Receiver, TryRecvError};
-use leasehold::{Client, Error, ErrorKind, Mutex};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
+use leasehold::{Client, Error, ErrorKind, FencedValue, Mutex};
 use leasehold_testbed::child::{self, say};
-use leasehold_testbed::{Process, Proxy, Reply, Server, eventually};
+use leasehold_testbed::{OwnClock, Process, Proxy, Reply, Server, eventually};
 use serde::{Deserialize, Serialize};
 
+use self::checks::{Access, Hold, NodeKey, Outcome, Version};
+use self::clocks::{Clocks, Step};
 use super::Broken;
 use super::random::Random;
 use super::records::now;
@@ -26,6 +37,8 @@ use crate::stop::{Stop, Stopped};
 use crate::table::plain;
 
 const NODES: usize = 5;
+/// As many nodes may be away or lose their data at a time.
+const MINORITY: usize = NODES - NODES / 2 - 1;
 /// The nodes that keep their data when they are killed. The others lose it.
 const DURABLE: usize = 3;
 /// The ttl of all leases, and the length of a quarantine.
@@ -68,8 +81,6 @@ pub enum Length {
 struct Assignment {
     /// The nodes, as this process reaches them.
     nodes: Vec<String>,
-    /// The server of the fenced values.
-    resource: String,
     seed: u64,
     process: u64,
 }
@@ -78,6 +89,8 @@ struct Assignment {
 enum Order {
     /// Make the next hold a long one.
     HoldLong,
+    /// Shut the client down, and make another one.
+    Reopen,
     /// Take each lock once more, and end.
     Finish,
 }
@@ -86,25 +99,14 @@ enum Order {
 enum Message {
     Ready,
     Held(Hold),
+    Accessed(Access),
     /// A call returned this error, which no fault explains.
     Failed(String),
+    /// The client has released all leases, and has shut down.
+    Closed {
+        holder: String,
+    },
     Finished,
-}
-
-/// One hold, as its process saw it. The times are those of [`now`], in ns.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hold {
-    process: u64,
-    key: usize,
-    token: u64,
-    /// When the lease was seen to be valid for the first and the last time.
-    from: u64,
-    to: u64,
-    is_lost: bool,
-    /// When the fenced value accepted a write of this hold: before the request, and after the reply.
-    writes: Vec<(u64, u64)>,
-    /// The writes that the fenced value refused.
-    refused: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,6 +121,8 @@ enum Kind {
     LinkCut,
     /// One client's requests and replies are slow, and then reach no node.
     ClientCutOff,
+    /// One client's requests reach the nodes, but no replies reach the client.
+    RepliesCut,
 }
 
 /// A fault of a round. The times count from the beginning of the round.
@@ -138,6 +142,9 @@ impl Fault {
     fn draw(random: &mut Random, processes: usize) -> Vec<Self> {
         if random.one_in(4) {
             return Self::draw_bare_majority(random, processes);
+        }
+        if random.one_in(6) {
+            return vec![Self::draw_replies_cut(random, processes)];
         }
         let first = random.below(NODES);
         let second = (first + 1 + random.below(NODES - 1)) % NODES;
@@ -202,6 +209,26 @@ impl Fault {
         vec![link, other_link, node]
     }
 
+    /// One client gets no replies for longer than its requests last, but not for long enough that its keys expire.
+    /// Proposals that the round before has delayed arrive first, and their keys expire.
+    fn draw_replies_cut(random: &mut Random, processes: usize) -> Self {
+        let begin = TTL + random.millis(0, BEGIN);
+        Self {
+            kind: Kind::RepliesCut,
+            node: random.below(NODES),
+            process: random.below(processes),
+            delay: Duration::ZERO,
+            begin,
+            end: begin + COMMAND_TIMEOUT + random.millis(20, 200),
+        }
+    }
+
+    /// Whether the fault is one of a node.
+    fn is_of_node(&self) -> bool {
+        let kinds = [Kind::LinkCut, Kind::ClientCutOff, Kind::RepliesCut];
+        !kinds.contains(&self.kind)
+    }
+
     /// When the node votes again.
     fn over(&self) -> Duration {
         match self.kind {
@@ -214,28 +241,28 @@ impl Fault {
 /// The nodes, and the clients' ways to them.
 struct Servers {
     nodes: Vec<Server>,
-    resource: Server,
     /// By process and node.
     links: Vec<Vec<Proxy>>,
 }
 
 impl Servers {
-    fn start(processes: u64) -> anyhow::Result<Self> {
-        let start = |node: usize| match node < DURABLE {
-            true => Server::builder()
-                .arg("appendonly", "yes")
-                .arg("appendfsync", "always")
-                .start(),
-            false => Server::start(),
+    fn start(processes: u64, clock: Option<&OwnClock>) -> anyhow::Result<Self> {
+        let start = |node: usize| {
+            let mut builder = Server::builder();
+            if let Some(clock) = clock {
+                builder = builder.own_clock(clock);
+            }
+            if node < DURABLE {
+                builder = builder
+                    .arg("appendonly", "yes")
+                    .arg("appendfsync", "always");
+            }
+            builder.start()
         };
         let nodes: Vec<Server> = (0..NODES).map(start).collect::<Result<_, _>>()?;
         let links = (0..processes).map(|_| nodes.iter().map(|node| Proxy::start(node.port())));
         let links = links.map(Iterator::collect).collect::<Result<_, _>>()?;
-        Ok(Self {
-            resource: Server::start()?,
-            nodes,
-            links,
-        })
+        Ok(Self { nodes, links })
     }
 
     fn begin(&mut self, fault: &Fault) -> anyhow::Result<()> {
@@ -255,8 +282,15 @@ impl Servers {
                     link.delay(fault.delay);
                 }
             }
+            Kind::RepliesCut => self.hold_replies(fault.process, true),
         }
         Ok(())
+    }
+
+    fn hold_replies(&self, process: usize, on: bool) {
+        for link in &self.links[process] {
+            link.hold_replies(on);
+        }
     }
 
     /// The middle of the fault.
@@ -282,35 +316,51 @@ impl Servers {
                     link.delay(Duration::ZERO);
                 }
             }
+            Kind::RepliesCut => self.hold_replies(fault.process, false),
         }
         Ok(())
     }
 
-    /// Plays the faults of a round. Returns once all nodes vote again.
-    fn play(&mut self, faults: &[Fault], stop: &Stop) -> anyhow::Result<()> {
-        let mut steps: Vec<(Duration, usize, usize)> = Vec::new();
+    /// Plays the faults and the steps of a round. Calls `ended` after the end of each fault. Returns once all nodes
+    /// vote again.
+    fn play(
+        &mut self,
+        faults: &[Fault],
+        steps: &[Step],
+        clocks: &mut Option<Clocks>,
+        stop: &Stop,
+        mut ended: impl FnMut(&Fault, &Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut events: Vec<(Duration, Event)> = Vec::new();
         for (index, fault) in faults.iter().enumerate() {
             let middle = fault.begin + (fault.end - fault.begin) / 3;
-            steps.extend([
-                (fault.begin, index, 0),
-                (middle, index, 1),
-                (fault.end, index, 2),
+            events.extend([
+                (fault.begin, Event::Begin(index)),
+                (middle, Event::Worsen(index)),
+                (fault.end, Event::End(index)),
             ]);
         }
-        steps.sort_unstable();
+        events.extend(steps.iter().map(|step| (step.at, Event::Step(*step))));
+        events.sort_by_key(|(at, _)| *at);
         let start = Instant::now();
         // A restart may take long, and the quarantine begins after it.
         let mut over = start + ROUND;
-        for (at, index, step) in steps {
+        for (at, event) in events {
             // After Ctrl-C, the faults still end, but at once.
             let _ = stop.pause((start + at).saturating_duration_since(Instant::now()));
-            let fault = &faults[index];
-            match step {
-                0 => self.begin(fault)?,
-                1 => self.worsen(fault),
-                _ => {
+            match event {
+                Event::Begin(index) => self.begin(&faults[index])?,
+                Event::Worsen(index) => self.worsen(&faults[index]),
+                Event::End(index) => {
+                    let fault = &faults[index];
                     self.end(fault)?;
                     over = over.max(Instant::now() + (fault.over() - fault.end));
+                    ended(fault, self)?;
+                }
+                Event::Step(step) => {
+                    if let Some(clocks) = clocks {
+                        clocks.step(step, &self.nodes[step.node])?;
+                    }
                 }
             }
         }
@@ -318,35 +368,52 @@ impl Servers {
         Ok(())
     }
 
-    /// The locks that exist on a node, and the rest of their ttl in ms, which is negative without a ttl.
-    fn locks(&self) -> anyhow::Result<Vec<(String, i64)>> {
-        let mut locks = Vec::new();
+    /// The keys of locks on all nodes.
+    fn keys(&self) -> anyhow::Result<Vec<NodeKey>> {
+        let mut found = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             // A node that has restarted may still load its data.
             let mut reply = Reply::Nil;
             let _ = eventually(PROCESS, || {
-                let listed = node.command(&["KEYS", "leasehold:*"]);
+                let listed = node.command(&["KEYS", "leasehold:k*"]);
                 reply = listed.unwrap_or(Reply::Nil);
                 matches!(reply, Reply::Array(_))
             });
-            let Reply::Array(keys) = reply else {
+            let Reply::Array(names) = reply else {
                 bail!("node {index} does not list its keys: {reply:?}");
             };
-            for key in keys.iter().filter_map(Reply::as_text) {
-                // Names with a tilde are the library's own.
-                if key.contains('~') {
-                    continue;
-                }
-                match node.command(&["PTTL", key])? {
+            for name in names.iter().filter_map(Reply::as_text) {
+                let (value, left) = (
+                    node.command(&["GET", name])?,
+                    node.command(&["PTTL", name])?,
+                );
+                let (Some(value), Some(left)) = (value.as_text(), left.as_int()) else {
                     // It has expired meanwhile.
-                    Reply::Int(-2) => {}
-                    Reply::Int(left) => locks.push((format!("{key} on node {index}"), left)),
-                    other => bail!("PTTL returned {other:?}"),
+                    continue;
+                };
+                // The value is `lh1`, the lease, the time, and the holder.
+                let mut words = value.split(' ').skip(1);
+                if left != -2 {
+                    found.push(NodeKey {
+                        name: name.to_owned(),
+                        node: index,
+                        lease: words.next().unwrap_or_default().to_owned(),
+                        holder: words.nth(1).unwrap_or_default().to_owned(),
+                        left,
+                    });
                 }
             }
         }
-        Ok(locks)
+        Ok(found)
     }
+}
+
+/// An event of a round. The number is the index of a fault.
+enum Event {
+    Begin(usize),
+    Worsen(usize),
+    End(usize),
+    Step(Step),
 }
 
 /// Runs the soak. `first` is the number of the first round.
@@ -357,12 +424,16 @@ pub fn run(
     first: u64,
     stop: &Stop,
 ) -> anyhow::Result<()> {
-    let mut servers = Servers::start(processes)?;
+    let clock = OwnClock::find();
+    if clock.is_none() {
+        println!("The clocks of the nodes do not step: the package faketime is not installed.");
+    }
+    let mut clocks = clock.as_ref().map(|_| Clocks::new());
+    let mut servers = Servers::start(processes, clock.as_ref())?;
     let mut children = Vec::new();
     for (process, links) in (0..).zip(&servers.links) {
         let assignment = Assignment {
             nodes: links.iter().map(Proxy::url).collect(),
-            resource: servers.resource.url(),
             seed,
             process,
         };
@@ -378,6 +449,8 @@ pub fn run(
             child.name()
         );
     }
+    let reader = client(servers.nodes.iter().map(Server::url).collect())?;
+    let values = values(&reader);
     let start = Instant::now();
     let bar = match length {
         Length::Time(time) => progress::bar_of_time(time, "{msg}")?,
@@ -394,14 +467,41 @@ pub fn run(
         }
         let mut random = Random::new(seed, &[number]);
         let faults = Fault::draw(&mut random, children.len());
-        for fault in &faults {
-            if matches!(fault.kind, Kind::LinkCut | Kind::ClientCutOff) {
+        let has_fault = |node| {
+            faults
+                .iter()
+                .any(|fault| fault.is_of_node() && fault.node == node)
+        };
+        let steps = clocks
+            .as_ref()
+            .map(|clocks| clocks.draw(&mut random, has_fault));
+        for (process, child) in children.iter_mut().enumerate() {
+            let is_cut_off = |fault: &Fault| {
+                matches!(fault.kind, Kind::LinkCut | Kind::ClientCutOff) && fault.process == process
+            };
+            if faults.iter().any(is_cut_off) {
                 // Only a hold that goes on during the fault can be a second one.
-                children[fault.process].order(&Order::HoldLong)?;
+                child.order(&Order::HoldLong)?;
             }
         }
-        servers.play(&faults, stop)?;
-        soak.end_round(number, &faults, &children, &servers, stop)?;
+        servers.play(
+            &faults,
+            &steps.unwrap_or_default(),
+            &mut clocks,
+            stop,
+            |fault, servers| match fault.kind {
+                Kind::RepliesCut => soak.reopen(&mut children[fault.process], servers),
+                _ => Ok(()),
+            },
+        )?;
+        // A key of a node whose clock was set back has more time left.
+        let longest = if clocks.is_some() {
+            TTL + clocks::BEHIND
+        } else {
+            TTL
+        };
+        soak.end_round(number, &faults, &children, &servers, longest, stop)?;
+        soak.read_values(&values, processes)?;
         bar.set_position(match length {
             Length::Time(_) => start.elapsed().as_millis() as u64,
             Length::Rounds(_) => number - first + 1,
@@ -417,12 +517,13 @@ pub fn run(
     for child in &children {
         soak.finish(child)?;
     }
-    soak.violations.extend(check(&soak.holds));
+    soak.violations
+        .extend(checks::history(&soak.holds, &soak.accesses));
     drop(children);
     let mut left = Vec::new();
     let is_free = eventually(TTL + LATE, || {
-        servers.locks().is_ok_and(|locks| {
-            left = locks;
+        servers.keys().is_ok_and(|keys| {
+            left = keys;
             left.is_empty()
         })
     });
@@ -430,7 +531,8 @@ pub fn run(
         soak.violations.push(format!("keys stay: {left:?}"));
     }
     bar.finish_and_clear();
-    println!("{}seed {seed}", soak.text());
+    let steps = clocks.map_or(0, |clocks| clocks.steps);
+    println!("{}seed {seed}", soak.text(steps));
     soak.outcome(seed, first, stop)
 }
 
@@ -440,25 +542,27 @@ struct Soak {
     rounds: u64,
     grants: usize,
     lost: usize,
-    writes: usize,
-    refused: u64,
+    calls: BTreeMap<Outcome, u64>,
+    closed: u64,
     faults: BTreeMap<Kind, usize>,
     /// The rounds that went on for more grants after their faults.
     extended: u64,
     fewest: Option<usize>,
-    /// The holds that later holds are compared with.
+    /// The holds and the accesses that later ones are compared with.
     holds: Vec<Hold>,
+    accesses: Vec<Access>,
     violations: Vec<String>,
 }
 
 impl Soak {
-    /// Reads the records of a round.
+    /// Reads the records of a round. No key has more than `longest` left.
     fn end_round(
         &mut self,
         number: u64,
         faults: &[Fault],
         children: &[Process<Message>],
         servers: &Servers,
+        longest: Duration,
         stop: &Stop,
     ) -> anyhow::Result<()> {
         let before = self.grants;
@@ -484,17 +588,53 @@ impl Soak {
         }
         let grants = self.grants - before;
         self.fewest = Some(self.fewest.map_or(grants, |fewest| fewest.min(grants)));
-        for (key, left) in servers.locks()? {
-            if left < 0 || left > TTL.as_millis() as i64 {
-                let text = format!("{key} has a ttl of {left} ms");
-                self.violations.push(text);
+        for key in servers.keys()? {
+            if key.left < 0 || key.left > longest.as_millis() as i64 {
+                self.violations.push(format!("a wrong ttl: {key:?}"));
             }
         }
-        self.violations.extend(check(&self.holds));
-        // No hold is reported later than this.
-        let newest = self.holds.iter().map(|hold| hold.to).max().unwrap_or(0);
-        let since = newest.saturating_sub(PROCESS.as_nanos() as u64 / 3);
+        self.violations
+            .extend(checks::history(&self.holds, &self.accesses));
+        // No hold and no access is reported later than this.
+        let since = now().saturating_sub(PROCESS.as_nanos() as u64 / 3);
         self.holds.retain(|hold| hold.to >= since);
+        self.accesses.retain(|access| access.ended >= since);
+        Ok(())
+    }
+
+    /// Makes a process shut its client down. Then that client has released its leases.
+    fn reopen(&mut self, child: &mut Process<Message>, servers: &Servers) -> anyhow::Result<()> {
+        child.order(&Order::Reopen)?;
+        let holder = loop {
+            match child.message(PROCESS)? {
+                Message::Closed { holder } => break holder,
+                other => self.note(other),
+            }
+        };
+        self.closed += 1;
+        let found = checks::unreleased(&servers.keys()?, &holder, MINORITY);
+        self.violations.extend(found);
+        Ok(())
+    }
+
+    /// Reads each value, so the nodes that have lost it get it back. `process` is the number of this process.
+    fn read_values(&mut self, values: &[FencedValue], process: u64) -> anyhow::Result<()> {
+        for (key, value) in values.iter().enumerate() {
+            let until = Instant::now() + EXTENSION;
+            loop {
+                let access = access(value, process, key, None)?;
+                let is_read = access.outcome == Outcome::Read;
+                self.note(Message::Accessed(access));
+                if is_read {
+                    break;
+                }
+                if Instant::now() > until {
+                    self.violations
+                        .push(format!("the value of key {key} cannot be read"));
+                    break;
+                }
+            }
+        }
         Ok(())
     }
 
@@ -512,12 +652,14 @@ impl Soak {
             Message::Held(hold) => {
                 self.grants += 1;
                 self.lost += usize::from(hold.is_lost);
-                self.writes += hold.writes.len();
-                self.refused += hold.refused;
                 self.holds.push(hold);
             }
+            Message::Accessed(access) => {
+                *self.calls.entry(access.outcome).or_default() += 1;
+                self.accesses.push(access);
+            }
             Message::Failed(error) => self.violations.push(error),
-            Message::Ready | Message::Finished => {}
+            Message::Ready | Message::Closed { .. } | Message::Finished => {}
         }
     }
 
@@ -535,9 +677,10 @@ impl Soak {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, steps: u64) -> String {
         let mut table = Table::new();
         table.set_header(["what", "times"]);
+        let calls = |outcome| self.calls.get(&outcome).copied().unwrap_or(0);
         let faults = self.faults.iter();
         let faults = faults.map(|(kind, count)| (format!("{kind:?}"), *count as u64));
         let rows = [
@@ -546,8 +689,15 @@ impl Soak {
             ("fewest grants of a round", self.fewest.unwrap_or(0) as u64),
             ("rounds extended for grants", self.extended),
             ("losses", self.lost as u64),
-            ("fenced writes", self.writes as u64),
-            ("refused writes", self.refused),
+            ("reads of values", calls(Outcome::Read)),
+            ("writes of values", calls(Outcome::Written)),
+            ("refused writes", calls(Outcome::Refused)),
+            (
+                "reads and writes without a majority",
+                calls(Outcome::Failed),
+            ),
+            ("clients shut down", self.closed),
+            ("steps of clocks", steps),
         ];
         let rows = rows.map(|(name, count)| (name.to_owned(), count));
         for (name, count) in rows.into_iter().chain(faults) {
@@ -577,165 +727,217 @@ impl Soak {
     }
 }
 
-/// Compares the holds with the guarantees: one valid lease at a time, rising tokens, no stale write.
-fn check(holds: &[Hold]) -> Vec<String> {
-    let mut found = Vec::new();
-    for key in 0..KEYS {
-        let mut of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
-        of_key.sort_by_key(|hold| hold.from);
-        let mut longest: Option<&Hold> = None;
-        let mut greatest: Option<&Hold> = None;
-        for hold in &of_key {
-            if let Some(other) = longest.filter(|other| other.to > hold.from) {
-                let micros = (other.to.min(hold.to) - hold.from) / 1000;
-                found.push(format!("two holders for {micros} µs: {other:?}, {hold:?}"));
-            }
-            if let Some(other) = greatest.filter(|other| other.token >= hold.token) {
-                found.push(format!("the tokens do not rise: {other:?}, {hold:?}"));
-            }
-            longest = longest.filter(|other| other.to > hold.to).or(Some(hold));
-            greatest = greatest
-                .filter(|other| other.token > hold.token)
-                .or(Some(hold));
-        }
-        let writes = |hold: &&Hold| {
-            let token = hold.token;
-            let writes = hold.writes.clone().into_iter();
-            writes.map(move |(begun, ended)| (begun, ended, token))
-        };
-        let by_end = &mut of_key.iter().flat_map(writes).collect::<Vec<_>>();
-        let mut by_begin = by_end.clone();
-        by_end.sort_by_key(|(_, ended, _)| *ended);
-        by_begin.sort_unstable();
-        let (mut ended, mut latest) = (by_end.iter().peekable(), 0);
-        for (begun, _, token) in by_begin {
-            while let Some((.., earlier)) = ended.next_if(|(_, ended, _)| *ended <= begun) {
-                latest = latest.max(*earlier);
-            }
-            if token < latest {
-                let text = format!("the value of key {key} accepts {token} after {latest}");
-                found.push(text);
-            }
-        }
-    }
-    found
-}
-
 /// A process of the soak.
 pub fn process() -> ExitCode {
     child::run(work)
 }
 
 fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
-    let client = Client::quorum_builder(assignment.nodes.clone())
-        .ttl(TTL)
-        .max_ttl(TTL)
-        .command_timeout(COMMAND_TIMEOUT)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .outage_timeout(OUTAGE)
-        .build_lazy()?;
-    // The resource has no faults. It may only be slow, since all processes connect to it at once.
-    let resource = Client::builder(&assignment.resource)
-        .command_timeout(OUTAGE)
-        .connect_timeout(OUTAGE)
-        .build()?;
-    let mutexes: Vec<Mutex> = (0..KEYS)
-        .map(|key| client.mutex(format!("k{key}")))
-        .collect();
-    let process = assignment.process;
-    let mut random = Random::new(assignment.seed, &[1 << 32, process]);
+    let (orders, cancelled) = pass_on(orders);
+    let mut random = Random::new(assignment.seed, &[1 << 32, assignment.process]);
+    let mut worker = Worker::open(&assignment, &cancelled)?;
     say(&Message::Ready)?;
-    let hold = |key: usize, time: Duration| match hold(&mutexes[key], &resource, key, time) {
-        Ok(Some(held)) => say(&Message::Held(Hold { process, ..held })),
-        Ok(None) => Ok(()),
-        Err(error) => say(&Message::Failed(format!("process {process}: {error}"))),
-    };
     loop {
         // Some holds need renewals, and last until a fault ends them.
         let time = match orders.try_recv() {
             Ok(Order::HoldLong) => random.millis(800, 1500),
+            Ok(Order::Reopen) => {
+                let holder = worker.client.holder_id().to_string();
+                worker.shut_down()?;
+                say(&Message::Closed { holder })?;
+                worker = Worker::open(&assignment, &cancelled)?;
+                continue;
+            }
             Err(TryRecvError::Empty) if random.one_in(100) => random.millis(200, 1500),
             Err(TryRecvError::Empty) => random.millis(0, 10),
             Ok(Order::Finish) | Err(TryRecvError::Disconnected) => break,
         };
-        hold(random.below(KEYS), time)?;
+        if random.one_in(4) {
+            worker.read(random.below(KEYS))?;
+        }
+        worker.hold(random.below(KEYS), time, &orders)?;
         thread::sleep(random.millis(0, 5));
     }
     for key in 0..KEYS {
-        hold(key, Duration::ZERO)?;
+        worker.hold(key, Duration::ZERO, &orders)?;
     }
-    client
-        .shutdown(PROCESS)
-        .context("the client does not end")?;
+    worker.shut_down()?;
     say(&Message::Finished)?;
     // The parent ends this process.
     while orders.recv().is_ok() {}
     Ok(())
 }
 
-/// Holds a lock for `time`, unless the lease is lost before. `None` if the lease was not seen to be valid.
-fn hold(
-    mutex: &Mutex,
-    resource: &Client,
-    key: usize,
-    time: Duration,
-) -> Result<Option<Hold>, Error> {
-    let guard = mutex.lock()?;
-    let token = guard.fencing_token();
-    // The last time at which the lease was valid.
-    let valid = || {
-        let at = now();
-        (!guard.is_lost() && guard.remaining() > Duration::ZERO).then_some(at)
-    };
-    let from = valid();
-    let mut to = from;
-    let value = resource.fenced_value(format!("v{key}"));
-    let (mut writes, mut refused) = (Vec::new(), 0);
-    let mut write = || {
-        let begun = now();
-        match value.write(token, token.to_string()) {
-            Ok(()) => writes.push((begun, now())),
-            Err(error) if error.kind() == ErrorKind::StaleToken => refused += 1,
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    };
-    write()?;
-    let until = Instant::now() + time;
-    let mut is_lost = false;
-    loop {
-        match valid() {
-            Some(at) => to = Some(at),
-            None => {
-                is_lost = true;
+/// Passes orders on. An order to reopen also sends a message to the second channel, which cancels the wait for a lock.
+fn pass_on(orders: Receiver<Order>) -> (Receiver<Order>, Receiver<()>) {
+    let (sender, passed) = unbounded();
+    let (cancel, cancelled): (Sender<()>, _) = bounded(1);
+    thread::spawn(move || {
+        for order in orders {
+            let is_reopen = matches!(order, Order::Reopen);
+            if sender.send(order).is_err() {
                 break;
             }
+            if is_reopen {
+                // If there is a message already, it does the same.
+                let _ = cancel.try_send(());
+            }
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
+    });
+    (passed, cancelled)
+}
+
+fn client(nodes: Vec<String>) -> Result<Client, Error> {
+    Client::quorum_builder(nodes)
+        .ttl(TTL)
+        .max_ttl(TTL)
+        .command_timeout(COMMAND_TIMEOUT)
+        .connect_timeout(COMMAND_TIMEOUT)
+        .outage_timeout(OUTAGE)
+        .build_lazy()
+}
+
+fn values(client: &Client) -> Vec<FencedValue> {
+    let value = |key| client.fenced_value(format!("v{key}"));
+    (0..KEYS).map(value).collect()
+}
+
+/// A client of a process, with its locks and values.
+struct Worker {
+    process: u64,
+    client: Client,
+    mutexes: Vec<Mutex>,
+    values: Vec<FencedValue>,
+}
+
+impl Worker {
+    fn open(assignment: &Assignment, cancelled: &Receiver<()>) -> Result<Self, Error> {
+        let client = client(assignment.nodes.clone())?;
+        let mutex = |key| client.mutex(format!("k{key}"));
+        let mutexes = (0..KEYS).map(|key| mutex(key).cancelled_by(cancelled.clone()));
+        Ok(Self {
+            process: assignment.process,
+            mutexes: mutexes.collect(),
+            values: values(&client),
+            client,
+        })
+    }
+
+    fn shut_down(&self) -> anyhow::Result<()> {
+        let ended = self.client.shutdown(PROCESS);
+        ended.context("the client does not end")
+    }
+
+    fn failed(&self, error: &dyn Display) -> anyhow::Result<()> {
+        say(&Message::Failed(format!(
+            "process {}: {error}",
+            self.process
+        )))
+    }
+
+    fn read(&self, key: usize) -> anyhow::Result<()> {
+        self.access(key, None)
+    }
+
+    /// Writes a version, or reads the value.
+    fn access(&self, key: usize, version: Option<Version>) -> anyhow::Result<()> {
+        match access(&self.values[key], self.process, key, version) {
+            Ok(access) => say(&Message::Accessed(access)),
+            Err(error) => self.failed(&error),
         }
-        thread::sleep(left.min(LOOK));
     }
-    match guard.unlock() {
-        Err(error) if !error.is_lease_lost() && !error.is_unavailable() => return Err(error),
-        _ => {}
+
+    /// Holds a lock for `time`, unless the lease is lost before, or an order comes.
+    fn hold(&self, key: usize, time: Duration, orders: &Receiver<Order>) -> anyhow::Result<()> {
+        let guard = match self.mutexes[key].lock() {
+            Ok(guard) => guard,
+            Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
+            Err(error) => return self.failed(&error),
+        };
+        let token = guard.fencing_token();
+        // The last time at which the lease was valid.
+        let valid = || {
+            let at = now();
+            (!guard.is_lost() && guard.remaining() > Duration::ZERO).then_some(at)
+        };
+        let from = valid();
+        let mut to = from;
+        self.read(key)?;
+        self.access(key, Some(Version { token, number: 1 }))?;
+        let until = Instant::now() + time;
+        let is_lost = loop {
+            match valid() {
+                Some(at) => to = Some(at),
+                None => break true,
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !orders.is_empty() {
+                break false;
+            }
+            thread::sleep(left.min(LOOK));
+        };
+        self.access(key, Some(Version { token, number: 2 }))?;
+        to = valid().or(to);
+        match guard.unlock() {
+            Err(error) if !error.is_lease_lost() && !error.is_unavailable() => {
+                self.failed(&error)?
+            }
+            _ => {}
+        }
+        if is_lost {
+            // A late write, as after a long pause.
+            thread::sleep(5 * LOOK);
+            self.access(key, Some(Version { token, number: 3 }))?;
+        }
+        let Some((from, to)) = from.zip(to) else {
+            // The lease was not seen to be valid.
+            return Ok(());
+        };
+        say(&Message::Held(Hold {
+            process: self.process,
+            key,
+            token,
+            from,
+            to,
+            is_lost,
+        }))
     }
-    if is_lost {
-        // A late write, as after a long pause.
-        thread::sleep(5 * LOOK);
-        write()?;
-    }
-    Ok(from.zip(to).map(|(from, to)| Hold {
-        process: 0,
+}
+
+/// Writes a version of the value, or reads the value. Fails with errors that no fault explains.
+fn access(
+    value: &FencedValue,
+    process: u64,
+    key: usize,
+    version: Option<Version>,
+) -> anyhow::Result<Access> {
+    let begun = now();
+    let done = match version {
+        Some(version) => value
+            .write(version.token, version.to_string())
+            .map(|()| None),
+        None => value.read(),
+    };
+    let ended = now();
+    let outcome = match &done {
+        Ok(_) if version.is_some() => Outcome::Written,
+        Ok(_) => Outcome::Read,
+        Err(error) if error.kind() == ErrorKind::StaleToken => Outcome::Refused,
+        Err(error) if error.is_unavailable() => Outcome::Failed,
+        Err(error) => bail!("{error}"),
+    };
+    let read = match done {
+        Ok(Some(text)) => Version::parse(&text).context("nobody has written this value")?,
+        _ => Version::default(),
+    };
+    Ok(Access {
+        process,
         key,
-        token,
-        from,
-        to,
-        is_lost,
-        writes,
-        refused,
-    }))
+        begun,
+        ended,
+        outcome,
+        version: version.unwrap_or(read),
+    })
 }
 
 #[cfg(test)]
@@ -743,61 +945,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-
-    fn hold(token: u64, from: u64, to: u64, writes: &[(u64, u64)]) -> Hold {
-        Hold {
-            process: 0,
-            key: 0,
-            token,
-            from,
-            to,
-            is_lost: false,
-            writes: writes.to_vec(),
-            refused: 0,
-        }
-    }
-
-    #[track_caller]
-    fn assert_finds(holds: &[Hold], what: &str) {
-        let found = check(holds);
-        assert!(
-            found.len() == 1 && found[0].contains(what),
-            "{what:?} is not what it finds: {found:?}"
-        );
-    }
-
-    #[test]
-    fn holds_in_turn_are_correct() {
-        let holds = [
-            hold(2, 20, 30, &[(21, 22)]),
-            hold(1, 10, 20, &[(11, 12), (19, 21)]),
-        ];
-        assert_eq!(check(&holds), [""; 0]);
-    }
-
-    #[test]
-    fn two_valid_leases_are_found() {
-        assert_finds(&[hold(1, 10, 21, &[]), hold(2, 20, 30, &[])], "two holders");
-        // The hold between them does not hide the first one.
-        let holds = [
-            hold(1, 0, 40, &[]),
-            hold(2, 40, 41, &[]),
-            hold(3, 40, 50, &[]),
-        ];
-        assert_finds(&holds, "two holders");
-    }
-
-    #[test]
-    fn tokens_that_do_not_rise_are_found() {
-        assert_finds(&[hold(2, 10, 20, &[]), hold(2, 20, 30, &[])], "tokens");
-        assert_finds(&[hold(2, 10, 20, &[]), hold(1, 20, 30, &[])], "tokens");
-    }
-
-    #[test]
-    fn a_stale_write_is_found() {
-        let holds = [hold(1, 10, 20, &[(26, 27)]), hold(2, 20, 30, &[(21, 25)])];
-        assert_finds(&holds, "accepts 1 after 2");
-    }
 
     #[test]
     fn at_most_two_nodes_are_faulty() {
