@@ -35,7 +35,7 @@ for i = 1, n do
     elseif not value and now > latest then
       result = { err = 'LATE ' .. now }
     elseif tonumber(token) > math.max(now, last) + quarantine * 1000 then
-      -- As in lua/propose.lua.
+      -- As in lua/propose.lua: it would put this counter ahead for good.
       result = { err = 'AHEAD of the clock' }
     else
       local written = token > last and redis.pcall('ZADD', counter, token, 't')

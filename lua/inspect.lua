@@ -1,4 +1,5 @@
--- Purpose: return the ttl, the length of the queue and the value of each lock key. Changes nothing but the mark.
+-- Purpose: return the ttl, the length of the queue and the value of each lock key. Writes nothing, except a missing or
+--   unusable mark of a quorum's node.
 -- KEYS: [1 .. n] lock keys, [n+1 .. 2n] their queues, [2n+1] on a node of a quorum, its mark
 -- ARGV: on a node of a quorum, [1] length of a quarantine in ms
 -- Returns: for one lock key its result, for several keys an array of results. A result is 0: the key is missing; a

@@ -28,7 +28,7 @@ for i = 1, n do
   local proposal, latest, from, ticket = ARGV[4 * i + 1], ARGV[4 * i + 2], nil, nil
   if #lease > 32 then lease, from, ticket = string.match(lease, '^(%x+),(%x+),(%d+)$') end
   result = refused
-  -- A server that was stopped, or cut off, carries out late what it finds in its buffers. Nobody would hold the key.
+  -- A server that was stopped, or cut off, executes old requests later. Nobody would release the key.
   if not result and now > latest then result = { err = 'LATE ' .. now } end
   if not result then
     -- part: stored.lua
@@ -46,7 +46,7 @@ for i = 1, n do
         result = healed == 1 and tonumber(ttl) or healed
       end
     elseif tonumber(proposal) > math.max(now, last) + quarantine * 1000 then
-      -- The clock of another node is far ahead. The counter would stay ahead for as long.
+      -- The clock of another node is far ahead. It would put this counter ahead for good.
       result = { err = 'AHEAD of the clock' }
     else
       local micros = string.format('%016.0f', last + 1)

@@ -14,8 +14,8 @@
 --   quorum: length of a quarantine in ms.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
---   another lease holds the key, the key's value; an error QUARANTINE and ms: the node of a quorum has lost the
---   lease's key, or never had it; any other error: refused.
+--   another lease holds the key, the key's value; an error QUARANTINE and ms: the lease does not hold the
+--   key, and the node of a quorum may have lost it; any other error: refused.
 local counter, n = KEYS[1], math.floor((#KEYS - 1) / 2)
 local mark, quarantine = KEYS[2 * n + 2], tonumber(ARGV[n + 1])
 local shard = not mark and ARGV[n + 1]

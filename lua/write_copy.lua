@@ -5,8 +5,8 @@
 --   other nodes have. It also takes a version whose token is later than all tokens that it can have lost.
 -- KEYS: [1] mark, [2 .. n+1] value keys, as in lua/read_copy.lua
 -- ARGV: [1] length of a quarantine in ms, then for each value key: the time of the mark that the caller has read, or
---   empty; the µs of the token; the ttl in ms, or empty to keep that of the node's copy; the version with its value, as in
---   the key
+--   empty; the µs of the token; the ttl in ms, or empty to keep that of the node's copy; the version with its value, as
+--   in the key
 -- Returns: for one value key its result, for several keys an array of results. A result is an array of two strings: the
 --   time of the mark, and the node's copy from now on, without its value, or empty; an error QUARANTINE and ms: the
 --   node does not vote for so long; an error FOREIGN and a type: the key holds no copy of this library; any other

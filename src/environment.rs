@@ -123,8 +123,8 @@ pub enum EnvironmentWarning {
         /// The server's reply.
         reply: String,
     },
-    /// `Builder::nodes_keep_data` is set, but this node of a quorum loses data when it restarts. It may then grant a lock
-    /// that is held.
+    /// `Builder::nodes_keep_data` is set, but this node of a quorum loses data when it restarts. It may then grant a
+    /// lock that is held.
     LosesData {
         /// The setting of Redis: `appendonly` or `appendfsync`.
         setting: &'static str,

@@ -30,7 +30,7 @@ pub struct FairQueue {
 }
 
 impl FairQueue {
-    /// A lock, once for each of `threads`.
+    /// Makes one lock, and returns a handle for each of `threads`.
     #[must_use]
     pub fn of_threads(threads: usize) -> Vec<Self> {
         let state = Arc::<Mutex<State>>::default();

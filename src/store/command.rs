@@ -45,7 +45,8 @@ pub(crate) enum Command {
         ttl: Duration,
         /// The µs part of the token.
         micros: u64,
-        /// Until when, by the node's clock in µs, a missing key is set, too. After this time, the reply is `TooLate`.
+        /// The node sets a missing key until its clock shows these µs, and then replies
+        /// [`TooLate`](Reply::TooLate). After this time, the reply is `TooLate`.
         /// `None`: a missing key is not set, and the reply is `Missing`.
         sets_missing: Option<u64>,
     },

@@ -45,8 +45,8 @@ pub(crate) use wheel::Wheel;
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// The ttl of a renewal that only asks whether the lease is held. A renewal never shortens a ttl, and the scripts know
-/// this one, so a key without a ttl stays without one. A replica refuses this request like any other write.
+/// The ttl of a renewal that only asks whether the lease is held. A renewal never shortens a ttl, and with this one,
+/// the scripts give no ttl to a key without one. A replica refuses this request like any other write.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 /// Renews the leases of a client, ends them when their validity ends, and tracks their keys.

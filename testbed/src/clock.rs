@@ -1,4 +1,4 @@
-//! Clocks of their own for servers, by the library of the package faketime. The clock of the machine stays as it is.
+//! Gives test servers clocks of their own, by libfaketime. The clock of the machine stays as it is.
 
 use std::ffi::OsString;
 use std::fs;
@@ -54,7 +54,7 @@ impl OwnClock {
             text.push(value);
             text
         };
-        // With the memory of the C library. That of jemalloc reads the clock before the library can tell it.
+        // With the allocator of the C library: jemalloc reads the clock before libfaketime is ready.
         let mut preload = assign("LD_PRELOAD", &self.library);
         preload.push(":libc.so.6");
         [

@@ -443,8 +443,8 @@ impl QuorumStore {
         outcomes
     }
 
-    /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node yet,
-    /// a time that no clock shows.
+    /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
+    /// yet, a time that no clock shows.
     fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
         let latest = self.members[node].node.latest_micros_at(time);
         latest.map_or(LONGEST_MICROS, |latest| latest.min(LONGEST_MICROS))
@@ -674,7 +674,7 @@ impl QuorumStore {
             return;
         };
         let now = self.clock.now();
-        // A client that still holds the lease sends another hold within a ttl.
+        // The next renewal comes within a ttl, so then this hold is not needed any more.
         let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
             Command::Renew {
                 key,

@@ -38,15 +38,18 @@ impl Proposals {
     }
 
     /// The next proposal. `times` are the known times of nodes, in µs. A majority of the nodes is behind the proposal,
-    /// even if the clocks of the others are far ahead. Two calls at a time never return the same proposal.
+    /// even if the clocks of the others are far ahead. Two calls return different
+    /// proposals, unless `last` was too far ahead in between.
     pub(super) fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {
         times.sort_unstable();
         let time = times.get(majority - 1).or(times.last());
         let ahead = time.map_or(1, |time| time.saturating_add(self.lead));
         let next = |last: u64| {
-            // The last proposal followed a clock that was far ahead, or clocks were set back since.
-            let is_refused = time.is_some_and(|time| last >= time.saturating_add(self.quarantine));
-            let next = if is_refused {
+            // The last proposal followed a clock that was far ahead, or clocks were set back since. The nodes would
+            // refuse the next one, so it begins at their clocks again.
+            let is_too_far_ahead =
+                time.is_some_and(|time| last >= time.saturating_add(self.quarantine));
+            let next = if is_too_far_ahead {
                 ahead
             } else {
                 ahead.max(last + 1)

@@ -355,7 +355,8 @@ fn a_majority_that_continues_late_grants_nothing() {
     client.end_probes(servers.len());
     let stopped = &servers[..2];
     let calls = || [0, 1].map(|n: usize| stopped[n].calls("evalsha").unwrap());
-    let before = calls();
+    let counters = || [0, 1].map(|n: usize| ask(&stopped[n], &["ZSCORE", "p:~fence", "t"]));
+    let (before, counters_before) = (calls(), counters());
     stopped.iter().for_each(Server::stop);
     let ttl = Duration::from_secs(1);
     let acquire = Command::Acquire {
@@ -379,6 +380,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     };
     assert!(eventually(LONG, have_read));
     assert!(servers.iter().all(|server| is_free(server, &key)));
+    assert_eq!(counters(), counters_before, "a grant raises the counter");
     patient(&servers).lock(&key);
 }
 
@@ -396,7 +398,18 @@ fn a_clock_that_was_set_forward_refuses_no_caller() {
         let shown = member.node.micros_at(now).unwrap();
         member.node.note_micros(shown - 3_600_000_000, now, now);
     }
+    let calls = || servers.each_ref().map(|one| one.calls("evalsha").unwrap());
+    let before = calls();
     let (lease, token) = client.lock(&key);
+    let is_asked_twice = |(now, before): (u64, u64)| now >= before + 2;
+    let asked_twice = calls()
+        .into_iter()
+        .zip(before)
+        .filter(|one| is_asked_twice(*one));
+    assert!(
+        asked_twice.count() >= 2,
+        "a majority has refused the first request"
+    );
     client.hold_on_all(&servers, &key, lease, token);
 }
 

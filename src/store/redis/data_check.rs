@@ -68,12 +68,13 @@ impl DataCheck {
     }
 }
 
-/// The clock of a node, as the client estimates it. The client reads it by requests.
+/// The clock of a node, as the client estimates it. The client reads it by requests. The two numbers may come from two
+/// readings, each of which is right.
 #[derive(Debug)]
 pub(crate) struct NodeClock {
-    /// How far the node's clock is at least ahead of this client's clock, in µs. [`UNKNOWN`] before the first reading.
+    /// The least lead of the node's clock over this client's clock, in µs. [`UNKNOWN`] before the first reading.
     least: AtomicI64,
-    /// How far it is at most ahead.
+    /// The greatest lead.
     most: AtomicI64,
 }
 

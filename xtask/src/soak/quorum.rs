@@ -426,7 +426,9 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let clock = OwnClock::find();
     if clock.is_none() {
-        println!("The clocks of the nodes do not step: the package faketime is not installed.");
+        println!(
+            "The clocks of the nodes do not step: libfaketime is missing, or does not work with this redis-server."
+        );
     }
     let mut clocks = clock.as_ref().map(|_| Clocks::new());
     let mut servers = Servers::start(processes, clock.as_ref())?;

@@ -572,7 +572,7 @@ impl Twin {
         let mut step = Step {
             now: asked_at,
             by,
-            // Only a node of a quorum has a fence counter to compare.
+            // Without a quarantine, the keyspace acts as a single server.
             quarantine: found.node.map_or(Duration::ZERO, |_| QUARANTINE),
             ahead: 0,
             listens: &listens,

@@ -50,7 +50,7 @@ pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128
 /// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
 /// would have to wait for all releases that are written before it.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
-/// How many queued releases that no caller awaits a pipeline to a node of a quorum keeps. A node that is slower than the
+/// The most releases without a caller that a pipeline to a node of a quorum queues. A node that is slower than the
 /// majority for long would otherwise collect releases as fast as the client makes them.
 pub(super) const MOST_RELEASES_ON_QUORUM: usize = 65_536;
 /// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so

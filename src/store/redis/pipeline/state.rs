@@ -43,7 +43,7 @@ pub(super) struct PipelineState {
     refused: RetryQueues,
     /// Undos to repeat, since their acquires may still arrive.
     undo_repeats: RetryQueues,
-    /// The most releases in these three.
+    /// The most releases that these three queues keep together.
     most_releases: usize,
     /// Called when a release is late, and when it ended.
     hook: Option<LateReleaseHook>,
@@ -137,11 +137,12 @@ impl PipelineState {
     /// Queues a release that no caller waits for.
     pub(super) fn enqueue_release(&mut self, release: Release) {
         self.unawaited.push(release);
-        self.drop_oldest_release();
+        self.drop_release_beyond_bound();
     }
 
-    /// Drops the oldest release if there are too many: the key of that release ends soonest.
-    fn drop_oldest_release(&mut self) {
+    /// Beyond the bound, drops a release: the first one that was not tried yet, otherwise the first retry. Its key
+    /// expires on this node.
+    fn drop_release_beyond_bound(&mut self) {
         if self.releases() > self.most_releases {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
             let mut queues = std::iter::once(&mut self.unawaited).chain(repeats);
@@ -156,8 +157,7 @@ impl PipelineState {
         self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
     }
 
-    /// If many awaited requests are queued, drops those whose callers have left. Their releases stay, and no caller
-    /// awaits them any more.
+    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued.
     pub(super) fn drop_unwanted_if_long(&mut self) {
         let error = request::caller_left();
         for request in self.awaited.take_unwanted_if_long() {
@@ -348,7 +348,7 @@ impl PipelineState {
                 } else {
                     self.refused.push(release);
                 }
-                self.drop_oldest_release();
+                self.drop_release_beyond_bound();
             }
         }
     }
@@ -507,8 +507,8 @@ impl AwaitedQueue {
         request::next_leader(self.requests.iter().chain(&self.flushes))
     }
 
-    /// If the queue has become long, takes out the requests for which no caller waits. A caller that submitted a request
-    /// may leave long before the pipeline can write the request.
+    /// If the queue has become long, takes out the requests for which no caller waits. A caller that submitted a
+    /// request may leave long before the pipeline can write the request.
     fn take_unwanted_if_long(&mut self) -> Vec<PendingRequest> {
         if self.requests.len() < self.longest.max(FEWEST_TO_CHECK) {
             return Vec::new();
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_releases_beyond_the_bound_are_dropped() {
+    fn releases_beyond_the_bound_are_dropped() {
         let mut state = PipelineState::new(None).with_most_releases(3);
         state.undo_repeats.push(release("undo", true));
         for name in ["a", "b", "c", "d"] {

@@ -66,7 +66,7 @@ impl Clocks {
         steps
     }
 
-    /// Makes the step, unless a step ahead comes too soon after another one, since this machine is slow.
+    /// Makes the step. Skips a step ahead within a ttl of the last one, as on a slow machine.
     pub fn step(&mut self, step: Step, node: &Server) -> Result<(), Error> {
         let Step {
             node: index, ahead, ..
