@@ -505,12 +505,13 @@ impl QuorumStore {
     /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
     fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
         let soon = self.clock.now().after(GIVES_BACK_WITHIN);
-        let back = |node: usize| Command::Propose {
+        let back = Command::Propose {
             key: lease.key.clone(),
             lease: to,
             ttl: KEEPS_TTL,
             micros: 0,
-            until: self.shown_at(node, soon),
+            // It changes a key of the adopter only, and keeps its ttl, so it may arrive late.
+            until: LONGEST_MICROS,
             from: Some(TicketLease {
                 lease: lease.id,
                 micros: 0,
@@ -521,8 +522,7 @@ impl QuorumStore {
             let outcome = outcomes[*node].as_ref();
             outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
         });
-        let batches = nodes.iter().map(|node| (*node, vec![back(*node)]));
-        let given = self.ask_each(batches.collect(), soon, |given| {
+        let given = self.ask(&nodes, std::slice::from_ref(&back), soon, |given| {
             given.iter().all(Option::is_some)
         });
         for (node, outcome) in nodes.into_iter().zip(given) {
@@ -564,12 +564,18 @@ impl QuorumStore {
             let mut late = self.all();
             late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
             if !late.is_empty() {
+                let with = |again: &[Option<Outcome>]| {
+                    let mut all = outcomes.clone();
+                    for (node, outcome) in late.iter().zip(again) {
+                        all[*node].clone_from(outcome);
+                    }
+                    all
+                };
                 let again = self.ask_each(propose_to(&late), deadline, |again| {
-                    again.iter().all(Option::is_some)
+                    self.count.is_decided(&with(again), is_granted)
                 });
-                for (node, outcome) in late.into_iter().zip(again) {
-                    outcomes[node] = outcome;
-                }
+                let merged = with(&again);
+                outcomes = merged;
             }
         }
         let token = match self.count.grant(&outcomes) {
@@ -733,6 +739,7 @@ impl QuorumStore {
             return;
         }
         holds.sort_by_key(|(node, ..)| *node);
+        let sent = self.clock.now();
         let (submitted, completions) = Submitted::new(holds.len());
         let mut completions = completions.into_iter();
         for of_node in holds.chunk_by(|(one, ..), (other, ..)| one == other) {
@@ -743,7 +750,12 @@ impl QuorumStore {
         let left = deadline.since(self.clock.now());
         let soon = MonotonicTime::now().after(SETS_WITHIN.min(left));
         let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
+        let seen = self.clock.now();
         for ((node, lease, _), outcome) in holds.into_iter().zip(submitted.leave()) {
+            if let Some(Ok(Reply::TooLate { micros })) = outcome {
+                // The next renewal then asks in time.
+                self.members[node].node.note_micros(micros, sent, seen);
+            }
             let outcome = outcome.map(|one| self.members[node].node.naming_the_server(one));
             by_lease[lease][node] = outcome;
         }

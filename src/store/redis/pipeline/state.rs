@@ -143,12 +143,16 @@ impl PipelineState {
     /// Beyond the bound, drops a release: the first one that was not tried yet, otherwise the first retry. Its key
     /// expires on this node.
     fn drop_release_beyond_bound(&mut self) {
-        if self.releases() > self.most_releases {
+        if self.is_bounded() && self.releases() > self.most_releases {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
             let mut queues = std::iter::once(&mut self.unawaited).chain(repeats);
             let oldest = queues.find_map(Releases::pop);
             drop(oldest.map(|oldest| oldest.into_request(self.hook.as_ref())));
         }
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.most_releases < usize::MAX
     }
 
     /// How many releases are queued that no caller waits for.
@@ -157,10 +161,19 @@ impl PipelineState {
         self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
     }
 
-    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued.
+    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued; if
+    /// there is a bound, they count towards it.
     pub(super) fn drop_unwanted_if_long(&mut self) {
         let error = request::caller_left();
-        for request in self.awaited.take_unwanted_if_long() {
+        let unwanted = if self.is_bounded() {
+            let is_waited_for =
+                |request: &PendingRequest| request::is_waited_for([request].into_iter());
+            self.awaited.take_unwanted_if_long(is_waited_for)
+        } else {
+            self.awaited
+                .take_unwanted_if_long(PendingRequest::is_wanted)
+        };
+        for request in unwanted {
             let next = request.on_not_sent(&error);
             self.apply(next);
         }
@@ -507,13 +520,16 @@ impl AwaitedQueue {
         request::next_leader(self.requests.iter().chain(&self.flushes))
     }
 
-    /// If the queue has become long, takes out the requests for which no caller waits. A caller that submitted a
+    /// If the queue has become long, takes out the requests that are not wanted any more. A caller that submitted a
     /// request may leave long before the pipeline can write the request.
-    fn take_unwanted_if_long(&mut self) -> Vec<PendingRequest> {
+    fn take_unwanted_if_long(
+        &mut self,
+        is_wanted: impl Fn(&PendingRequest) -> bool,
+    ) -> Vec<PendingRequest> {
         if self.requests.len() < self.longest.max(FEWEST_TO_CHECK) {
             return Vec::new();
         }
-        let unwanted = self.take_if(|request| !request::is_waited_for([request].into_iter()));
+        let unwanted = self.take_if(|request| !is_wanted(request));
         self.longest = 2 * self.requests.len();
         unwanted
     }
