@@ -96,15 +96,21 @@ impl Drop for Fake {
     }
 }
 
-/// A port of 127.0.0.1 on which no server listens. An open connection occupies the port, so no server can get it while
-/// the tests run.
+/// A port of 127.0.0.1 on which no server listens. A bound socket occupies the port, so no server can get it while the
+/// tests run.
 pub fn closed_port() -> u16 {
-    static HELD: LazyLock<(TcpListener, TcpStream)> = LazyLock::new(|| {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (listener, stream)
+    // A port that no outgoing connection can get: a client would connect to itself.
+    static HELD: LazyLock<(socket2::Socket, u16)> = LazyLock::new(|| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = socket.unwrap();
+        let is_bound = |port: &u16| {
+            let address = std::net::SocketAddr::from(([127, 0, 0, 1], *port));
+            socket.bind(&address.into()).is_ok()
+        };
+        let port = (9_000..10_000).find(is_bound).expect("a free port");
+        (socket, port)
     });
-    HELD.1.local_addr().unwrap().port()
+    HELD.1
 }
 
 fn serve(mut stream: TcpStream, manner: Manner, ended: &AtomicBool) {
