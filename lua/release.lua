@@ -17,13 +17,13 @@
 --   another lease holds the key, the key's value; an error QUARANTINE and ms: the lease does not hold the
 --   key, and the node of a quorum may have lost it; any other error: refused.
 local counter, n = KEYS[1], math.floor((#KEYS - 1) / 2)
-local mark, quarantine = KEYS[2 * n + 2], tonumber(ARGV[n + 1])
-local shard = not mark and ARGV[n + 1]
 
 -- The usual case comes first: the key's value is exactly the argument, so nobody is queued.
 if n == 1 and string.sub(ARGV[1], 1, 4) == 'lh1 ' then
   if redis.pcall('GETRANGE', KEYS[2], '0', '255') == ARGV[1] then return redis.pcall('DEL', KEYS[2]) end
 end
+local mark, quarantine = KEYS[2 * n + 2], tonumber(ARGV[n + 1])
+local shard = not mark and ARGV[n + 1]
 local results, result, done = n > 1 and {}, nil, 0
 if n > 1 then
   local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}

@@ -179,9 +179,10 @@ pub(super) fn run(store: &ClusterStore) {
 
 /// The pause after the next question. It begins anew if the answer has changed something, or after a quiet time.
 fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
-    match begins_anew {
-        true => FIRST_PAUSE,
-        false => (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+    if begins_anew {
+        FIRST_PAUSE
+    } else {
+        (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE)
     }
 }
 

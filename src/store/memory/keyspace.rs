@@ -702,28 +702,27 @@ impl Keyspace {
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         let reached = step.micros().max(self.last_micros);
-        let micros = match (self.entries.get(key), from) {
+        Ok(match (self.entries.get(key), from) {
             (Some(Entry::Fenced { .. } | Entry::Copy { .. }), _) => return Err(no_lock()),
-            (Some(Entry::Lock(lock)), _) if lock.lease == lease => lock.micros,
+            (Some(Entry::Lock(lock)), _) if lock.lease == lease => {
+                Reply::granted(token(lock.micros))
+            }
             (Some(Entry::Lock(lock)), Some(from)) => {
-                if lock.lease != from.lease || from.micros > reached {
+                if lock.lease == from.lease && from.micros <= reached {
+                    let left = lock.expires_at.since(step.now);
+                    self.vote(key, lease, proposal, ttl.max(left), step)
+                } else {
                     let by = Some(lock.holder.clone());
-                    return Ok(Reply::Taken { by });
+                    Reply::Taken { by }
                 }
-                let left = lock.expires_at.since(step.now);
-                return Ok(self.vote(key, lease, proposal, ttl.max(left), step));
             }
-            (None, Some(_)) => return Ok(Reply::Missing),
-            (Some(Entry::Lock(lock)), None) => {
-                return Ok(Reply::Contended {
-                    expires_in: lock.expires_at.since(step.now),
-                    queued: None,
-                });
-            }
-            (None, None) => return Ok(self.vote(key, lease, proposal, ttl, step)),
-        };
-        let token = token(micros);
-        Ok(Reply::granted(token))
+            (None, Some(_)) => Reply::Missing,
+            (Some(Entry::Lock(lock)), None) => Reply::Contended {
+                expires_in: lock.expires_at.since(step.now),
+                queued: None,
+            },
+            (None, None) => self.vote(key, lease, proposal, ttl, step),
+        })
     }
 
     /// Grants the key on a node of a quorum.

@@ -113,10 +113,11 @@ impl Count {
 
     /// Whether the reply to a release is known, or cannot be known any more.
     pub(super) fn is_release_decided(self, outcomes: &[Option<Outcome>]) -> bool {
-        let replies = outcomes.iter().flatten();
-        let (replied, failed): (Vec<_>, Vec<_>) = replies.partition(|one| one.is_ok());
-        let has_replied = replied.len() >= self.majority() && self.released(outcomes).is_some();
-        has_replied || failed.len() > self.0 - self.majority()
+        let answers = outcomes.iter().flatten();
+        let failed = answers.clone().filter(|answer| answer.is_err()).count();
+        let replied = answers.count() - failed;
+        let has_replied = replied >= self.majority() && self.released(outcomes).is_some();
+        has_replied || failed > self.0 - self.majority()
     }
 
     /// The reply to a release, or to a release by force. `None` if a majority has not said.

@@ -376,8 +376,7 @@ impl QuorumStore {
 
     /// Sends a batch of commands to each of `nodes`, and waits until `is_decided` returns true, or all have replied,
     /// but at most until `deadline`. The outcomes are in the order of `nodes`, and within a node in the order of
-    /// `commands`;
-    /// `None` for a command without a reply.
+    /// `commands`; `None` for a command without a reply.
     fn ask(
         &self,
         nodes: &[usize],
@@ -389,7 +388,20 @@ impl QuorumStore {
         self.ask_each(batches.collect(), deadline, is_decided)
     }
 
-    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length.
+    /// As [`ask`](Self::ask), with one command for each node.
+    fn ask_for(
+        &self,
+        nodes: &[usize],
+        command: impl Fn(usize) -> Command,
+        deadline: MonotonicTime,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let batches = nodes.iter().map(|node| (*node, vec![command(*node)]));
+        self.ask_each(batches.collect(), deadline, is_decided)
+    }
+
+    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length. Notes the clock of each
+    /// node that has got a request too late.
     fn ask_each(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -552,31 +564,27 @@ impl QuorumStore {
             until: self.shown_at(node, deadline),
             from,
         };
-        let propose_to = |nodes: &[usize]| -> Vec<(usize, Vec<Command>)> {
-            let nodes = nodes.iter();
-            nodes.map(|node| (*node, vec![proposal(*node)])).collect()
-        };
-        let mut outcomes = self.ask_each(propose_to(&self.all()), deadline, |outcomes| {
+        let mut outcomes = self.ask_for(&self.all(), proposal, deadline, |outcomes| {
             self.count.is_decided(outcomes, is_granted)
         });
-        if self.count.grant(&outcomes) == Grant::None && self.clock.now() < deadline {
-            // The clocks of these nodes were set forward since the client has read them. Now it knows their times.
-            let mut late = self.all();
-            late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
-            if !late.is_empty() {
-                let with = |again: &[Option<Outcome>]| {
-                    let mut all = outcomes.clone();
-                    for (node, outcome) in late.iter().zip(again) {
-                        all[*node].clone_from(outcome);
-                    }
-                    all
-                };
-                let again = self.ask_each(propose_to(&late), deadline, |again| {
-                    self.count.is_decided(&with(again), is_granted)
-                });
-                let merged = with(&again);
-                outcomes = merged;
-            }
+        // The clocks of these nodes were set forward since the client has read them. Now it knows their times.
+        let mut late = self.all();
+        late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
+        if !late.is_empty()
+            && self.count.grant(&outcomes) == Grant::None
+            && self.clock.now() < deadline
+        {
+            let with = |again: Vec<Option<Outcome>>| {
+                let mut outcomes = outcomes.clone();
+                for (node, outcome) in late.iter().zip(again) {
+                    outcomes[*node] = outcome;
+                }
+                outcomes
+            };
+            let again = self.ask_for(&late, proposal, deadline, |again| {
+                self.count.is_decided(&with(again.to_vec()), is_granted)
+            });
+            outcomes = with(again);
         }
         let token = match self.count.grant(&outcomes) {
             Grant::Token { token, is_stored } => {
@@ -618,22 +626,23 @@ impl QuorumStore {
             let sets_missing = may_set.then(|| self.shown_at(node, deadline));
             lease.hold(micros_of(token), sets_missing)
         };
-        let batches = asked.iter().map(|node| (*node, vec![hold(*node)]));
-        let written = self.ask_each(batches.collect(), deadline, |written| {
+        let written = self.ask_for(&asked, hold, deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
             let failed = written.iter().flatten().count() - stored;
             stored >= missing || asked.len() - failed < missing
         });
         let stored = written.iter().filter(|one| has_stored(one)).count();
         for (node, outcome) in asked.into_iter().zip(written) {
-            // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
-            // hold that was refused, the node's first reply counts.
+            // As an error, it replaces the node's grant, so the caller learns the reason, and the key is released
+            // there.
             let outcome = match outcome {
                 Some(Ok(Reply::TooFarAhead)) => {
                     Some(Err(Error::new(ErrorKind::NoQuorum, TOO_FAR_AHEAD)))
                 }
                 other => other,
             };
+            // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
+            // hold that was refused, the node's first reply counts.
             let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
             if !was_refused || outcomes[node].is_none() {
                 outcomes[node] = outcome;

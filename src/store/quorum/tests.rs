@@ -350,8 +350,9 @@ fn a_majority_that_continues_late_grants_nothing() {
     let servers = servers::<3>();
     let config = config(Duration::from_millis(300));
     let client = client(&urls(&servers), &config, TTL);
-    let key = key("k");
-    client.lock(&self::key("other"));
+    let [key, other] = ["k", "other"].map(key);
+    let (lease, token) = client.lock(&other);
+    client.hold_on_all(&servers, &other, lease, token);
     client.end_probes(servers.len());
     let stopped = &servers[..2];
     let calls = || [0, 1].map(|n: usize| stopped[n].calls("evalsha").unwrap());
@@ -369,8 +370,10 @@ fn a_majority_that_continues_late_grants_nothing() {
     let deadline = MonotonicTime::now().after(config.command_timeout);
     let outcome = client.store.execute_one(acquire, deadline);
     assert_no_quorum(outcome, "2 of 3 are needed");
-    // No signal shows that the undos have ended.
-    std::thread::sleep(2 * ttl);
+    // The undos fail until the ttl has ended.
+    let fail = || client.store.failed_releases() > 0;
+    assert!(eventually(LONG, fail));
+    assert!(eventually(LONG, || !fail()));
     stopped.iter().for_each(Server::resume);
     let have_read = || {
         calls()

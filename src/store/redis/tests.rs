@@ -451,6 +451,27 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     assert_eq!(pipeline.releases(), MOST_RELEASES_ON_QUORUM);
 }
 
+/// On a single server, a release is written at least once, even if its caller has left and its ttl has ended.
+#[test]
+fn releases_of_callers_that_left_stay_queued() {
+    let server = Server::start().unwrap();
+    let node = node_with(&server.url(), Box::new(|_| {}));
+    let release = Command::Release {
+        key: Key::new("p:", "a", 100).unwrap(),
+        lease: LeaseId::random(),
+        until: MonotonicTime::now(),
+        held: None,
+        queued: None,
+    };
+    let pipeline = node.pipeline_of_one(&release);
+    for count in 1..=1_000 {
+        let (submitted, mut completions) = Submitted::new(1);
+        node.submit(vec![(release.clone(), completions.remove(0))]);
+        drop(submitted);
+        assert_eq!((pipeline.awaited(), pipeline.releases()), (count, 0));
+    }
+}
+
 /// Callers submit requests and leave, and no maintenance of the node runs.
 #[test]
 fn abandoned_requests_do_not_pile_up() {
