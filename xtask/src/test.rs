@@ -127,9 +127,9 @@ const ON_EACH_SERVER: [Check; 2] = [
 
 #[rustfmt::skip]
 const CHECKS: [Check; 14] = [
-    check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
+    // Tests mostly wait for servers, time-outs and ttls, so more of them run at a time than there are cores.
+    check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins", "--", "--test-threads=4"]),
     EXAMPLES,
-    // These tests mostly wait for time-outs and ttls, so more of them run at a time than there are cores.
     check(
         INTEGRATION_TESTS,
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],

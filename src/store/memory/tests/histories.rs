@@ -217,8 +217,8 @@ fn votes() -> impl Strategy<Value = Vec<Operation>> {
         2 => pause.prop_map(Operation::Pause),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::Count),
-        1 => of((any::<bool>(), age)).prop_map(Operation::Mark),
-        1 => Just(Operation::LogIn),
+        2 => of((any::<bool>(), age)).prop_map(Operation::Mark),
+        3 => Just(Operation::LogIn),
     ];
     let usual = Operation::Mark(Some((false, Age::Past(20 * QUARANTINE))));
     let first = prop_oneof![
@@ -270,7 +270,7 @@ fn command() -> impl Strategy<Value = Command> {
             let held = Some(Held { token, is_token_in_value: true, others_queued: false });
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
         }),
-        1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
+        2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
             Command::ForceUnlock { key, lease, must_notify }
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
