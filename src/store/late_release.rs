@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
+use crate::store::command::Command;
 use crate::util::key::Key;
 
 /// A report about a release that was not done at the first attempt.
@@ -44,6 +45,18 @@ impl ReleaseTracker {
             reported_late: false,
             confirmed: false,
             suspended: false,
+        }
+    }
+
+    /// Tracks `command` if it is a guard's release.
+    pub(crate) fn of(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
+        match command {
+            Command::Release {
+                key,
+                held: Some(held),
+                ..
+            } => Some(Self::new(hook, key, held.token)),
+            _ => None,
         }
     }
 

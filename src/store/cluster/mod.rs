@@ -30,6 +30,7 @@ use crate::store::cluster::slot_map::resolved;
 use crate::store::cluster::transit::{Transit, Transits};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
+use crate::store::late_release::ReleaseTracker;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::redis::Node;
 use crate::store::redis::pipeline::ReleaseRouter;
@@ -310,7 +311,7 @@ impl ClusterStore {
     }
 
     /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
-    /// queues it at any node, which will be redirected.
+    /// queues it at any node, which will be redirected. If no node can be opened, reports the release as given up.
     fn queue_late_release(&self, release: Command, error: &Error) {
         let owner = release.key().and_then(|key| self.members.owner(key.slot()));
         let Some(member) = owner.or_else(|| self.members.any()) else {
@@ -324,7 +325,11 @@ impl ClusterStore {
         let mut members = self.members.all().into_iter();
         let other = members.find(|other| other.serves_slots() && other.node().is_some());
         if let Some(node) = other.as_ref().and_then(|other| other.node()) {
-            node.queue_late_release(release, error);
+            return node.queue_late_release(release, error);
+        }
+        let hook = self.late_releases.as_ref();
+        if let Some(mut tracker) = hook.and_then(|hook| ReleaseTracker::of(hook, &release)) {
+            tracker.report_late(error);
         }
     }
 
@@ -993,11 +998,13 @@ impl Listener for OwnSlotsListener {
 #[cfg(not(shuttle))]
 mod tests {
     use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
     use crate::config::DEFAULT_MAX_REPLY;
     use crate::store::cluster::slot_map::SlotRange;
+    use crate::store::command::Held;
     use crate::store::observation::NoListener;
 
     /// An address at which nothing listens.
@@ -1008,6 +1015,10 @@ mod tests {
 
     /// A store that knows no master.
     fn store_without_slots() -> Arc<ClusterStore> {
+        store_that_reports(None)
+    }
+
+    fn store_that_reports(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
         let timeout = Duration::from_millis(100);
         let url = "redis+cluster://127.0.0.1:1";
         let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
@@ -1016,7 +1027,8 @@ mod tests {
             ..Config::default()
         };
         let holder = HolderId::of_this_process();
-        ClusterStore::new(address_of_seeds.unwrap().unwrap(), &config, holder, None)
+        let address_of_seeds = address_of_seeds.unwrap().unwrap();
+        ClusterStore::new(address_of_seeds, &config, holder, late_releases)
     }
 
     /// A store whose slots are all on one master, which is away.
@@ -1081,6 +1093,38 @@ mod tests {
                  `redis-cli --cluster check`"
             );
         });
+        store.close();
+    }
+
+    #[test]
+    fn a_release_that_no_node_can_take_is_given_up() {
+        let (reports, reported) = mpsc::channel();
+        let store = store_that_reports(Some(Arc::new(move |key: &Key, token, report| {
+            reports
+                .send(format!("{} {token} {report:?}", key.name()))
+                .unwrap();
+        })));
+        // No address of a host, so no endpoint can be made.
+        let bad = HostPort {
+            host: "%".to_owned(),
+            port: 2,
+        };
+        let key = Key::new("p:", "k", 16).unwrap();
+        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        let mut of_guard = release(&key);
+        if let Command::Release { held, .. } = &mut of_guard {
+            *held = Some(Held {
+                token: 7,
+                is_token_in_value: true,
+                others_queued: false,
+            });
+        }
+        store.send_release(of_guard);
+        let [delayed, ended] = &reported.try_iter().collect::<Vec<_>>()[..] else {
+            panic!("two reports");
+        };
+        assert!(delayed.starts_with("k 7 Delayed("), "{delayed}");
+        assert_eq!(ended, "k 7 Ended { confirmed: false }");
         store.close();
     }
 

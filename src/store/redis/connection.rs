@@ -112,12 +112,6 @@ impl Opening {
         }
         Ok(())
     }
-
-    fn begin(&mut self, socket: Closer) -> Result<(), Error> {
-        self.check()?;
-        self.sockets.push(socket);
-        Ok(())
-    }
 }
 
 impl Endpoint {
@@ -603,7 +597,7 @@ impl Endpoint {
         let attempted = self.attempted(&info);
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
-            self.opening.lock().begin(socket)
+            self.register_opening(socket, &made_in)
         })?;
         let (info, deadline) = self.with_login(info, deadline)?;
         // The login has just succeeded, so earlier breaks of other connections say nothing about this one.
@@ -643,6 +637,20 @@ impl Endpoint {
         self.questions.close();
     }
 
+    /// Registers the socket of an attempt to connect that was begun at `made_in`, for [`close`](Self::close) and
+    /// [`follow_switch`](Self::follow_switch). Fails if one of them came before.
+    fn register_opening(&self, socket: Closer, made_in: &MadeIn) -> Result<(), Error> {
+        let mut opening = self.opening.lock();
+        opening.check()?;
+        // A switch after this check finds the socket registered.
+        if self.epoch.is_outdated(made_in) {
+            let message = "the sentinels name another primary";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        opening.sockets.push(socket);
+        Ok(())
+    }
+
     /// Forgets a socket of an attempt to connect.
     fn end_opening(&self, socket: &Closer) {
         let mut opening = self.opening.lock();
@@ -667,6 +675,18 @@ impl Endpoint {
     /// The record of which of this endpoint's connections are suspect.
     pub(crate) fn epoch(&self) -> &Epoch {
         &self.epoch
+    }
+
+    /// Connects to a server that was found before.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn open_found(
+        &self,
+        found: FoundServer<'_>,
+        made_in: MadeIn,
+        deadline: MonotonicTime,
+    ) -> Result<Connection, Error> {
+        let FoundServer { info, named_by } = found;
+        self.open_server(info, named_by.as_ref(), made_in, deadline, &mut None)
     }
 
     #[cfg(all(test, not(shuttle)))]

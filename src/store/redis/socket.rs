@@ -100,7 +100,17 @@ fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket>
     let socket = Socket::new(address.domain(), Type::STREAM, None)?;
     let left = left_until(deadline).ok_or(io::ErrorKind::TimedOut)?;
     socket.connect_timeout(address, left.max(SHORTEST))?;
+    if is_connected_to_itself(&socket)? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
     Ok(socket)
+}
+
+/// Whether the system has chosen, for a port of this machine at which nothing listens, the same port as the socket's
+/// own. TCP then connects the socket to itself.
+fn is_connected_to_itself(socket: &Socket) -> io::Result<bool> {
+    let own = socket.local_addr()?.as_socket();
+    Ok(own.is_some() && own == socket.peer_addr()?.as_socket())
 }
 
 /// The writing half of a connection.

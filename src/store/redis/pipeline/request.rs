@@ -164,9 +164,8 @@ impl PendingRequest {
 
     /// Reports to `hook` if this is a guard's release and is late.
     pub(crate) fn with_tracker(mut self, hook: Option<&LateReleaseHook>) -> Self {
-        if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
-            self.tracker = held.map(|held| Box::new(ReleaseTracker::new(hook, key, held.token)));
-        }
+        let tracker = hook.and_then(|hook| ReleaseTracker::of(hook, &self.command));
+        self.tracker = tracker.map(Box::new);
         self
     }
 

@@ -43,6 +43,16 @@ fn assert_ends_soon(work: impl FnOnce() -> RedisResult<Value>) {
     assert!(took >= SOON && took < SOON + MARGIN, "{took:?}");
 }
 
+/// The system connects a socket to itself if the socket has, by chance, the port that it connects to.
+#[test]
+fn a_socket_that_is_its_own_peer_is_recognized() {
+    let socket = Socket::new(socket2::Domain::IPV4, Type::STREAM, None).unwrap();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(&any.into()).unwrap();
+    socket.connect(&socket.local_addr().unwrap()).unwrap();
+    assert!(is_connected_to_itself(&socket).unwrap());
+}
+
 #[test]
 fn a_connection_attempt_ends_with_its_deadline() {
     let (_listener, address) = fake_server::accepts_nothing();

@@ -68,6 +68,70 @@ fn an_old_primary_grants_no_lock_after_a_switch() {
     assert_eq!(guards.len(), 8);
 }
 
+/// A replica with these directives that a sentinel names as the primary.
+fn named_replica(directives: &[(&str, &str)]) -> (Server, Arc<Endpoint>, Fake) {
+    let replica = Server::builder().arg("replicaof", "127.0.0.1 1");
+    let replica = directives
+        .iter()
+        .fold(replica, |replica, (name, value)| replica.arg(*name, *value));
+    let replica = replica.start().unwrap();
+    let fake = Fake::start(replica.port().into(), 1, vec![]);
+    let endpoint = endpoint(&[&fake], std::time::Duration::from_secs(3));
+    (replica, endpoint, fake)
+}
+
+#[test]
+fn a_replica_is_recognized_without_hello() {
+    let (replica, endpoint, _fake) = named_replica(&[("rename-command", "HELLO \"\"")]);
+    let error = endpoint.open().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("is no primary"), "{error}");
+    let deny = ["ACL", "SETUSER", "default", "-role"];
+    replica.command(&deny).unwrap();
+    let error = endpoint.open().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("ROLE"), "{error}");
+}
+
+#[test]
+fn notifications_of_a_replica_are_refused() {
+    let (replica, endpoint, _fake) = named_replica(&[]);
+    let notifications = Arc::new(NotificationConnection::new(
+        ServerId::ONLY,
+        Arc::clone(&endpoint),
+        &HolderId::of_this_process(),
+        "p:",
+        LONG,
+    ));
+    let threads = ThreadGroup::new();
+    notifications.start(&threads, Arc::new(NoListener)).unwrap();
+    notifications.request_connection();
+    let sentinels = endpoint.sentinels().unwrap();
+    assert_eventually("a doubt about the sentinel", || sentinels.doubts() > 0);
+    notifications.stop();
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
+    assert_eq!(replica.calls("subscribe").unwrap(), 0);
+}
+
+/// A switch may come after an attempt to connect has found the old primary, and before the socket is connected.
+#[test]
+fn a_socket_to_a_replaced_primary_is_left() {
+    let server = Server::start().unwrap();
+    let fake = Fake::start(server.port().into(), 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let deadline = MonotonicTime::now().after(LONG);
+    let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
+    let made_in = endpoint.begin_connection(&found).unwrap();
+    endpoint.follow_switch();
+    let error = endpoint.open_found(found, made_in, deadline).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error.to_string().contains("name another primary"),
+        "{error}"
+    );
+    assert!(endpoint.open().is_ok());
+}
+
 /// The connections to a frozen server stay open. The client closes the notification connection itself.
 #[test]
 fn a_loss_is_found_while_the_old_primary_is_frozen() {
