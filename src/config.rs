@@ -234,6 +234,13 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_wait_serves_the_greatest_need() {
+        let needs = |count, ms| Replicas::new(count, Duration::from_millis(ms)).unwrap();
+        assert_eq!(needs(1, 20).and(needs(2, 10)), needs(2, 20));
+        assert_eq!(needs(2, 10).and(needs(1, 20)), needs(2, 20));
+    }
+
+    #[test]
     fn errors_name_the_field_and_its_value() {
         let second = Duration::from_secs(1);
         let cases = [

@@ -453,3 +453,29 @@ fn a_check_without_reply_delays_no_shutdown() {
     let error = check.within(secs(4), "the check");
     assert!(error.is_unavailable(), "{error}");
 }
+
+/// The password is a part of the server's text by chance.
+#[test]
+fn findings_do_not_show_the_password() {
+    let server = started(&[SAVED]);
+    let user = [
+        "ACL",
+        "SETUSER",
+        "u",
+        "on",
+        ">no permissions",
+        "~*",
+        "&*",
+        "+@all",
+        "-config",
+    ];
+    server.command(&user).unwrap();
+    let url = format!("redis://u:no%20permissions@127.0.0.1:{}", server.port());
+    let found = found(quiet(&url));
+    assert!(!found.is_empty());
+    for (warning, text) in found {
+        let text = format!("{warning:?} {text}");
+        assert!(text.contains("NOPERM"), "{text}");
+        assert!(!text.contains("no permissions"), "{text}");
+    }
+}

@@ -374,3 +374,79 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
 /// The rest of an error's message for a server that does not reply in TLS.
 pub(crate) const NO_TLS: &str =
     "does not speak TLS on this port; use its TLS port, or redis:// for one without TLS";
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use rcgen::{CertificateParams, CertifiedKey, KeyPair};
+    use redis::ConnectionAddr;
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, ServerConnection};
+
+    use super::*;
+    use crate::store::redis::{fake_server, socket};
+
+    const HOST: &str = "127.0.0.1";
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn certified() -> CertifiedKey<KeyPair> {
+        let signing_key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![HOST.to_owned()]).unwrap();
+        let cert = params.self_signed(&signing_key).unwrap();
+        CertifiedKey { cert, signing_key }
+    }
+
+    #[test]
+    fn given_authorities_replace_those_of_the_system() {
+        let pem = certified().cert.pem();
+        assert_eq!(roots(Some(pem.as_bytes())).unwrap().len(), 1);
+    }
+
+    /// The peer reads nothing at first, so a write ends within a record.
+    #[test]
+    fn the_rest_of_a_record_is_sent_later() {
+        let CertifiedKey { cert, signing_key } = certified();
+        let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key.into())
+            .unwrap();
+        // No part repeats another one.
+        let text: Vec<u8> = (0..4_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let ((reads, may_read), (received, receives)) = (channel(), channel());
+        let len = text.len();
+        let address = fake_server::start(move |mut stream| {
+            let mut session = ServerConnection::new(Arc::new(config)).unwrap();
+            while session.is_handshaking() {
+                session.complete_io(&mut stream).unwrap();
+            }
+            may_read.recv().unwrap();
+            let mut read = vec![0; len];
+            let mut stream = rustls::Stream::new(&mut session, &mut stream);
+            received
+                .send(stream.read_exact(&mut read).map(|()| read))
+                .unwrap();
+        });
+        let by = MonotonicTime::now().after(LONG);
+        let address = ConnectionAddr::Tcp(HOST.to_owned(), address.port());
+        let (mut sender, mut receiver) = socket::connect(&address, by).unwrap();
+        let settings = TlsConfig::new().ca_pem(cert.pem());
+        let tls = Tls::new(&settings, HOST).unwrap();
+        tls.start(HOST, &mut sender, &mut receiver, by).unwrap();
+
+        let mut sent = 0;
+        let soon = MonotonicTime::now().after(Duration::from_millis(50));
+        let error = sender.send_from(&text, &mut sent, soon).unwrap_err();
+        assert!(is_timeout(&error), "{error}");
+        assert!((1..len).contains(&sent));
+        reads.send(()).unwrap();
+        sender.send_from(&text, &mut sent, by).unwrap();
+        assert!(receives.recv().unwrap().unwrap() == text);
+    }
+}
