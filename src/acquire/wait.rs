@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::acquire::backoff::{Backoff, jittered};
+use crate::acquire::backoff::{Backoff, WaitSoFar, jittered};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
@@ -111,6 +111,8 @@ struct Wait<'a> {
     split_votes: u32,
     /// How long the last attempt took.
     round_trip: Duration,
+    /// Whether another client had the key, or asked for it at the same time, during this wait for a quorum.
+    has_met_others: bool,
 }
 
 impl Acquirer {
@@ -143,6 +145,7 @@ impl Acquirer {
                 contention_reported: false,
                 split_votes: 0,
                 round_trip: Duration::ZERO,
+                has_met_others: false,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -414,13 +417,23 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// The state of a waiter that asks again after a random pause, since other clients may ask, too.
+    fn waited(&self) -> Duration {
+        self.acquirer.watchdog.now().since(self.started)
+    }
+
+    /// On a quorum: a random pause before this caller asks again, since other clients may ask, too.
+    fn pause(&self) -> Duration {
+        let wait = WaitSoFar {
+            waited: self.waited(),
+            split_votes: self.split_votes,
+            round_trip: self.round_trip,
+        };
+        self.acquirer.contenders.pause(&self.request.key, wait)
+    }
+
+    /// The state of a waiter that asks again after a random pause.
     fn pausing(&self) -> RetryState {
-        let acquirer = self.acquirer;
-        let pause = acquirer
-            .contenders
-            .pause(&self.request.key, self.round_trip);
-        RetryState::Pausing(acquirer.watchdog.now().after(pause))
+        RetryState::Pausing(self.acquirer.watchdog.now().after(self.pause()))
     }
 
     /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
@@ -434,12 +447,11 @@ impl Wait<'_> {
             return RetryState::Polling;
         }
         let now = acquirer.watchdog.now();
-        let apart = acquirer
-            .contenders
-            .pause(&self.request.key, self.round_trip);
-        let ask_at = now.after(jittered(LONGEST_TRUST));
+        let trust = acquirer.contenders.trust(&self.request.key, self.waited());
+        let trust = trust.map_or(LONGEST_TRUST, |trust| trust.min(LONGEST_TRUST));
+        let ask_at = now.after(jittered(trust));
         RetryState::Watching {
-            ask_at: ask_at.min(expires_at.after(apart)),
+            ask_at: ask_at.min(expires_at.after(self.pause())),
         }
     }
 
@@ -456,7 +468,8 @@ impl Wait<'_> {
     }
 
     /// Notes that another client wants the key.
-    fn note_wanted(&self) {
+    fn note_wanted(&mut self) {
+        self.has_met_others = true;
         if let Some(turns) = &self.acquirer.turns {
             turns.note_wanted(&self.request.key, self.acquirer.watchdog.now());
         }
@@ -565,7 +578,8 @@ impl Wait<'_> {
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
-                        acquirer.contenders.note_grant(key);
+                        let waited = self.has_met_others.then(|| self.waited());
+                        acquirer.contenders.note_grant(key, waited);
                         if let Some(turns) = &acquirer.turns {
                             turns.note_grant(key, self.round_trip);
                         }
@@ -709,6 +723,7 @@ impl Wait<'_> {
             Some(_) => RetryState::Polling,
             None if acquirer.notifications.free_servers().is_some() => {
                 self.split_votes = 0;
+                acquirer.contenders.note_refusal(key);
                 self.note_wanted();
                 match self.until {
                     Until::Now => RetryState::Polling,

@@ -35,6 +35,39 @@ fn a_waiter_is_notified_by_the_nodes() {
     nodes.assert_all_become_free();
 }
 
+/// Notifications may come too late each time: the key is taken again. So a waiter that is late also asks by itself, and
+/// ever less often.
+#[test]
+fn a_late_waiter_asks_from_time_to_time() {
+    let nodes = Nodes::start(3);
+    let (holder, other) = (nodes.client(), nodes.client());
+    // The waiter's client learns how long its waits are.
+    let guard = lock(&holder, "k");
+    let mutex = other.mutex("k");
+    let begin = Instant::now();
+    let waits = Task::start(move || drop(mutex.lock().unwrap()));
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
+    assert!(eventually(SOON, are_tracked));
+    guard.unlock().unwrap();
+    waits.within(SOON, "the first turn");
+    let usual = begin.elapsed();
+    let guard = lock(&holder, "k");
+    let mutex = other.mutex("k");
+    let waits = Task::start(move || drop(mutex.lock().unwrap()));
+    let calls = || nodes.0.iter().map(script_calls).sum::<u64>() / 3;
+    let before = calls();
+    // A waiter that relied on notifications would ask every 0.5 to 1 s.
+    thread::sleep(secs(1).max(20 * usual));
+    let asked = calls() - before;
+    assert!(
+        (15..=200).contains(&asked),
+        "{asked} attempts, usual wait {usual:?}"
+    );
+    guard.unlock().unwrap();
+    waits.within(SOON, "the second turn");
+    nodes.assert_all_become_free();
+}
+
 #[test]
 fn a_forced_release_ends_the_lease_on_a_quorum() {
     let nodes = Nodes::start(3);
