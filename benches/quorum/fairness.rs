@@ -17,7 +17,6 @@ use crate::support;
 
 /// The first argument of a process that wants the key.
 pub const ROLE: &str = "contend";
-const PROCESSES: usize = 5;
 const NODES: usize = 3;
 /// How long each grant is held: in one case not at all, in the other for some round trips.
 const HOLDS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(5)];
@@ -58,19 +57,20 @@ pub fn contend() -> ExitCode {
     })
 }
 
-/// Measures for `time` with each hold.
-pub fn measure(time: Duration) -> Result<(), Box<dyn Error>> {
+/// Measures `processes` for `time` with each hold.
+pub fn measure(processes: usize, time: Duration) -> Result<(), Box<dyn Error>> {
     let nodes = super::start(NODES)?;
     // Waits until the nodes vote.
     drop(super::quorum(&nodes)?);
     let urls: Vec<String> = nodes.iter().map(Server::url).collect();
     let start = |process| Process::<Waits>::again(format!("process {process}"), &[ROLE], &urls);
-    let mut processes: Vec<_> = (0..PROCESSES).map(start).collect::<Result<_, _>>()?;
+    let mut processes: Vec<_> = (0..processes).map(start).collect::<Result<_, _>>()?;
     for process in &processes {
         process.message(SILENCE)?;
     }
+    let title = format!("{} processes, one key, {NODES} nodes", processes.len());
     let mut table = support::table([
-        "5 processes, one key, 3 nodes",
+        title.as_str(),
         "grants/s",
         "fewest and most of a process",
         "requests per node and grant",

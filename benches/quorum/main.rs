@@ -44,6 +44,9 @@ struct Options {
     /// Seconds for which processes want one key
     #[arg(long, default_value_t = 10.0)]
     contended_seconds: f64,
+    /// Number of these processes
+    #[arg(long, default_value_t = 5)]
+    processes: usize,
     /// Measure this program of `peers/` on five nodes, too
     #[arg(long = "peer", value_name = "NAME=PROGRAM", value_parser = named_program)]
     peers: Vec<(String, String)>,
@@ -395,5 +398,5 @@ fn measure_all(options: &Options) -> Result<(), Box<dyn Error>> {
         one_thread(rounds, &options.peers)?;
         stopped_nodes(Duration::from_secs_f64(seconds))?;
     }
-    fairness::measure(Duration::from_secs_f64(contended))
+    fairness::measure(options.processes, Duration::from_secs_f64(contended))
 }
