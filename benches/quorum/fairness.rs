@@ -57,18 +57,18 @@ pub fn contend() -> ExitCode {
     })
 }
 
-/// Measures `processes` for `time` with each hold.
-pub fn measure(processes: usize, time: Duration) -> Result<(), Box<dyn Error>> {
+/// Measures `count` processes that want one key, for `time` with each hold.
+pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
     let nodes = super::start(NODES)?;
     // Waits until the nodes vote.
     drop(super::quorum(&nodes)?);
     let urls: Vec<String> = nodes.iter().map(Server::url).collect();
-    let start = |process| Process::<Waits>::again(format!("process {process}"), &[ROLE], &urls);
-    let mut processes: Vec<_> = (0..processes).map(start).collect::<Result<_, _>>()?;
+    let start = |n| Process::<Waits>::again(format!("process {n}"), &[ROLE], &urls);
+    let mut processes: Vec<_> = (0..count).map(start).collect::<Result<_, _>>()?;
     for process in &processes {
         process.message(SILENCE)?;
     }
-    let title = format!("{} processes, one key, {NODES} nodes", processes.len());
+    let title = format!("{count} processes, one key, {NODES} nodes");
     let mut table = support::table([
         title.as_str(),
         "grants/s",

@@ -44,7 +44,7 @@ struct Options {
     /// Seconds for which processes want one key
     #[arg(long, default_value_t = 10.0)]
     contended_seconds: f64,
-    /// Number of these processes
+    /// Number of processes that want the key
     #[arg(long, default_value_t = 5)]
     processes: usize,
     /// Measure this program of `peers/` on five nodes, too

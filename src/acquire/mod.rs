@@ -2,6 +2,7 @@
 //! connection.
 
 mod backoff;
+mod contention;
 mod late_releases;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -15,7 +16,6 @@ mod shutdown;
 #[cfg(not(shuttle))]
 mod tests;
 mod transfer;
-mod turns;
 mod wait;
 
 use std::sync::Arc;
@@ -34,14 +34,13 @@ use crate::util::id::LeaseIds;
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
-use backoff::Contenders;
+use contention::Contention;
 pub(crate) use late_releases::LateReleases;
 pub(crate) use notify::NotificationHandler;
 use outage::Outage;
 pub(crate) use queue::LocalQueues;
 pub(crate) use release::Dropped;
 use shutdown::Shutdown;
-use turns::Turns;
 pub(crate) use wait::Until;
 
 /// The lock that a caller wants.
@@ -79,10 +78,8 @@ pub(crate) struct Acquirer {
     outage: Outage,
     /// The outage of requests that replicas have to acknowledge. Requests without replicas may succeed meanwhile.
     outage_of_replicas: Outage,
-    /// The contenders for keys of a quorum.
-    contenders: Contenders,
-    /// The turns for keys of a quorum; `None` on servers with queues.
-    turns: Option<Turns>,
+    /// The contention for keys of a quorum; `None` on servers with queues.
+    contention: Option<Contention>,
     shutdown: Shutdown,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -109,11 +106,10 @@ impl Acquirer {
             lease_pools: Default::default(),
             outage: Outage::new(outage_lasts),
             outage_of_replicas: Outage::new(outage_lasts),
-            contenders: Contenders::default(),
-            turns: backend
+            contention: backend
                 .notifications
                 .free_servers()
-                .map(|_| Turns::default()),
+                .map(|_| Contention::default()),
             shutdown: Shutdown::default(),
             command_timeout,
             outage_timeout,

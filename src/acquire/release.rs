@@ -71,8 +71,8 @@ impl Acquirer {
     }
 
     fn note_turn_ends(&self, lease: &Lease, now: MonotonicTime) {
-        if let Some(turns) = &self.turns {
-            turns.note_release(&lease.grant().key, now);
+        if let Some(contention) = &self.contention {
+            contention.note_release(&lease.grant().key, now);
         }
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::acquire::backoff::{Backoff, WaitSoFar, jittered};
+use crate::acquire::backoff::{Backoff, jittered};
+use crate::acquire::contention::WaitSoFar;
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
@@ -111,8 +112,13 @@ struct Wait<'a> {
     split_votes: u32,
     /// How long the last attempt took.
     round_trip: Duration,
-    /// Whether another client had the key, or asked for it at the same time, during this wait for a quorum.
+    /// Whether a reply of a quorum has shown another client during this wait: it had the key, or asked at the same time.
     has_met_others: bool,
+    /// Whether the last reply of a quorum was that another client has the key, and the key has not been free since, as
+    /// far as this client knows.
+    has_seen_grant: bool,
+    /// When this caller asked for the first time.
+    first_asked_at: Option<MonotonicTime>,
 }
 
 impl Acquirer {
@@ -146,6 +152,8 @@ impl Acquirer {
                 split_votes: 0,
                 round_trip: Duration::ZERO,
                 has_met_others: false,
+                has_seen_grant: false,
+                first_asked_at: None,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -382,7 +390,10 @@ impl Wait<'_> {
                 }
                 self.retry = match self.retry {
                     RetryState::Pausing(until) => RetryState::Pausing(until),
-                    RetryState::Watching { .. } => self.pausing(),
+                    RetryState::Watching { .. } => {
+                        self.has_seen_grant = false;
+                        self.pausing()
+                    }
                     _ => RetryState::AskNow,
                 };
             }
@@ -417,23 +428,27 @@ impl Wait<'_> {
         Ok(())
     }
 
-    fn waited(&self) -> Duration {
-        self.acquirer.watchdog.now().since(self.started)
-    }
-
-    /// On a quorum: a random pause before this caller asks again, since other clients may ask, too.
-    fn pause(&self) -> Duration {
-        let wait = WaitSoFar {
-            waited: self.waited(),
+    fn wait_so_far(&self) -> WaitSoFar {
+        let now = self.acquirer.watchdog.now();
+        WaitSoFar {
+            waited: self
+                .first_asked_at
+                .map_or(Duration::ZERO, |at| now.since(at)),
             split_votes: self.split_votes,
             round_trip: self.round_trip,
-        };
-        self.acquirer.contenders.pause(&self.request.key, wait)
+        }
+    }
+
+    /// On a quorum: a random time before this caller asks again, so that clients ask at different times.
+    fn random_pause(&self) -> Duration {
+        let contention = self.acquirer.contention.as_ref();
+        let pause = contention.map(|it| it.random_pause(&self.request.key, self.wait_so_far()));
+        pause.unwrap_or_default()
     }
 
     /// The state of a waiter that asks again after a random pause.
     fn pausing(&self) -> RetryState {
-        RetryState::Pausing(self.acquirer.watchdog.now().after(self.pause()))
+        RetryState::Pausing(self.acquirer.watchdog.now().after(self.random_pause()))
     }
 
     /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
@@ -447,32 +462,26 @@ impl Wait<'_> {
             return RetryState::Polling;
         }
         let now = acquirer.watchdog.now();
-        let trust = acquirer.contenders.trust(&self.request.key, self.waited());
-        let trust = trust.map_or(LONGEST_TRUST, |trust| trust.min(LONGEST_TRUST));
-        let ask_at = now.after(jittered(trust));
+        let contention = acquirer.contention.as_ref();
+        let poll_after =
+            contention.and_then(|it| it.poll_after(&self.request.key, self.wait_so_far()));
+        let poll_after = poll_after.unwrap_or(LONGEST_TRUST).min(LONGEST_TRUST);
+        let ask_at = now.after(jittered(poll_after));
         RetryState::Watching {
-            ask_at: ask_at.min(expires_at.after(self.pause())),
+            ask_at: ask_at.min(expires_at.after(self.random_pause())),
         }
     }
 
     /// On a quorum: until when the next turn is that of other clients. `None` for a caller that does not wait.
     fn leave_turn(&self, now: MonotonicTime) -> Option<MonotonicTime> {
-        let turns = self.acquirer.turns.as_ref()?;
+        let contention = self.acquirer.contention.as_ref()?;
         let end = match self.until {
             Until::Now => return None,
             Until::At(deadline) => Some(deadline),
             Until::Forever => None,
         };
-        let until = turns.leave_turn(&self.request.key, now)?;
+        let until = contention.leave_turn(&self.request.key, now)?;
         Some(end.map_or(until, |end| until.min(end)))
-    }
-
-    /// Notes that another client wants the key.
-    fn note_wanted(&mut self) {
-        self.has_met_others = true;
-        if let Some(turns) = &self.acquirer.turns {
-            turns.note_wanted(&self.request.key, self.acquirer.watchdog.now());
-        }
     }
 
     /// Handles split votes. Returns true if the caller, which does not wait, should ask once more.
@@ -480,8 +489,10 @@ impl Wait<'_> {
         let acquirer = self.acquirer;
         let key = &self.request.key;
         self.split_votes += 1;
-        acquirer.contenders.note_split_vote(key);
-        self.note_wanted();
+        (self.has_met_others, self.has_seen_grant) = (true, false);
+        if let Some(contention) = &acquirer.contention {
+            contention.note_split_vote(key, acquirer.watchdog.now());
+        }
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
         self.retry = self.pausing();
@@ -539,6 +550,7 @@ impl Wait<'_> {
     fn ask_redis(&mut self, asked_at: MonotonicTime) -> Result<Option<Arc<Lease>>, Error> {
         let acquirer = self.acquirer;
         let LockRequest { key, options, .. } = self.request;
+        self.first_asked_at.get_or_insert(asked_at);
         let (lease, queue_mode) = self.choose_lease(asked_at);
         let was_queued = matches!(queue_mode, QueueMode::Existing { .. });
         let ttl = options.first_ttl();
@@ -578,10 +590,10 @@ impl Wait<'_> {
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
-                        let waited = self.has_met_others.then(|| self.waited());
-                        acquirer.contenders.note_grant(key, waited);
-                        if let Some(turns) = &acquirer.turns {
-                            turns.note_grant(key, self.round_trip);
+                        if let Some(contention) = &acquirer.contention {
+                            let is_usual = self.has_met_others && !matches!(self.until, Until::Now);
+                            let waited = is_usual.then(|| self.wait_so_far().waited);
+                            contention.note_grant(key, self.round_trip, waited);
                         }
                         return Ok(Some(lease));
                     }
@@ -721,10 +733,12 @@ impl Wait<'_> {
                 RetryState::queued(queued, expires_at, now)
             }
             Some(_) => RetryState::Polling,
-            None if acquirer.notifications.free_servers().is_some() => {
+            None if let Some(contention) = &acquirer.contention => {
                 self.split_votes = 0;
-                acquirer.contenders.note_refusal(key);
-                self.note_wanted();
+                self.has_met_others = true;
+                let is_new_grant = !self.has_seen_grant && !matches!(self.until, Until::Now);
+                contention.note_refusal(key, is_new_grant, now);
+                self.has_seen_grant = true;
                 match self.until {
                     Until::Now => RetryState::Polling,
                     _ => self.watching(expires_at),
