@@ -572,18 +572,21 @@ impl Endpoint {
     /// stale, so this fails if the sentinels have named another server meanwhile.
     pub(super) fn begin_connection(&self, found: &FoundServer<'_>) -> Result<MadeIn, Error> {
         let made_in = self.epoch.now();
-        if let Some(sentinels) = &self.sentinels {
-            let last = sentinels.last_primary();
-            let last = last.map(|last| last.to_addr(sentinels.has_tls()));
-            if last.as_ref() != Some(found.info.addr()) {
-                let what = "is no primary any more: the sentinels name another one, and the client \
-                            connects to that";
-                return Err(self
-                    .attempted(&found.info)
-                    .about(ErrorKind::Unavailable, what));
-            }
-        }
+        self.check_is_named(&found.info)?;
         Ok(made_in)
+    }
+
+    /// Fails if the sentinels have named another server after this one.
+    fn check_is_named(&self, info: &ConnectionInfo) -> Result<(), Error> {
+        let Some(sentinels) = &self.sentinels else {
+            return Ok(());
+        };
+        let last = sentinels.last_primary();
+        if last.is_some_and(|last| last.to_addr(sentinels.has_tls()) == *info.addr()) {
+            return Ok(());
+        }
+        let what = "is no primary any more: the sentinels name another one, and the client connects to that";
+        Err(self.attempted(info).about(ErrorKind::Unavailable, what))
     }
 
     fn open_server(
@@ -597,7 +600,7 @@ impl Endpoint {
         let attempted = self.attempted(&info);
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
-            self.register_opening(socket, &made_in)
+            self.register_opening(socket, &info)
         })?;
         let (info, deadline) = self.with_login(info, deadline)?;
         // The login has just succeeded, so earlier breaks of other connections say nothing about this one.
@@ -637,18 +640,16 @@ impl Endpoint {
         self.questions.close();
     }
 
-    /// Registers the socket of an attempt to connect that was begun at `made_in`, for [`close`](Self::close) and
-    /// [`follow_switch`](Self::follow_switch). Fails if one of them came before.
-    fn register_opening(&self, socket: Closer, made_in: &MadeIn) -> Result<(), Error> {
+    /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
+    /// [`follow_switch`](Self::follow_switch) can close it. Fails if the client has ended, or if the sentinels have named
+    /// another server.
+    fn register_opening(&self, socket: Closer, info: &ConnectionInfo) -> Result<(), Error> {
         let mut opening = self.opening.lock();
         opening.check()?;
-        // A switch after this check finds the socket registered.
-        if self.epoch.is_outdated(made_in) {
-            let message = "the sentinels name another primary";
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        }
         opening.sockets.push(socket);
-        Ok(())
+        drop(opening);
+        // Checked after the registration: a later switch closes the socket.
+        self.check_is_named(info)
     }
 
     /// Forgets a socket of an attempt to connect.
@@ -677,7 +678,7 @@ impl Endpoint {
         &self.epoch
     }
 
-    /// Connects to a server that was found before.
+    /// Connects to `found`, as an attempt does that began at `made_in`.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn open_found(
         &self,

@@ -100,17 +100,18 @@ fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket>
     let socket = Socket::new(address.domain(), Type::STREAM, None)?;
     let left = left_until(deadline).ok_or(io::ErrorKind::TimedOut)?;
     socket.connect_timeout(address, left.max(SHORTEST))?;
-    if is_connected_to_itself(&socket)? {
+    if is_connected_to_itself(&socket) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     Ok(socket)
 }
 
-/// Whether the system has chosen, for a port of this machine at which nothing listens, the same port as the socket's
-/// own. TCP then connects the socket to itself.
-fn is_connected_to_itself(socket: &Socket) -> io::Result<bool> {
-    let own = socket.local_addr()?.as_socket();
-    Ok(own.is_some() && own == socket.peer_addr()?.as_socket())
+/// Whether the socket is connected to itself. TCP allows this if nothing listens at a local port, and the system has
+/// chosen the same port for the socket's own end.
+fn is_connected_to_itself(socket: &Socket) -> bool {
+    let address = |found: io::Result<SockAddr>| found.ok()?.as_socket();
+    let own = address(socket.local_addr());
+    own.is_some() && own == address(socket.peer_addr())
 }
 
 /// The writing half of a connection.

@@ -1,6 +1,6 @@
 //! Real servers under a scripted sentinel, which names one primary after another.
 
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Server, ServerBuilder, eventually};
 
 use super::*;
 use crate::Client;
@@ -68,13 +68,9 @@ fn an_old_primary_grants_no_lock_after_a_switch() {
     assert_eq!(guards.len(), 8);
 }
 
-/// A replica with these directives that a sentinel names as the primary.
-fn named_replica(directives: &[(&str, &str)]) -> (Server, Arc<Endpoint>, Fake) {
-    let replica = Server::builder().arg("replicaof", "127.0.0.1 1");
-    let replica = directives
-        .iter()
-        .fold(replica, |replica, (name, value)| replica.arg(*name, *value));
-    let replica = replica.start().unwrap();
+/// A replica that a sentinel names as the primary.
+fn replica_named_as_primary(server: ServerBuilder) -> (Server, Arc<Endpoint>, Fake) {
+    let replica = server.arg("replicaof", "127.0.0.1 1").start().unwrap();
     let fake = Fake::start(replica.port().into(), 1, vec![]);
     let endpoint = endpoint(&[&fake], std::time::Duration::from_secs(3));
     (replica, endpoint, fake)
@@ -82,7 +78,8 @@ fn named_replica(directives: &[(&str, &str)]) -> (Server, Arc<Endpoint>, Fake) {
 
 #[test]
 fn a_replica_is_recognized_without_hello() {
-    let (replica, endpoint, _fake) = named_replica(&[("rename-command", "HELLO \"\"")]);
+    let without_hello = Server::builder().arg("rename-command", "HELLO \"\"");
+    let (replica, endpoint, _fake) = replica_named_as_primary(without_hello);
     let error = endpoint.open().err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("is no primary"), "{error}");
@@ -95,7 +92,7 @@ fn a_replica_is_recognized_without_hello() {
 
 #[test]
 fn notifications_of_a_replica_are_refused() {
-    let (replica, endpoint, _fake) = named_replica(&[]);
+    let (replica, endpoint, _fake) = replica_named_as_primary(Server::builder());
     let notifications = Arc::new(NotificationConnection::new(
         ServerId::ONLY,
         Arc::clone(&endpoint),
@@ -115,18 +112,19 @@ fn notifications_of_a_replica_are_refused() {
 
 /// A switch may come after an attempt to connect has found the old primary, and before the socket is connected.
 #[test]
-fn a_socket_to_a_replaced_primary_is_left() {
-    let server = Server::start().unwrap();
+fn a_connection_to_a_replaced_primary_fails() {
+    let [server, replaced_by] = [Server::start().unwrap(), Server::start().unwrap()];
     let fake = Fake::start(server.port().into(), 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     let deadline = MonotonicTime::now().after(LONG);
     let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
     let made_in = endpoint.begin_connection(&found).unwrap();
-    endpoint.follow_switch();
+    fake.script.lock().primary = replaced_by.port().into();
+    find(&endpoint).unwrap();
     let error = endpoint.open_found(found, made_in, deadline).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(
-        error.to_string().contains("name another primary"),
+        error.to_string().contains("is no primary any more"),
         "{error}"
     );
     assert!(endpoint.open().is_ok());
