@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_wait_serves_the_greatest_need() {
+    fn merged_needs_have_the_greater_count_and_time() {
         let needs = |count, ms| Replicas::new(count, Duration::from_millis(ms)).unwrap();
         assert_eq!(needs(1, 20).and(needs(2, 10)), needs(2, 20));
         assert_eq!(needs(2, 10).and(needs(1, 20)), needs(2, 20));

@@ -37,7 +37,7 @@ pub(crate) struct ReleaseTracker {
 }
 
 impl ReleaseTracker {
-    pub(crate) fn new(hook: &LateReleaseHook, key: &Key, token: u64) -> Self {
+    fn new(hook: &LateReleaseHook, key: &Key, token: u64) -> Self {
         Self {
             hook: Arc::clone(hook),
             key: key.clone(),
@@ -49,7 +49,7 @@ impl ReleaseTracker {
     }
 
     /// Tracks `command` if it is a guard's release.
-    pub(crate) fn of(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
+    pub(crate) fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
         match command {
             Command::Release {
                 key,

@@ -454,7 +454,7 @@ fn a_check_without_reply_delays_no_shutdown() {
     assert!(error.is_unavailable(), "{error}");
 }
 
-/// The password is a part of the server's text by chance.
+/// The password is also a part of the server's error, `no permissions`.
 #[test]
 fn findings_do_not_show_the_password() {
     let server = started(&[SAVED]);

@@ -127,7 +127,7 @@ const ON_EACH_SERVER: [Check; 2] = [
 
 #[rustfmt::skip]
 const CHECKS: [Check; 14] = [
-    // Tests mostly wait for servers, time-outs and ttls, so more of them run at a time than there are cores.
+    // Tests mostly wait for servers, time-outs and ttls, so the number of threads does not depend on the cores.
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins", "--", "--test-threads=4"]),
     EXAMPLES,
     check(

@@ -328,8 +328,10 @@ impl ClusterStore {
             return node.queue_late_release(release, error);
         }
         let hook = self.late_releases.as_ref();
-        if let Some(mut tracker) = hook.and_then(|hook| ReleaseTracker::of(hook, &release)) {
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &release));
+        if let Some(mut tracker) = tracker {
             tracker.report_late(error);
+            // Its drop reports that the release was given up.
         }
     }
 
@@ -1015,10 +1017,11 @@ mod tests {
 
     /// A store that knows no master.
     fn store_without_slots() -> Arc<ClusterStore> {
-        store_that_reports(None)
+        store_with_hook(None)
     }
 
-    fn store_that_reports(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
+    /// A store that knows no master, and reports late releases to the hook.
+    fn store_with_hook(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
         let timeout = Duration::from_millis(100);
         let url = "redis+cluster://127.0.0.1:1";
         let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
@@ -1097,14 +1100,14 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_no_node_can_take_is_given_up() {
+    fn a_release_without_a_node_is_given_up() {
         let (reports, reported) = mpsc::channel();
-        let store = store_that_reports(Some(Arc::new(move |key: &Key, token, report| {
+        let store = store_with_hook(Some(Arc::new(move |key: &Key, token, report| {
             reports
                 .send(format!("{} {token} {report:?}", key.name()))
                 .unwrap();
         })));
-        // No address of a host, so no endpoint can be made.
+        // "%" is no host, so the node cannot be opened.
         let bad = HostPort {
             host: "%".to_owned(),
             port: 2,
@@ -1121,7 +1124,7 @@ mod tests {
         }
         store.send_release(of_guard);
         let [delayed, ended] = &reported.try_iter().collect::<Vec<_>>()[..] else {
-            panic!("two reports");
+            panic!("expected two reports");
         };
         assert!(delayed.starts_with("k 7 Delayed("), "{delayed}");
         assert_eq!(ended, "k 7 Ended { confirmed: false }");
@@ -1136,7 +1139,7 @@ mod tests {
         let node = store.node(&old).unwrap();
         node.queue_undo(release(&key));
         node.send_release(release(&key));
-        // No address of a host, so no endpoint can be made.
+        // "%" is no host, so the node cannot be opened.
         let bad = HostPort {
             host: "%".to_owned(),
             port: 2,

@@ -35,15 +35,10 @@ impl PendingRelease {
         error: &Error,
         hook: Option<&LateReleaseHook>,
     ) -> Option<Self> {
-        let Command::Release {
-            key, until, held, ..
-        } = &command
-        else {
+        let Command::Release { until, .. } = &command else {
             return None;
         };
-        let mut tracker = hook
-            .zip(*held)
-            .map(|(hook, held)| ReleaseTracker::new(hook, key, held.token));
+        let mut tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &command));
         if let Some(tracker) = &mut tracker {
             tracker.report_late(error);
         }

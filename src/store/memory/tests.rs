@@ -15,9 +15,12 @@ use crate::util::slot::Slot;
 use histories::{Operation, Subject, histories, key};
 use server::{Redis, Scripts};
 
-/// Runs generated histories on the memory store and on Redis until they differ. Returns the difference, in a short
-/// history.
-fn differs(
+/// The most histories that are tried to find a planted difference.
+const PLANTED_CASES: u32 = 1600;
+
+/// Compares the memory store with Redis on up to `cases` generated histories. Returns the first difference, with its
+/// history shortened.
+fn shortened_difference(
     redis: Redis,
     subject: Subject,
     scripts: &Scripts,
@@ -27,10 +30,10 @@ fn differs(
     first_difference(redis, subject, scripts, seed, cases, 200)
 }
 
-/// Whether one of many generated histories shows a difference that is planted in `scripts`.
-fn finds(subject: Subject, scripts: &Scripts, seed: u8) -> bool {
-    // Nobody reads the history, so it need not be short.
-    first_difference(Redis::start(), subject, scripts, seed, 1600, 0).is_some()
+/// Whether a generated history shows the difference that is planted in `scripts`.
+fn finds_planted(subject: Subject, scripts: &Scripts, seed: u8) -> bool {
+    // Only the outcome counts, so the history is not shortened.
+    first_difference(Redis::start(), subject, scripts, seed, PLANTED_CASES, 0).is_some()
 }
 
 fn first_difference(
@@ -63,14 +66,18 @@ fn first_difference(
 
 #[test]
 fn the_memory_store_replies_as_redis_does() {
-    if let Some(how) = differs(Redis::start(), Subject::Locks, &Scripts::real(), 1, 250) {
+    if let Some(how) =
+        shortened_difference(Redis::start(), Subject::Locks, &Scripts::real(), 1, 250)
+    {
         panic!("{how}");
     }
 }
 
 #[test]
 fn a_memory_node_of_a_quorum_votes_as_redis_does() {
-    if let Some(how) = differs(Redis::start(), Subject::Votes, &Scripts::real(), 1, 250) {
+    if let Some(how) =
+        shortened_difference(Redis::start(), Subject::Votes, &Scripts::real(), 1, 250)
+    {
         panic!("{how}");
     }
 }
@@ -89,7 +96,7 @@ fn a_cluster_node_replies_as_one_server_does() {
             // Redis 6.2 has no shard channels either.
             continue;
         }
-        let how = differs(redis, Subject::Locks, &scripts, 2, 100);
+        let how = shortened_difference(redis, Subject::Locks, &scripts, 2, 100);
         assert_eq!(how, None, "{shard_slot:?}");
     }
 }
@@ -176,7 +183,7 @@ fn a_difference_planted_in_a_release_is_found() {
 }
 
 #[test]
-fn a_difference_planted_in_another_script_of_one_server_is_found() {
+fn differences_in_other_lock_scripts_are_found() {
     #[rustfmt::skip]
     let plants: &[(ScriptKind, &str, &str)] = &[
         (ScriptKind::Renew, "'GETRANGE', key, '0', '255'", "'GETRANGE', key, '0', '34'"),
@@ -245,7 +252,7 @@ fn a_difference_planted_in_a_proposal_is_found() {
 }
 
 #[test]
-fn a_difference_planted_in_another_script_of_a_node_is_found() {
+fn differences_in_other_vote_scripts_are_found() {
     #[rustfmt::skip]
     let plants: &[(ScriptKind, &str, &str)] = &[
         (ScriptKind::Hold, "~= 'lh1 ' .. lease then", "== '' then"),
@@ -306,7 +313,7 @@ fn assert_found(subject: Subject, plants: &[(ScriptKind, &str, &str)]) {
         let scripts = Scripts::planted(*kind, from, to);
         // Some differences show in few histories, so four seeds are tried.
         let mut seeds = (0..4).map(|part| (n + 64 * part) as u8);
-        if !seeds.any(|seed| finds(subject, &scripts, seed)) {
+        if !seeds.any(|seed| finds_planted(subject, &scripts, seed)) {
             missed.push(format!("{kind:?}: {from:?} as {to:?}"));
         }
     }
@@ -327,7 +334,7 @@ fn a_difference_planted_in_the_data_check_is_found() {
         ("keeps_data and is_usable", "is_usable"),
     ] {
         let scripts = Scripts::planted_in_data_check(from, to);
-        let is_found = finds(Subject::Votes, &scripts, 3);
+        let is_found = finds_planted(Subject::Votes, &scripts, 3);
         assert!(is_found, "not found: {from:?} as {to:?}");
     }
 }

@@ -121,7 +121,7 @@ impl Handshake<'_> {
         if let Some(role) = field(server, b"role") {
             return self.endpoint.check_role(self.attempted, by, role);
         }
-        // A proxy may refuse `HELLO`, and `rename-command` may remove it.
+        // The server has not told its role: a proxy may refuse `HELLO`, or `rename-command` may have removed it.
         let mut commands = redis::pipe();
         commands.cmd("ROLE");
         match self.send_and_receive(Step::LogIn, &commands)?.pop() {

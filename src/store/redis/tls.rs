@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(roots(Some(pem.as_bytes())).unwrap().len(), 1);
     }
 
-    /// The peer reads nothing at first, so a write ends within a record.
+    /// The peer does not read at first, so the first write times out within a TLS record.
     #[test]
     fn the_rest_of_a_record_is_sent_later() {
         let CertifiedKey { cert, signing_key } = certified();
@@ -417,36 +417,37 @@ mod tests {
             .with_no_client_auth()
             .with_single_cert(vec![cert.der().clone()], key.into())
             .unwrap();
-        // No part repeats another one.
+        // All 4-byte parts differ, so a lost or repeated part is noticed.
         let text: Vec<u8> = (0..4_000_000_u32).flat_map(u32::to_le_bytes).collect();
-        let ((reads, may_read), (received, receives)) = (channel(), channel());
+        let ((allow_read, read_allowed), (send_received, received)) = (channel(), channel());
         let len = text.len();
         let address = fake_server::start(move |mut stream| {
             let mut session = ServerConnection::new(Arc::new(config)).unwrap();
             while session.is_handshaking() {
                 session.complete_io(&mut stream).unwrap();
             }
-            may_read.recv().unwrap();
+            read_allowed.recv().unwrap();
             let mut read = vec![0; len];
             let mut stream = rustls::Stream::new(&mut session, &mut stream);
-            received
+            send_received
                 .send(stream.read_exact(&mut read).map(|()| read))
                 .unwrap();
         });
-        let by = MonotonicTime::now().after(LONG);
+        let deadline = MonotonicTime::now().after(LONG);
         let address = ConnectionAddr::Tcp(HOST.to_owned(), address.port());
-        let (mut sender, mut receiver) = socket::connect(&address, by).unwrap();
+        let (mut sender, mut receiver) = socket::connect(&address, deadline).unwrap();
         let settings = TlsConfig::new().ca_pem(cert.pem());
         let tls = Tls::new(&settings, HOST).unwrap();
-        tls.start(HOST, &mut sender, &mut receiver, by).unwrap();
+        tls.start(HOST, &mut sender, &mut receiver, deadline)
+            .unwrap();
 
         let mut sent = 0;
         let soon = MonotonicTime::now().after(Duration::from_millis(50));
         let error = sender.send_from(&text, &mut sent, soon).unwrap_err();
         assert!(is_timeout(&error), "{error}");
         assert!((1..len).contains(&sent));
-        reads.send(()).unwrap();
-        sender.send_from(&text, &mut sent, by).unwrap();
-        assert!(receives.recv().unwrap().unwrap() == text);
+        allow_read.send(()).unwrap();
+        sender.send_from(&text, &mut sent, deadline).unwrap();
+        assert!(received.recv().unwrap().unwrap() == text);
     }
 }

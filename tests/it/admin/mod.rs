@@ -114,7 +114,7 @@ fn inspect_changes_nothing() {
     let server = server();
     let [owner, looker] = [(); 2].map(|()| client(&server));
     let guard = lock(&owner, "k");
-    // A live waiter would ask again, which is a change.
+    // The queue entry of a client that is gone. A live waiter would ask again, and change the data.
     let waiter = format!("{:032x},60000,gone/1/0", 1);
     ask(&server, &["ZADD", &in_redis("~queue:k"), "1", &waiter]);
     let (before, value) = (changes(&server), value_of(&server, "k"));

@@ -164,7 +164,7 @@ impl PendingRequest {
 
     /// Reports to `hook` if this is a guard's release and is late.
     pub(crate) fn with_tracker(mut self, hook: Option<&LateReleaseHook>) -> Self {
-        let tracker = hook.and_then(|hook| ReleaseTracker::of(hook, &self.command));
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &self.command));
         self.tracker = tracker.map(Box::new);
         self
     }
