@@ -73,7 +73,7 @@ pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
         title.as_str(),
         "grants/s",
         "fewest and most of a process",
-        "requests per node and grant",
+        "scripts per node and grant",
         "wait: mean, ms",
         "p50",
         "p99",

@@ -32,6 +32,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const NEWEST_WEIGHT: f64 = 1.0 / 16.0;
 /// The longest pause, without split votes, of a caller that is not late: as a share of the mean wait.
 const PAUSE_PER_MEAN: f64 = 1.0 / 4.0;
+/// The mean wait before the first wait, in round trips.
+const USUAL_WAIT: u32 = 20;
 /// The greatest lateness (wait / mean wait) that still shortens pauses.
 const MAX_LATENESS: f64 = 4.0;
 /// Further split votes in a row do not double the pause.
@@ -169,18 +171,19 @@ impl Shard {
         self.clients -= self.clients.div_ceil(4);
     }
 
-    /// The upper bound of the next random pause. Without a mean wait: one round trip for each contender, so that one of
-    /// them probably asks a round trip before the others. With a mean wait: at most a part of it, divided by the cube
-    /// of the lateness, so that no caller waits for many times the mean. Each split vote in a row doubles this bound,
-    /// since all callers may be late. It never exceeds the bound without a mean.
+    /// The upper bound of the next random pause. At most one round trip for each contender, so that one of them probably
+    /// asks a round trip before the others. Without split votes, also at most a part of the mean wait, divided by the
+    /// cube of the lateness, so that no caller waits for many times the mean. Each split vote in a row doubles this
+    /// part, since all callers may be late.
     fn longest_pause(&self, wait: WaitSoFar) -> Duration {
         let [shortest, longest] = ROUND_TRIPS;
         let round_trip = wait.round_trip.clamp(shortest, longest);
         let bound = (self.clients * round_trip).min(LONGEST_PAUSE);
         // A wait cannot be divided by a mean of zero.
-        let Some(mean) = self.mean_wait.filter(|mean| !mean.is_zero()) else {
+        let mean = self.mean_wait.unwrap_or(USUAL_WAIT * round_trip);
+        if mean.is_zero() {
             return bound;
-        };
+        }
         let lateness = wait.waited.div_duration_f64(mean).clamp(1.0, MAX_LATENESS);
         let pause = bound
             .min(mean.mul_f64(PAUSE_PER_MEAN))
@@ -282,9 +285,10 @@ mod tests {
         }
     }
 
-    /// The contention of a client that has seen so many split votes in a row.
+    /// The contention of a client that usually waits for long, and that has seen so many split votes in a row.
     fn with_split_votes(votes: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
+        contention.of(&key).mean_wait = Some(ms(1_000_000));
         (0..votes).for_each(|_| contention.note_split_vote(&key, MonotonicTime::now()));
         (contention, key)
     }
@@ -322,6 +326,16 @@ mod tests {
         let (contention, key) = with_split_votes(6);
         contention.of(&key).mean_wait = Some(mean);
         (contention, key)
+    }
+
+    #[test]
+    fn a_first_wait_has_an_assumed_mean() {
+        let (contention, key) = with_split_votes(6);
+        contention.of(&key).mean_wait = None;
+        let longest = |ms| contention.of(&key).longest_pause(waited(ms));
+        assert_eq!([0, 20].map(longest), [5 * ROUND_TRIP; 2]);
+        assert_eq!(longest(40), 5 * ROUND_TRIP / 8);
+        assert_eq!(contention.poll_after(&key, waited(40)), None);
     }
 
     #[test]
@@ -377,13 +391,12 @@ mod tests {
             [4000, 20_000],
             "the holder has stalled"
         );
-        let (contention, key) = with_split_votes(6);
-        assert_eq!(contention.poll_after(&key, waited(9)), None);
     }
 
     #[test]
     fn the_mean_follows_waits_that_met_others() {
         let (contention, key) = with_split_votes(0);
+        contention.of(&key).mean_wait = None;
         let mean_after = |waited: Option<u64>| {
             contention.note_grant(&key, ROUND_TRIP, waited.map(ms));
             contention.of(&key).mean_wait.map(|mean| mean.as_millis())

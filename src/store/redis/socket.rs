@@ -98,12 +98,17 @@ pub(crate) fn connect(
 
 fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket> {
     let socket = Socket::new(address.domain(), Type::STREAM, None)?;
+    connect_socket(&socket, address, deadline)?;
+    Ok(socket)
+}
+
+fn connect_socket(socket: &Socket, address: &SockAddr, deadline: MonotonicTime) -> io::Result<()> {
     let left = left_until(deadline).ok_or(io::ErrorKind::TimedOut)?;
     socket.connect_timeout(address, left.max(SHORTEST))?;
-    if is_connected_to_itself(&socket) {
+    if is_connected_to_itself(socket) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    Ok(socket)
+    Ok(())
 }
 
 /// Whether the socket is connected to itself. TCP allows this if nothing listens at a local port, and the system has
