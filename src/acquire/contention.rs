@@ -1,7 +1,7 @@
-//! When the callers of a client ask a quorum for a key. A quorum has no queues, so each client draws its conclusions from
-//! the replies. It leaves turns to other clients: the client that has just released a key would always be the first to
-//! ask for it again, since the others have yet to be notified. And it estimates how many clients contend, and how long
-//! its callers usually wait.
+//! When the callers of a client ask a quorum for a key. A quorum has no queues, so each client draws its conclusions
+//! from the replies. It leaves turns to other clients: the client that has just released a key would always be the first
+//! to ask for it again, since the others have yet to be notified. And it estimates how many clients contend, and how
+//! long its callers usually wait.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ const STALLED: u32 = 16;
 /// The least time between two polls of a lock whose holder has stalled.
 const STALLED_POLL: Duration = Duration::from_millis(20);
 
-/// What a client knows of the contention for the keys of a quorum.
+/// Each client's own record of the contention for the keys of a quorum.
 pub(super) struct Contention(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]
@@ -64,8 +64,8 @@ struct Shard {
     /// An estimate of the contending clients. A split vote doubles it; a grant, also to another client, lowers it by a
     /// quarter.
     clients: u32,
-    /// The mean wait of those callers that met another client. `None` before the first one. A caller is late once it
-    /// has waited for longer.
+    /// The mean wait of those callers that met another client, and at least the shortest of [`ROUND_TRIPS`]. `None`
+    /// before the first one. A caller is late once it has waited for longer.
     mean_wait: Option<Duration>,
 }
 
@@ -87,6 +87,11 @@ impl Default for Contention {
 }
 
 impl Contention {
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn contenders(&self, key: &Key) -> u32 {
+        self.of(key).clients
+    }
+
     fn of(&self, key: &Key) -> MutexGuard<'_, Shard> {
         self.0[key.shard(SHARDS)].lock()
     }
@@ -98,9 +103,10 @@ impl Contention {
         shard.round_trip = round_trip;
         shard.lower_estimate();
         if let Some(waited) = waited {
-            let mean = shard.mean_wait.unwrap_or(waited);
             let [shortest, _] = ROUND_TRIPS;
-            let waited = waited.min(LONGEST_SAMPLE * mean.max(shortest));
+            let waited = waited.max(shortest);
+            let mean = shard.mean_wait.unwrap_or(waited);
+            let waited = waited.min(LONGEST_SAMPLE * mean);
             let others = mean.mul_f64(1.0 - NEWEST_WEIGHT);
             shard.mean_wait = Some(others + waited.mul_f64(NEWEST_WEIGHT));
         }
@@ -150,9 +156,9 @@ impl Contention {
         longest.mul_f64(LeaseId::random().jitter())
     }
 
-    /// How long a caller relies on notifications before it polls. `None` before the first mean wait. A late caller polls,
-    /// since another client may take the key before a notification arrives. At most every second round trip: a poll
-    /// that is on its way when the key is released splits the votes.
+    /// How long a caller relies on notifications before it polls. `None` before the first mean wait. A late caller
+    /// polls, since another client may take the key before a notification arrives. Polls are two round trips apart at
+    /// least: a poll that is on its way when the key is released splits the votes.
     pub(super) fn poll_after(&self, key: &Key, wait: WaitSoFar) -> Option<Duration> {
         let mean = self.of(key).mean_wait?;
         let until_late = mean.saturating_sub(wait.waited);
@@ -179,11 +185,7 @@ impl Shard {
         let [shortest, longest] = ROUND_TRIPS;
         let round_trip = wait.round_trip.clamp(shortest, longest);
         let bound = (self.clients * round_trip).min(LONGEST_PAUSE);
-        // A wait cannot be divided by a mean of zero.
         let mean = self.mean_wait.unwrap_or(USUAL_WAIT * round_trip);
-        if mean.is_zero() {
-            return bound;
-        }
         let lateness = wait.waited.div_duration_f64(mean).clamp(1.0, MAX_LATENESS);
         let pause = bound
             .min(mean.mul_f64(PAUSE_PER_MEAN))
@@ -355,7 +357,6 @@ mod tests {
         // All callers may be late.
         assert_eq!([1, 2, 3].map(|votes| after(400, votes)), [781, 1562, 3125]);
         assert_eq!([10, 99].map(|votes| after(400, votes)), [64_000; 2]);
-        assert_eq!(longest(Duration::ZERO, waited(1), 0), 64_000);
         // The network has become slow.
         let slow = WaitSoFar {
             round_trip: ms(10),
@@ -407,8 +408,9 @@ mod tests {
         assert_eq!(mean_after(Some(320)), Some(170));
         // At most eight means.
         assert_eq!(mean_after(Some(86_400_000)), Some(170 * 23 / 16));
-        contention.of(&key).mean_wait = Some(Duration::ZERO);
-        assert_eq!(mean_after(Some(160)), Some(0));
-        assert!(contention.of(&key).mean_wait.unwrap() > Duration::ZERO);
+        // A mean of zero could not divide a wait.
+        contention.of(&key).mean_wait = None;
+        contention.note_grant(&key, ROUND_TRIP, Some(Duration::ZERO));
+        assert_eq!(contention.of(&key).mean_wait, Some(ROUND_TRIPS[0]));
     }
 }

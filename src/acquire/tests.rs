@@ -1,5 +1,6 @@
 //! Tests of one caller's wait, with a clock that the tests move and a store whose replies they set.
 
+mod contention;
 mod granted;
 mod outages;
 mod polling;

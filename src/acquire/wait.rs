@@ -591,8 +591,9 @@ impl Wait<'_> {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
                         if let Some(contention) = &acquirer.contention {
-                            let is_usual = self.has_met_others && !matches!(self.until, Until::Now);
-                            let waited = is_usual.then(|| self.wait_so_far().waited);
+                            let has_waited =
+                                self.has_met_others && !matches!(self.until, Until::Now);
+                            let waited = has_waited.then(|| self.wait_so_far().waited);
                             contention.note_grant(key, self.round_trip, waited);
                         }
                         return Ok(Some(lease));

@@ -607,21 +607,24 @@ fn notifications_leave_a_sentinel_that_names_an_unreachable_server() {
     let endpoint = endpoint(&[&wrong, &right], LONG);
     let sentinels = endpoint.sentinels().unwrap();
     let before = sentinels.ask_at();
-    let notifications = NotificationConnection::new(
-        ServerId::ONLY,
-        Arc::clone(&endpoint),
-        &HolderId::of_this_process(),
-        "p:",
-        LONG,
-    );
-    let threads = ThreadGroup::new();
+    while_notifications_connect(&endpoint, || {
+        assert_eventually("a question to the other", || {
+            right.questions.load(Ordering::SeqCst) > 0
+        });
+        assert!(sentinels.ask_at() > before);
+    });
+}
+
+/// Runs `work` while the notification connection of a client tries to connect.
+fn while_notifications_connect(endpoint: &Arc<Endpoint>, work: impl FnOnce()) {
+    let holder = HolderId::of_this_process();
+    let notifications =
+        NotificationConnection::new(ServerId::ONLY, Arc::clone(endpoint), &holder, "p:", LONG);
     let notifications = Arc::new(notifications);
+    let threads = ThreadGroup::new();
     notifications.start(&threads, Arc::new(NoListener)).unwrap();
     notifications.request_connection();
-    assert_eventually("a question to the other", || {
-        right.questions.load(Ordering::SeqCst) > 0
-    });
-    assert!(sentinels.ask_at() > before);
+    work();
     notifications.stop();
     assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
 }

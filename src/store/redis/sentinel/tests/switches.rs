@@ -93,20 +93,10 @@ fn a_replica_is_recognized_without_hello() {
 #[test]
 fn notifications_of_a_replica_are_refused() {
     let (replica, endpoint, _fake) = replica_named_as_primary(Server::builder());
-    let notifications = Arc::new(NotificationConnection::new(
-        ServerId::ONLY,
-        Arc::clone(&endpoint),
-        &HolderId::of_this_process(),
-        "p:",
-        LONG,
-    ));
-    let threads = ThreadGroup::new();
-    notifications.start(&threads, Arc::new(NoListener)).unwrap();
-    notifications.request_connection();
     let sentinels = endpoint.sentinels().unwrap();
-    assert_eventually("a doubt about the sentinel", || sentinels.doubts() > 0);
-    notifications.stop();
-    assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
+    while_notifications_connect(&endpoint, || {
+        assert_eventually("a doubt about the sentinel", || sentinels.doubts() > 0);
+    });
     assert_eq!(replica.calls("subscribe").unwrap(), 0);
 }
 
