@@ -1,7 +1,7 @@
 //! When the callers of a client ask a quorum for a key. A quorum has no queues, so each client draws its conclusions
-//! from the replies. It leaves turns to other clients: the client that has just released a key would always be the first
-//! to ask for it again, since the others have yet to be notified. And it estimates how many clients contend, and how
-//! long its callers usually wait.
+//! from the replies. It leaves turns to other clients: the client that has just released a key would always be the
+//! first to ask for it again, since the others have yet to be notified. And it estimates how many clients contend, and
+//! how long its callers usually wait.
 
 use std::time::Duration;
 
@@ -177,10 +177,10 @@ impl Shard {
         self.clients -= self.clients.div_ceil(4);
     }
 
-    /// The upper bound of the next random pause. At most one round trip for each contender, so that one of them probably
-    /// asks a round trip before the others. Without split votes, also at most a part of the mean wait, divided by the
-    /// cube of the lateness, so that no caller waits for many times the mean. Each split vote in a row doubles this
-    /// part, since all callers may be late.
+    /// The upper bound of the next random pause. At most one round trip for each contender, so that one of them
+    /// probably asks a round trip before the others. Without split votes, also at most a part of the mean wait, divided
+    /// by the cube of the lateness, so that no caller waits for many times the mean. Each split vote in a row doubles
+    /// this part, since all callers may be late.
     fn longest_pause(&self, wait: WaitSoFar) -> Duration {
         let [shortest, longest] = ROUND_TRIPS;
         let round_trip = wait.round_trip.clamp(shortest, longest);

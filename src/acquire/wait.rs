@@ -112,7 +112,8 @@ struct Wait<'a> {
     split_votes: u32,
     /// How long the last attempt took.
     round_trip: Duration,
-    /// Whether a reply of a quorum has shown another client during this wait: it had the key, or asked at the same time.
+    /// Whether a reply of a quorum has shown another client during this wait: it had the key, or asked at the same
+    /// time.
     has_met_others: bool,
     /// Whether the last reply of a quorum was that another client has the key, and the key has not been free since, as
     /// far as this client knows.

@@ -641,8 +641,8 @@ impl Endpoint {
     }
 
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
-    /// [`follow_switch`](Self::follow_switch) can close it. Fails if the client has ended, or if the sentinels have named
-    /// another server.
+    /// [`follow_switch`](Self::follow_switch) can close it. Fails if the client has ended, or if the sentinels have
+    /// named another server.
     fn register_opening(&self, socket: Closer, info: &ConnectionInfo) -> Result<(), Error> {
         let mut opening = self.opening.lock();
         opening.check()?;
