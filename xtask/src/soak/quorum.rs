@@ -89,6 +89,8 @@ struct Assignment {
 enum Order {
     /// Make the next hold a long one.
     HoldLong,
+    /// Take a lock that no other process uses, until the next order.
+    TakeOwn,
     /// Shut the client down, and make another one.
     Reopen,
     /// Take each lock once more, and end.
@@ -210,7 +212,8 @@ impl Fault {
     }
 
     /// One client gets no replies for longer than its requests last, but not for long enough that its keys expire.
-    /// Proposals that the round before has delayed arrive first, and their keys expire.
+    /// Proposals that the round before has delayed arrive first, and their keys expire. The process takes its own lock
+    /// meanwhile, so the nodes grant a proposal whose replies are lost.
     fn draw_replies_cut(random: &mut Random, processes: usize) -> Self {
         let begin = TTL + random.millis(0, BEGIN);
         Self {
@@ -485,6 +488,11 @@ pub fn run(
                 // Only a hold that goes on during the fault can be a second one.
                 child.order(&Order::HoldLong)?;
             }
+            let is_without_replies =
+                |fault: &Fault| fault.kind == Kind::RepliesCut && fault.process == process;
+            if faults.iter().any(is_without_replies) {
+                child.order(&Order::TakeOwn)?;
+            }
         }
         servers.play(
             &faults,
@@ -743,6 +751,10 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         // Some holds need renewals, and last until a fault ends them.
         let time = match orders.try_recv() {
             Ok(Order::HoldLong) => random.millis(800, 1500),
+            Ok(Order::TakeOwn) => {
+                worker.take_own(&orders)?;
+                continue;
+            }
             Ok(Order::Reopen) => {
                 let holder = worker.client.holder_id().to_string();
                 worker.shut_down()?;
@@ -770,17 +782,18 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Passes orders on. An order to reopen also sends a message to the second channel, which cancels the wait for a lock.
+/// Passes orders on. An order that another process's hold must not delay also sends a message to the second channel,
+/// which cancels the wait for a lock.
 fn pass_on(orders: Receiver<Order>) -> (Receiver<Order>, Receiver<()>) {
     let (sender, passed) = unbounded();
     let (cancel, cancelled): (Sender<()>, _) = bounded(1);
     thread::spawn(move || {
         for order in orders {
-            let is_reopen = matches!(order, Order::Reopen);
+            let is_urgent = matches!(order, Order::TakeOwn | Order::Reopen);
             if sender.send(order).is_err() {
                 break;
             }
-            if is_reopen {
+            if is_urgent {
                 // If there is a message already, it does the same.
                 let _ = cancel.try_send(());
             }
@@ -809,17 +822,22 @@ struct Worker {
     process: u64,
     client: Client,
     mutexes: Vec<Mutex>,
+    /// A lock that no other process uses.
+    own: Mutex,
     values: Vec<FencedValue>,
 }
 
 impl Worker {
     fn open(assignment: &Assignment, cancelled: &Receiver<()>) -> Result<Self, Error> {
         let client = client(assignment.nodes.clone())?;
-        let mutex = |key| client.mutex(format!("k{key}"));
-        let mutexes = (0..KEYS).map(|key| mutex(key).cancelled_by(cancelled.clone()));
+        let mutex = |key| {
+            let mutex = client.mutex(format!("k{key}"));
+            mutex.cancelled_by(cancelled.clone())
+        };
         Ok(Self {
             process: assignment.process,
-            mutexes: mutexes.collect(),
+            mutexes: (0..KEYS).map(mutex).collect(),
+            own: mutex(KEYS + assignment.process as usize),
             values: values(&client),
             client,
         })
@@ -847,6 +865,19 @@ impl Worker {
             Ok(access) => say(&Message::Accessed(access)),
             Err(error) => self.failed(&error),
         }
+    }
+
+    /// Takes the own lock until an order comes.
+    fn take_own(&self, orders: &Receiver<Order>) -> anyhow::Result<()> {
+        while orders.is_empty() {
+            match self.own.lock() {
+                Ok(guard) => drop(guard),
+                Err(error) if error.kind() == ErrorKind::Cancelled => {}
+                Err(error) => return self.failed(&error),
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Holds a lock for `time`, unless the lease is lost before, or an order comes.
