@@ -65,8 +65,16 @@ struct Package<'a> {
 
 impl Package<'_> {
     fn test(&self) -> anyhow::Result<()> {
-        self.cargo(&["test", "--quiet", "--lib"])?;
-        self.cargo(&["test", "--quiet", "--lib", "--features", "tls"])
+        self.cargo(&["check", "--quiet", "--lib"])?;
+        self.cargo(&[
+            "test",
+            "--quiet",
+            "--lib",
+            "--features",
+            "tls",
+            "--",
+            "--test-threads=4",
+        ])
     }
 
     fn cargo(&self, arguments: &[&str]) -> anyhow::Result<()> {
