@@ -2,6 +2,8 @@
 //! counts for all threads of a process.
 
 use std::alloc::System;
+use std::env;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,10 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const MOST: usize = 16 << 20;
 /// The limit for a case that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
+/// This variable makes the test one of the processes that it starts: it has the name of the case to run.
+const CASE: &str = "LEASEHOLD_HOSTILE_CASE";
+/// The processes at a time. They mostly wait for time-outs, but some attacks keep a core busy.
+const PROCESSES: usize = 3;
 /// The longest error, in bytes: it names a key, the type of its value, and more.
 const LONGEST_MESSAGE: usize = 1000;
 
@@ -117,19 +123,61 @@ fn on_a_large_value() -> [OnMutex; 3] {
     ]
 }
 
-#[test]
-fn a_hostile_server_cannot_fill_the_memory() {
+fn run_case((what, argument, work): Case) {
     let server = Server::start().expect("there is a Redis");
     let holder = Client::open(server.url()).expect("it is there");
     let held = holder.mutex("held").lock().expect("the lock is free");
-    for (what, argument, work) in cases() {
-        for attack in Attack::ALL {
-            let hostile = Hostile::start(server.port(), attack, Since::argument(argument));
-            let builder = hostile.builder();
-            assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
-        }
+    for attack in Attack::ALL {
+        let hostile = Hostile::start(server.port(), attack, Since::argument(argument));
+        let builder = hostile.builder();
+        assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
     }
-    // Not a test of its own, since the memory of a second test would be counted, too.
+    held.check().expect("no connection was closed for it");
+}
+
+fn run_in_process(what: &str) {
+    let mut child = Command::new(env::current_exe().expect("this program has a path"));
+    child.args([
+        "--exact",
+        "a_hostile_server_cannot_fill_the_memory",
+        "--nocapture",
+    ]);
+    let output = child.env(CASE, what).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {said}{errors}");
+    let attacks = said.matches(" bytes\n").count();
+    assert_eq!(attacks, Attack::ALL.len(), "{what}: {said}");
+}
+
+/// Each case has a process of its own, so only its memory is counted.
+#[test]
+fn a_hostile_server_cannot_fill_the_memory() {
+    if let Ok(name) = env::var(CASE) {
+        let case = cases().into_iter().find(|(what, ..)| *what == name);
+        return run_case(case.expect("the parent knows the cases"));
+    }
+    let (sender, names) = crossbeam_channel::unbounded();
+    for (what, ..) in cases() {
+        sender.send(what).expect("the receiver is there");
+    }
+    drop(sender);
+    thread::scope(|scope| {
+        for _ in 0..PROCESSES {
+            scope.spawn(|| {
+                for what in &names {
+                    run_in_process(what);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_large_value_cannot_fill_the_memory() {
+    let server = Server::start().expect("there is a Redis");
+    let holder = Client::open(server.url()).expect("it is there");
+    let held = holder.mutex("held").lock().expect("the lock is free");
     let set = ["SETRANGE", "leasehold:large", "60000000", "x"];
     server.command(&set).expect("Redis is there");
     for (what, work) in on_a_large_value() {
