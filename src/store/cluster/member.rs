@@ -22,7 +22,7 @@ pub(super) struct Member {
     opened: OnceLock<Opened>,
     opening: Mutex<()>,
     /// The node is to connect for notifications as soon as it is open.
-    is_notified: AtomicBool,
+    wants_notifications: AtomicBool,
     /// A request has timed out, and no reply has come since then.
     is_silent: AtomicBool,
     /// Whether it serves a slot.
@@ -44,7 +44,7 @@ impl Member {
             serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
             opened: OnceLock::new(),
             opening: Mutex::new(()),
-            is_notified: AtomicBool::new(false),
+            wants_notifications: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             serves: AtomicBool::new(false),
             is_retired: Arc::default(),
@@ -89,12 +89,12 @@ impl Member {
 
     /// Makes the node connect for notifications as soon as it is open, since keys are to be tracked there.
     pub(super) fn request_notifications(&self) {
-        self.is_notified.store(true, Ordering::Relaxed);
+        self.wants_notifications.store(true, Ordering::Relaxed);
     }
 
     /// Whether the node is to connect for notifications.
-    pub(super) fn is_notified(&self) -> bool {
-        self.is_notified.load(Ordering::Relaxed)
+    pub(super) fn wants_notifications(&self) -> bool {
+        self.wants_notifications.load(Ordering::Relaxed)
     }
 
     /// Whether a request has timed out, and no reply has come since then.
@@ -132,8 +132,8 @@ impl Member {
         Arc::clone(&self.is_retired)
     }
 
-    /// Ends the thread of the node.
-    pub(super) fn stop(&self) {
+    /// Ends the node's maintenance thread.
+    pub(super) fn stop_maintenance(&self) {
         if let Some(opened) = self.opened.get() {
             opened.requests.stop();
         }

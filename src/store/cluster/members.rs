@@ -19,19 +19,11 @@ pub(super) struct Members {
     replicas: Mutex<Vec<HostPort>>,
 }
 
+#[derive(Default)]
 struct Table {
     slots: SlotMap,
     /// By `ServerId`. A master that serves no slot any more stays here until its releases are done.
     masters: Vec<Option<Arc<Member>>>,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Self {
-            slots: SlotMap::new(),
-            masters: Vec::new(),
-        }
-    }
 }
 
 impl Table {
@@ -39,29 +31,23 @@ impl Table {
         self.masters.get(usize::from(id.0))?.as_ref()
     }
 
-    /// The master at `address`, which is added if it is new. `None` if there are too many.
-    fn master_at(&mut self, address: &HostPort) -> Option<ServerId> {
-        let has_address = |one: &Option<Arc<Member>>| {
-            one.as_ref()
-                .is_some_and(|master| master.address() == address)
-        };
-        let index = match self.masters.iter().position(has_address) {
-            Some(index) => index,
-            None => {
-                let free = self.masters.iter().position(Option::is_none);
-                let index = free.unwrap_or(self.masters.len());
-                if index >= MAX_MASTERS {
-                    return None;
-                }
-                if index == self.masters.len() {
-                    self.masters.push(None);
-                }
-                let id = ServerId(u8::try_from(index).ok()?);
-                self.masters[index] = Some(Arc::new(Member::new(id, address.clone())));
-                index
-            }
-        };
-        Some(ServerId(u8::try_from(index).ok()?))
+    /// Returns the master at `address`. Adds it if it is new. `None` if there are too many.
+    fn get_or_add(&mut self, address: &HostPort) -> Option<ServerId> {
+        let mut masters = self.masters.iter().flatten();
+        if let Some(master) = masters.find(|master| master.address() == address) {
+            return Some(master.id());
+        }
+        let free = self.masters.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.masters.len());
+        if index >= MAX_MASTERS {
+            return None;
+        }
+        let id = ServerId(u8::try_from(index).ok()?);
+        if index == self.masters.len() {
+            self.masters.push(None);
+        }
+        self.masters[index] = Some(Arc::new(Member::new(id, address.clone())));
+        Some(id)
     }
 
     /// Tells each master whether it serves a slot.
@@ -112,10 +98,10 @@ impl Members {
             .map(Arc::clone)
     }
 
-    /// The master at `address`, which a node has named in a redirect. It may serve no slot yet.
-    pub(super) fn at(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
+    /// Returns the master at `address`, which a redirect has named. Adds it if it is new, and ends its retirement.
+    pub(super) fn get_or_add_named(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
         let mut table = self.table.write();
-        let master = table.master_at(address);
+        let master = table.get_or_add(address);
         let master = master.and_then(|id| table.master(id).map(Arc::clone));
         master
             .inspect(|master| master.note_named())
@@ -125,7 +111,7 @@ impl Members {
     /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
     pub(super) fn note_moved(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
-        let owner = table.master_at(to).ok_or_else(|| too_many(to))?;
+        let owner = table.get_or_add(to).ok_or_else(|| too_many(to))?;
         let is_new = table.slots.set(slot, owner);
         if is_new {
             table.note_slots();
@@ -148,7 +134,7 @@ impl Members {
         let mut table = self.table.write();
         for range in ranges {
             // A master beyond the bound is not used: its slots keep their last master, which replies `MOVED`.
-            if let Some(owner) = table.master_at(&range.master) {
+            if let Some(owner) = table.get_or_add(&range.master) {
                 moved.extend(range.slots().filter(|slot| table.slots.set(*slot, owner)));
             }
         }
@@ -285,7 +271,7 @@ mod tests {
         assert!(!is_retired());
         members.note_moved(slot(5), &address(2)).unwrap();
         assert!(is_retired() && !old.serves_slots());
-        members.at(&address(1)).unwrap();
+        members.get_or_add_named(&address(1)).unwrap();
         assert!(!is_retired());
     }
 
@@ -308,7 +294,7 @@ mod tests {
         let old = members.remove_if(id, |_| true).unwrap();
         assert_eq!(members.addresses(), [address(2)]);
         // Its number is free again.
-        let next = members.at(&address(3)).unwrap();
+        let next = members.get_or_add_named(&address(3)).unwrap();
         assert_eq!(next.id(), old.id());
         assert_ne!(next.notification_epoch(0), old.notification_epoch(0));
     }
@@ -322,7 +308,10 @@ mod tests {
         members.replace(&ranges);
         assert_eq!(members.all().len(), MAX_MASTERS);
         assert_eq!(port_of(&members, MAX_MASTERS), None);
-        let error = members.at(&address(9_999)).map(drop).unwrap_err();
+        let error = members
+            .get_or_add_named(&address(9_999))
+            .map(drop)
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             "Redis is unavailable: h:9999 is not used: the Cluster has more than 128 masters, which leasehold does not \

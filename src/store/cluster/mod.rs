@@ -48,8 +48,8 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
-/// How long a renewal waits for the reply of the node to which its slot is moving. Then it is retried.
-const ASKED_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a renewal is tried while its slot moves or has no master. The watchdog then retries it.
+const MOVING_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The nodes of a client on a Redis Cluster.
 pub(crate) struct ClusterStore {
@@ -86,8 +86,8 @@ enum Next {
 /// The error of a request that was not carried out.
 struct Failed {
     error: Error,
-    /// The last node repeats the request by itself, if it is a release.
-    is_kept: bool,
+    /// Whether the node that got the request retries it in the background, if it is a release.
+    is_retried_by_node: bool,
 }
 
 impl From<Error> for Failed {
@@ -95,7 +95,7 @@ impl From<Error> for Failed {
     fn from(error: Error) -> Self {
         Self {
             error,
-            is_kept: false,
+            is_retried_by_node: false,
         }
     }
 }
@@ -122,8 +122,9 @@ impl ClusterStore {
         })
     }
 
-    /// The master that serves `slot`. If it is unknown, asks for the slot map and waits for it until `deadline`.
-    fn owner(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
+    /// Returns the master that serves `slot`. If it is unknown, asks for the slot map, and waits for it until
+    /// `deadline`.
+    fn owner_or_refresh(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
         if let Some(owner) = self.members.owner(slot) {
             return Ok(owner);
         }
@@ -133,8 +134,8 @@ impl ClusterStore {
             .ok_or_else(|| failed.unwrap_or_else(|| no_owner(slot, &self.address)))
     }
 
-    /// The node of a master, which is opened if it was not used before. Does not connect.
-    fn node<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
+    /// Returns the node of a master. Opens it and starts its threads if it was not used before. Does not connect.
+    fn node_or_open<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
         if let Some(node) = member.node() {
             return Ok(node);
         }
@@ -189,7 +190,7 @@ impl ClusterStore {
             let listener = Arc::clone(node_listener) as Arc<dyn Listener>;
             node.start(threads, listener)
                 .inspect_err(|_| maintenance.stop())?;
-            if member.is_notified() {
+            if member.wants_notifications() {
                 node.request_notifications();
             }
         }
@@ -230,7 +231,10 @@ impl ClusterStore {
             return Next::End(error);
         }
         match redirect {
-            Redirect::Ask(target) => match self.members.at(&address_of(target, member)) {
+            Redirect::Ask(target) => match self
+                .members
+                .get_or_add_named(&redirect_address(target, member))
+            {
                 Ok(target) => Next::Ask(target),
                 Err(error) => Next::End(error),
             },
@@ -242,7 +246,7 @@ impl ClusterStore {
     fn note_redirect(&self, member: &Member, redirect: &Redirect) {
         match redirect {
             Redirect::Moved(target) => {
-                let to = address_of(target, member);
+                let to = redirect_address(target, member);
                 if self.members.note_moved(target.slot, &to).unwrap_or(false) {
                     self.refresher.note_moved(target.slot);
                 }
@@ -266,12 +270,12 @@ impl ClusterStore {
             let is_asked = asked.is_some();
             let member = match asked.take() {
                 Some(target) => target,
-                None => self.owner(slot, deadline)?,
+                None => self.owner_or_refresh(slot, deadline)?,
             };
-            let node = self.node(&member)?;
+            let node = self.node_or_open(&member)?;
             let outcome = match is_asked {
                 false => node.execute_one(command.clone(), deadline),
-                true => node.ask_one(command.clone(), asked_until(command, deadline)),
+                true => node.ask_one(command.clone(), deadline_while_moving(command, deadline)),
             };
             let error = match outcome {
                 Ok(reply) => {
@@ -284,26 +288,35 @@ impl ClusterStore {
                 member.note_reply(false);
             }
             if let Some(Redirect::TryAgain | Redirect::ClusterDown) = error.redirect() {
-                deadline = asked_until(command, deadline);
+                deadline = deadline_while_moving(command, deadline);
                 attempts.end_by(deadline);
             }
-            let is_kept = error.redirect().is_none();
+            let is_retried_by_node = error.redirect().is_none();
             match self.on_error(&member, error, &mut attempts) {
                 Next::Again => {}
                 Next::Ask(target) => asked = Some(target),
-                Next::End(error) => return Err(Failed { error, is_kept }),
+                Next::End(error) => {
+                    return Err(Failed {
+                        error,
+                        is_retried_by_node,
+                    });
+                }
             }
         }
     }
 
-    /// As [`send`](Self::send). If a release has failed and no node repeats it, queues the release for the background.
+    /// As [`send`](Self::send). If a release has failed and no node retries it, queues the release for the background.
+    /// A command without a key is a flush of all nodes.
     fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
         };
         self.send(&command, slot, deadline).map_err(|failed| {
-            let Failed { error, is_kept } = failed;
-            if matches!(command, Command::Release { .. }) && !is_kept {
+            let Failed {
+                error,
+                is_retried_by_node,
+            } = failed;
+            if matches!(command, Command::Release { .. }) && !is_retried_by_node {
                 self.queue_late_release(command, &error);
             }
             error
@@ -319,7 +332,7 @@ impl ClusterStore {
             return;
         };
         // At the limit of threads, the node may not open. Another node gets a redirect, and repeats the release later.
-        if let Ok(node) = self.node(&member) {
+        if let Ok(node) = self.node_or_open(&member) {
             return node.queue_late_release(release, error);
         }
         let mut members = self.members.all().into_iter();
@@ -337,39 +350,38 @@ impl ClusterStore {
 
     /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
     fn send_round(&self, requests: &mut [&mut Request]) {
-        let mut groups: Vec<(Arc<Member>, Vec<usize>)> = Vec::new();
-        for (index, request) in requests.iter_mut().enumerate() {
+        let mut groups: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        for request in requests {
             let owner = match request.command.key() {
-                Some(key) => self.owner(key.slot(), request.deadline),
+                Some(key) => self.owner_or_refresh(key.slot(), request.deadline),
                 None => Err(Error::new(
                     ErrorKind::Unsupported,
                     "a flush is a call of its own",
                 )),
             };
             let opened = owner.and_then(|owner| {
-                self.node(&owner)?;
+                self.node_or_open(&owner)?;
                 Ok(owner)
             });
             match opened {
-                Ok(owner) => push_to_group(&mut groups, owner, index),
+                Ok(owner) => push_to_group(&mut groups, owner, &mut **request),
                 Err(error) => request.outcome = Some(Err(error)),
             }
         }
-        if let [(member, indices)] = groups.as_slice()
-            && indices.len() == requests.len()
+        if let [(member, group)] = groups.as_mut_slice()
             && let Some(node) = member.node()
         {
-            node.execute_all(requests.iter_mut().map(|request| &mut **request));
-            let outcomes = requests.iter().map(|request| request.outcome.as_ref());
+            node.execute_all(group.iter_mut().map(|request| &mut **request));
+            let outcomes = group.iter().map(|request| request.outcome.as_ref());
             note_replies(member, outcomes);
             return;
         }
-        self.submit_groups(requests, &groups);
+        submit_groups(&mut groups);
     }
 
     /// Sends `requests` together to the node to which their slots are moving, and sets their outcomes.
     fn ask_all(&self, target: &Arc<Member>, requests: &mut [&mut Request]) {
-        match self.node(target) {
+        match self.node_or_open(target) {
             Ok(node) => {
                 node.ask_all(requests.iter_mut().map(|request| &mut **request));
                 let outcomes = requests.iter().map(|request| request.outcome.as_ref());
@@ -380,43 +392,6 @@ impl ClusterStore {
                     request.outcome = Some(Err(error.clone()));
                 }
             }
-        }
-    }
-
-    /// Submits requests to several nodes, and waits for all outcomes.
-    fn submit_groups(&self, requests: &mut [&mut Request], groups: &[(Arc<Member>, Vec<usize>)]) {
-        let count = groups.iter().map(|(_, indices)| indices.len()).sum();
-        let (submitted, completions) = Submitted::new(count);
-        let mut completions = completions.into_iter();
-        let mut deadline = MonotonicTime::now();
-        for (member, indices) in groups {
-            let Some(node) = member.node() else { continue };
-            let mut commands = Vec::with_capacity(indices.len());
-            for index in indices {
-                let request = &requests[*index];
-                deadline = deadline.max(request.deadline);
-                commands.extend(completions.next().map(|one| (request.command.clone(), one)));
-            }
-            node.submit(commands);
-        }
-        let are_complete = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
-        let _ = submitted.wait(deadline, are_complete);
-        let mut outcomes = submitted.leave().into_iter();
-        for (member, indices) in groups {
-            let of_node: Vec<Option<Outcome>> = outcomes.by_ref().take(indices.len()).collect();
-            let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
-            for (index, outcome) in indices.iter().zip(of_node) {
-                let outcome = outcome.unwrap_or_else(timed_out);
-                let outcome = match member.node() {
-                    Some(node) => node.naming_the_server(outcome),
-                    None => outcome,
-                };
-                requests[*index].outcome = Some(outcome);
-            }
-            let of_node = indices
-                .iter()
-                .map(|index| requests[*index].outcome.as_ref());
-            note_replies(member, of_node);
         }
     }
 
@@ -446,8 +421,8 @@ impl ClusterStore {
     }
 
     /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them. If such a node
-    /// cannot be opened, the release stays. So does an undo, but no copy of it is sent later: a copy for each attempt
-    /// would be too many. Returns false if a release stays.
+    /// cannot be opened, the release stays queued at `member`. An undo always stays at `member`. Its copy is dropped in
+    /// this case, since a copy for each attempt would be too many. Returns false if a release stays.
     fn reroute_releases(&self, member: &Member, node: &Arc<Node>) -> bool {
         let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
         let transit = self.transits.begin();
@@ -455,7 +430,10 @@ impl ClusterStore {
         for release in node.take_releases(is_moved) {
             // Kept until its node has the release: no thread removes a member that is in use.
             let owner = self.members.owner(release.key.slot());
-            match owner.as_ref().and_then(|owner| self.node(owner).ok()) {
+            match owner
+                .as_ref()
+                .and_then(|owner| self.node_or_open(owner).ok())
+            {
                 Some(target) => adopt(target, release, &transit),
                 None if release.is_undo => {}
                 None => {
@@ -485,8 +463,8 @@ impl ClusterStore {
         }
     }
 
-    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if such a master
-    /// still has work.
+    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if such a master is
+    /// left: it has work, or another thread uses it.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for member in self.members.all() {
@@ -504,7 +482,7 @@ impl ClusterStore {
                 are_left = true;
                 continue;
             };
-            removed.stop();
+            removed.stop_maintenance();
             if let Some(node) = removed.node() {
                 node.stop();
                 node.close();
@@ -531,9 +509,9 @@ fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
 
 /// The deadline of a request whose slot is moving or has no master. Renewals have little time: their worker also renews
 /// other leases.
-fn asked_until(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
+fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
     match command {
-        Command::Renew { .. } => deadline.min(MonotonicTime::now().after(ASKED_RENEWAL_TIMEOUT)),
+        Command::Renew { .. } => deadline.min(MonotonicTime::now().after(MOVING_RENEWAL_TIMEOUT)),
         _ => deadline,
     }
 }
@@ -549,6 +527,37 @@ fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>
     }
 }
 
+/// Submits each group of requests to its node, waits for all outcomes, and sets them.
+fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
+    let count = groups.iter().map(|(_, group)| group.len()).sum();
+    let (submitted, completions) = Submitted::new(count);
+    let mut completions = completions.into_iter();
+    let mut deadline = MonotonicTime::now();
+    for (member, group) in &*groups {
+        let Some(node) = member.node() else { continue };
+        let mut commands = Vec::with_capacity(group.len());
+        for request in group {
+            deadline = deadline.max(request.deadline);
+            commands.extend(completions.next().map(|one| (request.command.clone(), one)));
+        }
+        node.submit(commands);
+    }
+    let are_complete = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+    let _ = submitted.wait(deadline, are_complete);
+    let mut outcomes = submitted.leave().into_iter();
+    for (member, group) in groups {
+        for request in group.iter_mut() {
+            let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
+            let outcome = outcomes.next().flatten().unwrap_or_else(timed_out);
+            request.outcome = Some(match member.node() {
+                Some(node) => node.naming_the_server(outcome),
+                None => outcome,
+            });
+        }
+        note_replies(member, group.iter().map(|request| request.outcome.as_ref()));
+    }
+}
+
 /// Queues a release that left another node at `node`.
 fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
     node.adopt_release(release);
@@ -556,7 +565,7 @@ fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
 }
 
 /// The address that `member` gave in a redirect.
-fn address_of(target: &RedirectTarget, member: &Member) -> HostPort {
+fn redirect_address(target: &RedirectTarget, member: &Member) -> HostPort {
     resolved(&target.host, target.port, member.address())
 }
 
@@ -598,8 +607,11 @@ impl ClusterStore {
             let timeout = self.config.connect_timeout + self.config.command_timeout;
             let deadline = MonotonicTime::now().after(timeout);
             let slot = Slot::of("");
-            let owner = self.owner(slot, deadline)?;
-            nodes.push((owner.address().clone(), Arc::clone(self.node(&owner)?)));
+            let owner = self.owner_or_refresh(slot, deadline)?;
+            nodes.push((
+                owner.address().clone(),
+                Arc::clone(self.node_or_open(&owner)?),
+            ));
         }
         Ok(nodes)
     }
@@ -639,7 +651,10 @@ impl Store for ClusterStore {
             let Some(owner) = owner else { continue };
             self.note_redirect(&owner, redirect);
             match redirect {
-                Redirect::Ask(target) => match self.members.at(&address_of(target, &owner)) {
+                Redirect::Ask(target) => match self
+                    .members
+                    .get_or_add_named(&redirect_address(target, &owner))
+                {
                     Ok(target) => push_to_group(&mut asked, target, request),
                     Err(_) => others.push(request),
                 },
@@ -649,7 +664,7 @@ impl Store for ClusterStore {
         }
         for (member, requests) in &mut asked {
             for request in requests.iter_mut() {
-                request.deadline = asked_until(&request.command, request.deadline);
+                request.deadline = deadline_while_moving(&request.command, request.deadline);
             }
             self.ask_all(member, requests);
         }
@@ -674,7 +689,9 @@ impl Store for ClusterStore {
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
             let owner = command.key().and_then(|key| self.members.owner(key.slot()));
-            let node = owner.as_ref().and_then(|owner| self.node(owner).ok());
+            let node = owner
+                .as_ref()
+                .and_then(|owner| self.node_or_open(owner).ok());
             match node {
                 Some(node) => node.submit(vec![(command, completion)]),
                 None => {
@@ -792,9 +809,9 @@ impl Store for ClusterStore {
     }
 
     fn close(&self) {
-        self.refresher.close();
+        self.refresher.stop();
         for member in self.members.all() {
-            member.stop();
+            member.stop_maintenance();
             if let Some(node) = member.node() {
                 node.close();
             }
@@ -846,7 +863,7 @@ impl Notifications for ClusterStore {
         drop(started);
         self.refresher.stop();
         for member in self.members.all() {
-            member.stop();
+            member.stop_maintenance();
             if let Some(node) = member.node() {
                 node.stop();
             }
@@ -874,7 +891,9 @@ impl Notifications for ClusterStore {
         for (member, keys) in groups {
             // At the limit of threads, the node may not open yet. Its first notification connection tracks the keys.
             member.request_notifications();
-            are_tracked &= self.node(&member).is_ok_and(|node| node.track(keys));
+            are_tracked &= self
+                .node_or_open(&member)
+                .is_ok_and(|node| node.track(keys));
         }
         are_tracked
     }
@@ -903,8 +922,8 @@ impl Transactions for ClusterStore {
     fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
         let deadline = MonotonicTime::now().after(self.config.connect_timeout);
         loop {
-            let owner = self.owner(key.slot(), deadline)?;
-            let connection = self.node(&owner)?.transaction_connection(key);
+            let owner = self.owner_or_refresh(key.slot(), deadline)?;
+            let connection = self.node_or_open(&owner)?.transaction_connection(key);
             let Err(error) = connection else {
                 return connection;
             };
@@ -939,8 +958,10 @@ impl ReleaseRouter for ClusterStore {
             return Some(release);
         };
         release.route.is_asking = matches!(redirect, Redirect::Ask(_));
-        let target = self.members.at(&address_of(target, &member));
-        match target.as_ref().map(|target| self.node(target)) {
+        let target = self
+            .members
+            .get_or_add_named(&redirect_address(target, &member));
+        match target.as_ref().map(|target| self.node_or_open(target)) {
             Ok(Ok(node)) => {
                 adopt(node, release, &self.transits.begin());
                 None
@@ -1015,6 +1036,22 @@ mod tests {
         HostPort { host, port }
     }
 
+    /// An address that cannot be opened: "%" is no host.
+    fn bad_address() -> HostPort {
+        let host = "%".to_owned();
+        HostPort { host, port: 2 }
+    }
+
+    /// The slot map of a Cluster with one master.
+    fn all_slots_on(master: HostPort) -> [SlotRange; 1] {
+        [SlotRange {
+            first: Slot::new(0).unwrap(),
+            last: Slot::new(16_383).unwrap(),
+            master,
+            replicas: Vec::new(),
+        }]
+    }
+
     /// A store that knows no master.
     fn store_without_slots() -> Arc<ClusterStore> {
         store_with_hook(None)
@@ -1037,12 +1074,7 @@ mod tests {
     /// A store whose slots are all on one master, which is away.
     fn store() -> Arc<ClusterStore> {
         let store = store_without_slots();
-        store.members.replace(&[SlotRange {
-            first: Slot::new(0).unwrap(),
-            last: Slot::new(16_383).unwrap(),
-            master: address(1),
-            replicas: Vec::new(),
-        }]);
+        store.members.replace(&all_slots_on(address(1)));
         store
     }
 
@@ -1084,7 +1116,7 @@ mod tests {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         let slot = Slot::new(7).unwrap();
         thread::scope(|scope| {
-            let caller = scope.spawn(|| store.owner(slot, far).map(drop));
+            let caller = scope.spawn(|| store.owner_or_refresh(slot, far).map(drop));
             // Answers that have no range with the slot.
             while !caller.is_finished() {
                 store.refresher.end_round(None);
@@ -1107,11 +1139,7 @@ mod tests {
                 .send(format!("{} {token} {report:?}", key.name()))
                 .unwrap();
         })));
-        // "%" is no host, so the node cannot be opened.
-        let bad = HostPort {
-            host: "%".to_owned(),
-            port: 2,
-        };
+        let bad = bad_address();
         let key = Key::new("p:", "k", 16).unwrap();
         assert!(store.members.note_moved(key.slot(), &bad).unwrap());
         let mut of_guard = release(&key);
@@ -1136,14 +1164,10 @@ mod tests {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let old = store.members.owner(key.slot()).unwrap();
-        let node = store.node(&old).unwrap();
+        let node = store.node_or_open(&old).unwrap();
         node.queue_undo(release(&key));
         node.send_release(release(&key));
-        // "%" is no host, so the node cannot be opened.
-        let bad = HostPort {
-            host: "%".to_owned(),
-            port: 2,
-        };
+        let bad = bad_address();
         assert!(store.members.note_moved(key.slot(), &bad).unwrap());
         for _ in 0..3 {
             assert!(!store.reroute_releases(&old, node), "one release stays");
@@ -1162,18 +1186,8 @@ mod tests {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let old = store.members.owner(key.slot()).unwrap();
-        store.node(&old).unwrap().queue_undo(release(&key));
-        // The other master cannot be opened.
-        let bad = HostPort {
-            host: "%".to_owned(),
-            port: 2,
-        };
-        store.members.replace(&[SlotRange {
-            first: Slot::new(0).unwrap(),
-            last: Slot::new(16_383).unwrap(),
-            master: bad,
-            replicas: Vec::new(),
-        }]);
+        store.node_or_open(&old).unwrap().queue_undo(release(&key));
+        store.members.replace(&all_slots_on(bad_address()));
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         store.flush(far).unwrap();
         assert!(MonotonicTime::now() < far);
@@ -1186,13 +1200,8 @@ mod tests {
             let store = store();
             let key = Key::new("p:", "k", 16).unwrap();
             let old = store.members.owner(key.slot()).unwrap();
-            store.node(&old).unwrap();
-            store.members.replace(&[SlotRange {
-                first: Slot::new(0).unwrap(),
-                last: Slot::new(16_383).unwrap(),
-                master: address(2),
-                replicas: Vec::new(),
-            }]);
+            store.node_or_open(&old).unwrap();
+            store.members.replace(&all_slots_on(address(2)));
             if has_work {
                 // From a caller that chose the node before the slots moved.
                 let away = Error::new(ErrorKind::Unavailable, "away");
@@ -1242,7 +1251,7 @@ mod tests {
         assert!(!store.track(vec![tracked]));
         allow(usize::MAX);
         let owner = store.members.owner(key.slot()).unwrap();
-        store.node(&owner).unwrap();
+        store.node_or_open(&owner).unwrap();
         // The notification connection was tried, and nothing listens there.
         while !matches!(store.queue_mode(&key), QueueMode::Polling) {
             assert!(MonotonicTime::now() < far, "no attempt to connect");

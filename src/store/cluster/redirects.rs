@@ -35,8 +35,8 @@ impl Attempts {
         self.deadline = deadline;
     }
 
-    /// Waits before the next attempt, as long as `redirect` of the node at `by` asks for. Returns the error for the
-    /// caller if the deadline comes first.
+    /// Pauses before the next attempt if `redirect` calls for it. `by` is the node that sent `redirect`. Returns the
+    /// error for the caller if the deadline comes first.
     pub(super) fn wait(&mut self, redirect: &Redirect, by: &HostPort) -> Result<(), Error> {
         if !matches!(redirect, Redirect::TryAgain | Redirect::ClusterDown) {
             self.redirects += 1;
@@ -57,7 +57,7 @@ impl Attempts {
 }
 
 /// The error of a request that no node has carried out by its deadline. The node at `by` was the last to refuse it.
-pub(super) fn given_up(redirect: &Redirect, by: &HostPort) -> Error {
+fn given_up(redirect: &Redirect, by: &HostPort) -> Error {
     let what = match redirect {
         Redirect::Moved(target) | Redirect::Ask(target) => {
             let code = match redirect {
@@ -66,8 +66,8 @@ pub(super) fn given_up(redirect: &Redirect, by: &HostPort) -> Error {
             };
             let slot = target.slot.number();
             &format!(
-                "the nodes of the Cluster do not agree who serves slot {slot} ({code}); nothing was done; check the \
-                 slots with `redis-cli --cluster check {by}`"
+                "the nodes of the Cluster do not agree on which node serves slot {slot} ({code}); nothing was \
+                 done; check the slots with `redis-cli --cluster check {by}`"
             )
         }
         Redirect::Retired => {
@@ -127,13 +127,13 @@ mod tests {
         for (redirect, message) in [
             (
                 moved(),
-                "the nodes of the Cluster do not agree who serves slot 7 (MOVED); nothing was done; check the slots \
-                 with `redis-cli --cluster check [::1]:7001`",
+                "the nodes of the Cluster do not agree on which node serves slot 7 (MOVED); nothing was done; check \
+                 the slots with `redis-cli --cluster check [::1]:7001`",
             ),
             (
                 Redirect::parse("ASK", "7 h:1").unwrap(),
-                "the nodes of the Cluster do not agree who serves slot 7 (ASK); nothing was done; check the slots \
-                 with `redis-cli --cluster check [::1]:7001`",
+                "the nodes of the Cluster do not agree on which node serves slot 7 (ASK); nothing was done; check the \
+                 slots with `redis-cli --cluster check [::1]:7001`",
             ),
             (
                 Redirect::Retired,

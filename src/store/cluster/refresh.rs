@@ -35,7 +35,6 @@ pub(super) struct Refresher {
 struct RefreshState {
     is_wanted: bool,
     is_stopped: bool,
-    is_closed: bool,
     /// The number of rounds so far. A round asks one node after another, and ends with an answer or when all nodes have
     /// failed.
     rounds: u64,
@@ -93,7 +92,7 @@ impl Refresher {
         state.error.clone()
     }
 
-    /// Ends the thread.
+    /// Ends the thread, and closes the connection to the node that is being asked.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.is_stopped = true;
@@ -101,12 +100,6 @@ impl Refresher {
         if let Some(asked) = state.asked.take() {
             asked.close();
         }
-    }
-
-    /// Ends the thread and closes its connection. No other code of this type connects.
-    pub(super) fn close(&self) {
-        self.state.lock().is_closed = true;
-        self.stop();
     }
 
     /// Waits for work. `not_before`: when the next question may be sent. `until`: when to return without work.
@@ -363,7 +356,7 @@ mod tests {
     fn some_redirects_ask_for_the_slot_map() {
         let node = HostPort::new(b"h", b"1").unwrap();
         let store = store_of(std::slice::from_ref(&node));
-        let member = store.members.at(&node).unwrap();
+        let member = store.members.get_or_add_named(&node).unwrap();
         for (code, is_wanted, moved) in [
             ("MOVED", true, &[Slot::new(7).unwrap()][..]),
             // The map has the slot already.
@@ -391,9 +384,17 @@ mod tests {
         };
         assert_eq!(order(0), [0, 1, 2]);
         assert_eq!(order(1), [1, 2, 0]);
-        store.members.at(&nodes[0]).unwrap().note_reply(false);
+        store
+            .members
+            .get_or_add_named(&nodes[0])
+            .unwrap()
+            .note_reply(false);
         assert_eq!(order(0), [1, 2, 0]);
-        store.members.at(&nodes[0]).unwrap().note_reply(true);
+        store
+            .members
+            .get_or_add_named(&nodes[0])
+            .unwrap()
+            .note_reply(true);
         assert_eq!(order(0), [0, 1, 2]);
     }
 

@@ -21,14 +21,16 @@ pub(super) struct SlotMap {
     counts: [u16; MAX_MASTERS],
 }
 
-impl SlotMap {
-    pub(super) fn new() -> Self {
+impl Default for SlotMap {
+    fn default() -> Self {
         Self {
             owners: vec![NONE; usize::from(slot::COUNT)].into_boxed_slice(),
             counts: [0; MAX_MASTERS],
         }
     }
+}
 
+impl SlotMap {
     pub(super) fn owner(&self, slot: Slot) -> Option<ServerId> {
         let owner = self.owners[usize::from(slot.number())];
         (owner != NONE).then_some(ServerId(owner))
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_slot_keeps_its_last_master() {
-        let mut map = SlotMap::new();
+        let mut map = SlotMap::default();
         assert!(map.owner(slot(7)).is_none());
         assert!(map.set(slot(7), ServerId(3)));
         assert!(!map.set(slot(7), ServerId(3)));

@@ -38,9 +38,9 @@ impl Transits {
             let before = self.arrivals.load(Ordering::SeqCst);
             flush()?;
             // A move that has ended before the first check has counted its arrivals.
-            let has_missed_none = self.under_way.load(Ordering::SeqCst) == 0
+            let was_undisturbed = self.under_way.load(Ordering::SeqCst) == 0
                 && self.arrivals.load(Ordering::SeqCst) == before;
-            if has_missed_none {
+            if was_undisturbed {
                 return Ok(());
             }
             if MonotonicTime::now() >= deadline {
