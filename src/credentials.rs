@@ -1,4 +1,4 @@
-//! `Credentials`: the login of a connection, if a callback of the user returns it.
+//! `Credentials`: a login, and the callback that returns one.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A password, with or without a user's name, which a callback of
-/// [`Builder::credentials`](crate::Builder::credentials) returns. `Debug` shows neither.
+/// A password, with or without a user's name. The callback of
+/// [`Builder::credentials`](crate::Builder::credentials) returns it, and
+/// [`Builder::sentinel_credentials`](crate::Builder::sentinel_credentials) takes it. `Debug` shows neither.
 ///
 /// ```
 /// use leasehold::{Client, Credentials};

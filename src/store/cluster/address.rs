@@ -34,8 +34,9 @@ impl ClusterAddress {
     ) -> Option<Result<Self, Error>> {
         let infos = url::parse_cluster(url)?;
         let invalid = |why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}"));
+        let seed = |info: &ConnectionInfo| HostPort::of(info.addr());
         Some(infos.map_err(invalid).map(|infos| Self {
-            seeds: infos.iter().filter_map(address_of).collect(),
+            seeds: infos.iter().filter_map(seed).collect(),
             info: infos[0].clone(),
             credentials: None,
             #[cfg(feature = "tls")]
@@ -100,16 +101,5 @@ impl ClusterAddress {
     pub(crate) fn text(&self) -> String {
         let seeds: Vec<String> = self.seeds.iter().map(HostPort::to_string).collect();
         seeds.join(",")
-    }
-}
-
-/// The host and port of an address.
-fn address_of(info: &ConnectionInfo) -> Option<HostPort> {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            let (host, port) = (host.clone(), *port);
-            Some(HostPort { host, port })
-        }
-        _ => None,
     }
 }

@@ -410,7 +410,7 @@ impl Endpoint {
         let connection = socket::connect(attempted.info.addr(), deadline);
         let halves = connection.map_err(|error| {
             let is_lasting = error.nothing_listens() && self.is_fixed() && !self.was_reached();
-            let error = attempted.connect(error);
+            let error = attempted.connect_error(error);
             if is_lasting { error.lasting() } else { error }
         })?;
         self.was_reached.store(true, Ordering::Relaxed);
@@ -428,7 +428,8 @@ impl Endpoint {
         match (&self.tls, attempted.info.addr()) {
             (Some(tls), ConnectionAddr::TcpTls { host, .. }) => {
                 let started = tls.start(host, &mut sender, &mut receiver, deadline);
-                started.map_err(|error| attempted.handshake(&tls.server_name(host), error))?;
+                started
+                    .map_err(|error| attempted.handshake_error(&tls.server_name(host), error))?;
             }
             (None, ConnectionAddr::TcpTls { .. }) => {
                 let message = "TLS was not set up";
@@ -540,7 +541,7 @@ impl Endpoint {
         Attempted {
             info,
             timeout: self.connect_timeout,
-            setting: "connect_timeout",
+            setting: "`connect_timeout`",
         }
     }
 

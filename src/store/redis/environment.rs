@@ -38,7 +38,7 @@ impl EnvironmentCheck {
     ) -> Result<Vec<EnvironmentFinding>, Error> {
         let deadline = MonotonicTime::now().after(timeout);
         let server = endpoint.find_server(deadline, &self.0)?.info;
-        let setting = "command_timeout";
+        let setting = "`command_timeout`";
         let connecting = Attempted {
             info: &server,
             timeout,
@@ -56,13 +56,13 @@ impl EnvironmentCheck {
         let step = Step::CheckEnvironment;
         let packed = questions.commands.get_packed_pipeline();
         let sent = sender.send(&packed, deadline);
-        sent.map_err(|error| attempted.no_reply(step, error.into(), &[]))?;
+        sent.map_err(|error| attempted.no_reply_error(step, error.into(), &[]))?;
         let mut replies = Vec::with_capacity(questions.commands.len());
         for _ in 0..questions.commands.len() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
                 let tls = endpoint.tls_error(attempted, &receiver);
-                tls.unwrap_or_else(|| attempted.no_reply(step, error, receiver.unparsed()))
+                tls.unwrap_or_else(|| attempted.no_reply_error(step, error, receiver.unparsed()))
             })?;
             if let Some(password) = password_to_hide(&info) {
                 hide_password(&mut reply, &password);
@@ -127,7 +127,7 @@ impl Questions {
         if self.authenticates
             && let Some(Value::ServerError(error)) = replies.next()
         {
-            return Err(attempted.refused(Step::CheckEnvironment, "AUTH", &error));
+            return Err(attempted.refused_error(Step::CheckEnvironment, "AUTH", &error));
         }
         let mut next = || replies.next().unwrap_or_default();
         let _name = next();
@@ -136,7 +136,7 @@ impl Questions {
             if let Value::ServerError(error) = reply
                 && error.code() == "NOAUTH"
             {
-                return Err(attempted.refused(Step::CheckEnvironment, "HELLO", error));
+                return Err(attempted.refused_error(Step::CheckEnvironment, "HELLO", error));
             }
         }
         let (save, tracking, script) = (next(), next(), next());

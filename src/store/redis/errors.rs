@@ -377,8 +377,9 @@ impl fmt::Display for Step {
 #[derive(Clone, Copy)]
 pub(super) struct Attempted<'a> {
     pub(super) info: &'a ConnectionInfo,
-    /// The time-out of the whole attempt, and the name of its setting.
+    /// The time-out of the whole attempt.
     pub(super) timeout: Duration,
+    /// The setting that the time-out comes from, as messages show it: with its name in backticks.
     pub(super) setting: &'static str,
 }
 
@@ -396,7 +397,7 @@ impl Attempted<'_> {
     }
 
     /// The error for a socket that could not be connected.
-    pub(super) fn connect(&self, error: ConnectError) -> Error {
+    pub(super) fn connect_error(&self, error: ConnectError) -> Error {
         let error = match error {
             ConnectError::Resolve(error) => {
                 let what =
@@ -417,7 +418,7 @@ impl Attempted<'_> {
         let what = match error.kind() {
             ConnectionRefused => "refuses connections; check that Redis runs there, and the port",
             TimedOut | WouldBlock => &format!(
-                "accepts no connection within {timeout:?} (`{setting}`); check the address, and \
+                "accepts no connection within {timeout:?} ({setting}); check the address, and \
                  firewalls"
             ),
             NotFound => "does not exist; check the path of the socket, and that Redis runs",
@@ -429,21 +430,23 @@ impl Attempted<'_> {
 
     /// The error for a handshake of TLS that failed.
     #[cfg(feature = "tls")]
-    pub(super) fn handshake(&self, server_name: &str, error: TlsError) -> Error {
+    pub(super) fn handshake_error(&self, server_name: &str, error: TlsError) -> Error {
         let (timeout, setting) = (self.shown_timeout(), self.setting);
         match error {
             TlsError::Refused(error) => self.tls_refused(server_name, &error),
             TlsError::Late { has_received: true } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
-                    "did not end the TLS handshake within {timeout:?} (`{setting}`); check the \
+                    "did not end the TLS handshake within {timeout:?} ({setting}); check the \
                      server's load and the network"
                 ),
             ),
-            TlsError::Late { has_received: false } => self.about(
+            TlsError::Late {
+                has_received: false,
+            } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
-                    "did not answer the TLS handshake within {timeout:?} (`{setting}`); use redis:// \
+                    "did not answer the TLS handshake within {timeout:?} ({setting}); use redis:// \
                      if this port is one without TLS"
                 ),
             ),
@@ -477,7 +480,7 @@ impl Attempted<'_> {
     }
 
     /// The error for a request without a reply. `received` has the bytes that came in place of a reply.
-    pub(super) fn no_reply(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
+    pub(super) fn no_reply_error(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
         let (timeout, setting) = (self.shown_timeout(), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
@@ -485,7 +488,7 @@ impl Attempted<'_> {
             ErrorKind::Timeout => (
                 ErrorKind::Unavailable,
                 format!(
-                    "did not answer {step} within {timeout:?} (`{setting}`); check the server's load \
+                    "did not answer {step} within {timeout:?} ({setting}); check the server's load \
                      and the network"
                 ),
             ),
@@ -514,7 +517,7 @@ impl Attempted<'_> {
     }
 
     /// The error for an error reply to `command`.
-    pub(super) fn refused(&self, step: Step, command: &str, error: &ServerError) -> Error {
+    pub(super) fn refused_error(&self, step: Step, command: &str, error: &ServerError) -> Error {
         // redis-rs shows some codes by names of its own.
         let text = format!("{} {}", error.code(), error.details().unwrap_or(""));
         let reply = error_reply(error.code(), error.details());
@@ -570,9 +573,7 @@ impl Attempted<'_> {
         self.about(kind, what)
             .with_source(sanitized(error.clone().into()))
     }
-}
 
-impl Attempted<'_> {
     /// The error for the error reply of a sentinel to `command`.
     pub(super) fn refused_by_sentinel(&self, command: &str, error: &ServerError) -> Error {
         // The error has no source, since the sentinel's text may repeat the password.
@@ -590,7 +591,7 @@ impl Attempted<'_> {
                 ErrorKind::InvalidConfig,
                 "is no sentinel; use the ports of the sentinels, or redis:// for a single server",
             ),
-            _ => self.refused(Step::AskSentinel, command, error),
+            _ => self.refused_error(Step::AskSentinel, command, error),
         }
     }
 }
@@ -670,14 +671,14 @@ mod tests {
         let attempted = Attempted {
             info: &info,
             timeout: Duration::from_secs(1),
-            setting: "connect_timeout",
+            setting: "`connect_timeout`",
         };
         let Value::ServerError(loading) =
             redis::parse_redis_value(b"-LOADING Redis is loading.\r\n").unwrap()
         else {
             panic!("it is an error");
         };
-        let error = attempted.refused(Step::LogIn, "HELLO", &loading);
+        let error = attempted.refused_error(Step::LogIn, "HELLO", &loading);
         assert_eq!(
             error.to_string(),
             "Redis is unavailable: h:6379 refuses the login: LOADING Redis is loading; wait until the server has read \

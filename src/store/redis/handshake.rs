@@ -98,7 +98,7 @@ impl Handshake<'_> {
                 ProtocolVersion::RESP2 => "AUTH",
                 _ => "HELLO",
             };
-            return Err(self.attempted.refused(Step::LogIn, command, &error));
+            return Err(self.attempted.refused_error(Step::LogIn, command, &error));
         }
         if login.selects
             && let Some(Value::ServerError(error)) = replies.next()
@@ -107,7 +107,7 @@ impl Handshake<'_> {
         }
         match server {
             Value::ServerError(error) if error.code() == "NOAUTH" => {
-                Err(self.attempted.refused(Step::LogIn, "HELLO", &error))
+                Err(self.attempted.refused_error(Step::LogIn, "HELLO", &error))
             }
             server => self.check_role(&server),
         }
@@ -124,16 +124,16 @@ impl Handshake<'_> {
         // The server has not told its role: a proxy may refuse `HELLO`, or `rename-command` may have removed it.
         let mut commands = redis::pipe();
         commands.cmd("ROLE");
-        match self.send_and_receive(Step::LogIn, &commands)?.pop() {
+        let reply = self.send_and_receive(Step::LogIn, &commands)?.pop();
+        let role = match &reply {
             Some(Value::ServerError(error)) => {
-                Err(self.attempted.refused(Step::LogIn, "ROLE", &error))
+                return Err(self.attempted.refused_error(Step::LogIn, "ROLE", error));
             }
-            Some(Value::Array(parts)) if matches!(&parts[..], [Value::BulkString(_), ..]) => {
-                let [Value::BulkString(role), ..] = &parts[..] else {
-                    return Ok(());
-                };
-                self.endpoint.check_role(self.attempted, by, role)
-            }
+            Some(Value::Array(parts)) => parts.first(),
+            _ => None,
+        };
+        match role {
+            Some(Value::BulkString(role)) => self.endpoint.check_role(self.attempted, by, role),
             _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
         }
     }
@@ -196,7 +196,7 @@ impl Handshake<'_> {
             match reply {
                 Value::ServerError(error) => {
                     let step = Step::LoadScripts;
-                    return Err(self.attempted.refused(step, "SCRIPT LOAD", &error));
+                    return Err(self.attempted.refused_error(step, "SCRIPT LOAD", &error));
                 }
                 Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
                 _ => return Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
@@ -214,7 +214,9 @@ impl Handshake<'_> {
         let sent = MonotonicTime::now();
         match self.send_and_receive(Step::CheckData, &check.call())?.pop() {
             Some(Value::ServerError(error)) => {
-                Err(self.attempted.refused(Step::CheckData, "EVAL", &error))
+                Err(self
+                    .attempted
+                    .refused_error(Step::CheckData, "EVAL", &error))
             }
             Some(reply) if check.read(&reply, sent) => Ok(()),
             _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
@@ -251,11 +253,11 @@ impl Handshake<'_> {
             "DENIED" => true,
             _ => has_too_many_clients(refusal.details()),
         };
-        (is_closed && of_accept).then(|| self.attempted.refused(step, "CONNECT", refusal))
+        (is_closed && of_accept).then(|| self.attempted.refused_error(step, "CONNECT", refusal))
     }
 
     fn select_error(&self, error: &ServerError) -> Error {
-        let refused = self.attempted.refused(Step::LogIn, "SELECT", error);
+        let refused = self.attempted.refused_error(Step::LogIn, "SELECT", error);
         if refused.kind() != ErrorKind::Protocol {
             return refused;
         }
@@ -267,6 +269,9 @@ impl Handshake<'_> {
     fn error(&self, step: Step, error: RedisError) -> Error {
         let receiver = self.connection.receiver();
         let tls = self.endpoint.tls_error(self.attempted, receiver);
-        tls.unwrap_or_else(|| self.attempted.no_reply(step, error, receiver.unparsed()))
+        tls.unwrap_or_else(|| {
+            self.attempted
+                .no_reply_error(step, error, receiver.unparsed())
+        })
     }
 }

@@ -55,10 +55,11 @@ pub(crate) fn connect(
 ) -> Result<(Sender, Receiver), ConnectError> {
     let socket = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            let mut connected = Err(io::Error::other("the host's name has no address"));
+            let without_address = io::Error::other("the host's name has no address");
+            let mut connected = Err(ConnectError::Resolve(without_address));
             let addresses = (host.as_str(), *port).to_socket_addrs();
             for address in addresses.map_err(ConnectError::Resolve)? {
-                connected = connect_to(&address.into(), deadline);
+                connected = connect_to(&address.into(), deadline).map_err(ConnectError::Connect);
                 if connected.is_ok() {
                     break;
                 }
@@ -360,7 +361,7 @@ impl Closer {
     }
 }
 
-/// The sockets of one task, which another thread can end: it closes them all, and each later one.
+/// The sockets of one task. Another thread can close them all; a socket that is registered later is closed at once.
 #[derive(Default)]
 pub(crate) struct Sockets(Mutex<SocketsState>);
 

@@ -335,7 +335,7 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
             }
             // `BadSignature`: the trusted issuer has the same name as the certificate's issuer, but another key.
             UnknownIssuer | BadSignature => {
-                "has a certificate of an unknown issuer; give the issuer's with TlsConfig::ca_pem"
+                "has a certificate of an unknown issuer; give the issuer's certificate with TlsConfig::ca_pem"
             }
             NotValidForName | NotValidForNameContext { .. } => {
                 return format!(
@@ -363,7 +363,7 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
             "refuses the client certificate; check TlsConfig::client_certificate_pem, and which \
              authorities the server trusts"
         }
-        InvalidMessage(_) => NO_TLS,
+        InvalidMessage(_) => SERVER_WITHOUT_TLS,
         _ => {
             "has refused the TLS handshake, or breaks its rules; check its TLS settings (`tls-protocols`, `tls-ciphers`)"
         }
@@ -372,7 +372,7 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
 }
 
 /// The rest of an error's message for a server that does not reply in TLS.
-pub(crate) const NO_TLS: &str =
+const SERVER_WITHOUT_TLS: &str =
     "does not speak TLS on this port; use its TLS port, or redis:// for one without TLS";
 
 #[cfg(test)]

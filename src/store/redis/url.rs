@@ -28,6 +28,14 @@ impl Fault {
         }
     }
 
+    /// The message of this fault does not add the form of a valid URL.
+    pub(super) fn without_form(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            shows_form: false,
+        }
+    }
+
     /// The message. `form` is that of a valid URL.
     pub(super) fn explain(self, form: &str) -> String {
         let Self { what, shows_form } = self;
@@ -37,15 +45,6 @@ impl Fault {
                  percent-encoded in user and password"
             ),
             false => what,
-        }
-    }
-}
-
-impl From<&str> for Fault {
-    fn from(what: &str) -> Self {
-        Self {
-            what: what.to_owned(),
-            shows_form: false,
         }
     }
 }
@@ -68,10 +67,10 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
     };
     if has_tls {
         if !cfg!(feature = "tls") {
-            return Err(NO_TLS.into());
+            return Err(Fault::without_form(TLS_NEEDS_FEATURE));
         }
         if parsed.fragment() == Some("insecure") {
-            return Err(INSECURE.into());
+            return Err(Fault::without_form(INSECURE));
         }
         // redis-rs reads `rediss` only with a feature of its own.
         let changed = parsed.set_scheme("redis");
@@ -85,14 +84,14 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
         .any(|(name, _)| !known.contains(&&*name))
     {
         let what = format!("has an unknown option; known are {}", known.join(", "));
-        return Err(what.as_str().into());
+        return Err(Fault::without_form(what));
     }
     let info = parsed
         .into_connection_info()
         .map_err(|error| match error.detail() {
-            Some(_) => {
-                "has an unknown version in its option protocol; known are resp2 and resp3".into()
-            }
+            Some(_) => Fault::without_form(
+                "has an unknown version in its option protocol; known are resp2 and resp3",
+            ),
             None => fault(),
         })?;
     match info.addr() {
@@ -101,12 +100,8 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
             Err(Fault::of_form("has a % in the host"))
         }
         ConnectionAddr::Tcp(host, port) if has_tls => {
-            let addr = ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure: false,
-                tls_params: None,
-            };
+            let (host, port) = (host.clone(), *port);
+            let addr = HostPort { host, port }.to_addr(true);
             Ok(info.set_addr(addr))
         }
         _ => Ok(info),
@@ -138,10 +133,9 @@ fn parse_nodes(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, Fault> {
         .map(|host| parse_single(&format!("{scheme}://{login}{host}{behind}")));
     let infos = infos.collect::<Result<Vec<ConnectionInfo>, Fault>>()?;
     match infos.iter().any(|info| info.redis_settings().db() != 0) {
-        true => Err(
-            "has a database behind the hosts, and a Cluster has only database 0; leave it out"
-                .into(),
-        ),
+        true => Err(Fault::without_form(
+            "has a database behind the hosts, and a Cluster has only database 0; leave it out",
+        )),
         false => Ok(infos),
     }
 }
@@ -186,12 +180,10 @@ pub(crate) fn cluster_url(info: &ConnectionInfo) -> String {
         ConnectionAddr::TcpTls { .. } => "rediss",
         _ => "redis",
     };
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{scheme}+cluster://{}", host_and_port(host, *port))
-        }
+    match HostPort::of(info.addr()) {
+        Some(address) => format!("{scheme}+cluster://{address}"),
         // A Unix socket has no host, but a Cluster knows its nodes by host and port.
-        _ => format!("{scheme}+cluster://host:port"),
+        None => format!("{scheme}+cluster://host:port"),
     }
 }
 
@@ -213,6 +205,17 @@ impl HostPort {
         let port = std::str::from_utf8(port).ok()?.parse().ok()?;
         let host = host.to_owned();
         (port != 0).then_some(Self { host, port })
+    }
+
+    /// The host and the port of `addr`. `None` for a Unix socket.
+    pub(crate) fn of(addr: &ConnectionAddr) -> Option<Self> {
+        match addr {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                let (host, port) = (host.clone(), *port);
+                Some(Self { host, port })
+            }
+            _ => None,
+        }
     }
 
     /// The address in the form of redis-rs, with TLS if `has_tls`.
@@ -255,8 +258,12 @@ const SCHEMES: &[&str] = &[
     "valkey+unix",
     "redis+cluster",
     "rediss+cluster",
+    "valkey+cluster",
+    "valkeys+cluster",
     "redis+sentinel",
     "rediss+sentinel",
+    "valkey+sentinel",
+    "valkeys+sentinel",
     "memory",
 ];
 
@@ -303,7 +310,7 @@ const MISPLACED_LOGIN: &str = "has a comma before an @; put user and password be
      comma in them as %2C";
 const MISPLACED_AT: &str =
     "has an @ behind a /, ? or #; in user and password, write these as %2F, %3F and %23";
-pub(super) const NO_TLS: &str =
+pub(super) const TLS_NEEDS_FEATURE: &str =
     "asks for TLS, which needs leasehold's cargo feature `tls`; enable it in Cargo.toml";
 const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
      certificate with TlsConfig::ca_pem instead";
@@ -312,7 +319,7 @@ const INSECURE: &str = "asks for TLS without a check of certificates, which is n
 /// may have taken a part of a password for the host.
 pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
-        ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(NO_TLS),
+        ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(TLS_NEEDS_FEATURE),
         ConnectionAddr::TcpTls { insecure: true, .. } => Err(INSECURE),
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } if host.is_empty() => {
             Err("has no host")

@@ -95,7 +95,7 @@ fn an_address_with_tls_in_code_connects() {
 fn a_certificate_of_an_unknown_issuer_is_refused() {
     let tls = TlsServer::start();
     let other = Authority::new();
-    let reason = "unknown issuer; give the issuer's with TlsConfig::ca_pem";
+    let reason = "unknown issuer; give the issuer's certificate with TlsConfig::ca_pem";
     assert_refused(|| steady(&tls.url()), reason);
     let ca = TlsConfig::new().ca_pem(other.pem);
     assert_refused(|| steady(&tls.url()).tls(ca.clone()), reason);
@@ -171,8 +171,8 @@ fn messages_name_server_fault_and_next_step() {
     assert_says(
         &steady(&tls.url()).build().unwrap_err(),
         &tls.url(),
-        "no TLS connection: ADDR has a certificate of an unknown issuer; give the issuer's with \
-         TlsConfig::ca_pem",
+        "no TLS connection: ADDR has a certificate of an unknown issuer; give the issuer's certificate \
+         with TlsConfig::ca_pem",
     );
     let fake = Fake::start(Manner::Http);
     let url = fake.url().replace("redis:", "rediss:");

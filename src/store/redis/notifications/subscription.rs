@@ -77,7 +77,7 @@ impl Subscription {
         deadline: MonotonicTime,
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Self, Sender), Error> {
-        let setting = "command_timeout";
+        let setting = "`command_timeout`";
         let attempted = Attempted {
             info: &info,
             timeout,
@@ -107,11 +107,13 @@ impl Subscription {
         for commands in [commands, subscribe] {
             let packed = commands.get_packed_pipeline();
             let sent = sender.send(&packed, deadline);
-            sent.map_err(|error| attempted.no_reply(step, error.into(), &[]))?;
+            sent.map_err(|error| attempted.no_reply_error(step, error.into(), &[]))?;
             for command in commands.cmd_iter() {
                 let reply = receiver.receive(deadline, LONGEST_REPLY).map_err(|error| {
                     let tls = endpoint.tls_error(attempted, &receiver);
-                    tls.unwrap_or_else(|| attempted.no_reply(step, error, receiver.unparsed()))
+                    tls.unwrap_or_else(|| {
+                        attempted.no_reply_error(step, error, receiver.unparsed())
+                    })
                 })?;
                 check(attempted, &name_of(command), &reply)?;
                 // Only the reply to `HELLO` has a role.
@@ -189,7 +191,7 @@ fn check(attempted: Attempted<'_>, command: &str, reply: &Value) -> Result<(), E
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
         // Another node of the Cluster has `any_key`. Redis checks the user's rights before it redirects.
         Value::ServerError(error) if error_of(error).redirect().is_some() => Ok(()),
-        Value::ServerError(error) => Err(attempted.refused(Step::Subscribe, command, error)),
+        Value::ServerError(error) => Err(attempted.refused_error(Step::Subscribe, command, error)),
         Value::BulkString(_) => Ok(()),
         Value::Push { .. } | Value::Map(_) | Value::Array(_) => Ok(()),
         Value::SimpleString(_) | Value::Okay | Value::Int(_) => Ok(()),

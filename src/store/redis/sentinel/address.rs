@@ -32,7 +32,7 @@ impl SentinelUrl {
             _ => return None,
         };
         if has_tls && !cfg!(feature = "tls") {
-            return Some(Err(url::NO_TLS.to_owned()));
+            return Some(Err(url::TLS_NEEDS_FEATURE.to_owned()));
         }
         Some(Self::read(rest, has_tls).map_err(|fault| fault.explain(FORM)))
     }
@@ -69,7 +69,7 @@ impl SentinelUrl {
             let what = format!(
                 "has more than {MAX_SENTINELS} hosts; name some, and the client learns of the others"
             );
-            return Err(what.as_str().into());
+            return Err(Fault::without_form(what));
         }
         let mut infos = Vec::new();
         for host in hosts {

@@ -276,7 +276,7 @@ impl Sentinels {
         let attempted = Attempted {
             info: &info,
             timeout,
-            setting: "a part of connect_timeout",
+            setting: "a part of `connect_timeout`",
         };
         let connection =
             endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
@@ -532,6 +532,9 @@ impl<'a> SentinelConnection<'a> {
     fn error(&self, error: redis::RedisError) -> Error {
         let tls = self.endpoint.tls_error(self.attempted, &self.receiver);
         let received = self.receiver.unparsed();
-        tls.unwrap_or_else(|| self.attempted.no_reply(Step::AskSentinel, error, received))
+        tls.unwrap_or_else(|| {
+            self.attempted
+                .no_reply_error(Step::AskSentinel, error, received)
+        })
     }
 }

@@ -342,7 +342,7 @@ fn the_error_of_a_sentinel_repeats_no_login() {
     let attempted = Attempted {
         info: &info,
         timeout: std::time::Duration::from_nanos(499_994_449),
-        setting: "a part of connect_timeout",
+        setting: "a part of `connect_timeout`",
     };
     for code in ["NOAUTH", "WRONGPASS", "ERR", "OTHER"] {
         let line = format!("-{code} you sent s3cret\r\n");
@@ -353,8 +353,9 @@ fn the_error_of_a_sentinel_repeats_no_login() {
         assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
     }
     let late = redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-    let error = attempted.no_reply(Step::AskSentinel, late, b"");
-    assert!(error.to_string().contains("within 499ms"), "{error}");
+    let error = attempted.no_reply_error(Step::AskSentinel, late, b"");
+    let part = "within 499ms (a part of `connect_timeout`)";
+    assert!(error.to_string().contains(part), "{error}");
 }
 
 #[test]

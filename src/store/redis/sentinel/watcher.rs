@@ -103,7 +103,7 @@ impl SentinelWatcher {
         let attempted = Attempted {
             info: &info,
             timeout: self.timeout,
-            setting: "command_timeout",
+            setting: "`command_timeout`",
         };
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
