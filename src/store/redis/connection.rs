@@ -518,7 +518,7 @@ impl Endpoint {
         };
         loop {
             let now = MonotonicTime::now();
-            let left = sentinels.ask_at().min(deadline).since(now);
+            let left = sentinels.connect_again_at().min(deadline).since(now);
             if left.is_zero() || questions.check().is_err() {
                 return;
             }

@@ -9,8 +9,9 @@ use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY, password_to_hide};
 use crate::store::redis::data_check::DataCheck;
-use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, sanitized};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, is_error, sanitized};
 use crate::store::redis::handshake::Login;
+use crate::store::redis::replies::field;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::redis::socket::Sockets;
 use crate::store::redis::url;
@@ -142,10 +143,9 @@ impl Questions {
         let (save, tracking, script) = (next(), next(), next());
         let fsync = self.keeps_data.then(next);
         let is_redis = |reply: &Value| matches!(reply, Value::Array(_) | Value::BulkString(_));
-        let refuses = |reply: &Value| matches!(reply, Value::ServerError(_));
         if ![&hello, &info]
             .into_iter()
-            .all(|it| is_redis(it) || refuses(it))
+            .all(|it| is_redis(it) || is_error(it))
         {
             return Err(attempted.about(ErrorKind::Protocol, NOT_REDIS));
         }
@@ -173,7 +173,7 @@ struct Answers {
 
 fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     let hello = |name: &str| pair(&answers.hello, name);
-    let info = |name: &str| field(&answers.info, name);
+    let info = |name: &str| info_field(&answers.info, name);
     let mode = hello("mode").or_else(|| info("redis_mode"));
     if mode.as_deref() == Some("sentinel") {
         // A Sentinel knows neither scripts nor most settings.
@@ -262,7 +262,7 @@ fn shown(error: &ServerError) -> String {
 }
 
 /// The text of a field of `INFO`.
-fn field(info: &Value, name: &str) -> Option<String> {
+fn info_field(info: &Value, name: &str) -> Option<String> {
     let Value::BulkString(text) = info else {
         return None;
     };
@@ -272,18 +272,8 @@ fn field(info: &Value, name: &str) -> Option<String> {
     found.map(|value| printable(value.trim_end(), LONGEST_TEXT).into_owned())
 }
 
-/// The text that follows `name` in an array of names and values.
+/// The text of the field `name` of a reply.
 fn pair(reply: &Value, name: &str) -> Option<String> {
-    let Value::Array(items) = reply else {
-        return None;
-    };
-    let is_name = |item: &Value| matches!(item, Value::BulkString(item) if item == name.as_bytes());
-    let found = items.chunks_exact(2).find(|pair| is_name(&pair[0]))?;
-    match &found[1] {
-        Value::BulkString(text) => {
-            let text = String::from_utf8_lossy(text);
-            Some(printable(&text, LONGEST_TEXT).into_owned())
-        }
-        _ => None,
-    }
+    let text = String::from_utf8_lossy(field(reply, name.as_bytes())?);
+    Some(printable(&text, LONGEST_TEXT).into_owned())
 }

@@ -5,8 +5,8 @@ use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerEr
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint, NamedBy};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
+use crate::store::redis::replies::field;
 use crate::store::redis::scripts::ScriptKind;
-use crate::store::redis::sentinel::field;
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 

@@ -340,6 +340,28 @@ impl Frame {
     }
 }
 
+/// The value of the field `name` in a reply that is a list of names and values (RESP2) or a map (RESP3).
+pub(crate) fn field<'a>(reply: &'a Value, name: &[u8]) -> Option<&'a [u8]> {
+    let is_name = |it: &Value| match it {
+        Value::BulkString(it) => it == name,
+        Value::SimpleString(it) => it.as_bytes() == name,
+        _ => false,
+    };
+    let value = match reply {
+        Value::Array(fields) => {
+            let mut pairs = fields.chunks_exact(2);
+            &pairs.find(|pair| is_name(&pair[0]))?[1]
+        }
+        Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_name(key))?.1,
+        _ => return None,
+    };
+    match value {
+        Value::BulkString(value) => Some(value),
+        Value::SimpleString(value) => Some(value.as_bytes()),
+        _ => None,
+    }
+}
+
 /// Builds the element at `at` of a whole reply.
 fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     let rest = bytes.get(*at..).ok_or_else(garbage)?;

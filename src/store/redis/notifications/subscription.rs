@@ -11,7 +11,7 @@ use crate::store::redis::connection::{Endpoint, FoundServer, LONGEST_REPLY, Name
 use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
 use crate::store::redis::handshake::Login;
-use crate::store::redis::sentinel::field;
+use crate::store::redis::replies::field;
 use crate::store::redis::socket::{Closer, Receiver, Sender, Sockets};
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;

@@ -20,6 +20,7 @@ use crate::credentials::Credentials;
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::{Attempted, Step};
+use crate::store::redis::replies::field;
 use crate::store::redis::socket::{Receiver, Sender, Sockets};
 use crate::store::redis::url::HostPort;
 use crate::util::clock::MonotonicTime;
@@ -51,8 +52,8 @@ struct State {
     /// The number of the last fail-over (`config-epoch`) in the answers so far.
     epoch: u64,
     /// After an attempt to connect has failed, the next one begins at this time.
-    ask_at: MonotonicTime,
-    /// The time between `ask_at` and the failure. Zero after a success, or a switch.
+    connect_again_at: MonotonicTime,
+    /// The time between `connect_again_at` and the failure. Zero after a success, or a switch.
     pause: Duration,
     /// The number of times that an answer proved wrong or outdated.
     doubts: u64,
@@ -89,7 +90,7 @@ impl Sentinels {
                 order: url.hosts.clone(),
                 primary: None,
                 epoch: 0,
-                ask_at: MonotonicTime::now(),
+                connect_again_at: MonotonicTime::now(),
                 pause: Duration::ZERO,
                 doubts: 0,
                 is_reported: false,
@@ -158,12 +159,12 @@ impl Sentinels {
     pub(crate) fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
-        if state.ask_at <= now {
+        if state.connect_again_at <= now {
             let pause = (2 * state.pause).max(FIRST_PAUSE);
             state.pause = pause.min(longest).min(LONGEST_PAUSE);
-            state.ask_at = now.after(state.pause);
+            state.connect_again_at = now.after(state.pause);
         }
-        state.ask_at
+        state.connect_again_at
     }
 
     /// Ends the pause: an attempt to connect has succeeded, or there is another primary.
@@ -172,8 +173,8 @@ impl Sentinels {
     }
 
     /// The time of the next attempt to connect.
-    pub(crate) fn ask_at(&self) -> MonotonicTime {
-        self.state.lock().ask_at
+    pub(crate) fn connect_again_at(&self) -> MonotonicTime {
+        self.state.lock().connect_again_at
     }
 
     /// The primary that the last accepted answer named.
@@ -221,7 +222,8 @@ impl Sentinels {
         }
     }
 
-    /// Accepts the answer of the sentinel `by` if it is wanted, in one step. Otherwise returns the answer.
+    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. The check and
+    /// the acceptance happen under one lock.
     fn accept_if(
         &self,
         by: &HostPort,
@@ -286,12 +288,12 @@ impl Sentinels {
         let mut commands = redis::pipe();
         let set_name = commands.cmd("HELLO").arg("2").arg("SETNAME");
         set_name.arg(endpoint.connection_name("leasehold"));
-        self.add_question(&mut commands);
+        self.add_query(&mut commands);
         connection.send(&commands, deadline)?;
         // A refused name does no harm.
         connection.receive(deadline)?;
         let mut replies = Vec::new();
-        for _ in 0..QUESTIONS {
+        for _ in 0..QUERY_COMMANDS {
             replies.push(connection.receive(deadline)?);
         }
         self.read_answer(attempted, replies)
@@ -311,16 +313,16 @@ impl Sentinels {
         Ok(info.set_redis_settings(settings))
     }
 
-    /// The commands of [`add_question`](Self::add_question).
-    fn question(&self) -> redis::Pipeline {
+    /// The commands of [`add_query`](Self::add_query).
+    fn query(&self) -> redis::Pipeline {
         let mut commands = redis::pipe();
-        self.add_question(&mut commands);
+        self.add_query(&mut commands);
         commands
     }
 
     /// Adds the commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An
     /// ACL may forbid all but the first.
-    fn add_question(&self, commands: &mut redis::Pipeline) {
+    fn add_query(&self, commands: &mut redis::Pipeline) {
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"] {
             let command = commands.cmd("SENTINEL").arg(subcommand);
             command.arg(&self.group);
@@ -328,9 +330,9 @@ impl Sentinels {
     }
 
     fn read_answer(&self, attempted: Attempted<'_>, replies: Vec<Value>) -> Result<Answer, Error> {
-        let [primary, master, others]: [Value; QUESTIONS] = replies
+        let [primary, master, others]: [Value; QUERY_COMMANDS] = replies
             .try_into()
-            .expect("there is one reply for each question");
+            .expect("there is one reply for each command");
         let primary = match &primary {
             Value::Nil => {
                 let what = format!(
@@ -370,8 +372,8 @@ impl Sentinels {
     }
 }
 
-/// The number of commands of [`Sentinels::add_question`].
-const QUESTIONS: usize = 3;
+/// The number of commands of [`Sentinels::add_query`].
+const QUERY_COMMANDS: usize = 3;
 
 impl State {
     /// Whether the answer is not older than the last fail-over that this client knows of.
@@ -379,8 +381,8 @@ impl State {
         answer.epoch.is_none_or(|epoch| epoch >= self.epoch)
     }
 
-    /// Whether the answer is from after the last fail-over that this client knows of.
-    fn is_outdone_by(&self, answer: &Answer) -> bool {
+    /// Whether the last fail-over that this client knows of is older than the one that the answer knows of.
+    fn is_older_than(&self, answer: &Answer) -> bool {
         answer.epoch.is_some_and(|epoch| epoch > self.epoch)
     }
 
@@ -416,7 +418,7 @@ impl State {
 
     fn reset_pause(&mut self) {
         self.pause = Duration::ZERO;
-        self.ask_at = MonotonicTime::now();
+        self.connect_again_at = MonotonicTime::now();
     }
 
     /// From now on, `sentinel` is asked last.
@@ -447,28 +449,6 @@ impl State {
         if let Some(at) = self.order.iter().position(|it| it == sentinel) {
             self.order[..=at].rotate_right(1);
         }
-    }
-}
-
-/// The value of the field `name` in a reply that is a list of names and values (RESP2) or a map (RESP3).
-pub(super) fn field<'a>(reply: &'a Value, name: &[u8]) -> Option<&'a [u8]> {
-    let is_name = |it: &Value| match it {
-        Value::BulkString(it) => it == name,
-        Value::SimpleString(it) => it.as_bytes() == name,
-        _ => false,
-    };
-    let value = match reply {
-        Value::Array(fields) => {
-            let mut pairs = fields.chunks_exact(2);
-            &pairs.find(|pair| is_name(&pair[0]))?[1]
-        }
-        Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_name(key))?.1,
-        _ => return None,
-    };
-    match value {
-        Value::BulkString(value) => Some(value),
-        Value::SimpleString(value) => Some(value.as_bytes()),
-        _ => None,
     }
 }
 

@@ -21,7 +21,7 @@ use crate::util::threads::ThreadGroup;
 use super::*;
 
 /// The limit for what takes a moment, on a busy machine.
-const LONG: std::time::Duration = std::time::Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(20);
 
 /// The answers of a scripted sentinel.
 #[derive(Default)]
@@ -159,7 +159,7 @@ fn read_command(lines: &mut impl BufRead) -> Option<Vec<String>> {
         .collect()
 }
 
-fn endpoint(sentinels: &[&Fake], timeout: std::time::Duration) -> Arc<Endpoint> {
+fn endpoint(sentinels: &[&Fake], timeout: Duration) -> Arc<Endpoint> {
     let hosts = sentinels.iter().map(|it| format!("127.0.0.1:{}", it.port));
     let url = format!("redis+sentinel://{}/g", hosts.collect::<Vec<_>>().join(","));
     Arc::new(Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap())
@@ -188,7 +188,7 @@ fn the_last_sentinel_that_replied_is_asked_first() {
     let endpoint = endpoint(&[&silent, &good], LONG);
     let sentinels = endpoint.sentinels().unwrap();
     let started = MonotonicTime::now();
-    let deadline = started.after(std::time::Duration::from_secs(2));
+    let deadline = started.after(Duration::from_secs(2));
     let named = sentinels
         .find_primary(&endpoint, deadline, &Sockets::default())
         .unwrap();
@@ -240,7 +240,7 @@ fn without_an_answer_the_last_primary_is_used() {
     let endpoint = endpoint(&[&fake], LONG);
     find(&endpoint).unwrap();
     fake.script.lock().primary = 0;
-    let timeout = std::time::Duration::from_secs(8);
+    let timeout = Duration::from_secs(8);
     let deadline = MonotonicTime::now().after(timeout);
     let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
     assert_eq!(url::address(&found.info), "127.0.0.1:7000");
@@ -262,7 +262,7 @@ fn unavailable_sentinels_are_reported_once() {
     endpoint.sentinels().unwrap().on_unavailable(Box::new(hook));
     let connect = |primary| {
         fake.script.lock().primary = primary;
-        let deadline = MonotonicTime::now().after(std::time::Duration::from_millis(50));
+        let deadline = MonotonicTime::now().after(Duration::from_millis(50));
         endpoint.find_server(deadline, &Sockets::default()).unwrap();
     };
     find(&endpoint).unwrap();
@@ -284,7 +284,7 @@ fn if_the_named_server_is_away_the_other_sentinels_are_asked() {
     let old = Fake::start(address.port().into(), 1, vec![]);
     let new = Fake::start(1, 2, vec![]);
     // The first attempt takes three quarters of this time. A busy machine may be late by an eighth.
-    let endpoint = endpoint(&[&old, &new], std::time::Duration::from_secs(12));
+    let endpoint = endpoint(&[&old, &new], Duration::from_secs(12));
     let error = endpoint.open().err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let primary = endpoint.sentinels().unwrap().last_primary().unwrap();
@@ -300,25 +300,26 @@ fn pauses_between_attempts_to_connect_double_up_to_a_bound() {
     for millis in [20, 40, 80, 160, 320, 500, 500] {
         sentinels.lengthen_pause(LONG);
         let mut state = sentinels.state.lock();
-        assert_eq!(state.pause, std::time::Duration::from_millis(millis));
+        assert_eq!(state.pause, Duration::from_millis(millis));
         drop(state);
         // A second failure in the same pause counts as the first.
-        let ask_at = sentinels.ask_at();
-        assert_eq!(sentinels.lengthen_pause(LONG), ask_at);
+        let connect_again_at = sentinels.connect_again_at();
+        assert_eq!(sentinels.lengthen_pause(LONG), connect_again_at);
         state = sentinels.state.lock();
-        state.ask_at = MonotonicTime::now();
+        state.connect_again_at = MonotonicTime::now();
     }
     sentinels.reset_pause();
-    assert!(sentinels.ask_at() <= MonotonicTime::now());
+    assert!(sentinels.connect_again_at() <= MonotonicTime::now());
     find(&endpoint).unwrap();
-    let pause_for_long = || sentinels.state.lock().ask_at = MonotonicTime::now().after(LONG);
+    let pause_for_long =
+        || sentinels.state.lock().connect_again_at = MonotonicTime::now().after(LONG);
     pause_for_long();
     find(&endpoint).unwrap();
-    assert!(sentinels.ask_at() > MonotonicTime::now());
+    assert!(sentinels.connect_again_at() > MonotonicTime::now());
     // Another primary ends the pause.
     fake.script.lock().primary = 2;
     find(&endpoint).unwrap();
-    assert!(sentinels.ask_at() <= MonotonicTime::now());
+    assert!(sentinels.connect_again_at() <= MonotonicTime::now());
 }
 
 #[test]
@@ -341,7 +342,7 @@ fn the_error_of_a_sentinel_repeats_no_login() {
     let info = "redis://u:s3cret@h".into_connection_info().unwrap();
     let attempted = Attempted {
         info: &info,
-        timeout: std::time::Duration::from_nanos(499_994_449),
+        timeout: Duration::from_nanos(499_994_449),
         setting: "a part of `connect_timeout`",
     };
     for code in ["NOAUTH", "WRONGPASS", "ERR", "OTHER"] {
@@ -404,7 +405,7 @@ fn impossible_answers_are_refused() {
 }
 
 /// Runs the watcher of an endpoint during `work`.
-fn watching(endpoint: &Arc<Endpoint>, timeout: std::time::Duration, work: impl FnOnce()) {
+fn watching(endpoint: &Arc<Endpoint>, timeout: Duration, work: impl FnOnce()) {
     let threads = ThreadGroup::new();
     let watcher = Arc::new(SentinelWatcher::new(Arc::clone(endpoint), timeout));
     watcher.start(&threads).unwrap();
@@ -540,7 +541,7 @@ fn unreachable_sentinels_are_tried_with_growing_pauses() {
     });
     // 10, 20, 40, 80, 160 and 320 ms.
     let took = MonotonicTime::now().since(started);
-    assert!(took >= std::time::Duration::from_millis(630), "{took:?}");
+    assert!(took >= Duration::from_millis(630), "{took:?}");
 }
 
 /// The sentinels name another primary after an attempt to connect has found the old one.
@@ -607,12 +608,12 @@ fn notifications_leave_a_sentinel_that_names_an_unreachable_server() {
     let right = Fake::start(closed_port, 1, vec![]);
     let endpoint = endpoint(&[&wrong, &right], LONG);
     let sentinels = endpoint.sentinels().unwrap();
-    let before = sentinels.ask_at();
+    let before = sentinels.connect_again_at();
     while_notifications_connect(&endpoint, || {
         assert_eventually("a question to the other", || {
             right.questions.load(Ordering::SeqCst) > 0
         });
-        assert!(sentinels.ask_at() > before);
+        assert!(sentinels.connect_again_at() > before);
     });
 }
 

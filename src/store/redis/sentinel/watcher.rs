@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::Attempted;
 use crate::store::redis::sentinel::{
-    Named, QUESTIONS, SentinelConnection, Sentinels, State as SentinelState,
+    Named, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
 };
 use crate::store::redis::socket::Sockets;
 use crate::store::redis::url::HostPort;
@@ -22,10 +22,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A connection with a shorter life does not reset the pause.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
-/// The time between two questions for the primary. They show that the sentinel is alive, and find a fail-over whose
+/// The time between two queries for the primary. They show that the sentinel is alive, and find a fail-over whose
 /// message was lost.
-const BETWEEN_QUESTIONS: Duration = Duration::from_secs(5);
-/// How long the question to another sentinel may take. Messages of the first one are read later by this time.
+const QUERY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the query of another sentinel may take. Meanwhile the thread does not read the first sentinel's messages.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The message of a sentinel once a fail-over is done: `<group> <old host> <old port> <new host> <new port>`.
 const CHANNEL: &str = "+switch-master";
@@ -35,7 +35,7 @@ pub(crate) struct SentinelWatcher {
     endpoint: Arc<Endpoint>,
     /// The time-out of connecting and of each answer.
     timeout: Duration,
-    /// The time-out of a question to another sentinel.
+    /// The time-out of a query of another sentinel.
     pub(super) other_timeout: Duration,
     pub(super) sockets: Sockets,
     is_stopped: Mutex<bool>,
@@ -78,10 +78,10 @@ impl SentinelWatcher {
         let mut pause = FIRST_PAUSE;
         while !*self.is_stopped.lock() {
             let sentinel = sentinels.first();
-            let mut watching_since = None;
-            let _ = self.watch(sentinels, &sentinel, &mut watching_since);
+            let mut listening_since = None;
+            let _ = self.listen(sentinels, &sentinel, &mut listening_since);
             let lived =
-                watching_since.map_or(Duration::ZERO, |since| MonotonicTime::now().since(since));
+                listening_since.map_or(Duration::ZERO, |since| MonotonicTime::now().since(since));
             if lived >= SHORTEST_LIFE {
                 pause = FIRST_PAUSE;
             }
@@ -92,8 +92,8 @@ impl SentinelWatcher {
     }
 
     /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the
-    /// time of the first answer.
-    fn watch(
+    /// time of the first answer. The caller treats all ends alike.
+    fn listen(
         &self,
         sentinels: &Sentinels,
         sentinel: &HostPort,
@@ -110,31 +110,31 @@ impl SentinelWatcher {
             .endpoint
             .connect(attempted, deadline, |socket| self.sockets.register(socket))?;
         let mut connection = SentinelConnection::new(&self.endpoint, attempted, connection);
-        // With RESP3, the sentinel also answers questions on a connection with a subscription.
+        // With RESP3, the sentinel also answers queries on a connection with a subscription.
         connection.log_in(ProtocolVersion::RESP3, deadline)?;
         let mut subscribe = redis::pipe();
         subscribe.cmd("SUBSCRIBE").arg(CHANNEL);
         connection.send(&subscribe, deadline)?;
-        connection.send(&sentinels.question(), deadline)?;
+        connection.send(&sentinels.query(), deadline)?;
         let mut replies = Vec::new();
         let mut answer_by = Some(deadline);
         let mut ask_at = deadline;
-        let mut has_subscribed = false;
-        // A message came after the question, so the answer may be older than the message.
+        let mut is_subscribe_answered = false;
+        // A message came after the query, so the answer may be older than the message.
         let mut asks_again = false;
         let mut others_asked = 0;
         loop {
             let now = MonotonicTime::now();
             if answer_by.is_none() && ask_at <= now {
                 let by = now.after(self.timeout);
-                connection.send(&sentinels.question(), by)?;
+                connection.send(&sentinels.query(), by)?;
                 answer_by = Some(by);
             }
             let until = answer_by.unwrap_or(ask_at);
             let received = connection.receiver.receive(until, LONGEST_REPLY);
             match received {
                 Ok(Value::Push { kind, data }) => {
-                    has_subscribed |= kind == PushKind::Subscribe;
+                    is_subscribe_answered |= kind == PushKind::Subscribe;
                     if kind == PushKind::Message
                         && let Some(switch) = sentinels.read_switch(&data)
                     {
@@ -146,11 +146,11 @@ impl SentinelWatcher {
                         asks_again = answer_by.is_some();
                     }
                 }
-                // The user may not subscribe. The questions find a fail-over then.
-                Ok(Value::ServerError(_)) if !has_subscribed => has_subscribed = true,
+                // The user may not subscribe. The queries find a fail-over then.
+                Ok(Value::ServerError(_)) if !is_subscribe_answered => is_subscribe_answered = true,
                 Ok(reply) => {
                     replies.push(reply);
-                    if replies.len() == QUESTIONS {
+                    if replies.len() == QUERY_COMMANDS {
                         let answer =
                             sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
                         let accepted =
@@ -166,7 +166,7 @@ impl SentinelWatcher {
                         ask_at = if is_again {
                             now
                         } else {
-                            now.after(BETWEEN_QUESTIONS)
+                            now.after(QUERY_INTERVAL)
                         };
                         if self.other_knows_more(sentinels, sentinel, others_asked) {
                             return Ok(());
@@ -175,13 +175,11 @@ impl SentinelWatcher {
                     }
                 }
                 Err(error) if error.is_timeout() && answer_by.is_none() => {}
-                Err(error) => return Err(connection.error(error)),
+                Err(_) => return Ok(()),
             }
             // A sentinel that publishes without end gives no answer either.
             if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
-                let late =
-                    redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-                return Err(connection.error(late));
+                return Ok(());
             }
         }
     }
@@ -200,7 +198,7 @@ impl SentinelWatcher {
         };
         let deadline = MonotonicTime::now().after(self.other_timeout);
         let answer = sentinels.ask(&self.endpoint, &other, deadline, &self.sockets);
-        let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_outdone_by));
+        let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_older_than));
         let Ok(Ok(named)) = newer else {
             return false;
         };
@@ -225,7 +223,7 @@ impl Sentinels {
     }
 
     /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
-    /// server than the last known primary is outdated, or this client has missed a fail-over: a question has to decide.
+    /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
     pub(super) fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
         let mut state = self.state.lock();
         state.put_first(sentinel);

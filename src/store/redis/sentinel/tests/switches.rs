@@ -72,7 +72,7 @@ fn an_old_primary_grants_no_lock_after_a_switch() {
 fn replica_named_as_primary(server: ServerBuilder) -> (Server, Arc<Endpoint>, Fake) {
     let replica = server.arg("replicaof", "127.0.0.1 1").start().unwrap();
     let fake = Fake::start(replica.port().into(), 1, vec![]);
-    let endpoint = endpoint(&[&fake], std::time::Duration::from_secs(3));
+    let endpoint = endpoint(&[&fake], Duration::from_secs(3));
     (replica, endpoint, fake)
 }
 
