@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::util::clock::validity;
+
 /// A finding of [`Client::check_environment`](crate::Client::check_environment): a warning, and the server that it is
 /// about. `Display` is one line with the server's address, the measured value, and the next step.
 ///
@@ -116,8 +118,8 @@ pub enum EnvironmentWarning {
         /// The longest `command_timeout` for this ttl.
         longest: Duration,
     },
-    /// A part of the check was refused, mostly by an ACL.
-    Unchecked {
+    /// A command of the check was refused, mostly by an ACL.
+    CommandRefused {
         /// The command that was refused: `INFO`, `CONFIG GET`, `CONFIG GET appendfsync` or `HELLO`.
         command: &'static str,
         /// The server's reply.
@@ -133,7 +135,7 @@ pub enum EnvironmentWarning {
     },
     /// This master of a Cluster, or this node of a quorum, could not be checked. Others could: at least one master, or
     /// a majority of the nodes.
-    NotChecked {
+    ServerNotChecked {
         /// The error of the check.
         reason: String,
     },
@@ -177,9 +179,7 @@ impl EnvironmentWarning {
         ttl: Duration,
         renew_ratio: f64,
     ) -> Option<Self> {
-        // The validity is the ttl less 1 % and 2 ms.
-        let validity = (ttl.mul_f64(0.99)).saturating_sub(Duration::from_millis(2));
-        let longest = validity.saturating_sub(ttl.mul_f64(renew_ratio)) / 2;
+        let longest = validity(ttl).saturating_sub(ttl.mul_f64(renew_ratio)) / 2;
         (command_timeout > longest).then_some(Self::CommandTimeout {
             command_timeout,
             ttl,
@@ -273,7 +273,7 @@ impl fmt::Display for EnvironmentWarning {
                 "`command_timeout` is {command_timeout:?}, and `ttl` is {ttl:?}: if a renewal gets no reply, the lock \
                  can be lost before the next one; use {longest:?} at most, or a longer ttl"
             ),
-            Self::Unchecked { command, reply } => {
+            Self::CommandRefused { command, reply } => {
                 let what = match *command {
                     "INFO" => "eviction and persistence were not checked",
                     "CONFIG GET" => "snapshots and the tracking table were not checked",
@@ -291,7 +291,7 @@ impl fmt::Display for EnvironmentWarning {
                  and grants them again; set `appendonly yes` and `appendfsync always`, or do not use `nodes_keep_data`"
             ),
             // The error has the next step.
-            Self::NotChecked { reason } => write!(f, "was not checked: {reason}"),
+            Self::ServerNotChecked { reason } => write!(f, "was not checked: {reason}"),
         }
     }
 }

@@ -93,13 +93,6 @@ fn renewal_step(every: Duration) -> Duration {
     (every / RENEWAL_STEPS).min(LONGEST_RENEWAL_STEP)
 }
 
-/// How long a holder may rely on a ttl of Redis: the ttl less the drift of two clocks and the rounding of Redis. As in
-/// Redlock, the allowance is one percent and 2 ms.
-pub(super) fn validity(ttl: Duration) -> Duration {
-    let drift = ttl / 100 + Duration::from_millis(2);
-    ttl.saturating_sub(drift)
-}
-
 #[cfg(test)]
 impl Grant {
     /// The grant of tests and models that need no special grant: asked for and granted at `now`.

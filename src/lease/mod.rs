@@ -31,13 +31,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::event::EventLock;
 use crate::loss::LossReason;
-use crate::util::clock::MonotonicTime;
+use crate::util::clock::{MonotonicTime, validity};
 use crate::util::id::HolderId;
 use crate::util::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use by_key::LeasesByKey;
 pub(crate) use callbacks::CallbackExecutor;
-use grant::validity;
 pub(crate) use grant::{Grant, Options, SharedOptions};
 pub(crate) use renewal::{Check, DueActions};
 pub(crate) use ticket::Ticket;

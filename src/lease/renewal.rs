@@ -6,10 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lease::grant::validity;
 use crate::lease::{Lease, Phase, State, TimerHandle};
 use crate::loss::LossReason;
-use crate::util::clock::MonotonicTime;
+use crate::util::clock::{MonotonicTime, validity};
 use crate::util::sync::Condvar;
 
 /// The actions that are due for a lease at one time.

@@ -44,6 +44,13 @@ impl Clock {
     }
 }
 
+/// How long a holder may rely on a ttl of Redis: the ttl less the drift of two clocks and the rounding of Redis. As in
+/// Redlock, the allowance is one percent and 2 ms.
+pub(crate) fn validity(ttl: Duration) -> Duration {
+    let drift = ttl / 100 + Duration::from_millis(2);
+    ttl.saturating_sub(drift)
+}
+
 /// A point in time on this machine's clock, in nanoseconds since a fixed start. Arithmetic saturates. The number is
 /// never zero, so an `Option<MonotonicTime>` takes only 8 bytes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

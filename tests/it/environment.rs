@@ -16,7 +16,7 @@ use crate::least_privilege::{commands, limited};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, builder, lock, millis, secs, within};
 
-/// The warnings about a server with these directives, and their texts, without those about its version.
+/// The warnings that the check of such a client finds, with their texts, without those about the version.
 fn found(builder: Builder) -> Vec<(Warning, String)> {
     let client = builder.build_lazy().unwrap();
     let found = client.check_environment().unwrap();
@@ -38,7 +38,8 @@ fn started(directives: &[(&str, &str)]) -> Server {
     builder.start().unwrap()
 }
 
-fn quiet(url: &str) -> Builder {
+/// Settings that cause no `CommandTimeout` warning.
+fn with_long_ttl(url: &str) -> Builder {
     steady(url).ttl(LONG_TTL)
 }
 
@@ -46,7 +47,7 @@ fn quiet(url: &str) -> Builder {
 #[track_caller]
 fn assert_warns(directives: &[(&str, &str)], warning: Warning, text: &str) {
     let server = started(directives);
-    assert_finds(&server, quiet(&server.url()), warning, text);
+    assert_finds(&server, with_long_ttl(&server.url()), warning, text);
 }
 
 #[track_caller]
@@ -71,10 +72,10 @@ fn evicts_keys_with_ttl() -> Warning {
 #[test]
 fn a_good_environment_has_no_findings() {
     let server = started(&[SAVED]);
-    assert_eq!(found(quiet(&server.url())), []);
-    let client = quiet(&server.url()).build().unwrap();
-    let version = client.check_environment().unwrap();
-    assert!(version.iter().all(is_about_version), "{version:?}");
+    assert_eq!(found(with_long_ttl(&server.url())), []);
+    let client = with_long_ttl(&server.url()).build().unwrap();
+    let findings = client.check_environment().unwrap();
+    assert!(findings.iter().all(is_about_version), "{findings:?}");
     let memory = Client::memory().unwrap();
     assert_eq!(memory.check_environment().unwrap(), []);
 }
@@ -135,7 +136,7 @@ fn a_replica_is_found_with_its_primary() {
         "is a replica, which accepts no locks; use the URL of its primary, 127.0.0.1:{}",
         primary.port()
     );
-    assert_finds(&replica, quiet(&replica.url()), warning, &text);
+    assert_finds(&replica, with_long_ttl(&replica.url()), warning, &text);
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn a_sentinel_is_found() {
          that it watches",
         url.trim_start_matches("redis://")
     );
-    assert_eq!(found(quiet(&url)), [(Warning::Sentinel, text)]);
+    assert_eq!(found(with_long_ttl(&url)), [(Warning::Sentinel, text)]);
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn the_primary_of_a_group_is_checked() {
     let group = group.start().unwrap();
     assert_finds(
         &group.servers()[0],
-        quiet(&group.url()),
+        with_long_ttl(&group.url()),
         evicts_keys_with_ttl(),
         EVICTS_KEYS_WITH_TTL,
     );
@@ -170,7 +171,7 @@ fn the_primary_of_a_group_is_checked() {
 fn each_master_in_use_is_checked() {
     let pooled = PooledCluster::take();
     let cluster = pooled.get();
-    let client = quiet(&cluster.url()).build_lazy().unwrap();
+    let client = with_long_ttl(&cluster.url()).build_lazy().unwrap();
     let servers = || {
         let found = client.check_environment().unwrap();
         let found = found.iter().filter(|finding| !is_about_version(finding));
@@ -195,7 +196,7 @@ fn masters_that_are_away_are_findings() {
     let cluster = Cluster::builder().without_replicas();
     let cluster = cluster.arg("cluster-require-full-coverage", "no");
     let mut cluster = cluster.start().unwrap();
-    let client = quiet(&cluster.url()).build().unwrap();
+    let client = with_long_ttl(&cluster.url()).build().unwrap();
     for n in 0..30 {
         lock(&client, &format!("k{n}")).unlock().unwrap();
     }
@@ -211,7 +212,10 @@ fn masters_that_are_away_are_findings() {
     assert_eq!(servers, addresses.iter().map(String::as_str).collect());
     let of_away: Vec<_> = found.iter().filter(|it| it.server() == *away).collect();
     assert_eq!(of_away.len(), 1, "{of_away:?}");
-    assert!(matches!(of_away[0].warning(), Warning::NotChecked { .. }));
+    assert!(matches!(
+        of_away[0].warning(),
+        Warning::ServerNotChecked { .. }
+    ));
     assert_eq!(of_away[0].to_string(), text);
     for node in [1, 2] {
         cluster.node(node).kill();
@@ -232,7 +236,7 @@ fn a_node_of_a_cluster_is_found() {
 #[test]
 fn refused_scripts_are_found() {
     let server = started(&[SAVED, ("rename-command", "SCRIPT \"\"")]);
-    let found = found(quiet(&server.url()));
+    let found = found(with_long_ttl(&server.url()));
     let [(Warning::NoScripts { reply }, text)] = &found[..] else {
         panic!("{found:?}");
     };
@@ -261,7 +265,9 @@ fn a_small_tracking_table_is_found() {
 #[test]
 fn a_long_command_timeout_is_found() {
     let server = started(&[SAVED]);
-    let builder = quiet(&server.url()).ttl(secs(6)).command_timeout(secs(5));
+    let builder = with_long_ttl(&server.url())
+        .ttl(secs(6))
+        .command_timeout(secs(5));
     assert_finds(
         &server,
         builder,
@@ -279,11 +285,11 @@ fn a_long_command_timeout_is_found() {
 fn the_version_of_the_server_is_known_without_rights() {
     let server = started(&[SAVED]);
     let commands = commands(&server, &["locks"]);
-    let found = found(quiet(&limited(&server, &commands, &[])));
+    let found = found(with_long_ttl(&limited(&server, &commands, &[])));
     let commands: Vec<_> = found
         .iter()
         .map(|(warning, text)| match warning {
-            Warning::Unchecked { command, reply } => {
+            Warning::CommandRefused { command, reply } => {
                 assert!(reply.starts_with("NOPERM"), "{reply}");
                 assert!(text.ends_with(&format!(
                     "{command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
@@ -317,18 +323,18 @@ fn a_server_without_hello_is_checked() {
         ("rename-command", "HELLO \"\""),
     ];
     let server = started(&directives);
-    let found = found(quiet(&server.url()));
+    let found = found(with_long_ttl(&server.url()));
     assert!(
         matches!(found[..], [(Warning::Replica { .. }, _)]),
         "{found:?}"
     );
     let commands = commands(&server, &["locks"]);
     let url = limited(&server, &commands, &[]);
-    let found = self::found(quiet(&url));
+    let found = self::found(with_long_ttl(&url));
     let is_hello = |(warning, _): &(Warning, String)| {
         matches!(
             warning,
-            Warning::Unchecked {
+            Warning::CommandRefused {
                 command: "HELLO",
                 ..
             }
@@ -342,7 +348,7 @@ fn a_check_fails_only_if_the_server_cannot_be_asked() {
     let locked = Server::builder().password("secret").start().unwrap();
     for login in ["", ":wr0ng@"] {
         let url = format!("redis://{login}127.0.0.1:{}", locked.port());
-        let client = quiet(&url).build_lazy().unwrap();
+        let client = with_long_ttl(&url).build_lazy().unwrap();
         let error = client.check_environment().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     }
@@ -378,7 +384,7 @@ impl EventHandler for Warnings {
 
 fn reporting(url: &str) -> (Builder, Receiver<EnvironmentFinding>) {
     let (sender, findings) = channel();
-    let builder = quiet(url).environment_check(true);
+    let builder = with_long_ttl(url).environment_check(true);
     (builder.event_handler(Arc::new(Warnings(sender))), findings)
 }
 
@@ -426,7 +432,7 @@ fn no_check_runs_without_a_receiver_or_if_switched_off() {
     let server = started(&[]);
     // Valkey 9 reads two settings when it starts.
     let before = checks(&server);
-    let silent = quiet(&server.url())
+    let silent = with_long_ttl(&server.url())
         .environment_check(true)
         .build()
         .unwrap();
@@ -471,7 +477,7 @@ fn findings_do_not_show_the_password() {
     ];
     server.command(&user).unwrap();
     let url = format!("redis://u:no%20permissions@127.0.0.1:{}", server.port());
-    let found = found(quiet(&url));
+    let found = found(with_long_ttl(&url));
     assert!(!found.is_empty());
     for (warning, text) in found {
         let text = format!("{warning:?} {text}");

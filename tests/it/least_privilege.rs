@@ -406,8 +406,9 @@ fn ping(trial: &Trial) -> Result<(), Effect> {
 fn check_environment(trial: &Trial) -> Result<(), Effect> {
     let found = trial.client()?.check_environment().map_err(text)?;
     for finding in found {
-        let is_unchecked = matches!(finding.warning(), EnvironmentWarning::Unchecked { .. });
-        expect!(!is_unchecked, "{finding}");
+        let is_refused_command =
+            matches!(finding.warning(), EnvironmentWarning::CommandRefused { .. });
+        expect!(!is_refused_command, "{finding}");
     }
     Ok(())
 }

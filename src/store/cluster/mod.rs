@@ -740,7 +740,7 @@ impl Store for ClusterStore {
                 Ok(findings) => found.extend(findings.unwrap_or_default()),
                 Err(error) => {
                     let reason = error.to_string();
-                    let warning = EnvironmentWarning::NotChecked { reason };
+                    let warning = EnvironmentWarning::ServerNotChecked { reason };
                     found.push(EnvironmentFinding::new(&address.to_string(), warning));
                     errors.push(error);
                 }

@@ -914,7 +914,7 @@ impl Store for QuorumStore {
                 Ok(findings) => found.extend(findings.unwrap_or_default()),
                 Err(error) => {
                     let reason = error.to_string();
-                    let warning = EnvironmentWarning::NotChecked { reason };
+                    let warning = EnvironmentWarning::ServerNotChecked { reason };
                     found.push(EnvironmentFinding::new(&member.address, warning));
                 }
             }

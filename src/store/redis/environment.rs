@@ -193,7 +193,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     if let Some((name, version)) = by_hello.or_else(valkey).or_else(redis) {
         found.extend(EnvironmentWarning::of_version(&name, &version));
     } else if let Value::ServerError(error) = &answers.hello {
-        found.push(unchecked("HELLO", error));
+        found.push(command_refused("HELLO", error));
     }
     if hello("role").as_deref() == Some("replica") || info("role").as_deref() == Some("slave") {
         let primary = info("master_host").zip(info("master_port"));
@@ -202,7 +202,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     }
     let save = pair(&answers.save, "save");
     match &answers.info {
-        Value::ServerError(error) => found.push(unchecked("INFO", error)),
+        Value::ServerError(error) => found.push(command_refused("INFO", error)),
         _ => {
             let number = |name| info(name).and_then(|text| text.parse::<u64>().ok());
             if let Some(policy) = info("maxmemory_policy")
@@ -229,7 +229,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
         ));
     }
     if let Value::ServerError(error) = &answers.tracking {
-        found.push(unchecked("CONFIG GET", error));
+        found.push(command_refused("CONFIG GET", error));
     }
     found
 }
@@ -239,15 +239,17 @@ fn data_loss(is_off: bool, fsync: &Value) -> Option<EnvironmentWarning> {
     let (setting, value) = match (pair(fsync, "appendfsync"), fsync) {
         _ if is_off => ("appendonly", "no".to_owned()),
         (Some(fsync), _) if fsync != "always" => ("appendfsync", fsync),
-        (_, Value::ServerError(error)) => return Some(unchecked("CONFIG GET appendfsync", error)),
+        (_, Value::ServerError(error)) => {
+            return Some(command_refused("CONFIG GET appendfsync", error));
+        }
         _ => return None,
     };
     Some(EnvironmentWarning::LosesData { setting, value })
 }
 
-fn unchecked(command: &'static str, error: &ServerError) -> EnvironmentWarning {
+fn command_refused(command: &'static str, error: &ServerError) -> EnvironmentWarning {
     let reply = shown(error);
-    EnvironmentWarning::Unchecked { command, reply }
+    EnvironmentWarning::CommandRefused { command, reply }
 }
 
 /// The text of an error reply, on one line and short.
