@@ -110,7 +110,7 @@ fn certificates() -> Result<(TlsFiles, String), rcgen::Error> {
         certificate: params.signed_by(&key, &issuer)?.pem(),
         key: key.serialize_pem(),
         client_authorities: authority.clone(),
-        asks_clients: false,
+        requires_client_certificates: false,
     };
     Ok((files, authority))
 }

@@ -35,7 +35,7 @@ pub struct TlsFiles {
     /// The authorities that may issue clients' certificates.
     pub client_authorities: String,
     /// Whether a client must have a certificate.
-    pub asks_clients: bool,
+    pub requires_client_certificates: bool,
 }
 
 /// The directives of redis.conf that name the files of [`TlsFiles::files`].
@@ -198,9 +198,13 @@ impl ServerBuilder {
         }
         if let Some(tls) = &self.tls {
             let in_directory = |name: &str| quoted(&directory.join(name).to_string_lossy());
-            let asks = if tls.asks_clients { "yes" } else { "no" };
+            let auth_clients = if tls.requires_client_certificates {
+                "yes"
+            } else {
+                "no"
+            };
             lines.push(format!("tls-port {tls_port}"));
-            lines.push(format!("tls-auth-clients {asks}"));
+            lines.push(format!("tls-auth-clients {auth_clients}"));
             for (directive, (name, _)) in TLS_DIRECTIVES.into_iter().zip(tls.files()) {
                 lines.push(format!("{directive} {}", in_directory(name)));
             }

@@ -12,7 +12,7 @@ use leasehold_testbed::{Cluster, SentinelGroup, Server, eventually};
 
 use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner};
-use crate::least_privilege::{commands, limited};
+use crate::least_privilege::{commands, create_limited_user};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, builder, lock, millis, secs, within};
 
@@ -285,7 +285,7 @@ fn a_long_command_timeout_is_found() {
 fn the_version_of_the_server_is_known_without_rights() {
     let server = started(&[SAVED]);
     let commands = commands(&server, &["locks"]);
-    let found = found(with_long_ttl(&limited(&server, &commands, &[])));
+    let found = found(with_long_ttl(&create_limited_user(&server, &commands, &[])));
     let commands: Vec<_> = found
         .iter()
         .map(|(warning, text)| match warning {
@@ -329,7 +329,7 @@ fn a_server_without_hello_is_checked() {
         "{found:?}"
     );
     let commands = commands(&server, &["locks"]);
-    let url = limited(&server, &commands, &[]);
+    let url = create_limited_user(&server, &commands, &[]);
     let found = self::found(with_long_ttl(&url));
     let is_hello = |(warning, _): &(Warning, String)| {
         matches!(

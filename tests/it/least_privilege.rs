@@ -18,8 +18,8 @@ use crate::support::{
 #[allow(dead_code, reason = "`cargo xtask acl` uses all of it")]
 pub mod rights;
 
-/// The URL of a user with these rights, and those of `more`. Its password is `secret`.
-pub fn limited(server: &Server, commands: &[&str], more: &[&str]) -> String {
+/// Creates the user `limited` with these rights and those of `more`, and returns its URL. Its password is `secret`.
+pub fn create_limited_user(server: &Server, commands: &[&str], more: &[&str]) -> String {
     let rule = rights::rule("leasehold:", commands);
     let words = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
     let rule = rule.iter().map(String::as_str);
@@ -32,7 +32,7 @@ pub fn limited(server: &Server, commands: &[&str], more: &[&str]) -> String {
     as_limited(&format!("redis://127.0.0.1:{}", server.port()))
 }
 
-/// The URL with the login of the user of [`limited`].
+/// The URL with the login of the user of [`create_limited_user`].
 pub fn as_limited(url: &str) -> String {
     url.replace("://", "://limited:secret@")
 }
@@ -237,7 +237,7 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
 
 fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
     let (client, recorder) = trial.recorded()?;
-    // The second acquire on a connection is followed by a trial. Other keys may use another connection.
+    // The second acquire on a connection is followed by a probe. Other keys may use another connection.
     for _ in 0..2 {
         unlocked(client.mutex("k").lock().map_err(text)?)?;
     }
@@ -263,7 +263,7 @@ fn release_without_a_script(trial: &Trial) -> Result<(), Effect> {
     }
     for command in commands(&trial.server, &["plain-releases"]) {
         let calls = trial.server.calls(command).unwrap();
-        // The trial is a call, too.
+        // The probe is a call, too.
         expect!(calls > 1, "no {command}: {:?}", refused(&trial.server));
     }
     Ok(())
@@ -431,7 +431,7 @@ fn run(
         "transactions" => &["~data"],
         _ => &[],
     };
-    let url = limited(&server, &commands, more);
+    let url = create_limited_user(&server, &commands, more);
     let tried = Trial { server, url };
     trial(&tried)?;
     // Without some rights, the queue is less fair, or a call takes more requests: the server reports the refusal.
@@ -472,7 +472,7 @@ fn each_right_is_needed() {
 fn without_plain_releases_scripts_release_all_locks() {
     let server = server();
     let features = ["locks", "plain-acquires", "script-cache", "names"];
-    let url = limited(&server, &commands(&server, &features), &[]);
+    let url = create_limited_user(&server, &commands(&server, &features), &[]);
     let client = steady(&url).build().unwrap();
     let mutex = client.mutex("k");
     for _ in 0..3 {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use leasehold::{Error, ErrorKind};
 use leasehold_testbed::{Server, eventually};
 
-use super::{Group, GroupBuilder, key_on_each, keys, on_each_kind_of_cluster};
+use super::{
+    TestCluster, TestClusterBuilder, in_slot_of, key_on_each, keys, on_each_kind_of_cluster,
+};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, in_redis, lock, secs};
+use crate::support::{LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, lock, secs};
 
-/// A Cluster whose first master has no replica.
-fn start(cluster: GroupBuilder) -> Group {
+/// A Cluster without replicas that refuses all requests while a slot has no master.
+fn start(cluster: TestClusterBuilder) -> TestCluster {
     let mut cluster = cluster.without_replicas();
     cluster.cluster = cluster.cluster.arg("cluster-require-full-coverage", "yes");
     cluster.start()
@@ -18,7 +20,7 @@ fn start(cluster: GroupBuilder) -> Group {
 
 /// Stops the first master. Returns once the others refuse all requests.
 #[track_caller]
-fn take_down(cluster: &Group) {
+fn take_down(cluster: &TestCluster) {
     let is_down = |node: &Server| {
         let info = ask(node, &["CLUSTER", "INFO"]);
         info.as_text().unwrap().contains("cluster_state:fail")
@@ -30,7 +32,7 @@ fn take_down(cluster: &Group) {
     assert!(eventually(3 * SOON, || others.iter().all(is_down)));
 }
 
-fn bring_back(cluster: &Group) {
+fn bring_back(cluster: &TestCluster) {
     cluster.nodes()[0].resume();
     cluster.wait_until_ok().unwrap();
 }
@@ -49,12 +51,12 @@ fn assert_names_the_next_step(attempt: impl Fn() -> Error) {
     assert!(text.contains("check the nodes with CLUSTER INFO"), "{text}");
 }
 
-fn errors_of_a_down_cluster_name_the_next_step(cluster: Group) {
+fn errors_of_a_down_cluster_name_the_next_step(cluster: TestCluster) {
     let [_, key, _] = key_on_each(&cluster);
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.command_timeout(secs(4)).outage_timeout(TIMEOUT);
     let client = client.build().unwrap();
-    let tagged = |name: &str| format!("{{{}}}{name}", in_redis(&key));
+    let tagged = |name: &str| in_slot_of(&key, name);
     let held = lock(&client, &tagged("held"));
     take_down(&cluster);
     let [trying, locking] = ["tried", "locked"].map(|name| client.mutex(tagged(name)));
@@ -76,14 +78,14 @@ fn errors_of_a_down_cluster_name_the_next_step(cluster: Group) {
     assert!(held.unlock().unwrap().is_confirmed());
 }
 
-fn locks_and_waiters_outlive_a_down_cluster(cluster: Group) {
+fn locks_and_waiters_outlive_a_down_cluster(cluster: TestCluster) {
     let names = key_on_each(&cluster);
     let recorder = Recorder::new();
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.command_timeout(secs(4)).outage_timeout(LONG_TTL);
     let client = client.event_handler(Arc::clone(&recorder)).build().unwrap();
     let guards = names.each_ref().map(|name| lock(&client, name));
-    let tagged = |name: &str| format!("{{{}}}{name}", in_redis(&names[1]));
+    let tagged = |name: &str| in_slot_of(&names[1], name);
     let (dropped, awaited) = (lock(&client, &tagged("dropped")), tagged("awaited"));
     take_down(&cluster);
     drop(dropped);

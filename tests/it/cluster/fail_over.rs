@@ -5,7 +5,9 @@ use std::thread;
 use leasehold::Client;
 use leasehold_testbed::{Cluster, Server, eventually};
 
-use super::{Group, GroupBuilder, key_on, keys, on_each_kind_of_cluster};
+use super::{
+    TestCluster, TestClusterBuilder, has_queue, in_slot_of, key_on, keys, on_each_kind_of_cluster,
+};
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::replicas::assert_too_few;
 use crate::steady::steady;
@@ -31,7 +33,7 @@ fn replicated(cluster: &Cluster, master: usize, key: &str) -> usize {
 
 /// A client that tries to connect for longer than a test lasts. So a test passes only if the client gives up a killed
 /// master when the replica takes over.
-fn patient(cluster: &Group) -> Client {
+fn patient(cluster: &TestCluster) -> Client {
     let patient = cluster.settings(builder).ttl(LONG_TTL);
     patient.connect_timeout(6 * SOON).build().unwrap()
 }
@@ -42,7 +44,7 @@ fn assert_free(server: &Server, key: &str) {
     assert!(eventually(3 * SOON, is_free), "{:?}", keys(server));
 }
 
-fn a_lock_outlives_a_planned_fail_over(cluster: Group) {
+fn a_lock_outlives_a_planned_fail_over(cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let client = cluster.settings(steady).ttl(secs(4)).build().unwrap();
     let guard = lock(&client, &key);
@@ -62,18 +64,14 @@ fn a_lock_outlives_a_planned_fail_over(cluster: Group) {
     assert!(eventually(3 * SOON, || !named()), "{}", connections(old));
 }
 
-fn a_killed_master_is_replaced_during_a_hold(mut cluster: Group) {
+fn a_killed_master_is_replaced_during_a_hold(mut cluster: TestCluster) {
     let key = key_on(&cluster, 1);
     let client = cluster.settings(builder).ttl(secs(30)).build().unwrap();
     let guard = lock(&client, &key);
     let replica = replicated(&cluster, 1, &key);
     cluster.node(1).kill();
     cluster.wait_until_master(replica).unwrap();
-    let next = lock(
-        &client,
-        &format!("{{{}}}", in_redis("x")).replace("leasehold:", ""),
-    );
-    drop(next);
+    drop(lock(&client, "{x}"));
     guard.check().unwrap();
     // The release may be delayed until the client has found the new master.
     guard.unlock().unwrap();
@@ -82,7 +80,7 @@ fn a_killed_master_is_replaced_during_a_hold(mut cluster: Group) {
 
 /// The replica has no link when the lock is requested. A grant without its acknowledgement would be lost with the
 /// master.
-fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: Group) {
+fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: TestCluster) {
     let key = key_on(&cluster, 1);
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.replicas(1, millis(500)).build().unwrap();
@@ -106,7 +104,7 @@ fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: Group) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_its_master_was_killed(mut cluster: Group) {
+fn a_lock_is_granted_after_its_master_was_killed(mut cluster: TestCluster) {
     let key = key_on(&cluster, 2);
     let client = patient(&cluster);
     lock(&client, &key).unlock().unwrap();
@@ -120,7 +118,7 @@ fn a_lock_is_granted_after_its_master_was_killed(mut cluster: Group) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: Group) {
+fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let client = cluster.settings(builder).ttl(LONG_TTL).build().unwrap();
     lock(&client, &key).unlock().unwrap();
@@ -138,7 +136,7 @@ fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: Group) {
 }
 
 /// Before the fail-over, these requests wait for a connection to the killed master.
-fn requests_without_a_connection_go_to_the_new_master(mut cluster: Group) {
+fn requests_without_a_connection_go_to_the_new_master(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let patient = || {
         let patient = cluster.settings(builder).ttl(LONG_TTL);
@@ -149,7 +147,7 @@ fn requests_without_a_connection_go_to_the_new_master(mut cluster: Group) {
     // It knows the slot map, and has no connection to the killed master. (An acquire that was written is not repeated.)
     let other = patient();
     lock(&other, &key_on(&cluster, 1)).unlock().unwrap();
-    let tagged = |name: &str| format!("{{{}}}{name}", in_redis(&key));
+    let tagged = |name: &str| in_slot_of(&key, name);
     let names = ["extended", "unlocked", "written"].map(tagged);
     let [extended, unlocked, written] = names.clone().map(|name| lock(&client, &name));
     let replica = &cluster.nodes()[cluster.replica_of(0)];
@@ -177,7 +175,7 @@ fn requests_without_a_connection_go_to_the_new_master(mut cluster: Group) {
     written.within(3 * SOON, "a transaction");
 }
 
-fn a_release_reaches_the_new_master(mut cluster: Group) {
+fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let client = patient(&cluster);
     let guard = lock(&client, &key);
@@ -189,18 +187,13 @@ fn a_release_reaches_the_new_master(mut cluster: Group) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_waiter_follows_its_lock_to_the_new_master(cluster: Group) {
+fn a_waiter_follows_its_lock_to_the_new_master(cluster: TestCluster) {
     let key = key_on(&cluster, 1);
     let (holder, waiter) = (cluster.client(), cluster.client());
     let guard = lock(&holder, &key);
     let mutex = waiter.mutex(&key);
     let waiting = Task::start(move || mutex.lock().unwrap());
-    let is_queued = || {
-        keys(&cluster.nodes()[1])
-            .iter()
-            .any(|key| key.contains("~queue"))
-    };
-    assert!(eventually(SOON, is_queued));
+    assert!(eventually(SOON, || has_queue(&cluster.nodes()[1])));
     replicated(&cluster, 1, &key);
     let new = cluster.fail_over(1).unwrap();
     guard.unlock().unwrap();
@@ -209,7 +202,7 @@ fn a_waiter_follows_its_lock_to_the_new_master(cluster: Group) {
     guard.unlock().unwrap();
 }
 
-fn closed_connections_are_made_again_on_each_node(cluster: Group) {
+fn closed_connections_are_made_again_on_each_node(cluster: TestCluster) {
     let client = cluster.client();
     let names = super::key_on_each(&cluster);
     let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
@@ -225,15 +218,15 @@ fn closed_connections_are_made_again_on_each_node(cluster: Group) {
 }
 
 /// The connections for notifications are closed, too.
-fn closed_connections_end_no_hold_or_wait(cluster: Group) {
+fn closed_connections_end_no_hold_or_wait(cluster: TestCluster) {
     let server = super::server_of(&cluster, "k");
-    let is_queued = || keys(server).iter().any(|key| key.contains("~queue"));
+    let is_queued = || has_queue(server);
     let steady = || cluster.settings(steady);
     assert_closed_connections_end_no_hold_or_wait(server, &steady, &is_queued);
 }
 
 on_each_kind_of_cluster! {
-    super::GroupBuilder::start;
+    super::TestClusterBuilder::start;
     a_lock_outlives_a_planned_fail_over,
     a_killed_master_is_replaced_during_a_hold,
     acknowledged_locks_survive_the_death_of_a_master,

@@ -13,6 +13,7 @@ mod servers;
 mod tls;
 mod under_load;
 
+use std::fmt::Display;
 use std::ops::{Deref, DerefMut};
 
 #[cfg(feature = "tls")]
@@ -20,7 +21,7 @@ use leasehold::TlsConfig;
 use leasehold::{Builder, Client};
 use leasehold_testbed::{Cluster, ClusterBuilder, Proxy, Server, eventually};
 
-use crate::least_privilege::{as_limited, commands, limited, refused, version};
+use crate::least_privilege::{as_limited, commands, create_limited_user, refused, version};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, in_redis};
 
@@ -29,14 +30,14 @@ fn cluster() -> Cluster {
 }
 
 /// Runs each of these functions as a test, on a Cluster without TLS, and on one with TLS where the clients' user has
-/// exactly the rights that `cargo xtask acl` prints. `start` makes the [`Group`] of its builder.
+/// exactly the rights that `cargo xtask acl` prints. `start` makes the [`TestCluster`] of its builder.
 macro_rules! on_each_kind_of_cluster {
     ($start:expr; $($test:ident),+ $(,)?) => {
         mod plain {
             $(
                 #[test]
                 fn $test() {
-                    super::$test($start(crate::cluster::Group::builder()));
+                    super::$test($start(crate::cluster::TestCluster::builder()));
                 }
             )+
         }
@@ -46,8 +47,8 @@ macro_rules! on_each_kind_of_cluster {
             $(
                 #[test]
                 fn $test() {
-                    let group = crate::cluster::Group::builder().with_least_privilege_and_tls();
-                    super::$test($start(group));
+                    let cluster = crate::cluster::TestCluster::builder();
+                    super::$test($start(cluster.with_least_privilege_and_tls()));
                 }
             )+
         }
@@ -55,8 +56,8 @@ macro_rules! on_each_kind_of_cluster {
 }
 use on_each_kind_of_cluster;
 
-/// Settings of a [`Group`].
-struct GroupBuilder {
+/// Settings of a [`TestCluster`].
+struct TestClusterBuilder {
     cluster: ClusterBuilder,
     login: Login,
 }
@@ -91,7 +92,7 @@ impl Login {
             return;
         }
         for node in cluster.nodes() {
-            limited(node, &commands(node, &RIGHTS), more);
+            create_limited_user(node, &commands(node, &RIGHTS), more);
             ask(node, &["ACL", "LOG", "RESET"]);
         }
     }
@@ -120,7 +121,7 @@ const RIGHTS: [&str; 6] = [
     "shard-channels",
 ];
 
-impl GroupBuilder {
+impl TestClusterBuilder {
     fn without_replicas(mut self) -> Self {
         self.cluster = self.cluster.without_replicas();
         self
@@ -134,11 +135,11 @@ impl GroupBuilder {
         self
     }
 
-    fn start(self) -> Group {
+    fn start(self) -> TestCluster {
         let cluster = self.cluster.start().unwrap();
         // Transactions write keys beside a lock's key.
         self.login.prepare(&cluster, &["~{leasehold:*"]);
-        Group {
+        TestCluster {
             cluster,
             login: self.login,
         }
@@ -146,14 +147,14 @@ impl GroupBuilder {
 }
 
 /// A Cluster of a test's own, and the settings of its clients.
-struct Group {
+struct TestCluster {
     cluster: Cluster,
     login: Login,
 }
 
-impl Group {
-    fn builder() -> GroupBuilder {
-        GroupBuilder {
+impl TestCluster {
+    fn builder() -> TestClusterBuilder {
+        TestClusterBuilder {
             cluster: Cluster::builder(),
             login: Login::Plain,
         }
@@ -169,7 +170,7 @@ impl Group {
     }
 }
 
-impl Deref for Group {
+impl Deref for TestCluster {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
@@ -177,13 +178,13 @@ impl Deref for Group {
     }
 }
 
-impl DerefMut for Group {
+impl DerefMut for TestCluster {
     fn deref_mut(&mut self) -> &mut Cluster {
         &mut self.cluster
     }
 }
 
-impl Drop for Group {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.login.assert_rights_suffice(&self.cluster);
@@ -221,11 +222,6 @@ fn key_on_each(cluster: &Cluster) -> [String; 3] {
     [0, 1, 2].map(|node| key_on(cluster, node))
 }
 
-/// How often a node has run scripts.
-fn script_calls(server: &Server) -> u64 {
-    server.calls("evalsha").unwrap() + server.calls("eval").unwrap()
-}
-
 /// All keys that a server has.
 fn keys(server: &Server) -> Vec<String> {
     let leasehold_testbed::Reply::Array(keys) = ask(server, &["KEYS", "*"]) else {
@@ -234,6 +230,16 @@ fn keys(server: &Server) -> Vec<String> {
     keys.iter()
         .filter_map(|key| key.as_text().map(str::to_owned))
         .collect()
+}
+
+/// Whether a server has the queue of a lock.
+fn has_queue(server: &Server) -> bool {
+    keys(server).iter().any(|key| key.contains("~queue"))
+}
+
+/// A name in the slot of the lock `key`.
+fn in_slot_of(key: &str, name: impl Display) -> String {
+    format!("{{{}}}{name}", in_redis(key))
 }
 
 /// A proxy for each node, which the node announces to clients as its address.

@@ -9,21 +9,24 @@ use leasehold_testbed::{Cluster, Proxy, eventually};
 
 use super::servers::has_shard_channels;
 use super::{
-    Group, GroupBuilder, announce_proxies, key_on, keys, on_each_kind_of_cluster, server_of,
+    TestCluster, TestClusterBuilder, announce_proxies, has_queue, in_slot_of, key_on, keys,
+    on_each_kind_of_cluster, server_of,
 };
 use crate::bad_input::messages::assert_says;
 use crate::steady::steady;
-use crate::support::{Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs};
+use crate::support::{
+    Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs, tracked,
+};
 
 /// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
 struct Move {
-    cluster: Group,
+    cluster: TestCluster,
     key: String,
     slot: u16,
 }
 
 impl Move {
-    fn prepare(cluster: GroupBuilder) -> Self {
+    fn prepare(cluster: TestClusterBuilder) -> Self {
         let cluster = cluster.without_replicas().start();
         let key = key_on(&cluster, 0);
         let slot = cluster.slot_of(&in_redis(&key));
@@ -56,11 +59,8 @@ impl Move {
     fn wait_in_queue(&self) -> Task<MutexGuard> {
         let mutex = self.cluster.client().mutex(&self.key);
         let waiting = Task::start(move || mutex.lock().unwrap());
-        let queued = || {
-            let keys = keys(server_of(&self.cluster, &self.key));
-            keys.iter().any(|key| key.contains("~queue"))
-        };
-        assert!(eventually(SOON, queued));
+        let is_queued = || has_queue(server_of(&self.cluster, &self.key));
+        assert!(eventually(SOON, is_queued));
         waiting
     }
 
@@ -177,7 +177,7 @@ fn a_release_does_not_wait_for_the_end_of_a_move(moving: Move) {
     drop(guard);
     // The release grants the lock to the waiter, the last one in the queue.
     let new = &moving.cluster.nodes()[1];
-    let is_served = || !keys(new).iter().any(|key| key.contains("~queue"));
+    let is_served = || !has_queue(new);
     assert!(eventually(SOON, is_served), "{:?}", keys(new));
     moving.cluster.end_move(moving.slot, 1).unwrap();
 }
@@ -196,15 +196,9 @@ fn a_loss_is_noticed_at_the_new_node(moving: Move) {
     let lost = guard.lost_signal();
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     let target = &moving.cluster.nodes()[1];
-    let tracked = || {
-        let info = ask(target, &["INFO", "stats"]);
-        !info
-            .as_text()
-            .unwrap()
-            .contains("tracking_total_keys:0\r\n")
-    };
+    let is_tracked = || tracked(target) > 0;
     assert!(
-        eventually(3 * SOON, tracked),
+        eventually(3 * SOON, is_tracked),
         "the key is tracked at the new node"
     );
     ask(target, &["DEL", &in_redis(&moving.key)]);
@@ -215,8 +209,7 @@ fn a_transaction_follows_its_slot(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     let write = || {
         guard.transaction(|_, pipe| {
-            pipe.set(format!("{{{}}}x", in_redis(&moving.key)), "1")
-                .ignore();
+            pipe.set(in_slot_of(&moving.key, "x"), "1").ignore();
             Ok::<_, leasehold::redis::RedisError>(())
         })
     };
@@ -260,8 +253,7 @@ fn shard_channels_follow_the_lowest_slot() {
         let guard = lock(&holder, &key);
         let mutex = waiter.mutex(&key);
         let waiting = Task::start(move || mutex.lock().unwrap());
-        let is_queued = || keys(node).iter().any(|key| key.contains("~queue"));
-        assert!(eventually(SOON, is_queued));
+        assert!(eventually(SOON, || has_queue(node)));
         guard.unlock().unwrap();
         waiting.within(SOON, "the waiter").unlock().unwrap();
         let after = ["spublish", "publish"].map(published);
@@ -304,6 +296,17 @@ fn a_renewal_after_a_move_has_to_be_acknowledged() {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
+/// A Cluster, a proxy that each node announces as its address, a client whose keys are all in one slot, and this slot.
+fn one_slot_behind_proxies(ttl: Duration) -> (Cluster, Vec<Proxy>, Client, u16) {
+    let mut cluster = Cluster::builder().without_replicas().start().unwrap();
+    let proxies = announce_proxies(&mut cluster);
+    let url = proxies[0].url().replace("redis:", "redis+cluster:");
+    let builder = steady(&url).prefix("{app}:").ttl(ttl);
+    let client = builder.build().unwrap();
+    let slot = cluster.slot_of("{app}:");
+    (cluster, proxies, client, slot)
+}
+
 /// Locks of one slot that one client holds. Every second lock has moved to the node `to`; the others have not moved.
 struct HalfMoved {
     cluster: Cluster,
@@ -320,12 +323,7 @@ fn name(lock: usize) -> String {
 
 impl HalfMoved {
     fn prepare(locks: usize, ttl: Duration) -> Self {
-        let mut cluster = Cluster::builder().without_replicas().start().unwrap();
-        let proxies = announce_proxies(&mut cluster);
-        let url = proxies[0].url().replace("redis:", "redis+cluster:");
-        let builder = steady(&url).prefix("{app}:").ttl(ttl);
-        let client = builder.build().unwrap();
-        let slot = cluster.slot_of("{app}:");
+        let (cluster, proxies, client, slot) = one_slot_behind_proxies(ttl);
         let guards = (0..locks).map(|n| lock(&client, &name(n)));
         let guards = guards.collect();
         let from = cluster.master_of(slot);
@@ -363,7 +361,7 @@ fn a_transaction_that_a_move_interrupts_names_the_node() {
     let from = cluster.master_of(slot);
     let error = guard.transaction(|_, pipe| {
         cluster.move_slot(slot, (from + 1) % 3).unwrap();
-        pipe.set(format!("{{{}}}data", in_redis("k")), "x");
+        pipe.set(in_slot_of("k", "data"), "x");
         Ok(())
     });
     assert_says(
@@ -413,15 +411,8 @@ fn a_silent_new_node_costs_no_lock_of_the_old_one() {
 /// Plain commands set a key whose slot has no fence counter, so the client asks the script for the grant. Before that,
 /// `change` moves the slot.
 #[track_caller]
-fn assert_held_after_a_move_between(
-    change: impl FnOnce(&Cluster, u16, usize, Box<dyn FnOnce() + '_>),
-) {
-    let mut cluster = Cluster::builder().without_replicas().start().unwrap();
-    let proxies = announce_proxies(&mut cluster);
-    let url = proxies[0].url().replace("redis:", "redis+cluster:");
-    let builder = steady(&url).prefix("{app}:").ttl(secs(20));
-    let client = builder.build().unwrap();
-    let slot = cluster.slot_of("{app}:");
+fn assert_held_after_a_move_between(change: impl FnOnce(&Cluster, u16, usize, &Proxy)) {
+    let (cluster, proxies, client, slot) = one_slot_behind_proxies(secs(20));
     let from = cluster.master_of(slot);
     let to = (from + 1) % 3;
     let (source, target) = (&cluster.nodes()[from], &cluster.nodes()[to]);
@@ -439,12 +430,7 @@ fn assert_held_after_a_move_between(
         let task = scope.spawn(|| lock(&client, "x"));
         let is_set = || ask(source, &["EXISTS", "{app}:x"]).as_int() == Some(1);
         assert!(eventually(SOON, is_set));
-        change(
-            &cluster,
-            slot,
-            to,
-            Box::new(|| proxies[from].hold_replies(false)),
-        );
+        change(&cluster, slot, to, &proxies[from]);
         task.join().unwrap()
     });
     let value = || ask(target, &["GET", "{app}:x"]).to_string();
@@ -457,18 +443,18 @@ fn assert_held_after_a_move_between(
 
 #[test]
 fn a_lock_survives_a_move_between_its_commands_and_its_script() {
-    assert_held_after_a_move_between(|cluster, slot, to, resume| {
+    assert_held_after_a_move_between(|cluster, slot, to, proxy| {
         cluster.move_slot(slot, to).unwrap();
-        resume();
+        proxy.hold_replies(false);
     });
 }
 
 #[test]
 fn a_lock_survives_a_move_that_begins_between_its_commands_and_its_script() {
-    assert_held_after_a_move_between(|cluster, slot, to, resume| {
+    assert_held_after_a_move_between(|cluster, slot, to, proxy| {
         cluster.begin_move(slot, to).unwrap();
         cluster.move_keys(slot, to, |key| key == "{app}:x").unwrap();
-        resume();
+        proxy.hold_replies(false);
         thread::sleep(millis(100));
         cluster.move_keys(slot, to, |_| true).unwrap();
         cluster.end_move(slot, to).unwrap();

@@ -6,7 +6,7 @@ use leasehold_testbed::{Cluster, Reply, eventually};
 
 use super::{key_on, server_of};
 use crate::least_privilege::{
-    Effect, as_limited, commands, limited, refused, text, unlocked, version,
+    Effect, as_limited, commands, create_limited_user, refused, text, unlocked, version,
 };
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, secs};
@@ -81,7 +81,7 @@ fn run(
     for node in cluster.nodes() {
         let mut commands = commands(node, &["usual", "cluster", name]);
         commands.retain(|command| Some(*command) != dropped);
-        limited(node, &commands, &[]);
+        create_limited_user(node, &commands, &[]);
         ask(node, &["ACL", "LOG", "RESET"]);
     }
     trial(cluster)?;

@@ -8,10 +8,11 @@ use leasehold::{Client, redis};
 use leasehold_testbed::{Cluster, Reply, Server, eventually};
 
 use super::pool::PooledCluster;
-use super::{cluster, key_on, key_on_each, keys, node_of, script_calls};
+use super::{cluster, in_slot_of, key_on, key_on_each, keys, node_of};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, connections, in_redis, lock, millis, secs, within,
+    LONG_TTL, Recorder, SOON, Task, What, ask, connections, in_redis, lock, millis, script_calls,
+    secs, tracked, within,
 };
 
 fn client(cluster: &PooledCluster) -> Client {
@@ -210,9 +211,7 @@ fn a_stopped_node_costs_no_lease_of_other_nodes() {
     // Two renewals that wait for this whole time, one on each thread, would cost the leases of 3 s.
     let client = steady(&cluster.url()).build().unwrap();
     let hold = |key: &str, number: u64, ttl| {
-        let mutex = client
-            .mutex(format!("{{{}}}{number}", in_redis(key)))
-            .ttl(ttl);
+        let mutex = client.mutex(in_slot_of(key, number)).ttl(ttl);
         mutex.lock().unwrap()
     };
     let held: Vec<_> = (0..3).map(|number| hold(&other, number, secs(3))).collect();
@@ -248,7 +247,7 @@ fn a_stopped_node_delays_no_other_nodes_keys() {
     cluster.node(0).stop();
     let waiting: Vec<_> = (0..4)
         .map(|number| {
-            let mutex = client.mutex(format!("{{{}}}{number}", in_redis(&stopped)));
+            let mutex = client.mutex(in_slot_of(&stopped, number));
             Task::start(move || mutex.try_lock().map(drop))
         })
         .collect();
@@ -336,12 +335,8 @@ fn a_loss_is_reported_by_each_node() {
         let server = &cluster.get().nodes()[node_of(cluster.get(), &name)];
         let guard = lock(&client, &name);
         let lost = guard.lost_signal();
-        let tracked = || {
-            let info = ask(server, &["INFO", "stats"]);
-            let text = info.as_text().unwrap().to_owned();
-            !text.contains("tracking_total_keys:0\r\n")
-        };
-        assert!(eventually(SOON, tracked), "the key is tracked");
+        let is_tracked = || tracked(server) > 0;
+        assert!(eventually(SOON, is_tracked), "the key is tracked");
         ask(server, &["DEL", &in_redis(&name)]);
         assert_eq!(
             crate::support::lost_within(SOON, &lost),
@@ -353,7 +348,7 @@ fn a_loss_is_reported_by_each_node() {
 #[test]
 fn operators_reach_the_locks_of_all_nodes() {
     let cluster = PooledCluster::take();
-    let (client, operator) = (client(&cluster), client_of(&cluster));
+    let (client, operator) = (client(&cluster), client(&cluster));
     for name in key_on_each(cluster.get()) {
         let guard = lock(&client, &name);
         let held = operator.mutex(&name).inspect().unwrap().unwrap();
@@ -371,17 +366,13 @@ fn operators_reach_the_locks_of_all_nodes() {
     client.shutdown(SOON).unwrap();
 }
 
-fn client_of(cluster: &PooledCluster) -> Client {
-    super::client(cluster.get())
-}
-
 #[test]
 fn transactions_run_on_the_locks_node() {
     let cluster = PooledCluster::take();
     let client = client(&cluster);
     for name in key_on_each(cluster.get()) {
         let guard = lock(&client, &name);
-        let data = format!("{{{}}}data", in_redis(&name));
+        let data = in_slot_of(&name, "data");
         let written = guard.transaction(|_, pipe| {
             pipe.set(&data, "x").ignore();
             Ok::<_, redis::RedisError>(())

@@ -10,9 +10,9 @@ use leasehold_testbed::{
 
 use crate::cluster::pool::PooledCluster;
 use crate::cluster::{Login, announce_proxies};
-use crate::least_privilege::{as_limited, commands, limited, refused};
+use crate::least_privilege::{as_limited, commands, create_limited_user, refused};
 use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of};
-use crate::sentinel::rights::{limited_at_sentinel, limited_login};
+use crate::sentinel::rights::{create_user_at_sentinel, limited_login};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, secs, server};
 #[cfg(feature = "tls")]
@@ -360,7 +360,7 @@ impl RedisUnderSentinel {
         let settings = |url: &str| steady(&as_limited(url)).sentinel_credentials(limited_login());
         let mut backend = Self::start_with(SentinelGroup::builder(), settings);
         least_privileged(&backend.group.servers()[0]);
-        limited_at_sentinel(&backend.group.sentinels()[0], None);
+        create_user_at_sentinel(&backend.group.sentinels()[0], None);
         backend.is_limited = true;
         backend
     }
@@ -449,7 +449,7 @@ const KEYS_OF_THE_SUITE: &[&str] = &["~billing:*", "&billing:~to:*", "~{leasehol
 /// The URL of a user with the rights that the suite needs on each server, as docs/redis.md says.
 fn least_privileged(server: &Server) -> String {
     let commands = commands(server, &["usual", "fenced-values", "transactions"]);
-    limited(server, &commands, KEYS_OF_THE_SUITE)
+    create_limited_user(server, &commands, KEYS_OF_THE_SUITE)
 }
 
 impl Drop for RedisWithLeastPrivilege {

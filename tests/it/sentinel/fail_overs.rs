@@ -19,7 +19,7 @@ use super::{Group, OUTAGE};
 /// serves both.
 fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize)) -> usize {
     let (holder, other) = (group.client(), group.client());
-    let before = group.group.primary().unwrap();
+    let before = group.primary().unwrap();
     let guard = lock(&holder, "k");
     guard.transaction(|_, _| Ok(())).unwrap();
     let token = guard.fencing_token();
@@ -30,11 +30,11 @@ fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize))
         guard.unlock().unwrap();
         token
     });
-    wait_for_queue(&group.group.servers()[before], "k", 1);
+    wait_for_queue(&group.servers()[before], "k", 1);
     group.wait_for_copies("k");
     fail(group, before);
-    let after = group.group.wait_for_switch(before).unwrap();
-    let new = &group.group.servers()[after];
+    let after = group.wait_for_switch(before).unwrap();
+    let new = &group.servers()[after];
     // The connections for notifications and transactions lead to the new primary.
     assert!(eventually(4 * SOON, || notified_clients(new) == 2));
     assert!(!waiter.is_done() && !guard.is_lost());
@@ -49,50 +49,50 @@ fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize))
 
 fn locks_survive_the_death_of_the_primary(mut group: Group) {
     let after = assert_locks_survive(&mut group, |group, primary| {
-        group.group.server_mut(primary).kill();
+        group.server_mut(primary).kill();
     });
     // The old primary comes back, empty and with the role of a primary. No client writes there.
     let client = group.client();
-    group.group.server_mut(0).restart().unwrap();
+    group.server_mut(0).restart().unwrap();
     for n in 0..20 {
         let key = format!("after-{n}");
         let guard = lock(&client, &key);
-        assert!(is_held(&group.group.servers()[after], &key));
+        assert!(is_held(&group.servers()[after], &key));
         guard.unlock().unwrap();
     }
-    let old = &group.group.servers()[0];
+    let old = &group.servers()[0];
     assert_eq!(old.calls("evalsha").unwrap(), 0);
-    group.group.wait_until_whole().unwrap();
+    group.wait_until_whole().unwrap();
 }
 
 fn locks_survive_a_stop_of_the_primary(mut group: Group) {
     let after = assert_locks_survive(&mut group, |group, primary| {
-        group.group.servers()[primary].stop();
+        group.servers()[primary].stop();
     });
     let client = group.client();
     // The old primary regards itself as the primary until the sentinels demote it.
-    group.group.servers()[0].resume();
+    group.servers()[0].resume();
     for n in 0..20 {
         let key = format!("after-{n}");
         let guard = lock(&client, &key);
-        assert!(is_held(&group.group.servers()[after], &key));
+        assert!(is_held(&group.servers()[after], &key));
         guard.unlock().unwrap();
     }
-    group.group.wait_until_whole().unwrap();
+    group.wait_until_whole().unwrap();
 }
 
 fn locks_survive_a_planned_fail_over(mut group: Group) {
-    let after = assert_locks_survive(&mut group, |group, _| group.group.fail_over().unwrap());
+    let after = assert_locks_survive(&mut group, |group, _| group.fail_over().unwrap());
     // One fail-over after another.
-    group.group.wait_until_whole().unwrap();
+    group.wait_until_whole().unwrap();
     assert_ne!(after, 0);
-    assert_locks_survive(&mut group, |group, _| group.group.fail_over().unwrap());
+    assert_locks_survive(&mut group, |group, _| group.fail_over().unwrap());
 }
 
 /// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.
 fn a_lease_without_a_copy_is_reported_as_lost(mut group: Group) {
     let (holder, other) = (group.client(), group.client());
-    let servers = group.group.servers();
+    let servers = group.servers();
     lock(&holder, "warm").unlock().unwrap();
     servers[1..].iter().for_each(|replica| replica.stop());
     // Otherwise the lock would reach the replicas' sockets.
@@ -101,12 +101,12 @@ fn a_lease_without_a_copy_is_reported_as_lost(mut group: Group) {
     let lost = guard.lost_signal();
     // The client has been notified of changes of its lock since this connection is open.
     assert!(eventually(SOON, || notified_clients(&servers[0]) == 1));
-    group.group.server_mut(0).kill();
-    let servers = group.group.servers();
+    group.server_mut(0).kill();
+    let servers = group.servers();
     servers[1..].iter().for_each(|replica| replica.resume());
     let mutex = other.mutex("k");
     let next = Task::start(move || mutex.lock().unwrap());
-    group.group.wait_for_switch(0).unwrap();
+    group.wait_for_switch(0).unwrap();
     let reason = lost_within(4 * SOON, &lost);
     assert!(
         matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. }),
@@ -125,7 +125,7 @@ fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
         group.builder().replicas(2, millis(500)).build().unwrap(),
         group.client(),
     );
-    let servers = group.group.servers();
+    let servers = group.servers();
     servers[1..].iter().for_each(|replica| replica.stop());
     // Otherwise the grant would reach the replicas' sockets.
     ask(&servers[0], &["CLIENT", "KILL", "TYPE", "replica"]);
@@ -135,8 +135,8 @@ fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
     let granted = Task::start(move || mutex.lock().unwrap());
     servers[1..].iter().for_each(|replica| replica.resume());
     let guard = granted.within(OUTAGE, "an acknowledged grant");
-    group.group.server_mut(0).kill();
-    let after = group.group.wait_for_switch(0).unwrap();
+    group.server_mut(0).kill();
+    let after = group.wait_for_switch(0).unwrap();
     // The attempts fail until the client has found the new primary.
     let mut tried = None;
     let has_reply = eventually(4 * SOON, || {
@@ -146,7 +146,7 @@ fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
     assert!(has_reply && tried.flatten().is_none(), "granted twice");
     guard.check().unwrap();
     guard.unlock().unwrap();
-    let new = &group.group.servers()[after];
+    let new = &group.servers()[after];
     assert!(eventually(SOON, || held_keys(new).is_empty()));
 }
 
@@ -175,11 +175,11 @@ fn acquires_and_releases_continue_through_fail_overs(group: Group) {
         .collect();
     let mut primary = 0;
     for _ in 0..2 {
-        group.group.fail_over().unwrap();
-        primary = group.group.wait_for_switch(primary).unwrap();
-        group.group.wait_until_whole().unwrap();
+        group.fail_over().unwrap();
+        primary = group.wait_for_switch(primary).unwrap();
+        group.wait_until_whole().unwrap();
     }
-    let now = ask(&group.group.servers()[primary], &["TIME"]);
+    let now = ask(&group.servers()[primary], &["TIME"]);
     let leasehold_testbed::Reply::Array(parts) = now else {
         panic!("TIME answers with an array");
     };
@@ -193,7 +193,7 @@ fn acquires_and_releases_continue_through_fail_overs(group: Group) {
             "{last} at {seconds}"
         );
     }
-    let new = &group.group.servers()[primary];
+    let new = &group.servers()[primary];
     assert!(eventually(SOON, || held_keys(new).is_empty()));
     drop(clients);
     let client = group.client();
@@ -202,38 +202,42 @@ fn acquires_and_releases_continue_through_fail_overs(group: Group) {
 
 /// The connections of callers, of renewals and for notifications are closed, again and again.
 fn closed_connections_end_no_hold_or_wait(group: Group) {
-    let server = &group.group.servers()[0];
+    let server = &group.servers()[0];
     let is_queued = || queued(server, "k") == 1;
     assert_closed_connections_end_no_hold_or_wait(server, &|| group.builder(), &is_queued);
 }
 
-macro_rules! every_fault_in {
-    ($group:expr, [$($fault:ident),+ $(,)?]) => {
-        $(
-            #[test]
-            fn $fault() {
-                super::$fault($group);
-            }
-        )+
-    };
-    ($group:expr) => {
-        every_fault_in!($group, [
-            locks_survive_the_death_of_the_primary,
-            locks_survive_a_stop_of_the_primary,
-            locks_survive_a_planned_fail_over,
-            a_lease_without_a_copy_is_reported_as_lost,
-            acknowledged_locks_survive_the_death_of_the_primary,
-            acquires_and_releases_continue_through_fail_overs,
-            closed_connections_end_no_hold_or_wait,
-        ]);
+/// Runs each of these functions as a test, on a group without TLS, and on one with TLS where the clients' user has
+/// exactly the rights that `cargo xtask acl` prints.
+macro_rules! on_each_kind_of_group {
+    ($($test:ident),+ $(,)?) => {
+        mod plain {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(super::Group::start());
+                }
+            )+
+        }
+
+        #[cfg(feature = "tls")]
+        mod with_least_privilege_and_tls {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(super::Group::start_with_least_privilege_and_tls());
+                }
+            )+
+        }
     };
 }
 
-mod plain {
-    every_fault_in!(super::Group::start());
-}
-
-#[cfg(feature = "tls")]
-mod with_least_privilege_and_tls {
-    every_fault_in!(super::Group::start_with_least_privilege_and_tls());
+on_each_kind_of_group! {
+    locks_survive_the_death_of_the_primary,
+    locks_survive_a_stop_of_the_primary,
+    locks_survive_a_planned_fail_over,
+    a_lease_without_a_copy_is_reported_as_lost,
+    acknowledged_locks_survive_the_death_of_the_primary,
+    acquires_and_releases_continue_through_fail_overs,
+    closed_connections_end_no_hold_or_wait,
 }

@@ -7,6 +7,7 @@ pub mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard as Turn, PoisonError};
 use std::time::Duration;
 
@@ -51,13 +52,10 @@ impl Group {
                 .tls(TlsConfig::new().ca_pem(authority.as_str()))
         };
         let mut group = Self::start_with(SentinelGroup::builder().tls(files), settings);
-        group
-            .group
-            .servers()
-            .iter()
-            .for_each(rights::limited_at_server);
-        for sentinel in group.group.sentinels() {
-            rights::limited_at_sentinel(sentinel, None);
+        let servers = group.servers().iter();
+        servers.for_each(rights::create_user_at_server);
+        for sentinel in group.sentinels() {
+            rights::create_user_at_sentinel(sentinel, None);
         }
         group.is_limited = true;
         group
@@ -91,8 +89,22 @@ impl Group {
         let has_it = |server: &leasehold_testbed::Server| {
             server.command(&["EXISTS", &key]).unwrap().as_int() == Some(1)
         };
-        let copied = eventually(SOON, || self.group.servers().iter().all(has_it));
+        let copied = eventually(SOON, || self.servers().iter().all(has_it));
         assert!(copied, "{key} is not on all servers");
+    }
+}
+
+impl Deref for Group {
+    type Target = SentinelGroup;
+
+    fn deref(&self) -> &SentinelGroup {
+        &self.group
+    }
+}
+
+impl DerefMut for Group {
+    fn deref_mut(&mut self) -> &mut SentinelGroup {
+        &mut self.group
     }
 }
 

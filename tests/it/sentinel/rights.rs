@@ -7,11 +7,11 @@ use leasehold_testbed::{SentinelGroup, Server, eventually};
 
 use super::patient;
 use crate::least_privilege::rights::{self, Feature};
-use crate::least_privilege::{commands, limited, product, refused};
+use crate::least_privilege::{commands, create_limited_user, product, refused};
 use crate::support::{SOON, ask, lock};
 
-/// Sets up the user of [`limited_login`] at a sentinel, with all rights in the table but `dropped`.
-pub fn limited_at_sentinel(sentinel: &Server, dropped: Option<&str>) {
+/// Creates the user of [`limited_login`] at a sentinel, with all rights in the table but `dropped`.
+pub fn create_user_at_sentinel(sentinel: &Server, dropped: Option<&str>) {
     let features: Vec<&Feature> = rights::AT_SENTINELS.iter().collect();
     let commands = rights::commands(&features, product(sentinel));
     let mut rule = rights::rule_at_sentinels(&commands);
@@ -26,14 +26,14 @@ pub fn limited_login() -> Credentials {
     Credentials::user("limited", "secret")
 }
 
-/// Sets up the user of [`limited_login`] at a server of a group, with the rights to locks, transactions and `replicas`.
+/// Creates the user of [`limited_login`] at a server of a group, with the rights to locks, transactions and `replicas`.
 #[cfg_attr(
     not(feature = "tls"),
     allow(dead_code, reason = "such groups have TLS")
 )]
-pub fn limited_at_server(server: &Server) {
+pub fn create_user_at_server(server: &Server) {
     let commands = commands(server, &["usual", "transactions", "replicas"]);
-    limited(server, &commands, &[]);
+    create_limited_user(server, &commands, &[]);
     ask(server, &["ACL", "LOG", "RESET"]);
 }
 
@@ -57,7 +57,7 @@ fn each_right_at_the_sentinels_is_needed_and_no_other() {
     let group = SentinelGroup::builder().replicas(0).sentinels(1);
     let group = group.start().unwrap();
     let sentinel = &group.sentinels()[0];
-    limited_at_sentinel(sentinel, None);
+    create_user_at_sentinel(sentinel, None);
     let client = builder(&group).build().unwrap();
     lock(&client, "k").unlock().unwrap();
     let listens = || {
@@ -73,7 +73,7 @@ fn each_right_at_the_sentinels_is_needed_and_no_other() {
     let mut all = rights::commands(&features, product(sentinel));
     all.push(&rights::CHANNEL_AT_SENTINELS[1..]);
     for dropped in all {
-        limited_at_sentinel(sentinel, Some(dropped));
+        create_user_at_sentinel(sentinel, Some(dropped));
         match builder(&group).build() {
             Ok(client) => lock(&client, "k").unlock().unwrap(),
             Err(error) => {

@@ -81,12 +81,12 @@ impl Authority {
     }
 
     /// The files of a server that has this certificate, and that accepts clients' certificates of this authority.
-    pub fn files(&self, certificate: Certificate, asks_clients: bool) -> TlsFiles {
+    pub fn files(&self, certificate: Certificate, requires_client_certificates: bool) -> TlsFiles {
         TlsFiles {
             certificate: certificate.chain,
             key: certificate.key,
             client_authorities: self.pem.clone(),
-            asks_clients,
+            requires_client_certificates,
         }
     }
 }

@@ -32,11 +32,11 @@ impl TlsServer {
         Self::start_with("127.0.0.1", Validity::Now, false)
     }
 
-    /// A server with a certificate for `name`. `asks_clients`: the server requires clients' certificates.
-    fn start_with(name: &str, validity: Validity, asks_clients: bool) -> Self {
+    /// A server with a certificate for `name`.
+    fn start_with(name: &str, validity: Validity, requires_client_certificates: bool) -> Self {
         let authority = Authority::new();
         let certificate = authority.of_server(name, validity);
-        let files = authority.files(certificate, asks_clients);
+        let files = authority.files(certificate, requires_client_certificates);
         let server = Server::builder().tls(files).start().unwrap();
         Self { server, authority }
     }
@@ -83,11 +83,11 @@ impl TlsCluster {
         Self::start_with(false)
     }
 
-    /// `asks_clients`: each node requires clients' certificates.
-    pub fn start_with(asks_clients: bool) -> Self {
+    /// A Cluster whose nodes share a certificate of a new authority.
+    pub fn start_with(requires_client_certificates: bool) -> Self {
         let authority = Authority::new();
         let certificate = authority.of_server("127.0.0.1", Validity::Now);
-        let files = authority.files(certificate, asks_clients);
+        let files = authority.files(certificate, requires_client_certificates);
         let cluster = Cluster::builder().without_replicas().tls(files);
         let cluster = cluster.start().unwrap();
         Self { cluster, authority }

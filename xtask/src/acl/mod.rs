@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use rights::{Feature, Server, Version};
 
-/// The servers of which the user is one.
+/// The kind of server on which the user is created.
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 enum Place {
     /// Redis servers, which store the locks
