@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracking_table_has_room_for_twice_its_keys() {
+    fn a_tracking_table_needs_twice_its_keys() {
         let of = EnvironmentWarning::of_tracking;
         assert_eq!(of(0, 5_000_000), None);
         assert_eq!(of(1_000_000, 500_000), None);

@@ -282,7 +282,7 @@ fn a_long_command_timeout_is_found() {
 }
 
 #[test]
-fn the_version_of_the_server_is_known_without_rights() {
+fn the_server_version_is_known_without_rights() {
     let server = started(&[SAVED]);
     let commands = commands(&server, &["locks"]);
     let found = found(with_long_ttl(&create_limited_user(&server, &commands, &[])));
@@ -344,7 +344,7 @@ fn a_server_without_hello_is_checked() {
 }
 
 #[test]
-fn a_check_fails_only_if_the_server_cannot_be_asked() {
+fn a_check_without_answers_is_an_error() {
     let locked = Server::builder().password("secret").start().unwrap();
     for login in ["", ":wr0ng@"] {
         let url = format!("redis://{login}127.0.0.1:{}", locked.port());
@@ -428,7 +428,7 @@ fn a_client_checks_its_environment_once() {
 }
 
 #[test]
-fn no_check_runs_without_a_receiver_or_if_switched_off() {
+fn a_check_needs_a_receiver_and_the_setting() {
     let server = started(&[]);
     // Valkey 9 reads two settings when it starts.
     let before = checks(&server);

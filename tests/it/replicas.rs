@@ -107,7 +107,7 @@ fn an_acknowledged_lock_survives_a_fail_over() {
 
 /// This is what `replicas` does not guarantee: one of two replicas has acknowledged, and the other one is promoted.
 #[test]
-fn a_promoted_replica_that_was_cut_off_has_no_lock() {
+fn a_lagging_promoted_replica_allows_two_holders() {
     let mut servers = Replicated::start(2);
     servers.cut_off(1);
     let both = servers.builder(2, secs(2)).build().unwrap();
@@ -172,7 +172,7 @@ fn other_locks_work_during_a_shortage() {
 /// Another client's release grants the lock to a waiter by a message. The waiter may use the grant only after the
 /// replicas have acknowledged it.
 #[test]
-fn a_grant_from_the_queue_has_to_be_acknowledged() {
+fn a_queued_grant_has_to_be_acknowledged() {
     let servers = Replicated::start(1);
     let plain = servers.client(0);
     let builder = servers.builder(1, millis(500)).outage_timeout(millis(1));
@@ -250,7 +250,7 @@ fn an_adopted_lock_has_to_be_acknowledged() {
 }
 
 #[test]
-fn each_grant_costs_one_wait_and_no_round_trip() {
+fn each_grant_costs_one_wait_only() {
     const LOCKS: u64 = 200;
     let servers = Replicated::start(2);
     let (plain, replicated) = (servers.client(0), servers.client(2));

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_master_is_retired_when_it_loses_its_last_slot() {
+    fn losing_its_last_slot_retires_a_master() {
         let host = "h".to_owned();
         let master = Member::new(ServerId::ONLY, HostPort { host, port: 1 });
         let flag = master.retired_flag();

@@ -1089,7 +1089,7 @@ mod tests {
     }
 
     #[test]
-    fn a_submitted_request_without_a_node_ends_at_once() {
+    fn a_request_without_a_node_ends_at_once() {
         let store = store_without_slots();
         let key = Key::new("p:", "k", 16).unwrap();
         let (submitted, completions) = Submitted::new(1);
@@ -1160,7 +1160,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_for_a_node_that_cannot_open_do_not_multiply() {
+    fn releases_for_a_bad_node_do_not_multiply() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let old = store.members.owner(key.slot()).unwrap();
@@ -1182,7 +1182,7 @@ mod tests {
 
     /// Its undo stays queued here, since the other master cannot be opened.
     #[test]
-    fn a_master_that_is_away_without_slots_delays_no_flush() {
+    fn an_unreachable_retired_master_delays_no_flush() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let old = store.members.owner(key.slot()).unwrap();
@@ -1195,7 +1195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_master_is_closed_once_its_work_is_done() {
+    fn a_retired_master_closes_after_its_work() {
         for has_work in [false, true] {
             let store = store();
             let key = Key::new("p:", "k", 16).unwrap();
@@ -1223,7 +1223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_gets_no_thread_is_opened_later() {
+    fn a_node_without_threads_is_opened_later() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let threads = ThreadGroup::new();
@@ -1263,7 +1263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_waits_for_a_release_between_two_nodes() {
+    fn a_flush_waits_for_releases_between_nodes() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
         let release = release(&key);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_without_a_master_is_asked_for_with_pauses() {
+    fn a_slot_without_a_master_pauses_attempts() {
         let mut attempts = Attempts::until(MonotonicTime::now().after(Duration::from_secs(60)));
         for redirect in [Redirect::TryAgain, Redirect::ClusterDown] {
             attempts.wait(&redirect, &by()).unwrap();

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_begin_with_another_node_and_end_with_silent_ones() {
+    fn rounds_rotate_nodes_and_ask_silent_ones_last() {
         let asked = Arc::default();
         let nodes = [0, 1, 2].map(|number| closing_node(number, &asked));
         let store = store_of(&nodes);

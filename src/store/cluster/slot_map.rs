@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_host_has_that_of_the_node_asked() {
+    fn a_missing_host_is_that_of_the_replier() {
         let asked = address("asked", 1);
         for host in [text(""), text("?"), Value::Nil] {
             let reply = Value::Array(vec![range(0, 1, vec![node(host, 7000)])]);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_begins_again_if_a_release_arrived_meanwhile() {
+    fn a_release_that_arrives_repeats_the_flush() {
         let transits = Transits::default();
         let mut transit = Some(transits.begin());
         let far = MonotonicTime::now().after(Duration::from_secs(60));

@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_reply_of_another_server_keeps_its_address() {
+    fn a_timeout_keeps_the_address_it_names() {
         let late = Error::new(ErrorKind::Timeout, timed_out("old:1"));
         assert!(
             at_server("new:1", late)

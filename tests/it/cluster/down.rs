@@ -51,7 +51,7 @@ fn assert_names_the_next_step(attempt: impl Fn() -> Error) {
     assert!(text.contains("check the nodes with CLUSTER INFO"), "{text}");
 }
 
-fn errors_of_a_down_cluster_name_the_next_step(cluster: TestCluster) {
+fn down_cluster_errors_name_the_next_step(cluster: TestCluster) {
     let [_, key, _] = key_on_each(&cluster);
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.command_timeout(secs(4)).outage_timeout(TIMEOUT);
@@ -106,6 +106,6 @@ fn locks_and_waiters_outlive_a_down_cluster(cluster: TestCluster) {
 
 on_each_kind_of_cluster! {
     super::start;
-    errors_of_a_down_cluster_name_the_next_step,
+    down_cluster_errors_name_the_next_step,
     locks_and_waiters_outlive_a_down_cluster,
 }

@@ -104,7 +104,7 @@ fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_its_master_was_killed(mut cluster: TestCluster) {
+fn a_lock_is_granted_after_a_masters_death(mut cluster: TestCluster) {
     let key = key_on(&cluster, 2);
     let client = patient(&cluster);
     lock(&client, &key).unlock().unwrap();
@@ -118,7 +118,7 @@ fn a_lock_is_granted_after_its_master_was_killed(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: TestCluster) {
+fn a_lock_is_granted_after_a_masters_stop(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let client = cluster.settings(builder).ttl(LONG_TTL).build().unwrap();
     lock(&client, &key).unlock().unwrap();
@@ -136,7 +136,7 @@ fn a_lock_is_granted_after_its_master_was_stopped(mut cluster: TestCluster) {
 }
 
 /// Before the fail-over, these requests wait for a connection to the killed master.
-fn requests_without_a_connection_go_to_the_new_master(mut cluster: TestCluster) {
+fn requests_without_a_connection_reach_the_new_master(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
     let patient = || {
         let patient = cluster.settings(builder).ttl(LONG_TTL);
@@ -187,7 +187,7 @@ fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_waiter_follows_its_lock_to_the_new_master(cluster: TestCluster) {
+fn waiters_follow_their_lock_to_the_new_master(cluster: TestCluster) {
     let key = key_on(&cluster, 1);
     let (holder, waiter) = (cluster.client(), cluster.client());
     let guard = lock(&holder, &key);
@@ -230,11 +230,11 @@ on_each_kind_of_cluster! {
     a_lock_outlives_a_planned_fail_over,
     a_killed_master_is_replaced_during_a_hold,
     acknowledged_locks_survive_the_death_of_a_master,
-    a_lock_is_granted_after_its_master_was_killed,
-    a_lock_is_granted_after_its_master_was_stopped,
-    requests_without_a_connection_go_to_the_new_master,
+    a_lock_is_granted_after_a_masters_death,
+    a_lock_is_granted_after_a_masters_stop,
+    requests_without_a_connection_reach_the_new_master,
     a_release_reaches_the_new_master,
-    a_waiter_follows_its_lock_to_the_new_master,
+    waiters_follow_their_lock_to_the_new_master,
     closed_connections_are_made_again_on_each_node,
     closed_connections_end_no_hold_or_wait,
 }

@@ -120,7 +120,7 @@ fn an_acquire_waits_while_its_slot_moves(moving: Move) {
     moving.assert_free();
 }
 
-fn an_acquire_whose_slot_moves_for_long_is_an_error(moving: Move) {
+fn an_acquire_fails_during_a_long_move(moving: Move) {
     let client = moving.cluster.settings(builder).build().unwrap();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
@@ -142,7 +142,7 @@ fn an_unlock_waits_while_the_slot_moves(moving: Move) {
 }
 
 /// The move takes longer than the release may take.
-fn an_unlock_whose_slot_moves_for_long_is_late(moving: Move) {
+fn an_unlock_is_late_after_a_long_move(moving: Move) {
     let client = moving.cluster.settings(builder).ttl(secs(60));
     let client = client.build().unwrap();
     let guard = lock(&client, &moving.key);
@@ -152,14 +152,14 @@ fn an_unlock_whose_slot_moves_for_long_is_late(moving: Move) {
     moving.assert_free();
 }
 
-fn a_dropped_guard_is_released_at_the_new_node(moving: Move) {
+fn a_dropped_guard_releases_at_the_new_node(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     drop(guard);
     moving.assert_free();
 }
 
-fn a_guard_dropped_while_its_slot_moves_is_released(moving: Move) {
+fn a_guard_dropped_during_a_move_is_released(moving: Move) {
     let (_client, guard) = moving.hold(secs(60));
     moving.begin();
     drop(guard);
@@ -169,7 +169,7 @@ fn a_guard_dropped_while_its_slot_moves_is_released(moving: Move) {
 }
 
 /// All keys of the release have moved, so the new node accepts it with `ASKING` before the move ends.
-fn a_release_does_not_wait_for_the_end_of_a_move(moving: Move) {
+fn a_release_reaches_the_new_node_mid_move(moving: Move) {
     let (_holder, guard) = moving.hold(secs(60));
     let _other = moving.wait_in_queue();
     moving.cluster.begin_move(moving.slot, 1).unwrap();
@@ -225,12 +225,12 @@ on_each_kind_of_cluster! {
     a_lock_is_renewed_while_its_slot_moves,
     an_acquire_follows_its_slot,
     an_acquire_waits_while_its_slot_moves,
-    an_acquire_whose_slot_moves_for_long_is_an_error,
+    an_acquire_fails_during_a_long_move,
     an_unlock_waits_while_the_slot_moves,
-    an_unlock_whose_slot_moves_for_long_is_late,
-    a_dropped_guard_is_released_at_the_new_node,
-    a_guard_dropped_while_its_slot_moves_is_released,
-    a_release_does_not_wait_for_the_end_of_a_move,
+    an_unlock_is_late_after_a_long_move,
+    a_dropped_guard_releases_at_the_new_node,
+    a_guard_dropped_during_a_move_is_released,
+    a_release_reaches_the_new_node_mid_move,
     a_waiter_follows_its_slot,
     a_loss_is_noticed_at_the_new_node,
     a_transaction_follows_its_slot,
@@ -274,7 +274,7 @@ fn shard_channels_follow_the_lowest_slot() {
 
 /// The new master's replica has no link. The lock moves without its acknowledgement, but is not renewed without it.
 #[test]
-fn a_renewal_after_a_move_has_to_be_acknowledged() {
+fn a_renewal_after_a_move_needs_acknowledgement() {
     let cluster = Cluster::start().unwrap();
     let key = key_on(&cluster, 0);
     let recorder = Recorder::new();
@@ -353,7 +353,7 @@ impl HalfMoved {
 
 /// The slot moves between the reads and the writes of the transaction.
 #[test]
-fn a_transaction_that_a_move_interrupts_names_the_node() {
+fn a_move_during_a_transaction_names_the_node() {
     let cluster = Cluster::builder().without_replicas().start().unwrap();
     let client = super::client(&cluster);
     let guard = lock(&client, "k");
@@ -392,7 +392,7 @@ fn locks_of_one_slot_outlive_its_slow_move() {
 
 /// Until the slot has moved, one worker renews the locks that have moved and those that stay.
 #[test]
-fn a_silent_new_node_costs_no_lock_of_the_old_one() {
+fn a_silent_new_node_costs_no_unmoved_lock() {
     let moving = HalfMoved::prepare(40, secs(3));
     moving.proxies[moving.to].black_hole(true);
     thread::sleep(secs(8));
@@ -442,7 +442,7 @@ fn assert_held_after_a_move_between(change: impl FnOnce(&Cluster, u16, usize, &P
 }
 
 #[test]
-fn a_lock_survives_a_move_between_its_commands_and_its_script() {
+fn move_done_before_the_script_costs_no_lock() {
     assert_held_after_a_move_between(|cluster, slot, to, proxy| {
         cluster.move_slot(slot, to).unwrap();
         proxy.hold_replies(false);
@@ -450,7 +450,7 @@ fn a_lock_survives_a_move_between_its_commands_and_its_script() {
 }
 
 #[test]
-fn a_lock_survives_a_move_that_begins_between_its_commands_and_its_script() {
+fn move_begun_before_the_script_costs_no_lock() {
     assert_held_after_a_move_between(|cluster, slot, to, proxy| {
         cluster.begin_move(slot, to).unwrap();
         cluster.move_keys(slot, to, |key| key == "{app}:x").unwrap();

@@ -95,7 +95,7 @@ fn run(
 }
 
 #[test]
-fn each_right_on_a_cluster_is_needed_and_no_other() {
+fn exactly_the_printed_cluster_rights_are_needed() {
     let cluster = Cluster::builder().without_replicas().start().unwrap();
     for (name, trial) in TRIALS {
         let ran = run(&cluster, name, None, *trial);

@@ -109,7 +109,7 @@ fn threads_add_no_connections_to_a_master() {
 }
 
 #[test]
-fn a_batch_of_many_slots_is_split_by_server() {
+fn a_batch_is_split_by_server() {
     let cluster = PooledCluster::take();
     let client = steady(&cluster.get().url()).ttl(secs(3)).build().unwrap();
     let names: Vec<String> = (0..300).map(|number| format!("k{number}")).collect();
@@ -201,7 +201,7 @@ fn each_slot_in_use_has_one_fence_counter() {
 
 /// The leases on the stopped node are renewed one by one, and no renewal gets a reply.
 #[test]
-fn a_stopped_node_costs_no_lease_of_other_nodes() {
+fn a_stopped_node_costs_other_nodes_no_lease() {
     let mut cluster = Cluster::builder()
         .arg("cluster-require-full-coverage", "no")
         .without_replicas()

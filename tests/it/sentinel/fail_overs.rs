@@ -90,7 +90,7 @@ fn locks_survive_a_planned_fail_over(mut group: Group) {
 }
 
 /// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.
-fn a_lease_without_a_copy_is_reported_as_lost(mut group: Group) {
+fn an_unreplicated_lease_is_reported_as_lost(mut group: Group) {
     let (holder, other) = (group.client(), group.client());
     let servers = group.servers();
     lock(&holder, "warm").unlock().unwrap();
@@ -236,7 +236,7 @@ on_each_kind_of_group! {
     locks_survive_the_death_of_the_primary,
     locks_survive_a_stop_of_the_primary,
     locks_survive_a_planned_fail_over,
-    a_lease_without_a_copy_is_reported_as_lost,
+    an_unreplicated_lease_is_reported_as_lost,
     acknowledged_locks_survive_the_death_of_the_primary,
     acquires_and_releases_continue_through_fail_overs,
     closed_connections_end_no_hold_or_wait,

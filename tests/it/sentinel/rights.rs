@@ -53,7 +53,7 @@ fn builder(group: &SentinelGroup) -> Builder {
 }
 
 #[test]
-fn each_right_at_the_sentinels_is_needed_and_no_other() {
+fn exactly_the_printed_sentinel_rights_are_needed() {
     let group = SentinelGroup::builder().replicas(0).sentinels(1);
     let group = group.start().unwrap();
     let sentinel = &group.sentinels()[0];

@@ -21,7 +21,7 @@ fn single() -> SentinelGroupBuilder {
 }
 
 #[test]
-fn dead_sentinels_cost_a_share_of_the_timeout_only() {
+fn dead_sentinels_cost_a_share_of_the_timeout() {
     let group = SentinelGroup::builder().replicas(0);
     let mut group = group.start().unwrap();
     let client = group_client(&group);
@@ -100,7 +100,7 @@ fn a_client_learns_of_the_other_sentinels() {
 }
 
 #[test]
-fn a_wrong_name_of_a_group_is_an_error() {
+fn a_wrong_group_name_is_an_error() {
     let group = single().start().unwrap();
     let url = group.url().replace("/mymaster", "/other");
     let error = steady(&url).build().unwrap_err();
@@ -182,7 +182,7 @@ fn a_login_of_sentinels_needs_sentinels() {
 }
 
 #[test]
-fn a_server_in_place_of_a_sentinel_is_named() {
+fn a_server_instead_of_a_sentinel_is_named() {
     let server = server();
     let url = format!("redis+sentinel://127.0.0.1:{}/mymaster", server.port());
     let error = steady(&url).build().unwrap_err();

@@ -28,7 +28,7 @@ fn sent_name(host: &str, tls: &TlsConfig) -> Option<String> {
 }
 
 #[test]
-fn a_dns_name_is_sent_and_no_ip_address() {
+fn only_a_dns_name_is_sent() {
     let tls = TlsConfig::new().ca_pem(Authority::new().pem);
     let named = |name: &str| tls.clone().server_name(name);
     assert_eq!(sent_name("localhost", &tls).as_deref(), Some("localhost"));

@@ -45,7 +45,7 @@ fn a_connected_client_has_no_pool() {
 }
 
 #[test]
-fn the_connection_of_a_caller_that_left_serves_the_next() {
+fn a_late_connection_serves_the_next_caller() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     proxy.hold_replies(true);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_has_hosts_a_group_and_a_login() {
+    fn a_url_has_hosts_group_and_login() {
         let url = parse(
             "redis+sentinel://me:pa%20ss@h1,h2:7,[::1]:8,[::2],h1:26379/my.group/3?protocol=resp3",
         );

@@ -218,7 +218,7 @@ fn connections_to_sentinels_are_named_after_the_holder() {
 }
 
 #[test]
-fn an_answer_from_before_the_last_fail_over_is_ignored() {
+fn an_answer_older_than_the_epoch_is_ignored() {
     let (old, new) = (Fake::start(7000, 4, vec![]), Fake::start(7001, 5, vec![]));
     let endpoint = endpoint(&[&new, &old], LONG);
     let sentinels = endpoint.sentinels().unwrap();
@@ -279,7 +279,7 @@ fn unavailable_sentinels_are_reported_once() {
 
 /// The first sentinel does not know of the fail-over.
 #[test]
-fn if_the_named_server_is_away_the_other_sentinels_are_asked() {
+fn other_sentinels_are_asked_about_an_unreachable_primary() {
     let (stopped, address) = fake_server::accepts_nothing();
     let old = Fake::start(address.port().into(), 1, vec![]);
     let new = Fake::start(1, 2, vec![]);
@@ -293,7 +293,7 @@ fn if_the_named_server_is_away_the_other_sentinels_are_asked() {
 }
 
 #[test]
-fn pauses_between_attempts_to_connect_double_up_to_a_bound() {
+fn pauses_between_attempts_double_up_to_a_bound() {
     let fake = Fake::start(1, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     let sentinels = endpoint.sentinels().unwrap();
@@ -429,7 +429,7 @@ fn the_end_of_the_watcher_ends_its_questions() {
 }
 
 #[test]
-fn a_message_of_a_fail_over_makes_connections_suspect() {
+fn a_fail_over_message_makes_connections_suspect() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     watching(&endpoint, LONG, || {
@@ -481,7 +481,7 @@ fn a_fail_over_without_a_message_is_noticed() {
 }
 
 #[test]
-fn a_sentinel_that_falls_silent_is_left_for_another() {
+fn a_silent_sentinel_is_left_for_another() {
     let (first, second) = (Fake::start(7000, 1, vec![]), Fake::start(7000, 1, vec![]));
     let endpoint = endpoint(&[&first, &second], LONG);
     watching(&endpoint, SHORTEST_LIFE, || {
@@ -498,7 +498,7 @@ fn named(endpoint: &Endpoint) -> Option<u16> {
 
 /// The sentinel that the thread listens to is cut off from the others, and does not know of a fail-over.
 #[test]
-fn a_fail_over_that_only_another_sentinel_knows_is_noticed() {
+fn a_fail_over_known_elsewhere_is_noticed() {
     let (cut_off, other) = (Fake::start(7000, 1, vec![]), Fake::start(7001, 2, vec![]));
     let endpoint = endpoint(&[&cut_off, &other], LONG);
     let made = endpoint.epoch().now();
@@ -513,7 +513,7 @@ fn a_fail_over_that_only_another_sentinel_knows_is_noticed() {
 }
 
 #[test]
-fn without_the_right_to_subscribe_the_questions_find_the_primary() {
+fn queries_find_the_primary_without_a_subscription() {
     let fake = Fake::start(7000, 1, vec![]);
     fake.script.lock().denies_messages = true;
     let endpoint = endpoint(&[&fake], LONG);
@@ -568,7 +568,7 @@ fn no_connection_to_a_replaced_primary_is_begun() {
 
 /// A question was under way during the fail-over, or the sentinel that answers it has not heard of the fail-over.
 #[test]
-fn an_answer_from_before_a_reported_fail_over_is_outdated() {
+fn an_answer_older_than_a_message_is_outdated() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     let sentinels = endpoint.sentinels().unwrap();
@@ -600,7 +600,7 @@ fn an_answer_from_before_a_reported_fail_over_is_outdated() {
 
 /// The notification connection keeps the rules of the others: it pauses, and asks another sentinel.
 #[test]
-fn notifications_leave_a_sentinel_that_names_an_unreachable_server() {
+fn notifications_leave_a_sentinel_with_a_wrong_primary() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let closed_port: u64 = listener.local_addr().unwrap().port().into();
     drop(listener);

@@ -51,7 +51,7 @@ impl Group {
 
 /// The connections are younger than `SHORTEST_LIFE`. The old primary works on, as one that is cut off does.
 #[test]
-fn an_old_primary_grants_no_lock_after_a_switch() {
+fn an_old_primary_grants_nothing_after_a_switch() {
     let group = Group::start();
     let locks = || (0..8).map(|n| group.client.mutex(format!("k{n}")));
     for mutex in locks() {
@@ -122,7 +122,7 @@ fn a_connection_to_a_replaced_primary_fails() {
 
 /// The connections to a frozen server stay open. The client closes the notification connection itself.
 #[test]
-fn a_loss_is_found_while_the_old_primary_is_frozen() {
+fn a_frozen_old_primary_hides_no_loss() {
     let group = Group::start();
     let guard = group.client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
