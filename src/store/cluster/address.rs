@@ -11,6 +11,7 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::url::{self, HostPort};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
+use crate::util::clock::MonotonicTime;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
@@ -66,16 +67,23 @@ impl ClusterAddress {
     /// Fails unless one of the seeds is a node of a Cluster that replies.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
         let mut first_error = None;
-        for seed in &self.seeds {
+        let deadline = self.round_deadline();
+        for (index, seed) in self.seeds.iter().enumerate() {
+            let time = refresh::connecting_time(deadline, self.seeds.len() - index);
             let asked = self
                 .endpoint(seed)
-                .and_then(|endpoint| refresh::ask(&endpoint, seed, self.command_timeout));
+                .and_then(|endpoint| refresh::ask(&endpoint, seed, time, self.command_timeout));
             match asked {
                 Ok(_) => return Ok(()),
                 Err(error) => _ = first_error.get_or_insert(error),
             }
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// When a round that begins now has no time left to connect to nodes.
+    pub(super) fn round_deadline(&self) -> MonotonicTime {
+        MonotonicTime::now().after(self.connect_timeout + self.command_timeout)
     }
 
     pub(super) fn seeds(&self) -> &[HostPort] {
@@ -95,6 +103,20 @@ impl ClusterAddress {
         #[cfg(feature = "tls")]
         endpoint.set_up_tls(self.tls.as_ref())?;
         Ok(endpoint)
+    }
+
+    /// The endpoint of a node that other nodes have named. They may name a host that cannot be one.
+    pub(super) fn announced_endpoint(&self, node: &HostPort) -> Result<Endpoint, Error> {
+        self.endpoint(node).map_err(|error| match error.kind() {
+            ErrorKind::InvalidConfig => {
+                let message = format!(
+                    "{node}: a node of the Cluster is announced with this host, which cannot be one; check \
+                     `cluster-announce-ip` and `cluster-announce-hostname` of that node"
+                );
+                Error::new(ErrorKind::Unavailable, message)
+            }
+            _ => error,
+        })
     }
 
     /// The addresses of the URL's nodes for messages.

@@ -1,5 +1,6 @@
 //! The masters of a Cluster that a client uses: which of them serves which slot, and the `Node` of each.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -7,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, ErrorKind};
 use crate::store::ServerId;
 use crate::store::cluster::member::Member;
-use crate::store::cluster::slot_map::{MAX_KNOWN, MAX_MASTERS, SlotMap, SlotRange};
+use crate::store::cluster::slot_map::{MAX_KNOWN, MAX_MASTERS, NodeId, SlotMap, SlotRange};
 use crate::store::redis::url::HostPort;
 use crate::util::slot::Slot;
 
@@ -17,6 +18,8 @@ pub(super) struct Members {
     table: RwLock<Table>,
     /// The replicas of the last slot map, to ask for the next one.
     replicas: Mutex<Vec<HostPort>>,
+    /// The ids of the nodes of the last slot map.
+    ids: Mutex<HashSet<NodeId>>,
 }
 
 #[derive(Default)]
@@ -119,6 +122,14 @@ impl Members {
         Ok(is_new)
     }
 
+    /// Whether this can be a slot map of the same Cluster as the last one: they have a node in common. A map without ids
+    /// can be one, too.
+    pub(super) fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
+        let known = self.ids.lock();
+        let mut ids = ranges.iter().flat_map(|range| &range.ids).peekable();
+        known.is_empty() || ids.peek().is_none() || ids.any(|id| known.contains(id))
+    }
+
     /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
     /// another master now.
     pub(super) fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
@@ -130,6 +141,8 @@ impl Members {
             }
         }
         *self.replicas.lock() = known;
+        let ids = ranges.iter().flat_map(|range| &range.ids);
+        *self.ids.lock() = ids.cloned().collect();
         let mut moved = Vec::new();
         let mut table = self.table.write();
         for range in ranges {
@@ -206,13 +219,36 @@ mod tests {
             last: slot(last),
             master: address(master),
             replicas: replicas.iter().map(|port| address(*port)).collect(),
+            ids: [&[master], replicas].concat().into_iter().map(id).collect(),
         }
+    }
+
+    /// The id of the node at this port.
+    fn id(port: usize) -> NodeId {
+        port.to_string().into_bytes().into()
     }
 
     fn port_of(members: &Members, number: usize) -> Option<u16> {
         members
             .owner(slot(number))
             .map(|owner| owner.address().port)
+    }
+
+    #[test]
+    fn the_next_map_has_a_node_of_the_last_one() {
+        let members = Members::default();
+        assert!(members.can_be_next(&[range(0, 9, 1, &[])]));
+        members.replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[])]);
+        // After a fail-over, only the replica is left.
+        assert!(members.can_be_next(&[range(0, 19, 3, &[7])]));
+        assert!(members.can_be_next(&[range(0, 9, 7, &[]), range(10, 19, 8, &[2])]));
+        assert!(!members.can_be_next(&[range(0, 9, 7, &[8])]));
+        let mut without_ids = range(0, 9, 7, &[]);
+        without_ids.ids.clear();
+        assert!(members.can_be_next(&[without_ids]));
+        // The nodes of the last map count, and not those of earlier ones.
+        members.replace(&[range(0, 19, 3, &[7])]);
+        assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));
     }
 
     #[test]

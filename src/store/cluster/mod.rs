@@ -150,7 +150,7 @@ impl ClusterStore {
         member: &Member,
         started: Option<&Started>,
     ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
-        let mut endpoint = self.address.endpoint(member.address())?;
+        let mut endpoint = self.address.announced_endpoint(member.address())?;
         endpoint.set_retired_flag(member.retired_flag());
         let endpoint = Arc::new(endpoint);
         let store = Weak::clone(&self.me);
@@ -1049,6 +1049,7 @@ mod tests {
             last: Slot::new(16_383).unwrap(),
             master,
             replicas: Vec::new(),
+            ids: Vec::new(),
         }]
     }
 

@@ -2,6 +2,7 @@
 //! at bounded intervals. The thread also closes nodes that are not used any more.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ use crate::util::slot::{self, Slot};
 /// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A node may take at most the rest of a round's time, divided by this number or by the number of nodes that are left, to
+/// be connected. So silent nodes do not use up all of it.
+const SHARES: usize = 4;
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
 /// How often the thread checks whether nodes that serve no slot have finished their work.
@@ -145,7 +149,7 @@ impl Refresher {
 
 /// Runs until the refresher is stopped.
 pub(super) fn run(store: &ClusterStore) {
-    let mut endpoints = HashMap::new();
+    let mut asked = HashMap::new();
     let (mut pause, mut turn) = (Duration::ZERO, 0);
     let mut asked_at = MonotonicTime::now();
     let mut check_at = None;
@@ -154,7 +158,7 @@ pub(super) fn run(store: &ClusterStore) {
         if work.refreshes {
             let now = MonotonicTime::now();
             let was_quiet = now.since(asked_at) > QUIET;
-            let ranges = ask_nodes(store, &mut endpoints, turn);
+            let ranges = ask_nodes(store, &mut asked, turn);
             turn += 1;
             asked_at = MonotonicTime::now();
             let (moved, error) = match ranges {
@@ -179,11 +183,21 @@ fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
     }
 }
 
+/// A node that was asked for the slot map.
+struct AskedNode {
+    endpoint: Arc<Endpoint>,
+    /// The last question had no answer.
+    is_silent: bool,
+}
+
 /// Asks one node after another for the slot map, until one answers. Each round begins with another node. Silent nodes
 /// come last.
+///
+/// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
+/// the last one is used only if all nodes have answered with such a map, as after the Cluster was made anew.
 fn ask_nodes(
     store: &ClusterStore,
-    endpoints: &mut HashMap<HostPort, Arc<Endpoint>>,
+    asked: &mut HashMap<HostPort, AskedNode>,
     turn: usize,
 ) -> Result<Vec<SlotRange>, Error> {
     let mut addresses = store.members.addresses();
@@ -192,41 +206,70 @@ fn ask_nodes(
             addresses.push(seed.clone());
         }
     }
-    let count = addresses.len().max(1);
-    addresses.rotate_left(turn % count);
+    let count = addresses.len();
+    addresses.rotate_left(turn % count.max(1));
     let members = store.members.all();
     let is_silent = |address: &HostPort| {
         let mut members = members.iter();
-        members.any(|member| member.address() == address && member.is_silent())
+        asked.get(address).is_some_and(|node| node.is_silent)
+            || members.any(|member| member.address() == address && member.is_silent())
     };
     addresses.sort_by_key(is_silent);
-    endpoints.retain(|address, _| addresses.contains(address));
-    let mut first_error = None;
-    for address in addresses {
-        let endpoint = match endpoints.get(&address) {
-            Some(endpoint) => Arc::clone(endpoint),
-            None => {
-                // A node may announce an address that cannot be used.
-                let endpoint = match store.address.endpoint(&address) {
-                    Ok(endpoint) => Arc::new(endpoint),
-                    Err(error) => {
-                        first_error.get_or_insert(error);
-                        continue;
-                    }
-                };
-                endpoint.name_connections(&store.holder);
-                endpoints.insert(address.clone(), Arc::clone(&endpoint));
-                endpoint
-            }
+    asked.retain(|address, _| addresses.contains(address));
+    let deadline = store.address.round_deadline();
+    let (mut first_error, mut foreign) = (None, Vec::new());
+    for (index, address) in addresses.into_iter().enumerate() {
+        let node = match asked.entry(address.clone()) {
+            Entry::Occupied(node) => node.into_mut(),
+            Entry::Vacant(vacant) => match store.address.announced_endpoint(&address) {
+                Ok(endpoint) => {
+                    endpoint.name_connections(&store.holder);
+                    vacant.insert(AskedNode {
+                        endpoint: Arc::new(endpoint),
+                        is_silent: false,
+                    })
+                }
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    continue;
+                }
+            },
         };
-        store.refresher.begin(&endpoint)?;
-        match ask(&endpoint, &address, store.config.command_timeout) {
-            Ok(ranges) => return Ok(ranges),
+        store.refresher.begin(&node.endpoint)?;
+        let time = connecting_time(deadline, count - index);
+        let answer = ask(&node.endpoint, &address, time, store.config.command_timeout);
+        node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
+        match answer {
+            Ok(ranges) if store.members.can_be_next(&ranges) => return Ok(ranges),
+            Ok(ranges) => {
+                first_error.get_or_insert_with(|| of_another_cluster(&address));
+                foreign.push(ranges);
+            }
             Err(error) => _ = first_error.get_or_insert(error),
         }
     }
+    if foreign.len() == count
+        && let Some(ranges) = foreign.pop()
+    {
+        return Ok(ranges);
+    }
     let none = "no node of the Cluster is known; name some of them in the URL";
     Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
+}
+
+/// How long the next of `nodes` may take to be connected, if all of them have to be by `deadline`.
+pub(super) fn connecting_time(deadline: MonotonicTime, nodes: usize) -> Duration {
+    let left = deadline.since(MonotonicTime::now());
+    left / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
+}
+
+/// The error about a node whose slot map has no node of the last one.
+fn of_another_cluster(address: &HostPort) -> Error {
+    let message = format!(
+        "{address}: this node belongs to another Cluster than the others, so its slot map was not used; take it out of \
+         the URL, or, if the Cluster was made anew, restart the clients"
+    );
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// The error of a caller whose deadline comes before the first answer.
@@ -238,14 +281,15 @@ fn no_slot_map(cluster: &ClusterAddress) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// Asks the node at `address` for the slot map.
+/// Asks the node at `address` for the slot map. Connects within `connecting_time`, and within `connect_timeout`.
 pub(super) fn ask(
     endpoint: &Endpoint,
     address: &HostPort,
-    timeout: Duration,
+    connecting_time: Duration,
+    command_timeout: Duration,
 ) -> Result<Vec<SlotRange>, Error> {
-    let mut connection = endpoint.open()?;
-    let deadline = MonotonicTime::now().after(timeout);
+    let mut connection = endpoint.open_within(connecting_time)?;
+    let deadline = MonotonicTime::now().after(command_timeout);
     let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::SlotMap)?;
     let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
     match read_ranges(reply, address) {
@@ -396,6 +440,47 @@ mod tests {
             .unwrap()
             .note_reply(true);
         assert_eq!(order(0), [0, 1, 2]);
+    }
+
+    #[test]
+    fn addresses_without_an_answer_come_last() {
+        let asked = Arc::default();
+        let nodes = [0, 1, 2].map(|number| closing_node(number, &asked));
+        let store = store_of(&nodes);
+        let mut known = HashMap::new();
+        let order = |known: &mut _| {
+            assert!(ask_nodes(&store, known, 0).is_err());
+            std::mem::take(&mut *asked.lock())
+        };
+        assert_eq!(order(&mut known), [0, 1, 2]);
+        assert!(known.values().all(|node| node.is_silent));
+        known.get_mut(&nodes[2]).unwrap().is_silent = false;
+        assert_eq!(order(&mut known), [2, 0, 1]);
+    }
+
+    #[test]
+    fn silent_nodes_leave_time_for_others() {
+        let now = MonotonicTime::now();
+        let seconds = Duration::from_secs;
+        let time = |nodes| connecting_time(now.after(seconds(80)), nodes);
+        assert!(time(6) <= seconds(20) && time(6) > seconds(10));
+        assert!(time(2) <= seconds(40) && time(2) > seconds(20));
+        assert!(time(1) > seconds(40));
+        assert_eq!(connecting_time(now, 3), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_bad_announced_host_is_named() {
+        let store = store_of(&[HostPort::new(b"h", b"1").unwrap()]);
+        let host = "u:p@h".to_owned();
+        let node = HostPort { host, port: 2 };
+        let error = store.address.announced_endpoint(&node).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(
+            text.contains("u:p@h") && text.contains("cluster-announce-ip"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -5,11 +5,17 @@ use redis::Value;
 use crate::store::ServerId;
 use crate::store::redis::url::HostPort;
 use crate::util::slot::{self, Slot};
+use crate::util::text::printable;
 
 /// The most masters that a client uses at a time.
 pub(super) const MAX_MASTERS: usize = 128;
 /// The most addresses of replicas that are kept, to ask them for the slot map, too.
 pub(super) const MAX_KNOWN: usize = 256;
+
+/// The longest name of a host, in bytes.
+const LONGEST_HOST: usize = 255;
+/// The longest id of a node that is kept, in bytes. Redis has 40.
+const LONGEST_ID: usize = 64;
 
 /// Marks a slot without a known master.
 const NONE: u8 = u8::MAX;
@@ -67,7 +73,12 @@ pub(super) struct SlotRange {
     pub(super) last: Slot,
     pub(super) master: HostPort,
     pub(super) replicas: Vec<HostPort>,
+    /// The ids of these nodes. A node keeps its id when its address changes.
+    pub(super) ids: Vec<NodeId>,
 }
+
+/// The id of a node, which is unique among all nodes of all Clusters.
+pub(super) type NodeId = Box<[u8]>;
 
 impl SlotRange {
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
@@ -97,6 +108,11 @@ fn read_range(range: &Value, asked: &HostPort) -> Option<SlotRange> {
     Some(SlotRange {
         first,
         last,
+        ids: [master]
+            .into_iter()
+            .chain(replicas)
+            .filter_map(read_id)
+            .collect(),
         master: read_node(master, asked)?,
         // A replica whose address is not known yet is left out.
         replicas: replicas
@@ -131,14 +147,27 @@ fn read_node(node: &Value, asked: &HostPort) -> Option<HostPort> {
     Some(resolved(host, port, asked))
 }
 
-/// The address of a node that another node announced.
+/// Reads the id in `[host, port, id, ..]`.
+fn read_id(node: &Value) -> Option<NodeId> {
+    let Value::Array(parts) = node else {
+        return None;
+    };
+    match parts.get(2) {
+        Some(Value::BulkString(id)) if (1..=LONGEST_ID).contains(&id.len()) => {
+            Some(id.as_slice().into())
+        }
+        _ => None,
+    }
+}
+
+/// The address of a node that another node announced. Errors show it, so a host that cannot be one is escaped and cut.
 pub(super) fn resolved(host: &str, port: u16, asked: &HostPort) -> HostPort {
     let host = match host {
         "" | "?" => &asked.host,
         host => host,
     };
     HostPort {
-        host: host.to_owned(),
+        host: printable(host, LONGEST_HOST).into_owned(),
         port,
     }
 }
@@ -190,6 +219,38 @@ mod tests {
         assert_eq!(ranges[0].slots().count(), 100);
         assert_eq!(ranges[1].last, slot(16_383));
         assert!(ranges[1].replicas.is_empty());
+    }
+
+    #[test]
+    fn an_announced_host_is_escaped_and_cut() {
+        let asked = address("asked", 1);
+        let host = "h\nFORGED\u{202e}";
+        assert_eq!(resolved(host, 7, &asked).host, "h\\nFORGED\\u{202e}");
+        let long = "x".repeat(3000);
+        assert!(resolved(&long, 7, &asked).host.len() <= LONGEST_HOST + 2);
+        let nodes = vec![node(text(host), 7000), node(text(host), 7001)];
+        let ranges = read_ranges(Value::Array(vec![range(0, 1, nodes)]), &asked).unwrap();
+        let [one] = &ranges[..] else {
+            panic!("one range");
+        };
+        assert_eq!(one.master.host, one.replicas[0].host);
+        assert!(one.master.host.starts_with("h\\n"));
+    }
+
+    #[test]
+    fn ranges_have_the_ids_of_their_nodes() {
+        let asked = address("asked", 1);
+        let named = |id: &[u8]| {
+            let id = Value::BulkString(id.to_vec());
+            Value::Array(vec![text("h"), Value::Int(7000), id])
+        };
+        let without_id = Value::Array(vec![text("h"), Value::Int(7000)]);
+        let nodes = vec![named(b"one"), named(b"two"), without_id, named(&[b'x'; 65])];
+        let ranges = read_ranges(Value::Array(vec![range(0, 1, nodes)]), &asked).unwrap();
+        assert_eq!(
+            ranges[0].ids,
+            [b"one".as_slice().into(), b"two".as_slice().into()]
+        );
     }
 
     #[test]

@@ -473,22 +473,27 @@ impl Endpoint {
     /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy.
     /// A server that was never reached is not expected to start just now.
     pub(crate) fn open(&self) -> Result<Connection, Error> {
-        let opened = self.open_in_time();
+        self.open_within(self.connect_timeout)
+    }
+
+    /// As [`open`](Self::open), within this part of `connect_timeout`.
+    pub(crate) fn open_within(&self, time: Duration) -> Result<Connection, Error> {
+        let opened = self.open_in_time(time.min(self.connect_timeout));
         opened.map_err(|error| match error.kind() {
             ErrorKind::Unavailable => error,
             _ => error.lasting(),
         })
     }
 
-    fn open_in_time(&self) -> Result<Connection, Error> {
-        let deadline = MonotonicTime::now().after(self.connect_timeout);
+    fn open_in_time(&self, time: Duration) -> Result<Connection, Error> {
+        let deadline = MonotonicTime::now().after(time);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
         loop {
             self.pause(deadline, &self.questions);
             self.check_open()?;
             let doubts = self.doubts();
             let mut closer = None;
-            let opened = self.open_once(deadline, others > 0, &mut closer);
+            let opened = self.open_once(time, deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
                 self.end_opening(&closer);
             }
@@ -537,11 +542,16 @@ impl Endpoint {
         Some(sentinels.lengthen_pause(self.connect_timeout / 4))
     }
 
-    fn attempted<'a>(&self, info: &'a ConnectionInfo) -> Attempted<'a> {
+    /// An attempt to connect to `info` within `time`, which is `connect_timeout` or a part of it.
+    fn attempted<'a>(&self, info: &'a ConnectionInfo, time: Duration) -> Attempted<'a> {
         Attempted {
             info,
-            timeout: self.connect_timeout,
-            setting: "`connect_timeout`",
+            timeout: time,
+            setting: if time < self.connect_timeout {
+                "a part of `connect_timeout`"
+            } else {
+                "`connect_timeout`"
+            },
         }
     }
 
@@ -553,6 +563,7 @@ impl Endpoint {
     /// time. Sets `closer` once the socket is connected; the caller has to remove the closer from `opening`.
     fn open_once(
         &self,
+        time: Duration,
         deadline: MonotonicTime,
         is_followed: bool,
         closer: &mut Option<Closer>,
@@ -565,7 +576,7 @@ impl Endpoint {
             true => now.after(deadline.since(now) * 3 / 4),
             false => deadline,
         };
-        let opened = self.open_server(info, named_by.as_ref(), made_in, deadline, closer);
+        let opened = self.open_server(info, named_by.as_ref(), made_in, (time, deadline), closer);
         opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
     }
 
@@ -587,7 +598,8 @@ impl Endpoint {
             return Ok(());
         }
         let what = "is no primary any more: the sentinels name another one, and the client connects to that";
-        Err(self.attempted(info).about(ErrorKind::Unavailable, what))
+        let attempted = self.attempted(info, self.connect_timeout);
+        Err(attempted.about(ErrorKind::Unavailable, what))
     }
 
     fn open_server(
@@ -595,10 +607,10 @@ impl Endpoint {
         info: Cow<'_, ConnectionInfo>,
         named_by: Option<&NamedBy>,
         mut made_in: MadeIn,
-        deadline: MonotonicTime,
+        (time, deadline): (Duration, MonotonicTime),
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let attempted = self.attempted(&info);
+        let attempted = self.attempted(&info, time);
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
             self.register_opening(socket, &info)
@@ -619,7 +631,7 @@ impl Endpoint {
         };
         let mut handshake = Handshake {
             endpoint: self,
-            attempted: self.attempted(&info),
+            attempted: self.attempted(&info, time),
             connection: &mut connection,
             named_by,
             deadline,
@@ -688,7 +700,8 @@ impl Endpoint {
         deadline: MonotonicTime,
     ) -> Result<Connection, Error> {
         let FoundServer { info, named_by } = found;
-        self.open_server(info, named_by.as_ref(), made_in, deadline, &mut None)
+        let time = (self.connect_timeout, deadline);
+        self.open_server(info, named_by.as_ref(), made_in, time, &mut None)
     }
 
     #[cfg(all(test, not(shuttle)))]
@@ -1032,14 +1045,18 @@ mod tests {
     fn only_a_fixed_address_that_never_worked_refuses_for_good() {
         let is_lasting = |endpoint: &Endpoint, to: &ConnectionInfo| {
             let deadline = MonotonicTime::now().after(endpoint.connect_timeout);
-            let connected = endpoint.connect(endpoint.attempted(to), deadline, |_| Ok(()));
+            let connected = endpoint.connect(
+                endpoint.attempted(to, endpoint.connect_timeout),
+                deadline,
+                |_| Ok(()),
+            );
             connected.err().unwrap().is_lasting()
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let reached = endpoint(&url).unwrap();
         let deadline = MonotonicTime::now().after(reached.connect_timeout);
-        let attempted = reached.attempted(reached.info());
+        let attempted = reached.attempted(reached.info(), reached.connect_timeout);
         assert!(reached.connect(attempted, deadline, |_| Ok(())).is_ok());
         drop(listener);
         let closed_port = reached.info();

@@ -198,7 +198,7 @@ impl HostPort {
     /// `None` if this cannot be an address. Also checks the addresses in replies of sentinels.
     pub(crate) fn new(host: &[u8], port: &[u8]) -> Option<Self> {
         let host = std::str::from_utf8(host).ok()?;
-        let is_bad = |c: char| c.is_whitespace() || c.is_control() || "%@/?#".contains(c);
+        let is_bad = |c: char| !c.is_ascii_graphic() || "%@/?#".contains(c);
         if host.is_empty() || host.len() > LONGEST_HOST || host.contains(is_bad) {
             return None;
         }

@@ -1,11 +1,12 @@
 //! The URLs of a Cluster, and the errors of wrong ones.
 
 use leasehold::{Client, Error, ErrorKind};
-use leasehold_testbed::Cluster;
+use leasehold_testbed::{Cluster, Reply, eventually};
 
 use super::pool::PooledCluster;
 use crate::hostile::server::{Attack, Hostile, Since};
-use crate::support::{builder, lock, server};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, ask, builder, lock, server};
 
 fn open(url: &str) -> Error {
     builder(url).build().unwrap_err()
@@ -32,6 +33,37 @@ fn a_seed_that_is_away_is_skipped() {
     lock(&client, "k").unlock().unwrap();
     let shown = format!("{client:?}");
     assert!(shown.contains("127.0.0.1:1,127.0.0.1:"), "{shown}");
+}
+
+/// A URL may name a node that belongs to another Cluster by now.
+#[test]
+fn a_node_of_another_cluster_moves_no_slot() {
+    let cluster = super::cluster();
+    let other = Cluster::builder().masters(1).without_replicas();
+    let other = other.start().unwrap();
+    let stranger = &other.nodes()[0];
+    let url = format!("{},127.0.0.1:{}", cluster.url(), stranger.port());
+    let client = steady(&url).ttl(LONG_TTL).build().unwrap();
+    let guard = lock(&client, "k");
+    let questions = || {
+        let calls = |command| stranger.calls(command).unwrap();
+        calls("cluster|slots") + calls("cluster")
+    };
+    let before = questions();
+    // After a connection was closed, the client asks another node for the slot map.
+    let asked_twice = || {
+        for node in cluster.nodes() {
+            ask(node, &["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+        let _ = client.ping();
+        questions() >= before + 2
+    };
+    assert!(eventually(SOON, asked_twice));
+    guard.unlock().unwrap();
+    for n in 0..20 {
+        lock(&client, &format!("k{n}")).unlock().unwrap();
+    }
+    assert_eq!(ask(stranger, &["DBSIZE"]), Reply::Int(0));
 }
 
 #[test]
