@@ -184,6 +184,8 @@ impl Sentinels {
 
     /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
     /// remaining time, so that a silent one does not use up all of it. Fails at once after `sockets` were closed.
+    ///
+    /// An answer that is older than the last known fail-over counts only if all known sentinels give such answers.
     pub(crate) fn find_primary(
         &self,
         endpoint: &Endpoint,
@@ -192,7 +194,7 @@ impl Sentinels {
     ) -> Result<Named, Error> {
         let order = self.state.lock().order.clone();
         let mut failures = Vec::new();
-        let mut oldest_first: Vec<(HostPort, Answer)> = Vec::new();
+        let mut outdated: Vec<(HostPort, Answer)> = Vec::new();
         for (asked, by) in order.iter().enumerate() {
             let now = MonotonicTime::now();
             let left = deadline.since(now);
@@ -205,7 +207,11 @@ impl Sentinels {
             match self.ask(endpoint, by, now.after(left / shares), sockets) {
                 Ok(answer) => match self.accept_if(by, answer, State::is_current) {
                     Ok(named) => return Ok(named),
-                    Err(outdated) => oldest_first.push((by.clone(), outdated)),
+                    Err(answer) => {
+                        let message = format!("{by} does not know of the last fail-over");
+                        failures.push(Error::new(ErrorKind::Unavailable, message));
+                        outdated.push((by.clone(), answer));
+                    }
                 },
                 Err(error) => {
                     sockets.check()?;
@@ -214,9 +220,12 @@ impl Sentinels {
                 }
             }
         }
-        // All answers are older than an earlier one. The sentinels may have been reset, so accept the newest answer.
-        oldest_first.sort_by_key(|(_, answer)| answer.epoch);
-        match oldest_first.pop() {
+        // If all sentinels answer, and none knows of the last fail-over, then their group was set up anew, and the
+        // newest answer counts. Otherwise a sentinel that gave no answer may know of the fail-over, and the old primary
+        // may still call itself a primary.
+        let were_all_reset = outdated.len() == order.len();
+        let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
+        match newest.filter(|_| were_all_reset) {
             Some((by, answer)) => Ok(self.state.lock().accept(&self.configured, &by, answer)),
             None => Err(self.no_primary(&failures)),
         }

@@ -235,6 +235,34 @@ fn an_answer_older_than_the_epoch_is_ignored() {
 }
 
 #[test]
+fn outdated_answers_do_not_outlive_a_silent_sentinel() {
+    let (old, new) = (Fake::start(7000, 4, vec![]), Fake::start(7001, 5, vec![]));
+    let endpoint = endpoint(&[&new, &old], LONG);
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let reported = Arc::clone(&reports);
+    let hook = move |error: Error| reported.lock().push(error.to_string());
+    endpoint.sentinels().unwrap().on_unavailable(Box::new(hook));
+    assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
+    // The sentinel that knows of the fail-over falls silent, before and after the outdated one is asked.
+    new.script.lock().primary = 0;
+    for first in [&new, &old] {
+        let first = HostPort::new(b"127.0.0.1", first.port.to_string().as_bytes()).unwrap();
+        let sentinels = endpoint.sentinels().unwrap();
+        sentinels.state.lock().put_first(&first);
+        let deadline = MonotonicTime::now().after(Duration::from_secs(6));
+        let found = endpoint.find_server(deadline, &Sockets::default()).unwrap();
+        assert_eq!(url::address(&found.info), "127.0.0.1:7001");
+        assert!(matches!(found.named_by, Some(NamedBy::EarlierAnswer(_))));
+    }
+    let outdated = format!("127.0.0.1:{} does not know of the last fail-over", old.port);
+    let reports = reports.lock();
+    assert!(
+        matches!(&reports[..], [one] if one.contains(&outdated)),
+        "{reports:?}"
+    );
+}
+
+#[test]
 fn without_an_answer_the_last_primary_is_used() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
