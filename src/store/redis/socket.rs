@@ -5,7 +5,7 @@
 mod tests;
 
 use std::io::{self, Write};
-use std::net::{Shutdown, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -55,16 +55,9 @@ pub(crate) fn connect(
 ) -> Result<(Sender, Receiver), ConnectError> {
     let socket = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            let without_address = io::Error::other("the host's name has no address");
-            let mut connected = Err(ConnectError::Resolve(without_address));
             let addresses = (host.as_str(), *port).to_socket_addrs();
-            for address in addresses.map_err(ConnectError::Resolve)? {
-                connected = connect_to(&address.into(), deadline).map_err(ConnectError::Connect);
-                if connected.is_ok() {
-                    break;
-                }
-            }
-            let socket = connected?;
+            let addresses: Vec<SocketAddr> = addresses.map_err(ConnectError::Resolve)?.collect();
+            let socket = connect_to_any(&addresses, deadline)?;
             // With Nagle's algorithm, the system would hold an acquire back until the server's system has acknowledged
             // the release before it.
             socket.set_tcp_nodelay(true)?;
@@ -95,6 +88,25 @@ pub(crate) fn connect(
         decryptor: None,
     };
     Ok((sender, receiver))
+}
+
+/// Tries the addresses of a host in turn. Each address has only its part of the remaining time, so that a silent one
+/// does not use up all of it.
+fn connect_to_any(
+    addresses: &[SocketAddr],
+    deadline: MonotonicTime,
+) -> Result<Socket, ConnectError> {
+    let without_address = io::Error::other("the host's name has no address");
+    let mut failure = ConnectError::Resolve(without_address);
+    for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let now = MonotonicTime::now();
+        let share = deadline.since(now) / u32::try_from(left).unwrap_or(u32::MAX);
+        match connect_to(&(*address).into(), now.after(share)) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => failure = error.into(),
+        }
+    }
+    Err(failure)
 }
 
 fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket> {

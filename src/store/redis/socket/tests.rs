@@ -1,7 +1,7 @@
 //! Tests on real sockets, with peers that are slow or silent, or that send without end.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
 
@@ -67,6 +67,33 @@ fn a_connection_attempt_ends_with_its_deadline() {
         }
     };
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_silent_address_leaves_time_for_the_next() {
+    let (_silent, silent) = fake_server::accepts_nothing();
+    // The system accepts the first connections for the silent socket.
+    let mut accepted = Vec::new();
+    while let Ok(socket) = connect_to(&silent.into(), soon()) {
+        accepted.push(socket);
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let good = listener.local_addr().unwrap();
+    for addresses in [vec![silent, good], vec![silent, silent, good]] {
+        let deadline = MonotonicTime::now().after(MARGIN / 2);
+        let socket = connect_to_any(&addresses, deadline).unwrap();
+        let peer = socket.peer_addr().unwrap().as_socket();
+        assert_eq!(peer, Some(good));
+    }
+    // The last address has all the time that is left.
+    let deadline = soon();
+    let error = connect_to_any(&[silent, silent], deadline).unwrap_err();
+    let ConnectError::Connect(error) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    // The system counts whole milliseconds.
+    assert!(deadline.since(MonotonicTime::now()) < SOON / 8);
 }
 
 #[test]
