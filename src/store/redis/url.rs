@@ -58,7 +58,7 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
 
 /// As [`parse`], but the errors do not add the form of a valid URL.
 pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
-    let fault = || Fault::of_form(fault(url));
+    let fault = || fault(url);
     let mut parsed = redis::parse_redis_url(url).ok_or_else(fault)?;
     let has_tls = matches!(parsed.scheme(), "rediss" | "valkeys");
     let known = match parsed.scheme() {
@@ -96,9 +96,9 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
         })?;
     match info.addr() {
         // In `redis://user:password%40host`, the password is a part of the host, which errors show.
-        ConnectionAddr::Tcp(host, _) if host.contains('%') => {
-            Err(Fault::of_form("has a % in the host"))
-        }
+        ConnectionAddr::Tcp(host, _) if host.contains('%') => Err(encoded_host(url)),
+        ConnectionAddr::Tcp(host, _) if host.contains(',') => Err(several_hosts()),
+        ConnectionAddr::Tcp(_, 0) => Err(Fault::of_form(PORT_0)),
         ConnectionAddr::Tcp(host, port) if has_tls => {
             let (host, port) = (host.clone(), *port);
             let addr = HostPort { host, port }.to_addr(true);
@@ -267,22 +267,27 @@ const SCHEMES: &[&str] = &[
     "memory",
 ];
 
+/// The parts of a URL behind its `://`: user and password, host and port, and the rest.
+fn parts(rest: &str) -> (&str, &str, &str) {
+    let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    (login, host, behind)
+}
+
 /// Says which part of an unreadable URL is wrong. Quotes nothing of the URL.
-fn fault(url: &str) -> String {
+fn fault(url: &str) -> Fault {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return "does not begin with redis://".to_owned();
+        return Fault::of_form("does not begin with redis://");
     };
     if !SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
-        return format!("has an unknown scheme; known are {}", SCHEMES.join(", "));
+        let what = format!("has an unknown scheme; known are {}", SCHEMES.join(", "));
+        return Fault::of_form(what);
     }
     if scheme.ends_with("unix") {
-        return "has no path, or an option db that is no number".to_owned();
+        return Fault::of_form("has no path, or an option db that is no number");
     }
-    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
-    let behind = &rest[authority.len()..];
-    let host = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
+    let (login, host, behind) = parts(rest);
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
     let (name, port) = match host.rsplit_once(':') {
         // The colons of an IPv6 address are in brackets.
         Some((name, port)) if !port.contains(']') => (name, port),
@@ -290,8 +295,10 @@ fn fault(url: &str) -> String {
     };
     let path = behind.split(['?', '#']).next().unwrap_or_default();
     let database = path.trim_start_matches('/');
-    if behind.contains('@') {
+    Fault::of_form(if behind.contains('@') {
         MISPLACED_AT
+    } else if host.contains(',') {
+        return several_hosts();
     } else if name.is_empty() {
         "has no host"
     } else if !port.is_empty() && port.parse::<u16>().is_err() {
@@ -300,12 +307,57 @@ fn fault(url: &str) -> String {
         "has a database that is no number, behind the / after the host"
     } else if behind.contains('#') {
         "has a part behind a #"
+    } else if !is_utf8_encoded(password) {
+        "has a password that is not UTF-8 after percent-decoding"
+    } else if !is_utf8_encoded(user) {
+        "has a user that is not UTF-8 after percent-decoding"
     } else {
         "has a host that cannot be one"
-    }
-    .to_owned()
+    })
 }
 
+/// The fault of a URL whose host has a `%` once it is parsed: the parser percent-encodes characters that are not ASCII.
+fn encoded_host(url: &str) -> Fault {
+    let (_, rest) = url.split_once("://").unwrap_or_default();
+    let (_, host, _) = parts(rest);
+    Fault::of_form(if host.contains('%') {
+        "has a % in the host"
+    } else if !host.is_ascii() {
+        "has a host with characters that are not ASCII; write its ASCII form, which begins with xn--"
+    } else {
+        "has a host that cannot be one"
+    })
+}
+
+/// The fault of a URL of one server that has several hosts.
+fn several_hosts() -> Fault {
+    Fault::without_form(
+        "has several hosts; use redis+cluster://host,host for the nodes of a Cluster, or \
+         redis+sentinel://host,host/name for sentinels",
+    )
+}
+
+/// Whether the bytes of `text` are UTF-8 after percent-decoding.
+fn is_utf8_encoded(text: &str) -> bool {
+    let mut decoded = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let digits = text.get(at + 1..at + 3).filter(|_| byte == b'%');
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(byte);
+                at += 1;
+            }
+        }
+    }
+    std::str::from_utf8(&decoded).is_ok()
+}
+
+const PORT_0: &str = "has the port 0, where no server can listen";
 const MISPLACED_LOGIN: &str = "has a comma before an @; put user and password before the first host, and write a \
      comma in them as %2C";
 const MISPLACED_AT: &str =
@@ -329,6 +381,7 @@ pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
         {
             Err("has a %, an @ or a / in the host")
         }
+        ConnectionAddr::Tcp(_, 0) | ConnectionAddr::TcpTls { port: 0, .. } => Err(PORT_0),
         ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(()),
         ConnectionAddr::Unix(_) if cfg!(unix) => Ok(()),
         ConnectionAddr::Unix(_) => Err("Unix sockets are not supported on this system"),
@@ -409,6 +462,7 @@ mod tests {
             ),
             ("redis+cluster://a:port", "it must be redis+cluster://user:"),
             ("redis+cluster://a:1,b:port", "has a port that is no number"),
+            ("redis+cluster://a:1,b:0", "has the port 0"),
             ("redis+cluster://a,b/1", "a Cluster has only database 0"),
             ("redis+cluster://:p/w@a,b", "has an @ behind a /"),
             ("redis+cluster://a,b?protocol=9", "an unknown version"),
@@ -445,6 +499,23 @@ mod tests {
             ("redis://", "has no host"),
             ("redis://u:p@", "has no host"),
             ("redis://h#x", "has a part behind a #"),
+            ("redis://h:0", "has the port 0"),
+            ("redis://h,i", "has several hosts; use redis+cluster:"),
+            ("redis://u:p@h:1,i:2", "has several hosts; use"),
+            ("redis://h:1,i/zero", "has several hosts; use"),
+            ("redis://:a,b/c@h", AT),
+            (
+                "redis://b\u{fc}cher",
+                "has a host with characters that are not",
+            ),
+            ("redis://b\u{fc}%41", "has a % in the host"),
+            ("redis://h\u{1}i", "has a host that cannot be one"),
+            ("redis://:p%ff@h", "has a password that is not UTF-8 after"),
+            (
+                "redis://u%c3:p%c3%bc@h",
+                "has a user that is not UTF-8 after",
+            ),
+            ("redis://u%c3%bc:%zz%@[h]", "has a host that cannot be one"),
             ("unix:///x?db=zero", "an option db that is no number"),
             (
                 "redis://h?protocol=9",

@@ -79,6 +79,7 @@ fn an_unusable_address_is_refused_without_connecting() {
         (host(&format!("{SECRET}%40127.0.0.1")), "in the host"),
         (host(&format!("u:{SECRET}@127.0.0.1")), "in the host"),
         (host(&format!("{SECRET}/127.0.0.1")), "in the host"),
+        (ConnectionAddr::Tcp("127.0.0.1".to_owned(), 0), "the port 0"),
     ] {
         let info = address.into_connection_info().unwrap();
         let shown = format!("{:?}", ServerAddress::from(info.clone()));

@@ -450,6 +450,32 @@ fn malformed_urls_say_what_is_wrong() {
         ("redis://h#x", "has a part behind a #", single),
         ("redis://p%40h", "has a % in the host", single),
         (
+            "redis://b\u{fc}cher.example",
+            "has a host with characters that are not ASCII; write its ASCII form, which begins with xn--",
+            single,
+        ),
+        (
+            "redis://:p%ff@h",
+            "has a password that is not UTF-8 after percent-decoding",
+            single,
+        ),
+        (
+            "redis://h:0",
+            "has the port 0, where no server can listen",
+            single,
+        ),
+        (
+            "redis://h:1,i:2",
+            "has several hosts; use redis+cluster://host,host for the nodes of a Cluster, or \
+             redis+sentinel://host,host/name for sentinels",
+            "",
+        ),
+        (
+            "redis+cluster://a:0",
+            "has the port 0, where no server can listen",
+            cluster,
+        ),
+        (
             "unix://",
             "has no path, or an option db that is no number",
             single,
@@ -492,7 +518,7 @@ fn malformed_urls_say_what_is_wrong() {
         ),
         (
             "redis+sentinel://h:0/g",
-            "has a host that cannot be one, or the port 0",
+            "has the port 0, where no server can listen",
             group,
         ),
     ] {

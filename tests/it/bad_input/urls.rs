@@ -86,6 +86,10 @@ fn no_error_shows_the_password_of_a_url() {
         format!("redis://{SECRET}%40127.0.0.1:1"),
         format!("redis://user:{SECRET}"),
         format!("redis://{SECRET}#4@127.0.0.1:1"),
+        format!("redis://:{SECRET}%ff@127.0.0.1:1"),
+        format!("redis://:{SECRET}@127.0.0.1:1,127.0.0.1:2"),
+        format!("redis://:{SECRET},127.0.0.1:0"),
+        format!("redis://:{SECRET}@b\u{fc}cher:1"),
         format!("unix:///x?pass%3D{SECRET}"),
         format!("unix:///x%3Fpass%3D{SECRET}"),
     ] {

@@ -87,7 +87,7 @@ impl SentinelUrl {
                 return Err(Fault::of_form("has a host that cannot be one"));
             };
             let host = HostPort::new(host.as_bytes(), port.to_string().as_bytes());
-            let fault = || Fault::of_form("has a host that cannot be one, or the port 0");
+            let fault = || Fault::of_form("has a host that cannot be one");
             let host = host.ok_or_else(fault)?;
             if !hosts.contains(&host) {
                 hosts.push(host);
@@ -159,7 +159,15 @@ mod tests {
             ("//u:sec,ret@h/g", "has a comma before an @"),
             ("//u:p@/g", "has an empty host"),
             ("//h,i:99999/g", "has a port that is no number up to 65535"),
-            ("//h:0/g", "or the port 0"),
+            ("//h:0/g", "has the port 0"),
+            (
+                "//h,b\u{fc}cher/g",
+                "has a host with characters that are not ASCII",
+            ),
+            (
+                "//:secret%ff@h/g",
+                "has a password that is not UTF-8 after percent-decoding",
+            ),
             ("//h/g/zero", "has a database that is no number"),
             ("//h/g/0/1", "has a database that is no number"),
             ("//:secret/x@h/g", "has an @ behind a /, ? or #"),
