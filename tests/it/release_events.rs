@@ -196,6 +196,38 @@ fn a_refused_release_is_delayed_until_accepted() {
     assert_nothing_more(client, &received);
 }
 
+/// Sends the texts of `release_delayed`.
+struct Texts(Mutex<Sender<String>>);
+
+impl EventHandler for Texts {
+    fn release_delayed(&self, _: EventLock<'_>, error: &Error) {
+        let _ = self.0.lock().unwrap().send(error.to_string());
+    }
+}
+
+#[test]
+fn a_refused_release_names_its_server() {
+    let server = server();
+    let (sender, texts) = channel();
+    let handler = Arc::new(Texts(Mutex::new(sender)));
+    let builder = builder(&server.url()).ttl(LONG_TTL).event_handler(handler);
+    let client = builder.build().unwrap();
+    let (dropped, _) = lock(&client, "dropped");
+    let (unlocked, _) = lock(&client, "unlocked");
+    ask(&server, &["ACL", "SETUSER", "default", "-@scripting"]);
+    ask(&server, &["ACL", "SETUSER", "default", "-del", "-unlink"]);
+    let delayed = || texts.recv_timeout(SOON).expect("an event");
+    drop(dropped);
+    let of_drop = delayed();
+    let error = unconfirmed(unlocked.unlock());
+    for text in [of_drop, error.to_string(), delayed()] {
+        let named = format!("127.0.0.1:{}: NOPERM", server.port());
+        assert_eq!(text.matches(&named).count(), 1, "{text}");
+    }
+    ask(&server, &["ACL", "SETUSER", "default", "+@all"]);
+    assert_all_become_free(&server);
+}
+
 #[test]
 fn repeated_disconnects_report_one_delay_per_lock() {
     let server = server();

@@ -39,6 +39,15 @@ fn timed_out(address: &str) -> String {
     )
 }
 
+/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`), unless the error
+/// has it.
+pub(crate) fn of_reply(address: &str, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Denied | ErrorKind::Unavailable if !error.names(address) => error.at(address),
+        _ => error,
+    }
+}
+
 /// Adds the address of the server to an error of a request (`Timeout`, `Denied`, `Unavailable`), unless the error has
 /// it.
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
@@ -734,6 +743,14 @@ mod tests {
                 .to_string()
                 .contains("new:1 did not")
         );
+    }
+
+    #[test]
+    fn an_error_of_a_reply_names_its_server_once() {
+        let refused = || error_reply("NOPERM", Some("no permissions"));
+        let once = of_reply("old:1", refused());
+        assert!(once.message().starts_with("old:1: NOPERM "), "{once}");
+        assert_eq!(of_reply("old:1", once.clone()).message(), once.message());
     }
 
     #[test]

@@ -574,7 +574,8 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Passes the outcome of a request to `deliver`, or keeps it until replicas have acknowledged it.
+    /// Passes the outcome of a request to `deliver`, or keeps it until replicas have acknowledged it. Adds the server's
+    /// address to an error.
     fn finish(
         &mut self,
         request: PendingRequest,
@@ -586,6 +587,10 @@ impl PipelinedConnection {
                 if request.command.replicas().is_some() && reply.is_success() =>
             {
                 self.unacknowledged.push((request, reply));
+            }
+            CommandOutcome::Known(Err(error)) => {
+                let error = errors::of_reply(self.connection.address(), error);
+                deliver(request, CommandOutcome::Known(Err(error)));
             }
             outcome => deliver(request, outcome),
         }
@@ -614,12 +619,14 @@ impl PipelinedConnection {
                 return Err(errors::unexpected_reply("WAIT", &other).at(address));
             }
         };
+        let address = self.connection.address();
+        let unknown = |error| CommandOutcome::Unknown(errors::of_reply(address, error));
         for (request, reply) in self.unacknowledged.drain(..) {
             let asked = request.command.replicas().expect("only such requests wait");
             let outcome = match &acknowledged {
                 Ok(count) if *count >= u64::from(asked.count) => CommandOutcome::Known(Ok(reply)),
-                Ok(count) => CommandOutcome::Unknown(too_few(*count, asked)),
-                Err(refused) => CommandOutcome::Unknown(refused.clone()),
+                Ok(count) => unknown(too_few(*count, asked)),
+                Err(refused) => unknown(refused.clone()),
             };
             deliver(request, outcome);
         }
