@@ -48,17 +48,14 @@ pub(crate) fn of_reply(address: &str, error: Error) -> Error {
     }
 }
 
-/// Adds the address of the server to an error of a request (`Timeout`, `Denied`, `Unavailable`), unless the error has
-/// it.
+/// The error of a request for its caller. If the caller's deadline came before the time-out of the connection, the
+/// error has no text yet, and gets the address of the server. Other errors name their server, which may be another one
+/// after a fail-over.
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
-        _ if error.names(address) => error,
-        // The caller's own time-out came before the time-out of the connection. That of a connection names the server,
-        // which may be another one after a fail-over.
         ErrorKind::Timeout if error.message().is_empty() => {
             Error::new(ErrorKind::Timeout, timed_out(address))
         }
-        ErrorKind::Denied | ErrorKind::Unavailable => error.at(address),
         _ => error,
     }
 }
@@ -743,6 +740,13 @@ mod tests {
                 .to_string()
                 .contains("new:1 did not")
         );
+    }
+
+    #[test]
+    fn an_error_of_connecting_names_one_server() {
+        let text = "old:1 did not answer the login";
+        let error = at_server("new:1", Error::new(ErrorKind::Unavailable, text));
+        assert_eq!(error.message(), text);
     }
 
     #[test]

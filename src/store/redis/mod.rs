@@ -221,7 +221,7 @@ impl Node {
         self.notifications.set_shard_channel(channel);
     }
 
-    /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
+    /// Adds the server's address to the error of `outcome`, if the caller's deadline came before a reply.
     pub(crate) fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         self.pipelines[0].naming_the_server(outcome)
     }

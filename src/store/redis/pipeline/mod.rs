@@ -178,7 +178,7 @@ impl Pipeline {
         self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
     }
 
-    /// `outcome` with the server's address in its error, if that came from the server or its connection.
+    /// `outcome` with the server's address in its error, if the caller's deadline came before a reply.
     pub(crate) fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address_of_server(), error))
     }
@@ -618,8 +618,10 @@ impl<'a> Leadership<'a> {
                     // Replies are missing. A flush ends only after the replies to all earlier requests.
                     Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
-                        let message =
-                            "Redis refuses releases; the event `release_delayed` has the reasons";
+                        let message = format!(
+                            "{} refuses releases; the event `release_delayed` has the reasons",
+                            self.pipeline.shared.endpoint.address_of_server()
+                        );
                         flush.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
                     }
                     Ok(true) => flush.on_reply(Ok(Reply::Done)),
