@@ -185,7 +185,7 @@ impl Sentinels {
     /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
     /// remaining time, so that a silent one does not use up all of it. Fails at once after `sockets` were closed.
     ///
-    /// An answer that is older than the last known fail-over counts only if all known sentinels give such answers.
+    /// An answer that is older than the last known fail-over counts only if all sentinels of the URL give such answers.
     pub(crate) fn find_primary(
         &self,
         endpoint: &Endpoint,
@@ -220,12 +220,13 @@ impl Sentinels {
                 }
             }
         }
-        // If all sentinels answer, and none knows of the last fail-over, then their group was set up anew, and the
-        // newest answer counts. Otherwise a sentinel that gave no answer may know of the fail-over, and the old primary
-        // may still call itself a primary.
-        let were_all_reset = outdated.len() == order.len();
+        // If all sentinels of the URL answer, and none knows of the last fail-over, then their group was set up anew, and
+        // the newest answer counts. (Sentinels that the client has learned of may be gone then.) Otherwise a sentinel that
+        // gave no answer may know of the fail-over, and the old primary may still call itself a primary.
+        let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
+        let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
-        match newest.filter(|_| were_all_reset) {
+        match newest.filter(|_| is_new_group) {
             Some((by, answer)) => Ok(self.state.lock().accept(&self.configured, &by, answer)),
             None => Err(self.no_primary(&failures)),
         }

@@ -263,6 +263,18 @@ fn outdated_answers_do_not_outlive_a_silent_sentinel() {
 }
 
 #[test]
+fn sentinels_that_are_gone_hide_no_new_group() {
+    // Nothing listens at port 1, where the sentinel says that another one is.
+    let fake = Fake::start(7000, 5, vec![1]);
+    let endpoint = endpoint(&[&fake], LONG);
+    assert_eq!(find(&endpoint).unwrap().primary.port, 7000);
+    assert_eq!(endpoint.sentinels().unwrap().count(), 2);
+    fake.script.lock().primary = 7001;
+    fake.script.lock().epoch = 1;
+    assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
+}
+
+#[test]
 fn without_an_answer_the_last_primary_is_used() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
