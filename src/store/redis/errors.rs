@@ -307,16 +307,6 @@ pub(crate) fn no_connection(
     Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
 }
 
-/// The error of a request that was not written by its caller's deadline, since no connection was made until then. No
-/// attempt to connect has failed yet.
-pub(crate) fn not_sent(address: &str) -> Error {
-    let message = format!(
-        "{address}: no connection within the time of the call (its deadline, or `command_timeout`), so nothing was \
-         sent; check the server's load and the network"
-    );
-    Error::new(ErrorKind::Unavailable, message)
-}
-
 /// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in
 /// scripts: `@user_script: 18: -OOM command not allowed ..`, or, if the script raises the error, `ERR Error running
 /// script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. Redis 6.2 sends some errors without a code, for

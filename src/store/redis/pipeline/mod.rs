@@ -225,13 +225,16 @@ impl Pipeline {
         }
     }
 
-    /// Sets the outcomes of the caller's requests that were not written because no connection was made. Releases stay
-    /// in the queue. Does nothing while the leader is connected, so the outcomes are time-outs: the last failed
+    /// Sets the outcomes of the caller's requests that were not written because no connection could be made. Releases
+    /// stay in the queue. Does nothing while the leader is connected, so the outcomes are time-outs: the last failed
     /// attempt to connect may have been that of a ping or of another pipeline.
     fn withdraw_unsent(&self, caller: &Arc<Caller>) {
         if caller.is_complete() {
             return;
         }
+        let Some(error) = self.shared.endpoint.last_error() else {
+            return;
+        };
         let unsent = {
             let mut state = self.state.lock();
             if !state.is_unconnected() {
@@ -239,15 +242,9 @@ impl Pipeline {
             }
             state.withdraw(caller)
         };
-        let mut unsent = unsent.filter_map(|request| request.completion).peekable();
-        if unsent.peek().is_none() {
-            return;
+        for completion in unsent.filter_map(|request| request.completion) {
+            completion.give_up(error.clone());
         }
-        let endpoint = &self.shared.endpoint;
-        let error = endpoint
-            .last_error()
-            .unwrap_or_else(|| errors::not_sent(&endpoint.address_of_server()));
-        unsent.for_each(|completion| completion.give_up(error.clone()));
     }
 
     /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.

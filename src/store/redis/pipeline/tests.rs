@@ -17,7 +17,6 @@ use crate::store::command::{Held, Reply};
 use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::store::redis::connector::Connector;
-use crate::store::redis::fake_server;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
 
@@ -573,23 +572,6 @@ fn a_caller_withdraws_while_the_leader_connects() {
     });
     let set = f.server.calls("set").unwrap();
     assert_eq!(set, 1, "the leader's key only");
-}
-
-#[test]
-fn a_request_without_a_connection_was_not_sent() {
-    // The server does not answer the login, for longer than the call waits.
-    let (_silent, silent) = fake_server::accepts_nothing();
-    let f = at(
-        Server::start().unwrap(),
-        &format!("redis://{silent}"),
-        3 * LONG,
-    );
-    let (_, unsent) = f.acquire_within("k", Duration::from_millis(100));
-    let error = unsent.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let text = format!("{silent}: no connection within the time of the call");
-    assert!(error.message().starts_with(&text), "{error}");
-    assert!(f.pipeline.state.lock().awaited.is_empty());
 }
 
 #[test]
