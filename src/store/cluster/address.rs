@@ -11,7 +11,6 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::url::{self, HostPort};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
-use crate::util::clock::MonotonicTime;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
@@ -66,24 +65,14 @@ impl ClusterAddress {
 
     /// Fails unless one of the seeds is a node of a Cluster that replies.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
-        let mut first_error = None;
-        let deadline = self.round_deadline();
-        for (index, seed) in self.seeds.iter().enumerate() {
-            let time = refresh::connecting_time(deadline, self.seeds.len() - index);
-            let asked = self
-                .endpoint(seed)
-                .and_then(|endpoint| refresh::ask(&endpoint, seed, time, self.command_timeout));
-            match asked {
-                Ok(_) => return Ok(()),
-                Err(error) => _ = first_error.get_or_insert(error),
-            }
-        }
-        first_error.map_or(Ok(()), Err)
+        refresh::ask_in_turn(&self.seeds, self, |seed, time| {
+            refresh::ask(&self.endpoint(seed)?, seed, time, self.command_timeout).map(drop)
+        })
     }
 
-    /// When a round that begins now has no time left to connect to nodes.
-    pub(super) fn round_deadline(&self) -> MonotonicTime {
-        MonotonicTime::now().after(self.connect_timeout + self.command_timeout)
+    /// `connect_timeout` and `command_timeout`.
+    pub(super) fn timeouts(&self) -> (Duration, Duration) {
+        (self.connect_timeout, self.command_timeout)
     }
 
     pub(super) fn seeds(&self) -> &[HostPort] {
@@ -105,12 +94,12 @@ impl ClusterAddress {
         Ok(endpoint)
     }
 
-    /// The endpoint of a node that other nodes have named. They may name a host that cannot be one.
+    /// Returns the endpoint of a node that other nodes have announced. Its host may be invalid.
     pub(super) fn announced_endpoint(&self, node: &HostPort) -> Result<Endpoint, Error> {
         self.endpoint(node).map_err(|error| match error.kind() {
             ErrorKind::InvalidConfig => {
                 let message = format!(
-                    "{node}: a node of the Cluster is announced with this host, which cannot be one; check \
+                    "{node}: the Cluster announces a node with this host, which is invalid; check \
                      `cluster-announce-ip` and `cluster-announce-hostname` of that node"
                 );
                 Error::new(ErrorKind::Unavailable, message)

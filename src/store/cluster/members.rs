@@ -8,7 +8,9 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, ErrorKind};
 use crate::store::ServerId;
 use crate::store::cluster::member::Member;
-use crate::store::cluster::slot_map::{MAX_KNOWN, MAX_MASTERS, NodeId, SlotMap, SlotRange};
+use crate::store::cluster::slot_map::{
+    AnnouncedId, MAX_KNOWN, MAX_MASTERS, NodeId, SlotMap, SlotRange,
+};
 use crate::store::redis::url::HostPort;
 use crate::util::slot::Slot;
 
@@ -18,7 +20,7 @@ pub(super) struct Members {
     table: RwLock<Table>,
     /// The replicas of the last slot map, to ask for the next one.
     replicas: Mutex<Vec<HostPort>>,
-    /// The ids of the nodes of the last slot map.
+    /// The ids of the nodes of the last slot map, 384 at most.
     ids: Mutex<HashSet<NodeId>>,
 }
 
@@ -122,12 +124,21 @@ impl Members {
         Ok(is_new)
     }
 
-    /// Whether this can be a slot map of the same Cluster as the last one: they have a node in common. A map without ids
-    /// can be one, too.
+    /// Whether `ranges` can be the next slot map of the same Cluster: it has a node of the last map, besides the node that
+    /// sent it. (That node keeps its id if it moves to another Cluster after `CLUSTER RESET SOFT`.) Returns true if one
+    /// of the two maps has no ids.
     pub(super) fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
         let known = self.ids.lock();
-        let mut ids = ranges.iter().flat_map(|range| &range.ids).peekable();
-        known.is_empty() || ids.peek().is_none() || ids.any(|id| known.contains(id))
+        let is_known = |node: &&AnnouncedId| known.contains(&node.id);
+        let nodes = || ranges.iter().flat_map(|range| &range.ids);
+        let mut others = nodes().filter(|node| !node.is_sender).peekable();
+        if known.is_empty() || nodes().next().is_none() {
+            return true;
+        }
+        match others.peek() {
+            Some(_) => others.any(|node| is_known(&node)),
+            None => nodes().any(|node| is_known(&node)),
+        }
     }
 
     /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
@@ -141,8 +152,13 @@ impl Members {
             }
         }
         *self.replicas.lock() = known;
-        let ids = ranges.iter().flat_map(|range| &range.ids);
-        *self.ids.lock() = ids.cloned().collect();
+        let mut ids = HashSet::new();
+        for node in ranges.iter().flat_map(|range| &range.ids) {
+            if ids.len() < MAX_MASTERS + MAX_KNOWN && !ids.contains(&node.id) {
+                ids.insert(node.id.clone());
+            }
+        }
+        *self.ids.lock() = ids;
         let mut moved = Vec::new();
         let mut table = self.table.write();
         for range in ranges {
@@ -223,9 +239,12 @@ mod tests {
         }
     }
 
-    /// The id of the node at this port.
-    fn id(port: usize) -> NodeId {
-        port.to_string().into_bytes().into()
+    /// The id of the node at this port, which is the sender of the map if the port is 9.
+    fn id(port: usize) -> AnnouncedId {
+        AnnouncedId {
+            id: port.to_string().into_bytes().into(),
+            is_sender: port == 9,
+        }
     }
 
     fn port_of(members: &Members, number: usize) -> Option<u16> {
@@ -246,6 +265,11 @@ mod tests {
         let mut without_ids = range(0, 9, 7, &[]);
         without_ids.ids.clear();
         assert!(members.can_be_next(&[without_ids]));
+        // The sender may have moved to another Cluster, unless it is alone.
+        members.replace(&[range(0, 9, 1, &[9]), range(10, 19, 2, &[])]);
+        assert!(!members.can_be_next(&[range(0, 9, 7, &[9])]));
+        assert!(members.can_be_next(&[range(0, 9, 2, &[9])]));
+        assert!(members.can_be_next(&[range(0, 19, 9, &[])]));
         // The nodes of the last map count, and not those of earlier ones.
         members.replace(&[range(0, 19, 3, &[7])]);
         assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));

@@ -20,8 +20,7 @@ use crate::util::slot::{self, Slot};
 /// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A node may take at most the rest of a round's time, divided by this number or by the number of nodes that are left, to
-/// be connected. So silent nodes do not use up all of it.
+/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part.
 const SHARES: usize = 4;
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
@@ -186,7 +185,7 @@ fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
 /// A node that was asked for the slot map.
 struct AskedNode {
     endpoint: Arc<Endpoint>,
-    /// The last question had no answer.
+    /// The last question had no answer, or an error that may be temporary.
     is_silent: bool,
 }
 
@@ -194,7 +193,7 @@ struct AskedNode {
 /// come last.
 ///
 /// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
-/// the last one is used only if all nodes have answered with such a map, as after the Cluster was made anew.
+/// the last one is used only if all nodes of the URL give such maps, as after the Cluster was made anew.
 fn ask_nodes(
     store: &ClusterStore,
     asked: &mut HashMap<HostPort, AskedNode>,
@@ -206,8 +205,8 @@ fn ask_nodes(
             addresses.push(seed.clone());
         }
     }
-    let count = addresses.len();
-    addresses.rotate_left(turn % count.max(1));
+    let count = addresses.len().max(1);
+    addresses.rotate_left(turn % count);
     let members = store.members.all();
     let is_silent = |address: &HostPort| {
         let mut members = members.iter();
@@ -216,49 +215,79 @@ fn ask_nodes(
     };
     addresses.sort_by_key(is_silent);
     asked.retain(|address, _| addresses.contains(address));
-    let deadline = store.address.round_deadline();
-    let (mut first_error, mut foreign) = (None, Vec::new());
-    for (index, address) in addresses.into_iter().enumerate() {
+    let (mut foreign_nodes, mut foreign_map) = (Vec::new(), None);
+    let found = ask_in_turn(&addresses, &store.address, |address, time| {
         let node = match asked.entry(address.clone()) {
             Entry::Occupied(node) => node.into_mut(),
-            Entry::Vacant(vacant) => match store.address.announced_endpoint(&address) {
-                Ok(endpoint) => {
-                    endpoint.name_connections(&store.holder);
-                    vacant.insert(AskedNode {
-                        endpoint: Arc::new(endpoint),
-                        is_silent: false,
-                    })
-                }
-                Err(error) => {
-                    first_error.get_or_insert(error);
-                    continue;
-                }
-            },
+            Entry::Vacant(vacant) => {
+                let endpoint = store.address.announced_endpoint(address)?;
+                endpoint.name_connections(&store.holder);
+                vacant.insert(AskedNode {
+                    endpoint: Arc::new(endpoint),
+                    is_silent: false,
+                })
+            }
         };
         store.refresher.begin(&node.endpoint)?;
-        let time = connecting_time(deadline, count - index);
-        let answer = ask(&node.endpoint, &address, time, store.config.command_timeout);
+        let answer = ask(&node.endpoint, address, time, store.config.command_timeout);
         node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
-        match answer {
-            Ok(ranges) if store.members.can_be_next(&ranges) => return Ok(ranges),
-            Ok(ranges) => {
-                first_error.get_or_insert_with(|| of_another_cluster(&address));
-                foreign.push(ranges);
+        let ranges = answer?;
+        if store.members.can_be_next(&ranges) {
+            return Ok(ranges);
+        }
+        foreign_nodes.push(address.clone());
+        foreign_map.get_or_insert(ranges);
+        Err(of_another_cluster(address))
+    });
+    let mut seeds = store.address.seeds().iter();
+    match (&found, foreign_map) {
+        (Err(_), Some(ranges)) if seeds.all(|seed| foreign_nodes.contains(seed)) => Ok(ranges),
+        (Err(_), Some(_)) => Err(of_another_cluster(&foreign_nodes[0])),
+        _ => found,
+    }
+}
+
+/// Asks these nodes in turn until one answers. Each has a part of `connect_timeout` and `command_timeout` to be
+/// connected, so that silent nodes leave time for others. If no node answers, those that were silent for less than
+/// `connect_timeout` are asked again, with all of it: the network may be slow. Returns the first error if no node answers.
+pub(super) fn ask_in_turn<T>(
+    nodes: &[HostPort],
+    cluster: &ClusterAddress,
+    mut ask: impl FnMut(&HostPort, Duration) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (connect_timeout, command_timeout) = cluster.timeouts();
+    let deadline = MonotonicTime::now().after(connect_timeout + command_timeout);
+    let mut first_error = None;
+    let mut hurried = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        let time = connecting_time(deadline, nodes.len() - index);
+        if time.is_zero() {
+            hurried.push(node);
+            continue;
+        }
+        let asked_at = MonotonicTime::now();
+        match ask(node, time) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => {
+                if time < connect_timeout && MonotonicTime::now().since(asked_at) >= time {
+                    hurried.push(node);
+                }
+                first_error.get_or_insert(error);
             }
-            Err(error) => _ = first_error.get_or_insert(error),
         }
     }
-    if foreign.len() == count
-        && let Some(ranges) = foreign.pop()
-    {
-        return Ok(ranges);
+    for node in hurried {
+        match ask(node, connect_timeout) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
     }
     let none = "no node of the Cluster is known; name some of them in the URL";
     Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
 }
 
-/// How long the next of `nodes` may take to be connected, if all of them have to be by `deadline`.
-pub(super) fn connecting_time(deadline: MonotonicTime, nodes: usize) -> Duration {
+/// Returns the time to connect to the next of `nodes` nodes, so that the others have time before `deadline`.
+fn connecting_time(deadline: MonotonicTime, nodes: usize) -> Duration {
     let left = deadline.since(MonotonicTime::now());
     left / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
 }
@@ -266,8 +295,8 @@ pub(super) fn connecting_time(deadline: MonotonicTime, nodes: usize) -> Duration
 /// The error about a node whose slot map has no node of the last one.
 fn of_another_cluster(address: &HostPort) -> Error {
     let message = format!(
-        "{address}: this node belongs to another Cluster than the others, so its slot map was not used; take it out of \
-         the URL, or, if the Cluster was made anew, restart the clients"
+        "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node belongs \
+         to another Cluster now, remove it from the URL; if the Cluster was made anew, restart the client"
     );
     Error::new(ErrorKind::Unavailable, message)
 }
@@ -311,8 +340,11 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
+    use leasehold_testbed::Cluster;
+
     use super::*;
     use crate::config::{Config, DEFAULT_MAX_REPLY};
+    use crate::store::cluster::slot_map::AnnouncedId;
     use crate::util::id::HolderId;
     use crate::util::slot::Redirect;
 
@@ -456,6 +488,76 @@ mod tests {
         assert!(known.values().all(|node| node.is_silent));
         known.get_mut(&nodes[2]).unwrap().is_silent = false;
         assert_eq!(order(&mut known), [2, 0, 1]);
+    }
+
+    #[test]
+    fn a_new_cluster_counts_for_all_seeds_only() {
+        let cluster = Cluster::builder().masters(1).without_replicas();
+        let cluster = cluster.start().unwrap();
+        let address = |port| HostPort {
+            host: "127.0.0.1".to_owned(),
+            port,
+        };
+        let (node, gone) = (address(cluster.nodes()[0].port()), address(1));
+        let found = |seeds: &[HostPort]| {
+            let store = store_of(seeds);
+            store.members.replace(&[SlotRange {
+                first: Slot::new(0).unwrap(),
+                last: Slot::new(16_383).unwrap(),
+                master: gone.clone(),
+                replicas: Vec::new(),
+                ids: vec![AnnouncedId {
+                    id: b"gone".as_slice().into(),
+                    is_sender: false,
+                }],
+            }]);
+            ask_nodes(&store, &mut HashMap::new(), 0)
+        };
+        assert_eq!(found(std::slice::from_ref(&node)).unwrap()[0].master, node);
+        let error = found(&[node.clone(), gone.clone()]).unwrap_err();
+        assert_eq!(error.message(), of_another_cluster(&node).message());
+    }
+
+    #[test]
+    fn nodes_that_had_too_little_time_are_asked_again() {
+        let nodes = [1, 2, 3, 4, 5].map(|port: u16| HostPort {
+            host: "h".to_owned(),
+            port,
+        });
+        let timeout = Duration::from_millis(40);
+        let url = "redis+cluster://h";
+        let cluster = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let cluster = cluster.unwrap().unwrap();
+        let silent = |time| {
+            thread::sleep(time);
+            Err(Error::new(ErrorKind::Unavailable, "late"))
+        };
+        let mut asked = Vec::new();
+        let found = ask_in_turn(&nodes, &cluster, |node, time| {
+            asked.push(node.port);
+            match node.port {
+                // A slow node needs all of the time-out.
+                4 if time == timeout => Ok(()),
+                2 => Err(Error::new(ErrorKind::Denied, "no")),
+                _ => silent(time),
+            }
+        });
+        found.unwrap();
+        assert_eq!(asked[..4], [1, 2, 3, 4]);
+        assert!(
+            asked.ends_with(&[1, 3, 4]) || asked.ends_with(&[1, 2, 3, 4]),
+            "{asked:?}"
+        );
+        let found: Result<(), Error> = ask_in_turn(&nodes, &cluster, |_, time| silent(time));
+        assert_eq!(found.unwrap_err().message(), "late");
+        // One node has all of the time, once.
+        let mut count = 0;
+        let found: Result<(), Error> = ask_in_turn(&nodes[..1], &cluster, |_, time| {
+            count += 1;
+            assert!(time > timeout);
+            silent(time)
+        });
+        assert!(found.is_err() && count == 1);
     }
 
     #[test]

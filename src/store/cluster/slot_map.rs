@@ -73,12 +73,20 @@ pub(super) struct SlotRange {
     pub(super) last: Slot,
     pub(super) master: HostPort,
     pub(super) replicas: Vec<HostPort>,
-    /// The ids of these nodes. A node keeps its id when its address changes.
-    pub(super) ids: Vec<NodeId>,
+    /// The ids of these nodes.
+    pub(super) ids: Vec<AnnouncedId>,
 }
 
-/// The id of a node, which is unique among all nodes of all Clusters.
+/// The id of a node, which is unique among all nodes of all Clusters. A node keeps it when its address changes.
 pub(super) type NodeId = Box<[u8]>;
+
+/// The id of a node in a slot map.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct AnnouncedId {
+    pub(super) id: NodeId,
+    /// The node has sent this map.
+    pub(super) is_sender: bool,
+}
 
 impl SlotRange {
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
@@ -111,7 +119,7 @@ fn read_range(range: &Value, asked: &HostPort) -> Option<SlotRange> {
         ids: [master]
             .into_iter()
             .chain(replicas)
-            .filter_map(read_id)
+            .filter_map(|node| read_id(node, asked))
             .collect(),
         master: read_node(master, asked)?,
         // A replica whose address is not known yet is left out.
@@ -148,19 +156,20 @@ fn read_node(node: &Value, asked: &HostPort) -> Option<HostPort> {
 }
 
 /// Reads the id in `[host, port, id, ..]`.
-fn read_id(node: &Value) -> Option<NodeId> {
+fn read_id(node: &Value, asked: &HostPort) -> Option<AnnouncedId> {
     let Value::Array(parts) = node else {
         return None;
     };
     match parts.get(2) {
-        Some(Value::BulkString(id)) if (1..=LONGEST_ID).contains(&id.len()) => {
-            Some(id.as_slice().into())
-        }
+        Some(Value::BulkString(id)) if (1..=LONGEST_ID).contains(&id.len()) => Some(AnnouncedId {
+            id: id.as_slice().into(),
+            is_sender: read_node(node, asked).is_some_and(|address| address == *asked),
+        }),
         _ => None,
     }
 }
 
-/// The address of a node that another node announced. Errors show it, so a host that cannot be one is escaped and cut.
+/// The address of a node that another node announced. Errors show it, so an invalid host is escaped and cut.
 pub(super) fn resolved(host: &str, port: u16, asked: &HostPort) -> HostPort {
     let host = match host {
         "" | "?" => &asked.host,
@@ -245,12 +254,17 @@ mod tests {
             Value::Array(vec![text("h"), Value::Int(7000), id])
         };
         let without_id = Value::Array(vec![text("h"), Value::Int(7000)]);
-        let nodes = vec![named(b"one"), named(b"two"), without_id, named(&[b'x'; 65])];
+        let own = Value::BulkString(b"own".to_vec());
+        let sender = Value::Array(vec![text("asked"), Value::Int(1), own]);
+        let long = named(&[b'x'; 65]);
+        let nodes = vec![named(b"one"), named(b"two"), without_id, long, sender];
         let ranges = read_ranges(Value::Array(vec![range(0, 1, nodes)]), &asked).unwrap();
-        assert_eq!(
-            ranges[0].ids,
-            [b"one".as_slice().into(), b"two".as_slice().into()]
-        );
+        let ids: Vec<_> = ranges[0]
+            .ids
+            .iter()
+            .map(|it| (&*it.id, it.is_sender))
+            .collect();
+        assert_eq!(ids, [(&b"one"[..], false), (b"two", false), (b"own", true)]);
     }
 
     #[test]

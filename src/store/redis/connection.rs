@@ -476,7 +476,7 @@ impl Endpoint {
         self.open_within(self.connect_timeout)
     }
 
-    /// As [`open`](Self::open), within this part of `connect_timeout`.
+    /// As [`open`](Self::open), within `time` if that is shorter than `connect_timeout`.
     pub(crate) fn open_within(&self, time: Duration) -> Result<Connection, Error> {
         let opened = self.open_in_time(time.min(self.connect_timeout));
         opened.map_err(|error| match error.kind() {

@@ -48,9 +48,8 @@ pub(crate) fn of_reply(address: &str, error: Error) -> Error {
     }
 }
 
-/// The error of a request for its caller. If the caller's deadline came before the time-out of the connection, the
-/// error has no text yet, and gets the address of the server. Other errors name their server, which may be another one
-/// after a fail-over.
+/// Adds the address of the server to a time-out without a text: the caller's deadline came before the time-out of the
+/// connection. Other errors name their server already, which may be another one after a fail-over.
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout if error.message().is_empty() => {

@@ -40,6 +40,11 @@ impl ConnectError {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Connect(error) if matches!(error.kind(), ConnectionRefused | NotFound))
     }
+
+    fn is_timeout(&self) -> bool {
+        use io::ErrorKind::{TimedOut, WouldBlock};
+        matches!(self, Self::Connect(error) if matches!(error.kind(), TimedOut | WouldBlock))
+    }
 }
 
 impl From<io::Error> for ConnectError {
@@ -103,6 +108,8 @@ fn connect_to_any(
         let share = deadline.since(now) / u32::try_from(left).unwrap_or(u32::MAX);
         match connect_to(&(*address).into(), now.after(share)) {
             Ok(socket) => return Ok(socket),
+            // A server that does not answer may start. A refusal of another address says nothing about it.
+            Err(_) if failure.is_timeout() => {}
             Err(error) => failure = error.into(),
         }
     }

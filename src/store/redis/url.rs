@@ -312,7 +312,7 @@ fn fault(url: &str) -> Fault {
     } else if !is_utf8_encoded(user) {
         "has a user that is not UTF-8 after percent-decoding"
     } else {
-        "has a host that cannot be one"
+        "has an invalid host"
     })
 }
 
@@ -325,7 +325,7 @@ fn encoded_host(url: &str) -> Fault {
     } else if !host.is_ascii() {
         "has a host with characters that are not ASCII; write its ASCII form, which begins with xn--"
     } else {
-        "has a host that cannot be one"
+        "has an invalid host"
     })
 }
 
@@ -377,9 +377,9 @@ pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
             Err("has no host")
         }
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }
-            if host.contains(['%', '@', '/']) =>
+            if host.contains(['%', '@', '/', ',']) =>
         {
-            Err("has a %, an @ or a / in the host")
+            Err("has a %, an @, a / or a comma in the host")
         }
         ConnectionAddr::Tcp(_, 0) | ConnectionAddr::TcpTls { port: 0, .. } => Err(PORT_0),
         ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(()),
@@ -509,13 +509,13 @@ mod tests {
                 "has a host with characters that are not",
             ),
             ("redis://b\u{fc}%41", "has a % in the host"),
-            ("redis://h\u{1}i", "has a host that cannot be one"),
+            ("redis://h\u{1}i", "has an invalid host"),
             ("redis://:p%ff@h", "has a password that is not UTF-8 after"),
             (
                 "redis://u%c3:p%c3%bc@h",
                 "has a user that is not UTF-8 after",
             ),
-            ("redis://u%c3%bc:%zz%@[h]", "has a host that cannot be one"),
+            ("redis://u%c3%bc:%zz%@[h]", "has an invalid host"),
             ("unix:///x?db=zero", "an option db that is no number"),
             (
                 "redis://h?protocol=9",

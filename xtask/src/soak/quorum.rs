@@ -89,7 +89,7 @@ struct Assignment {
 enum Order {
     /// Make the next hold a long one.
     HoldLong,
-    /// Take a lock that no other process uses, until the next order.
+    /// Acquire and release a lock that no other process uses, again and again, until the next order.
     TakeOwn,
     /// Shut the client down, and make another one.
     Reopen,
@@ -782,8 +782,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Passes orders on. An order that another process's hold must not delay also sends a message to the second channel,
-/// which cancels the wait for a lock.
+/// Passes orders on. `TakeOwn` and `Reopen` must not wait for another process's hold, so they also send a message to the
+/// second channel, which cancels the wait for a lock.
 fn pass_on(orders: Receiver<Order>) -> (Receiver<Order>, Receiver<()>) {
     let (sender, passed) = unbounded();
     let (cancel, cancelled): (Sender<()>, _) = bounded(1);

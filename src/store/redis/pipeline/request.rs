@@ -413,7 +413,7 @@ pub(crate) fn caller_left() -> Error {
 
 /// Why an acquire is not redirected: it may hold the key at the node that redirects it.
 fn slot_moved() -> Error {
-    let message = "the key's slot has moved during the acquire; try again";
+    let message = "the Cluster has moved the key's slot during the acquire; try again";
     Error::new(ErrorKind::Unavailable, message)
 }
 

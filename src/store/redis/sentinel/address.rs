@@ -84,10 +84,10 @@ impl SentinelUrl {
         let mut hosts = Vec::new();
         for info in &infos {
             let ConnectionAddr::Tcp(host, port) = info.addr() else {
-                return Err(Fault::of_form("has a host that cannot be one"));
+                return Err(Fault::of_form("has an invalid host"));
             };
             let host = HostPort::new(host.as_bytes(), port.to_string().as_bytes());
-            let fault = || Fault::of_form("has a host that cannot be one");
+            let fault = || Fault::of_form("has an invalid host");
             let host = host.ok_or_else(fault)?;
             if !hosts.contains(&host) {
                 hosts.push(host);

@@ -192,7 +192,10 @@ impl Sentinels {
         deadline: MonotonicTime,
         sockets: &Sockets,
     ) -> Result<Named, Error> {
-        let order = self.state.lock().order.clone();
+        let (order, epoch) = {
+            let state = self.state.lock();
+            (state.order.clone(), state.epoch)
+        };
         let mut failures = Vec::new();
         let mut outdated: Vec<(HostPort, Answer)> = Vec::new();
         for (asked, by) in order.iter().enumerate() {
@@ -208,7 +211,10 @@ impl Sentinels {
                 Ok(answer) => match self.accept_if(by, answer, State::is_current) {
                     Ok(named) => return Ok(named),
                     Err(answer) => {
-                        let message = format!("{by} does not know of the last fail-over");
+                        let message = format!(
+                            "{by} does not know of the last fail-over; if the group was set up anew, remove sentinels \
+                             that are gone from the URL, and restart the client"
+                        );
                         failures.push(Error::new(ErrorKind::Unavailable, message));
                         outdated.push((by.clone(), answer));
                     }
@@ -220,15 +226,22 @@ impl Sentinels {
                 }
             }
         }
-        // If all sentinels of the URL answer, and none knows of the last fail-over, then their group was set up anew, and
-        // the newest answer counts. (Sentinels that the client has learned of may be gone then.) Otherwise a sentinel that
-        // gave no answer may know of the fail-over, and the old primary may still call itself a primary.
+        // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts. Learned
+        // sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the old
+        // primary may still say that it is a primary.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
-        match newest.filter(|_| is_new_group) {
-            Some((by, answer)) => Ok(self.state.lock().accept(&self.configured, &by, answer)),
-            None => Err(self.no_primary(&failures)),
+        let mut state = self.state.lock();
+        match newest {
+            // A fail-over that was noticed meanwhile makes all these answers outdated.
+            Some((by, answer)) if is_new_group && state.epoch == epoch => {
+                Ok(state.accept(&self.configured, &by, answer))
+            }
+            _ => {
+                drop(state);
+                Err(self.no_primary(&failures))
+            }
         }
     }
 
