@@ -33,6 +33,8 @@ struct Script {
     denies_messages: bool,
     /// The words of each `HELLO`, joined.
     hellos: Vec<String>,
+    /// Runs before each answer.
+    before_answer: Option<Box<dyn Fn() + Send>>,
 }
 
 /// A scripted sentinel. Its threads end with the process.
@@ -55,6 +57,7 @@ impl Fake {
                 others,
                 denies_messages: false,
                 hellos: Vec::new(),
+                before_answer: None,
             })),
             subscribed: Arc::default(),
             questions: Arc::default(),
@@ -113,6 +116,7 @@ fn serve(
             ["SENTINEL", ..] if script.primary == 0 => continue,
             ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "g"] => {
                 questions.fetch_add(1, Ordering::SeqCst);
+                script.before_answer.iter().for_each(|run| run());
                 epoch_of_answer = script.epoch;
                 let port = script.primary.to_string();
                 format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
@@ -271,6 +275,24 @@ fn sentinels_that_are_gone_hide_no_new_group() {
     assert_eq!(endpoint.sentinels().unwrap().count(), 2);
     fake.script.lock().primary = 7001;
     fake.script.lock().epoch = 1;
+    assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
+}
+
+#[test]
+fn a_fail_over_meanwhile_outdates_old_answers() {
+    let fake = Fake::start(7000, 5, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    find(&endpoint).unwrap();
+    let noting = Arc::clone(&endpoint);
+    let note_fail_over = move || noting.sentinels().unwrap().state.lock().epoch += 1;
+    {
+        let mut script = fake.script.lock();
+        (script.primary, script.epoch) = (7001, 1);
+        script.before_answer = Some(Box::new(note_fail_over));
+    }
+    let error = find(&endpoint).err().unwrap();
+    assert!(error.message().contains("the last fail-over"), "{error}");
+    fake.script.lock().before_answer = None;
     assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
 }
 
