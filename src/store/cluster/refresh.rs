@@ -189,6 +189,29 @@ struct AskedNode {
     is_silent: bool,
 }
 
+/// The answers of a round whose maps have no node of the last map.
+#[derive(Default)]
+struct ForeignMaps {
+    senders: Vec<HostPort>,
+    first: Option<Vec<SlotRange>>,
+}
+
+impl ForeignMaps {
+    fn note(&mut self, sender: &HostPort, map: Vec<SlotRange>) {
+        self.senders.push(sender.clone());
+        self.first.get_or_insert(map);
+    }
+
+    /// The outcome of a round that found no other map, because of `error`.
+    fn outcome(self, seeds: &[HostPort], error: Error) -> Result<Vec<SlotRange>, Error> {
+        match self.first {
+            Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => Ok(map),
+            Some(_) => Err(of_another_cluster(&self.senders[0])),
+            None => Err(error),
+        }
+    }
+}
+
 /// Asks one node after another for the slot map, until one answers. Each round begins with another node. Silent nodes
 /// come last.
 ///
@@ -215,7 +238,7 @@ fn ask_nodes(
     };
     addresses.sort_by_key(is_silent);
     asked.retain(|address, _| addresses.contains(address));
-    let (mut foreign_nodes, mut foreign_map) = (Vec::new(), None);
+    let mut foreign = ForeignMaps::default();
     let found = ask_in_turn(&addresses, &store.address, |address, time| {
         let node = match asked.entry(address.clone()) {
             Entry::Occupied(node) => node.into_mut(),
@@ -235,16 +258,10 @@ fn ask_nodes(
         if store.members.can_be_next(&ranges) {
             return Ok(ranges);
         }
-        foreign_nodes.push(address.clone());
-        foreign_map.get_or_insert(ranges);
+        foreign.note(address, ranges);
         Err(of_another_cluster(address))
     });
-    let mut seeds = store.address.seeds().iter();
-    match (&found, foreign_map) {
-        (Err(_), Some(ranges)) if seeds.all(|seed| foreign_nodes.contains(seed)) => Ok(ranges),
-        (Err(_), Some(_)) => Err(of_another_cluster(&foreign_nodes[0])),
-        _ => found,
-    }
+    found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
 /// Asks these nodes in turn until one answers. Each has a part of `connect_timeout` and `command_timeout` to be
@@ -340,11 +357,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use leasehold_testbed::Cluster;
-
     use super::*;
     use crate::config::{Config, DEFAULT_MAX_REPLY};
-    use crate::store::cluster::slot_map::AnnouncedId;
     use crate::util::id::HolderId;
     use crate::util::slot::Redirect;
 
@@ -492,30 +506,29 @@ mod tests {
 
     #[test]
     fn a_new_cluster_counts_for_all_seeds_only() {
-        let cluster = Cluster::builder().masters(1).without_replicas();
-        let cluster = cluster.start().unwrap();
-        let address = |port| HostPort {
-            host: "127.0.0.1".to_owned(),
+        let [one, two] = [1, 2].map(|port| HostPort {
+            host: "h".to_owned(),
             port,
-        };
-        let (node, gone) = (address(cluster.nodes()[0].port()), address(1));
-        let found = |seeds: &[HostPort]| {
-            let store = store_of(seeds);
-            store.members.replace(&[SlotRange {
+        });
+        let map = |master: &HostPort| {
+            vec![SlotRange {
                 first: Slot::new(0).unwrap(),
                 last: Slot::new(16_383).unwrap(),
-                master: gone.clone(),
+                master: master.clone(),
                 replicas: Vec::new(),
-                ids: vec![AnnouncedId {
-                    id: b"gone".as_slice().into(),
-                    is_sender: false,
-                }],
-            }]);
-            ask_nodes(&store, &mut HashMap::new(), 0)
+                ids: Vec::new(),
+            }]
         };
-        assert_eq!(found(std::slice::from_ref(&node)).unwrap()[0].master, node);
-        let error = found(&[node.clone(), gone.clone()]).unwrap_err();
-        assert_eq!(error.message(), of_another_cluster(&node).message());
+        let seeds = [one.clone(), two.clone()];
+        let outcome = |senders: &[&HostPort]| {
+            let mut foreign = ForeignMaps::default();
+            senders.iter().for_each(|one| foreign.note(one, map(one)));
+            foreign.outcome(&seeds, Error::new(ErrorKind::Unavailable, "away"))
+        };
+        assert_eq!(outcome(&[&two, &one]).unwrap(), map(&two));
+        let refused = outcome(&[&two]).unwrap_err();
+        assert_eq!(refused.message(), of_another_cluster(&two).message());
+        assert_eq!(outcome(&[]).unwrap_err().message(), "away");
     }
 
     #[test]
