@@ -276,6 +276,16 @@ mod tests {
     }
 
     #[test]
+    fn known_ids_have_a_bound() {
+        let members = Members::default();
+        let replicas: Vec<usize> = (2..1000).collect();
+        members.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(members.ids.lock().len(), MAX_MASTERS + MAX_KNOWN);
+        assert!(members.can_be_next(&[range(0, 9, 384, &[])]));
+        assert!(!members.can_be_next(&[range(0, 9, 386, &[])]));
+    }
+
+    #[test]
     fn a_new_map_tells_which_slots_have_moved() {
         let members = Members::default();
         assert_eq!(
