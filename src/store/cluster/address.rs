@@ -11,6 +11,7 @@ use crate::store::redis::connection::Endpoint;
 use crate::store::redis::url::{self, HostPort};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
+use crate::util::clock::Clock;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
@@ -65,7 +66,7 @@ impl ClusterAddress {
 
     /// Fails unless one of the seeds is a node of a Cluster that replies.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
-        refresh::ask_in_turn(&self.seeds, self, |seed, time| {
+        refresh::ask_in_turn(&self.seeds, self, &Clock::default(), |seed, time| {
             refresh::ask(&self.endpoint(seed)?, seed, time, self.command_timeout).map(drop)
         })
     }

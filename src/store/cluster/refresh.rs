@@ -14,13 +14,14 @@ use crate::store::cluster::address::ClusterAddress;
 use crate::store::cluster::slot_map::{SlotRange, read_ranges};
 use crate::store::redis::connection::{Endpoint, ReplyContents};
 use crate::store::redis::url::HostPort;
-use crate::util::clock::MonotonicTime;
+use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot::{self, Slot};
 
 /// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part.
+/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. As
+/// many nodes are asked again.
 const SHARES: usize = 4;
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
@@ -239,7 +240,8 @@ fn ask_nodes(
     addresses.sort_by_key(is_silent);
     asked.retain(|address, _| addresses.contains(address));
     let mut foreign = ForeignMaps::default();
-    let found = ask_in_turn(&addresses, &store.address, |address, time| {
+    let clock = Clock::default();
+    let found = ask_in_turn(&addresses, &store.address, &clock, |address, time| {
         let node = match asked.entry(address.clone()) {
             Entry::Occupied(node) => node.into_mut(),
             Entry::Vacant(vacant) => {
@@ -264,36 +266,38 @@ fn ask_nodes(
     found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
-/// Asks these nodes in turn until one answers. Each has a part of `connect_timeout` and `command_timeout` to be
-/// connected, so that silent nodes leave time for others. If no node answers, those that were silent for less than
-/// `connect_timeout` are asked again, with all of it: the network may be slow. Returns the first error if no node answers.
+/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
+/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no node
+/// answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first error
+/// if no node answers.
 pub(super) fn ask_in_turn<T>(
     nodes: &[HostPort],
     cluster: &ClusterAddress,
+    clock: &Clock,
     mut ask: impl FnMut(&HostPort, Duration) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let (connect_timeout, command_timeout) = cluster.timeouts();
-    let deadline = MonotonicTime::now().after(connect_timeout + command_timeout);
+    let deadline = clock.now().after(connect_timeout + command_timeout);
     let mut first_error = None;
     let mut hurried = Vec::new();
-    for (index, node) in nodes.iter().enumerate() {
-        let time = connecting_time(deadline, nodes.len() - index);
+    for (node, left) in nodes.iter().zip((1..=nodes.len()).rev()) {
+        let asked_at = clock.now();
+        let time = part_of(deadline.since(asked_at), left);
         if time.is_zero() {
             hurried.push(node);
             continue;
         }
-        let asked_at = MonotonicTime::now();
         match ask(node, time) {
             Ok(answer) => return Ok(answer),
             Err(error) => {
-                if time < connect_timeout && MonotonicTime::now().since(asked_at) >= time {
+                if time < connect_timeout && clock.now().since(asked_at) >= time {
                     hurried.push(node);
                 }
                 first_error.get_or_insert(error);
             }
         }
     }
-    for node in hurried {
+    for node in hurried.into_iter().take(SHARES) {
         match ask(node, connect_timeout) {
             Ok(answer) => return Ok(answer),
             Err(error) => _ = first_error.get_or_insert(error),
@@ -303,10 +307,9 @@ pub(super) fn ask_in_turn<T>(
     Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
 }
 
-/// Returns the time to connect to the next of `nodes` nodes, so that the others have time before `deadline`.
-fn connecting_time(deadline: MonotonicTime, nodes: usize) -> Duration {
-    let left = deadline.since(MonotonicTime::now());
-    left / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
+/// The part of `time` in which to connect to the next of `nodes` nodes.
+fn part_of(time: Duration, nodes: usize) -> Duration {
+    time / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
 }
 
 /// The error about a node whose slot map has no node of the last one.
@@ -531,57 +534,56 @@ mod tests {
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
     }
 
-    #[test]
-    fn nodes_that_had_too_little_time_are_asked_again() {
-        let nodes = [1, 2, 3, 4, 5].map(|port: u16| HostPort {
+    /// The order in which nodes are asked that are silent, and use up their time. `answers` returns what a node says in
+    /// this time.
+    fn asked(
+        count: u16,
+        answers: impl Fn(u16, Duration) -> Option<Result<(), Error>>,
+    ) -> (Vec<u16>, Result<(), Error>) {
+        let node = |port| HostPort {
             host: "h".to_owned(),
             port,
-        });
-        let timeout = Duration::from_millis(40);
-        let url = "redis+cluster://h";
-        let cluster = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
-        let cluster = cluster.unwrap().unwrap();
-        let silent = |time| {
-            thread::sleep(time);
-            Err(Error::new(ErrorKind::Unavailable, "late"))
         };
-        let mut asked = Vec::new();
-        let found = ask_in_turn(&nodes, &cluster, |node, time| {
-            asked.push(node.port);
-            match node.port {
-                // A slow node needs all of the time-out.
-                4 if time == timeout => Ok(()),
-                2 => Err(Error::new(ErrorKind::Denied, "no")),
-                _ => silent(time),
-            }
+        let nodes: Vec<HostPort> = (1..=count).map(node).collect();
+        let clock = Clock::movable();
+        let mut order = Vec::new();
+        let outcome = ask_in_turn(&nodes, &cluster(), &clock, |node, time| {
+            order.push(node.port);
+            answers(node.port, time).unwrap_or_else(|| {
+                clock.advance(time);
+                Err(Error::new(ErrorKind::Unavailable, "late"))
+            })
         });
-        found.unwrap();
-        assert_eq!(asked[..4], [1, 2, 3, 4]);
-        assert!(
-            asked.ends_with(&[1, 3, 4]) || asked.ends_with(&[1, 2, 3, 4]),
-            "{asked:?}"
-        );
-        let found: Result<(), Error> = ask_in_turn(&nodes, &cluster, |_, time| silent(time));
-        assert_eq!(found.unwrap_err().message(), "late");
+        (order, outcome)
+    }
+
+    #[test]
+    fn nodes_that_had_too_little_time_are_asked_again() {
+        let refused = || Some(Err(Error::new(ErrorKind::Denied, "no")));
+        // A slow node needs the whole time-out of a second.
+        let (order, outcome) = asked(5, |node, time| match node {
+            2 => refused(),
+            4 => (time == Duration::from_secs(1)).then_some(Ok(())),
+            _ => None,
+        });
+        outcome.unwrap();
+        assert_eq!(order, [1, 2, 3, 4, 5, 1, 3, 4]);
+        // A round has an end.
+        let (order, outcome) = asked(6, |_, _| None);
+        assert_eq!(order, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]);
+        assert_eq!(outcome.unwrap_err().message(), "late");
         // One node has all of the time, once.
-        let mut count = 0;
-        let found: Result<(), Error> = ask_in_turn(&nodes[..1], &cluster, |_, time| {
-            count += 1;
-            assert!(time > timeout);
-            silent(time)
+        let (order, _) = asked(1, |_, time| {
+            assert!(time > Duration::from_secs(1));
+            None
         });
-        assert!(found.is_err() && count == 1);
+        assert_eq!(order, [1]);
     }
 
     #[test]
     fn silent_nodes_leave_time_for_others() {
-        let now = MonotonicTime::now();
-        let seconds = Duration::from_secs;
-        let time = |nodes| connecting_time(now.after(seconds(80)), nodes);
-        assert!(time(6) <= seconds(20) && time(6) > seconds(10));
-        assert!(time(2) <= seconds(40) && time(2) > seconds(20));
-        assert!(time(1) > seconds(40));
-        assert_eq!(connecting_time(now, 3), Duration::ZERO);
+        let parts = [6, 4, 2, 1].map(|nodes| part_of(Duration::from_secs(8), nodes));
+        assert_eq!(parts, [2, 2, 4, 8].map(Duration::from_secs));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use redis::Value;
 
 use crate::store::ServerId;
-use crate::store::redis::url::HostPort;
+use crate::store::redis::url::{HostPort, LONGEST_HOST};
 use crate::util::slot::{self, Slot};
 use crate::util::text::printable;
 
@@ -12,8 +12,6 @@ pub(super) const MAX_MASTERS: usize = 128;
 /// The most addresses of replicas that are kept, to ask them for the slot map, too.
 pub(super) const MAX_KNOWN: usize = 256;
 
-/// The longest name of a host, in bytes.
-const LONGEST_HOST: usize = 255;
 /// The longest id of a node that is kept, in bytes. Redis has 40.
 const LONGEST_ID: usize = 64;
 

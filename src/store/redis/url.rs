@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::store::redis::sentinel::SentinelUrl;
@@ -10,8 +11,8 @@ use crate::store::redis::sentinel::SentinelUrl;
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// The longest name in the DNS. Sentinels may announce longer ones, which are refused.
-const LONGEST_HOST: usize = 255;
+/// The longest name in the DNS. Longer ones that sentinels announce are refused, and those of a Cluster's nodes are cut.
+pub(crate) const LONGEST_HOST: usize = 255;
 
 /// The fault of a URL, for an error message.
 pub(super) struct Fault {
@@ -339,22 +340,7 @@ fn several_hosts() -> Fault {
 
 /// Whether the bytes of `text` are UTF-8 after percent-decoding.
 fn is_utf8_encoded(text: &str) -> bool {
-    let mut decoded = Vec::new();
-    let mut at = 0;
-    while let Some(&byte) = text.as_bytes().get(at) {
-        let digits = text.get(at + 1..at + 3).filter(|_| byte == b'%');
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            None => {
-                decoded.push(byte);
-                at += 1;
-            }
-        }
-    }
-    std::str::from_utf8(&decoded).is_ok()
+    percent_decode_str(text).decode_utf8().is_ok()
 }
 
 const PORT_0: &str = "has the port 0, where no server can listen";

@@ -66,6 +66,31 @@ fn a_node_of_another_cluster_moves_no_slot() {
     assert_eq!(ask(stranger, &["DBSIZE"]), Reply::Int(0));
 }
 
+/// The nodes of the new Cluster have other ids, and the slots of another node.
+#[test]
+fn a_cluster_that_was_made_anew_is_followed() {
+    let cluster = Cluster::builder().masters(2).without_replicas();
+    let cluster = cluster.start().unwrap();
+    let [first, second] = cluster.nodes() else {
+        panic!("two nodes");
+    };
+    let url = format!("redis+cluster://127.0.0.1:{}", first.port());
+    let client = builder(&url).ttl(LONG_TTL).outage_timeout(3 * SOON);
+    let client = client.build().unwrap();
+    let key = super::key_on(&cluster, 1);
+    lock(&client, &key).unlock().unwrap();
+    for node in [first, second] {
+        ask(node, &["FLUSHALL"]);
+        ask(node, &["CLUSTER", "RESET", "HARD"]);
+    }
+    let slots: Vec<String> = (0..16_384).map(|slot: u16| slot.to_string()).collect();
+    let mut add = vec!["CLUSTER", "ADDSLOTS"];
+    add.extend(slots.iter().map(String::as_str));
+    ask(first, &add);
+    lock(&client, &key).unlock().unwrap();
+    assert_eq!(super::node_of(&cluster, &key), 0);
+}
+
 #[test]
 fn the_url_of_one_server_is_refused() {
     let cluster = PooledCluster::take();
