@@ -26,7 +26,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const MOST: usize = 16 << 20;
 /// The limit for a case that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
-/// This variable makes the test one of the processes that it starts: it has the name of the case to run.
+/// The environment variable with the name of a case. It makes a process run only this case.
 const CASE: &str = "LEASEHOLD_HOSTILE_CASE";
 /// The processes at a time. They mostly wait for time-outs, but some attacks keep a core busy.
 const PROCESSES: usize = 3;

@@ -20,8 +20,8 @@ use crate::util::slot::{self, Slot};
 /// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. As
-/// many nodes are asked again.
+/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. A
+/// round asks as many nodes again.
 const SHARES: usize = 4;
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
@@ -190,7 +190,7 @@ struct AskedNode {
     is_silent: bool,
 }
 
-/// The answers of a round whose maps have no node of the last map.
+/// The slot maps that a round has refused: they have no node of the last map.
 #[derive(Default)]
 struct ForeignMaps {
     senders: Vec<HostPort>,
@@ -203,7 +203,7 @@ impl ForeignMaps {
         self.first.get_or_insert(map);
     }
 
-    /// The outcome of a round that found no other map, because of `error`.
+    /// The outcome of a round in which no node sent a map of the same Cluster. `error` is its first error.
     fn outcome(self, seeds: &[HostPort], error: Error) -> Result<Vec<SlotRange>, Error> {
         match self.first {
             Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => Ok(map),
@@ -534,8 +534,8 @@ mod tests {
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
     }
 
-    /// The order in which nodes are asked that are silent, and use up their time. `answers` returns what a node says in
-    /// this time.
+    /// Asks `count` nodes. Each is silent for all of its time, unless `answers` returns its answer. Returns the order in
+    /// which the nodes were asked, and the outcome.
     fn asked(
         count: u16,
         answers: impl Fn(u16, Duration) -> Option<Result<(), Error>>,
