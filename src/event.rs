@@ -76,8 +76,8 @@ pub trait EventHandler: Send + Sync + 'static {
     fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}
-    /// The renewal of a held lock failed. The client retries it until the validity ends. If the validity ends first, the
-    /// failure is reported after [`lost`](Self::lost).
+    /// The renewal of a held lock failed. The client retries it until the validity ends. If the validity ends first,
+    /// the failure is reported after [`lost`](Self::lost).
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
     /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
     fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}

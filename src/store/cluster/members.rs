@@ -124,9 +124,9 @@ impl Members {
         Ok(is_new)
     }
 
-    /// Whether `ranges` can be the next slot map of the same Cluster: it has a node of the last map, besides the node that
-    /// sent it. (That node keeps its id if it moves to another Cluster after `CLUSTER RESET SOFT`.) Returns true if one
-    /// of the two maps has no ids.
+    /// Whether `ranges` can be the next slot map of the same Cluster: it has a node of the last map, besides the node
+    /// that sent it. (That node keeps its id if it moves to another Cluster after `CLUSTER RESET SOFT`.) Returns true
+    /// if one of the two maps has no ids.
     pub(super) fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
         let known = self.ids.lock();
         let is_known = |node: &&AnnouncedId| known.contains(&node.id);

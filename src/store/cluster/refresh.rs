@@ -267,9 +267,9 @@ fn ask_nodes(
 }
 
 /// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
-/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no node
-/// answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first error
-/// if no node answers.
+/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no
+/// node answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first
+/// error if no node answers.
 pub(super) fn ask_in_turn<T>(
     nodes: &[HostPort],
     cluster: &ClusterAddress,
@@ -315,8 +315,8 @@ fn part_of(time: Duration, nodes: usize) -> Duration {
 /// The error about a node whose slot map has no node of the last one.
 fn of_another_cluster(address: &HostPort) -> Error {
     let message = format!(
-        "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node belongs \
-         to another Cluster now, remove it from the URL; if the Cluster was made anew, restart the client"
+        "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node \
+         belongs to another Cluster now, remove it from the URL; if the Cluster was made anew, restart the client"
     );
     Error::new(ErrorKind::Unavailable, message)
 }
@@ -534,8 +534,8 @@ mod tests {
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
     }
 
-    /// Asks `count` nodes. Each is silent for all of its time, unless `answers` returns its answer. Returns the order in
-    /// which the nodes were asked, and the outcome.
+    /// Asks `count` nodes. Each is silent for all of its time, unless `answers` returns its answer. Returns the order
+    /// in which the nodes were asked, and the outcome.
     fn asked(
         count: u16,
         answers: impl Fn(u16, Duration) -> Option<Result<(), Error>>,

@@ -11,7 +11,8 @@ use crate::store::redis::sentinel::SentinelUrl;
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// The longest name in the DNS. Longer ones that sentinels announce are refused, and those of a Cluster's nodes are cut.
+/// The longest name in the DNS. Longer ones that sentinels announce are refused, and those of a Cluster's nodes are
+/// cut.
 pub(crate) const LONGEST_HOST: usize = 255;
 
 /// The fault of a URL, for an error message.

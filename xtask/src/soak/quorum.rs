@@ -782,8 +782,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Passes orders on. `TakeOwn` and `Reopen` must not wait for another process's hold, so they also send a message to the
-/// second channel, which cancels the wait for a lock.
+/// Passes orders on. `TakeOwn` and `Reopen` must not wait for another process's hold, so they also send a message to
+/// the second channel, which cancels the wait for a lock.
 fn pass_on(orders: Receiver<Order>) -> (Receiver<Order>, Receiver<()>) {
     let (sender, passed) = unbounded();
     let (cancel, cancelled): (Sender<()>, _) = bounded(1);

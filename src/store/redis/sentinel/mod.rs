@@ -226,9 +226,9 @@ impl Sentinels {
                 }
             }
         }
-        // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts. Learned
-        // sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the old
-        // primary may still say that it is a primary.
+        // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts.
+        // Learned sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the
+        // old primary may still say that it is a primary.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
