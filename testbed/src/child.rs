@@ -27,8 +27,7 @@ where
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // An error means that the parent has ended, so no one would read the message.
-            let _ = write(&Err::<(), _>(format!("{error:#}")));
+            fail(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -56,6 +55,12 @@ where
 /// The parent does not read any more.
 pub fn say(message: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(message))
+}
+
+/// Tells the parent why this process is about to end.
+pub fn fail(reason: &str) {
+    // An error means that the parent has ended, so no one would read the message.
+    let _ = write(&Err::<(), _>(reason));
 }
 
 fn write(line: &impl Serialize) -> anyhow::Result<()> {

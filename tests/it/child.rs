@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::any::type_name;
+use std::cell::RefCell;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -66,13 +68,36 @@ pub fn run_body(bodies: &[(&str, Body)]) -> bool {
     let (Assignment { body, url }, end) = child::assignment().unwrap();
     let named = bodies.iter().find(|(name, _)| *name == body);
     let (_, run) = named.unwrap_or_else(|| panic!("{body} is not among the bodies of main.rs"));
-    run(&Parent { url, end });
+    run_reporting_panics(|| run(&Parent { url, end }));
     true
+}
+
+thread_local! {
+    static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs `body`. If it panics, the parent's error has the message: it would otherwise stand anywhere in the output of
+/// the parent's other tests.
+fn run_reporting_panics(body: impl FnOnce()) {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        LAST_PANIC.set(info.to_string());
+        print(info);
+    }));
+    if let Err(panicked) = panic::catch_unwind(AssertUnwindSafe(body)) {
+        child::fail(&LAST_PANIC.take());
+        panic::resume_unwind(panicked);
+    }
 }
 
 /// A body that sends the server's URL and ends: shows that bodies run.
 pub fn echo(parent: &Parent) {
     parent.tell(&parent.url);
+}
+
+/// A body that panics.
+pub fn panic(parent: &Parent) {
+    panic!("no luck with {}", parent.url);
 }
 
 /// The number of threads of this process; `None` where the system does not show it.

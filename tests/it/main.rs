@@ -64,6 +64,7 @@ fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
         cancellation::leaks::count_threads,
         child::echo,
+        child::panic,
         conformance::memory_store::use_and_count_what_is_left,
         contention_faults::crashes::enter_once,
         contention_faults::crashes::hold_until_killed,
@@ -100,4 +101,14 @@ fn a_child_process_runs_the_named_body() {
         assert_eq!(child.receive::<String>(6 * support::SOON), "memory://echo");
         child.finish(6 * support::SOON);
     }
+}
+
+#[test]
+fn the_panic_of_a_child_process_is_the_parents_error() {
+    let child = child::Child::start(child::panic, "memory://panic");
+    let receive = std::panic::AssertUnwindSafe(|| child.receive::<String>(6 * support::SOON));
+    let panicked = std::panic::catch_unwind(receive).unwrap_err();
+    let error = panicked.downcast_ref::<String>().unwrap();
+    assert!(error.contains("tests/it/child.rs"), "{error}");
+    assert!(error.contains("no luck with memory://panic"), "{error}");
 }
