@@ -29,8 +29,8 @@ pub(crate) use {
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// How often a thread yields before it waits for another thread of the client. The other thread usually runs already, and
-/// takes a few µs. To park and to be woken takes longer, above all if the core has become idle in between.
+/// How often a thread yields before it waits for another thread of the client. The other thread usually runs already,
+/// and takes a few µs. To park and to be woken takes longer, above all if the core has become idle in between.
 pub(crate) const YIELDS: u32 = if cfg!(all(test, shuttle)) { 1 } else { 10 };
 
 /// The channel that had a message or was disconnected.

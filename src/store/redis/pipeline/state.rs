@@ -161,8 +161,8 @@ impl PipelineState {
         self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
     }
 
-    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued; if
-    /// there is a bound, they count towards it.
+    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued;
+    /// if there is a bound, they count towards it.
     pub(super) fn drop_unwanted_if_long(&mut self) {
         let error = request::caller_left();
         let unwanted = if self.is_bounded() {
