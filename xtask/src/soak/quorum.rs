@@ -687,10 +687,14 @@ impl Soak {
         }
     }
 
+    /// How many reads and writes of values had this outcome.
+    fn calls(&self, outcome: Outcome) -> u64 {
+        self.calls.get(&outcome).copied().unwrap_or(0)
+    }
+
     fn text(&self, steps: u64) -> String {
         let mut table = Table::new();
         table.set_header(["what", "times"]);
-        let calls = |outcome| self.calls.get(&outcome).copied().unwrap_or(0);
         let faults = self.faults.iter();
         let faults = faults.map(|(kind, count)| (format!("{kind:?}"), *count as u64));
         let rows = [
@@ -699,12 +703,12 @@ impl Soak {
             ("fewest grants of a round", self.fewest.unwrap_or(0) as u64),
             ("rounds extended for grants", self.extended),
             ("losses", self.lost as u64),
-            ("reads of values", calls(Outcome::Read)),
-            ("writes of values", calls(Outcome::Written)),
-            ("refused writes", calls(Outcome::Refused)),
+            ("reads of values", self.calls(Outcome::Read)),
+            ("writes of values", self.calls(Outcome::Written)),
+            ("refused writes", self.calls(Outcome::Refused)),
             (
                 "reads and writes without a majority",
-                calls(Outcome::Failed),
+                self.calls(Outcome::Failed),
             ),
             ("clients shut down", self.closed),
             ("steps of clocks", steps),
@@ -724,6 +728,11 @@ impl Soak {
             0 if stop.requested() => Err(Stopped.into()),
             0 => {
                 ensure!(self.grants > 0, "no lock was granted");
+                let (written, read) = (self.calls(Outcome::Written), self.calls(Outcome::Read));
+                ensure!(
+                    written > 0 && read > 0,
+                    "no value was written, or none was read"
+                );
                 println!("All of it holds.");
                 Ok(())
             }
