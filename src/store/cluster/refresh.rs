@@ -17,13 +17,13 @@ use crate::store::redis::url::HostPort;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot::{self, Slot};
 
-/// The shortest pause between two questions for the slot map. The pause doubles while the answers change nothing.
+/// The shortest pause between two queries for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. A
 /// round asks as many nodes again.
 const SHARES: usize = 4;
-/// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
+/// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
 /// How often the thread checks whether nodes that serve no slot have finished their work.
 const CHECK_UNUSED: Duration = Duration::from_millis(500);
@@ -106,7 +106,7 @@ impl Refresher {
         }
     }
 
-    /// Waits for work. `not_before`: when the next question may be sent. `until`: when to return without work.
+    /// Waits for work. `not_before`: when the next query may be sent. `until`: when to return without work.
     fn wait(&self, not_before: MonotonicTime, until: Option<MonotonicTime>) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
@@ -174,7 +174,7 @@ pub(super) fn run(store: &ClusterStore) {
     }
 }
 
-/// The pause after the next question. It begins anew if the answer has changed something, or after a quiet time.
+/// The pause after the next query. It begins anew if the answer has changed something, or after a quiet time.
 fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
     if begins_anew {
         FIRST_PAUSE
@@ -186,7 +186,7 @@ fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
 /// A node that was asked for the slot map.
 struct AskedNode {
     endpoint: Arc<Endpoint>,
-    /// The last question had no answer, or an error that may be temporary.
+    /// The last query had no answer, or an error that may be temporary.
     is_silent: bool,
 }
 
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_share_one_question() {
+    fn callers_share_one_query() {
         let refresher = Refresher::default();
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         thread::scope(|scope| {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_waits_for_its_time() {
+    fn a_query_waits_for_its_time() {
         let refresher = Refresher::default();
         let begun = MonotonicTime::now();
         let not_before = begun.after(Duration::from_millis(50));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_between_questions_double_up_to_a_bound() {
+    fn pauses_between_queries_double_up_to_a_bound() {
         let mut pause = Duration::ZERO;
         for millis in [50, 100, 200, 400, 500, 500] {
             pause = next_pause(pause, false);

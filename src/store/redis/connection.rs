@@ -60,7 +60,7 @@ pub(crate) struct Endpoint {
     is_retired: Arc<AtomicBool>,
     opening: Mutex<Opening>,
     /// Sockets to sentinels that attempts to connect ask for the primary. A switch-over does not close them.
-    questions: Sockets,
+    queries: Sockets,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
@@ -159,7 +159,7 @@ impl Endpoint {
             epoch: Arc::default(),
             is_retired: Arc::default(),
             opening: Mutex::default(),
-            questions: Sockets::default(),
+            queries: Sockets::default(),
             is_in_cluster: false,
             data_check: None,
             on_first_connection: Mutex::default(),
@@ -266,11 +266,11 @@ impl Endpoint {
 
     /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
     /// address is that of the primary. If no sentinel names a primary, that is the last known primary. Registers the
-    /// sockets to sentinels in `questions`.
+    /// sockets to sentinels in `queries`.
     pub(super) fn find_server(
         &self,
         deadline: MonotonicTime,
-        questions: &Sockets,
+        queries: &Sockets,
     ) -> Result<FoundServer<'_>, Error> {
         let Some(sentinels) = &self.sentinels else {
             let info = Cow::Borrowed(&self.info);
@@ -283,7 +283,7 @@ impl Endpoint {
             Some(_) => now.after(deadline.since(now) / 2),
             None => deadline,
         };
-        let (primary, named_by) = match sentinels.find_primary(self, ask_by, questions) {
+        let (primary, named_by) = match sentinels.find_primary(self, ask_by, queries) {
             Ok(named) => {
                 if named.has_changed {
                     self.follow_switch();
@@ -292,7 +292,7 @@ impl Endpoint {
             }
             Err(error) => match sentinels.last_primary() {
                 Some(last) => {
-                    questions.check()?;
+                    queries.check()?;
                     sentinels.report_unavailable(&error);
                     (last, NamedBy::EarlierAnswer(error))
                 }
@@ -489,7 +489,7 @@ impl Endpoint {
         let deadline = MonotonicTime::now().after(time);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
         loop {
-            self.pause(deadline, &self.questions);
+            self.pause(deadline, &self.queries);
             self.check_open()?;
             let doubts = self.doubts();
             let mut closer = None;
@@ -516,15 +516,15 @@ impl Endpoint {
     }
 
     /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`.
-    /// Returns early if they name another primary, or after `questions` were closed.
-    pub(super) fn pause(&self, deadline: MonotonicTime, questions: &Sockets) {
+    /// Returns early if they name another primary, or after `queries` were closed.
+    pub(super) fn pause(&self, deadline: MonotonicTime, queries: &Sockets) {
         let Some(sentinels) = &self.sentinels else {
             return;
         };
         loop {
             let now = MonotonicTime::now();
             let left = sentinels.connect_again_at().min(deadline).since(now);
-            if left.is_zero() || questions.check().is_err() {
+            if left.is_zero() || queries.check().is_err() {
                 return;
             }
             park_timeout(left.min(PAUSE_STEP));
@@ -568,7 +568,7 @@ impl Endpoint {
         is_followed: bool,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let found = self.find_server(deadline, &self.questions)?;
+        let found = self.find_server(deadline, &self.queries)?;
         let made_in = self.begin_connection(&found)?;
         let FoundServer { info, named_by } = found;
         let now = MonotonicTime::now();
@@ -650,7 +650,7 @@ impl Endpoint {
         opening.closed = true;
         opening.sockets.drain(..).for_each(|socket| socket.close());
         drop(opening);
-        self.questions.close();
+        self.queries.close();
     }
 
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
@@ -705,8 +705,8 @@ impl Endpoint {
     }
 
     #[cfg(all(test, not(shuttle)))]
-    pub(super) fn questions_under_way(&self) -> usize {
-        self.questions.count()
+    pub(super) fn queries_under_way(&self) -> usize {
+        self.queries.count()
     }
 
     #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The environment check of one server: its questions, and what the replies mean. The check opens a connection of its
-//! own and sends all questions together, after the login. It loads one script, and changes nothing else on the server.
+//! The environment check of one server: its queries, and what the replies mean. The check opens a connection of its
+//! own and sends all queries together, after the login. It loads one script, and changes nothing else on the server.
 
 use std::time::Duration;
 
@@ -53,13 +53,13 @@ impl EnvironmentCheck {
             timeout,
             setting,
         };
-        let questions = Questions::new(endpoint, attempted);
+        let queries = Queries::new(endpoint, attempted);
         let step = Step::CheckEnvironment;
-        let packed = questions.commands.get_packed_pipeline();
+        let packed = queries.commands.get_packed_pipeline();
         let sent = sender.send(&packed, deadline);
         sent.map_err(|error| attempted.no_reply_error(step, error.into(), &[]))?;
-        let mut replies = Vec::with_capacity(questions.commands.len());
-        for _ in 0..questions.commands.len() {
+        let mut replies = Vec::with_capacity(queries.commands.len());
+        for _ in 0..queries.commands.len() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
                 let tls = endpoint.tls_error(attempted, &receiver);
@@ -72,7 +72,7 @@ impl EnvironmentCheck {
         }
         sender.closer().close();
         let address = url::address(&info);
-        let mut warnings = questions.read(attempted, replies)?;
+        let mut warnings = queries.read(attempted, replies)?;
         if endpoint.is_in_cluster() {
             warnings.retain(|warning| *warning != EnvironmentWarning::ClusterNode);
         }
@@ -82,14 +82,14 @@ impl EnvironmentCheck {
 }
 
 /// The commands of a check.
-struct Questions {
+struct Queries {
     commands: Pipeline,
     authenticates: bool,
-    /// The server is a node of a quorum and has to keep its data, so the last question is about `appendfsync`.
+    /// The server is a node of a quorum and has to keep its data, so the last query is about `appendfsync`.
     keeps_data: bool,
 }
 
-impl Questions {
+impl Queries {
     fn new(endpoint: &Endpoint, attempted: Attempted<'_>) -> Self {
         // RESP2, since all servers send its replies in one form. The check needs no database.
         let settings = attempted.info.redis_settings().clone().set_db(0);
@@ -160,7 +160,7 @@ impl Questions {
     }
 }
 
-/// The replies to the questions. Each may be an error.
+/// The replies to the queries. Each may be an error.
 struct Answers {
     hello: Value,
     info: Value,

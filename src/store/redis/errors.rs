@@ -372,7 +372,7 @@ impl fmt::Display for Step {
             Self::LoadScripts => "the loading of scripts",
             Self::CheckData => "the check for lost data",
             Self::Subscribe => "the subscription to notifications",
-            Self::AskSentinel => "the question for the primary",
+            Self::AskSentinel => "the query for the primary",
             Self::CheckEnvironment => "the check of the environment",
         })
     }

@@ -45,18 +45,18 @@ fn a_node_of_another_cluster_moves_no_slot() {
     let url = format!("{},127.0.0.1:{}", cluster.url(), stranger.port());
     let client = steady(&url).ttl(LONG_TTL).build().unwrap();
     let guard = lock(&client, "k");
-    let questions = || {
+    let queries = || {
         let calls = |command| stranger.calls(command).unwrap();
         calls("cluster|slots") + calls("cluster")
     };
-    let before = questions();
+    let before = queries();
     // After a connection was closed, the client asks another node for the slot map.
     let asked_twice = || {
         for node in cluster.nodes() {
             ask(node, &["CLIENT", "KILL", "TYPE", "normal"]);
         }
         let _ = client.ping();
-        questions() >= before + 2
+        queries() >= before + 2
     };
     assert!(eventually(SOON, asked_twice));
     guard.unlock().unwrap();

@@ -54,7 +54,7 @@ fn connections_in_use(server: &Server, client: &Client) -> usize {
     let holder = format!(":{} ", client.holder_id());
     let of_client = list.as_text().unwrap().lines();
     let of_client = of_client.filter(|line| line.contains(&holder));
-    // The last commands of a new connection, and the question for the slot map.
+    // The last commands of a new connection, and the query for the slot map.
     let is_unused = |line: &&str| {
         let mut commands = [" cmd=client", " cmd=script", " cmd=cluster"].into_iter();
         !line.contains(" name=leasehold-notifications:") && commands.any(|it| line.contains(it))

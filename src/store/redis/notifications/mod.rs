@@ -90,7 +90,7 @@ pub(crate) struct NotificationConnection {
     /// holds the mutex of `state`, and only a close of its socket ends the write.
     sockets: Mutex<ServerSockets>,
     /// The sockets to sentinels.
-    questions: Sockets,
+    queries: Sockets,
 }
 
 #[derive(Default)]
@@ -248,7 +248,7 @@ impl NotificationConnection {
             changed: Condvar::new(),
             is_ping_wanted: AtomicBool::new(false),
             sockets: Mutex::default(),
-            questions: Sockets::default(),
+            queries: Sockets::default(),
         }
     }
 
@@ -375,7 +375,7 @@ impl NotificationConnection {
 
     /// Ends the thread and closes its sockets, so that only an attempt to connect can delay its end.
     pub(crate) fn stop(&self) {
-        self.questions.close();
+        self.queries.close();
         let mut sockets = self.sockets.lock();
         sockets.stopped = true;
         sockets
@@ -496,7 +496,7 @@ impl NotificationConnection {
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,
-                &self.questions,
+                &self.queries,
                 |socket, made_in| self.register_socket(socket, made_in),
             );
             match opened {

@@ -29,7 +29,7 @@ pub(super) struct Subscription {
 impl Subscription {
     /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`, not counting the
     /// time of the credentials callback. `any_key` is a key that this client may read. Registers the sockets to
-    /// sentinels in `questions`. Calls `connected` with a handle, by which another thread can close the socket.
+    /// sentinels in `queries`. Calls `connected` with a handle, by which another thread can close the socket.
     ///
     /// After `Unavailable` or `Timeout`, the caller may try again soon. Any other error means that the server does not
     /// offer notifications to this client.
@@ -38,12 +38,12 @@ impl Subscription {
         channel: &str,
         any_key: &str,
         timeout: Duration,
-        questions: &Sockets,
+        queries: &Sockets,
         connected: impl FnOnce(Closer, &MadeIn) -> Result<(), Error>,
     ) -> Result<(Self, Sender, MadeIn), Error> {
-        endpoint.pause(MonotonicTime::now().after(timeout), questions);
+        endpoint.pause(MonotonicTime::now().after(timeout), queries);
         let deadline = MonotonicTime::now().after(timeout);
-        let found = endpoint.find_server(deadline, questions);
+        let found = endpoint.find_server(deadline, queries);
         let opened = found.and_then(|found| {
             let made_in = endpoint.begin_connection(&found)?;
             let FoundServer { info, named_by } = found;

@@ -29,10 +29,8 @@ fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Err
 }
 
 fn open(endpoint: &Endpoint, timeout: Duration) -> Result<(Subscription, Sender, MadeIn), Error> {
-    let questions = Sockets::default();
-    Subscription::open(endpoint, "channel", "key", timeout, &questions, |_, _| {
-        Ok(())
-    })
+    let queries = Sockets::default();
+    Subscription::open(endpoint, "channel", "key", timeout, &queries, |_, _| Ok(()))
 }
 
 fn notifications(endpoint: Endpoint) -> Arc<NotificationConnection> {

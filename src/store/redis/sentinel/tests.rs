@@ -43,7 +43,7 @@ struct Fake {
     script: Arc<Mutex<Script>>,
     /// The connections that have subscribed.
     subscribed: Arc<Mutex<Vec<TcpStream>>>,
-    questions: Arc<AtomicUsize>,
+    queries: Arc<AtomicUsize>,
 }
 
 impl Fake {
@@ -60,15 +60,15 @@ impl Fake {
                 before_answer: None,
             })),
             subscribed: Arc::default(),
-            questions: Arc::default(),
+            queries: Arc::default(),
         };
         let (script, subscribed) = (Arc::clone(&fake.script), Arc::clone(&fake.subscribed));
-        let questions = Arc::clone(&fake.questions);
+        let queries = Arc::clone(&fake.queries);
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (script, subscribed) = (Arc::clone(&script), Arc::clone(&subscribed));
-                let questions = Arc::clone(&questions);
-                thread::spawn(move || serve(&stream, &script, &subscribed, &questions));
+                let queries = Arc::clone(&queries);
+                thread::spawn(move || serve(&stream, &script, &subscribed, &queries));
             }
         });
         fake
@@ -89,10 +89,10 @@ fn serve(
     mut stream: &TcpStream,
     script: &Mutex<Script>,
     subscribed: &Mutex<Vec<TcpStream>>,
-    questions: &AtomicUsize,
+    queries: &AtomicUsize,
 ) {
     let mut lines = BufReader::new(stream);
-    // A sentinel carries out the commands of a question together.
+    // A sentinel carries out the commands of a query together.
     let mut epoch_of_answer = 0;
     while let Some(words) = read_command(&mut lines) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -115,7 +115,7 @@ fn serve(
             }
             ["SENTINEL", ..] if script.primary == 0 => continue,
             ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "g"] => {
-                questions.fetch_add(1, Ordering::SeqCst);
+                queries.fetch_add(1, Ordering::SeqCst);
                 script.before_answer.iter().for_each(|run| run());
                 epoch_of_answer = script.epoch;
                 let port = script.primary.to_string();
@@ -385,18 +385,18 @@ fn pauses_between_attempts_double_up_to_a_bound() {
 }
 
 #[test]
-fn closing_an_endpoint_ends_its_questions() {
+fn closing_an_endpoint_ends_its_queries() {
     let silent = Fake::start(0, 0, vec![]);
     let endpoint = endpoint(&[&silent], 3 * LONG);
     thread::scope(|scope| {
         let attempt = scope.spawn(|| endpoint.open().err().unwrap());
-        assert_eventually("a question", || endpoint.questions_under_way() == 1);
+        assert_eventually("a query", || endpoint.queries_under_way() == 1);
         let closed_at = MonotonicTime::now();
         endpoint.close();
         assert_eq!(attempt.join().unwrap().kind(), ErrorKind::Unavailable);
         assert!(MonotonicTime::now().since(closed_at) < LONG);
     });
-    assert_eq!(endpoint.questions_under_way(), 0);
+    assert_eq!(endpoint.queries_under_way(), 0);
 }
 
 #[test]
@@ -478,14 +478,14 @@ fn watching(endpoint: &Arc<Endpoint>, timeout: Duration, work: impl FnOnce()) {
 
 /// The watcher asks the second sentinel, which never replies.
 #[test]
-fn the_end_of_the_watcher_ends_its_questions() {
+fn the_end_of_the_watcher_ends_its_queries() {
     let (first, silent) = (Fake::start(7000, 1, vec![]), Fake::start(0, 0, vec![]));
     let endpoint = endpoint(&[&first, &silent], LONG);
     let mut watcher = SentinelWatcher::new(endpoint, LONG);
     watcher.other_timeout = 3 * LONG;
     let (watcher, threads) = (Arc::new(watcher), ThreadGroup::new());
     watcher.start(&threads).unwrap();
-    assert_eventually("a question", || watcher.sockets.count() == 2);
+    assert_eventually("a query", || watcher.sockets.count() == 2);
     watcher.stop();
     assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
 }
@@ -495,8 +495,8 @@ fn a_fail_over_message_makes_connections_suspect() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     watching(&endpoint, LONG, || {
-        let questions = || fake.questions.load(Ordering::SeqCst);
-        assert_eventually("a question", || questions() == 1);
+        let queries = || fake.queries.load(Ordering::SeqCst);
+        assert_eventually("a query", || queries() == 1);
         let named = || named(&endpoint);
         assert_eventually("an answer", || named() == Some(7000));
         let made = endpoint.epoch().now();
@@ -505,7 +505,7 @@ fn a_fail_over_message_makes_connections_suspect() {
         fake.publish("g 127.0.0.1 7000 127.0.0.1 7000");
         // A late message about an earlier fail-over.
         fake.publish("g 127.0.0.1 6999 127.0.0.1 7009");
-        // The answer to the question behind a message comes after all of them.
+        // The answer to the query behind a message comes after all of them.
         let mut script = fake.script.lock();
         (script.primary, script.epoch) = (7001, 2);
         drop(script);
@@ -525,8 +525,8 @@ fn a_fail_over_without_a_message_is_noticed() {
     let fake = Fake::start(7000, 1, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     watching(&endpoint, LONG, || {
-        let questions = || fake.questions.load(Ordering::SeqCst);
-        assert_eventually("a question", || questions() == 1);
+        let queries = || fake.queries.load(Ordering::SeqCst);
+        assert_eventually("a query", || queries() == 1);
         let named = || named(&endpoint);
         assert_eventually("an answer", || named() == Some(7000));
         let made = endpoint.epoch().now();
@@ -628,7 +628,7 @@ fn no_connection_to_a_replaced_primary_is_begun() {
     assert!(endpoint.begin_connection(&again).is_ok());
 }
 
-/// A question was under way during the fail-over, or the sentinel that answers it has not heard of the fail-over.
+/// A query was under way during the fail-over, or the sentinel that answers it has not heard of the fail-over.
 #[test]
 fn an_answer_older_than_a_message_is_outdated() {
     let fake = Fake::start(7000, 1, vec![]);
@@ -672,8 +672,8 @@ fn notifications_leave_a_sentinel_with_a_wrong_primary() {
     let sentinels = endpoint.sentinels().unwrap();
     let before = sentinels.connect_again_at();
     while_notifications_connect(&endpoint, || {
-        assert_eventually("a question to the other", || {
-            right.questions.load(Ordering::SeqCst) > 0
+        assert_eventually("a query to the other", || {
+            right.queries.load(Ordering::SeqCst) > 0
         });
         assert!(sentinels.connect_again_at() > before);
     });

@@ -57,11 +57,11 @@ fn an_old_primary_grants_nothing_after_a_switch() {
     for mutex in locks() {
         drop(mutex.lock().unwrap());
     }
-    let questions = || group.fake.questions.load(Ordering::SeqCst);
-    let asked = questions();
+    let queries = || group.fake.queries.load(Ordering::SeqCst);
+    let asked = queries();
     group.switch();
     // The client asks again after it has handled the message.
-    assert!(eventually(LONG, || questions() > asked));
+    assert!(eventually(LONG, || queries() > asked));
     let before = group.calls(0);
     let guards: Vec<_> = locks().map(|mutex| mutex.lock().unwrap()).collect();
     assert_eq!(group.calls(0), before);
