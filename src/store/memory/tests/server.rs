@@ -1,7 +1,7 @@
 //! Sends the same commands to a real Redis and to a keyspace in memory, and compares replies, values and notifications.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -94,6 +94,8 @@ struct Found {
     node: Option<(Option<u64>, Option<Mark>)>,
     /// The µs of the token of a hold.
     held: Option<u64>,
+    /// Exact times before and after the command; `before` and `after` are whole milliseconds.
+    command: [MonotonicTime; 2],
     before: MonotonicTime,
     after: MonotonicTime,
 }
@@ -113,10 +115,10 @@ impl Looked {
             panic!("{results:?}");
         };
         let left: i64 = redis::from_redis_value_ref(left).unwrap();
-        let left = u64::try_from(left).ok().map(Duration::from_millis);
+        let left = u64::try_from(left).ok();
         Self {
             value: redis::from_redis_value_ref(value).unwrap(),
-            end: left.map(|left| at.after(left)),
+            end: left.map(|left| end_of(at, left)),
             queue: redis::from_redis_value_ref(queue).unwrap(),
         }
     }
@@ -284,21 +286,25 @@ impl Redis {
         // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
         // memory store has to agree with Redis in one of these cases.
         let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
-        // With a quarantine, more than one time may end at the command.
-        let asked_at = [first, last, found.before, found.after];
-        let mut how = String::new();
-        for choice in 0..32 {
-            let mut next = twin.clone();
-            let looked_at = [2, 3, 4].map(|n| if choice >> n & 1 == 0 { first } else { last });
-            match next.follow(&found, &by, command, asked_at[choice % 4], looked_at) {
-                Ok(()) => {
-                    *twin = next;
-                    return Some(Ok(()));
+        // With a quarantine, more than one time may end at the command. A quarantine ends at a microsecond.
+        let [begun, ended] = found.command;
+        let asked_at = [first, last, found.before, found.after, begun, ended];
+        let mut differences = BTreeSet::new();
+        for asked_at in asked_at {
+            for choice in 0..8 {
+                let mut next = twin.clone();
+                let looked_at = [0, 1, 2].map(|n| if choice >> n & 1 == 0 { first } else { last });
+                match next.follow(&found, &by, command, asked_at, looked_at) {
+                    Ok(()) => {
+                        *twin = next;
+                        return Some(Ok(()));
+                    }
+                    Err(difference) => _ = differences.insert(difference),
                 }
-                Err(difference) => how = difference,
             }
         }
-        Some(Err(how))
+        let differences: Vec<String> = differences.into_iter().collect();
+        Some(Err(differences.join("; or ")))
     }
 
     /// Runs the command and reads the keys in one transaction. Returns `None` if the transaction took too long.
@@ -362,6 +368,8 @@ impl Redis {
         let [begun, reply, looked @ .., ended] = &results[..] else {
             panic!("{results:?}");
         };
+        let command =
+            [begun, ended].map(|time| exact_time_of(redis::from_redis_value_ref(time).unwrap()));
         let time = |value| time_of(redis::from_redis_value_ref(value).unwrap());
         let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
         let before = tried.map_or(before, |(begun, _)| begun);
@@ -382,10 +390,7 @@ impl Redis {
         };
         let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
         let ms = u64::try_from(left).ok();
-        let value = (
-            left != -2,
-            ms.map(|ms| before.after(Duration::from_millis(ms))),
-        );
+        let value = (left != -2, ms.map(|ms| end_of(before, ms)));
         let text =
             |n: usize| -> Option<String> { redis::from_redis_value_ref(looked.get(n)?).unwrap() };
         let node = (subject == Subject::Votes).then(|| {
@@ -407,6 +412,7 @@ impl Redis {
             value,
             node,
             held,
+            command,
             before,
             after,
         })
@@ -821,6 +827,18 @@ fn copy_in_memory(copy: &NodeCopy) -> NodeCopy {
     copy
 }
 
+/// The last time of a key that has `left` ms at the whole millisecond `at`: Redis keeps a key through its last
+/// millisecond.
+fn end_of(at: MonotonicTime, left: u64) -> MonotonicTime {
+    let through = Duration::from_millis(1) - Duration::from_nanos(1);
+    at.after(Duration::from_millis(left) + through)
+}
+
+fn exact_time_of((secs, micros): (u64, u64)) -> MonotonicTime {
+    MonotonicTime::at_tick(secs * 1000).after(Duration::from_micros(micros))
+}
+
+/// The time in whole milliseconds, as Redis uses it for the ends of keys.
 fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000 + micros / 1000)
 }
