@@ -720,6 +720,14 @@ impl Soak {
         format!("{}\n", plain(table, 1))
     }
 
+    /// Fails if a soak without violations shows nothing, since its locks or its values were not used.
+    fn check_use(&self) -> anyhow::Result<()> {
+        ensure!(self.grants > 0, "no lock was granted");
+        ensure!(self.calls(Outcome::Written) > 0, "no value was written");
+        ensure!(self.calls(Outcome::Read) > 0, "no value was read");
+        Ok(())
+    }
+
     fn outcome(&self, seed: u64, first: u64, stop: &Stop) -> anyhow::Result<()> {
         for violation in &self.violations {
             println!("violation: {violation}");
@@ -727,12 +735,7 @@ impl Soak {
         match self.violations.len() {
             0 if stop.requested() => Err(Stopped.into()),
             0 => {
-                ensure!(self.grants > 0, "no lock was granted");
-                let (written, read) = (self.calls(Outcome::Written), self.calls(Outcome::Read));
-                ensure!(
-                    written > 0 && read > 0,
-                    "no value was written, or none was read"
-                );
+                self.check_use()?;
                 println!("All of it holds.");
                 Ok(())
             }
@@ -987,6 +990,19 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn a_soak_that_used_no_locks_or_values_fails() {
+        let mut soak = Soak::default();
+        let failure = |soak: &Soak| soak.check_use().unwrap_err().to_string();
+        assert_eq!(failure(&soak), "no lock was granted");
+        soak.grants = 1;
+        assert_eq!(failure(&soak), "no value was written");
+        soak.calls.insert(Outcome::Written, 1);
+        assert_eq!(failure(&soak), "no value was read");
+        soak.calls.insert(Outcome::Read, 1);
+        soak.check_use().unwrap();
+    }
 
     #[test]
     fn at_most_two_nodes_are_faulty() {
