@@ -2,9 +2,10 @@
 //! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
 //! says why that is safe; `quorum-model/` checks it.
 //!
-//! Each node has a thread for its I/O, so that a node without replies delays no request. The store, and not the nodes'
-//! pipelines, releases a lease that no majority has granted. (A pipeline that undid a late grant by itself could undo
-//! it after a renewal had counted that node.)
+//! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. A
+//! thread for each node reads the others, and serves the other nodes, so that a node without replies delays no request.
+//! The store, and not the nodes' pipelines, releases a lease that no majority has granted. (A pipeline that undid a
+//! late grant by itself could undo it after a renewal had counted that node.)
 
 mod clocks;
 mod count;
@@ -46,6 +47,7 @@ use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
 use crate::store::quorum::values::Change;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
+use crate::store::redis::pipeline::SentRequest;
 use crate::store::value::micros_of;
 use crate::store::{
     Adoption, Completion, GrantMessage, KeyState, Listener, MaintenanceHook, MemoryNode,
@@ -61,6 +63,8 @@ const MAX_NODES: usize = 9;
 /// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a
 /// grant needs fewer write-backs, and the lock has its key on all nodes.
 const GRACE: Duration = Duration::from_millis(5);
+/// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
+const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a flush waits for a silent node if the other nodes are a majority.
@@ -416,19 +420,33 @@ impl QuorumStore {
         let length = batches.first().map_or(1, |(_, batch)| batch.len());
         let (submitted, completions) = Submitted::new(nodes.len() * length);
         let mut completions = completions.into_iter();
-        for (node, batch) in batches {
-            let batch = batch.into_iter().zip(completions.by_ref());
-            self.members[node].node.submit(batch.collect());
-        }
         let awaited: Vec<bool> = nodes
             .iter()
             .map(|node| !self.members[*node].is_silent())
             .collect();
+        let mut sent_requests = Vec::new();
+        for ((node, batch), is_awaited) in batches.into_iter().zip(&awaited) {
+            let node = &self.members[node].node;
+            let may_send =
+                *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
+            let mut batch = batch.into_iter().zip(completions.by_ref());
+            if may_send && let Some((command, completion)) = batch.next() {
+                sent_requests.extend(node.send(command, completion));
+            } else {
+                node.submit(batch.collect());
+            }
+        }
         // The caller waits by the machine's clock.
         let now = MonotonicTime::now();
         let deadline = now.after(deadline.since(self.clock.now()));
-        if submitted.wait(deadline, &is_decided) {
-            let soon = MonotonicTime::now().after(GRACE).min(deadline);
+        let decided_at = read_replies(sent_requests, deadline, || submitted.wait(now, &is_decided));
+        let decided_at = decided_at.or_else(|| {
+            submitted
+                .wait(deadline, &is_decided)
+                .then(MonotonicTime::now)
+        });
+        if let Some(decided_at) = decided_at {
+            let soon = decided_at.after(GRACE).min(deadline);
             let _ = submitted.wait(soon, |outcomes| {
                 let mut of_nodes = outcomes.chunks(length).zip(&awaited);
                 of_nodes
@@ -1024,6 +1042,47 @@ impl QuorumStore {
             calls.into_iter().map(result).collect()
         })
     }
+}
+
+/// Reads the replies to these requests as they come, for [`CALLER_READS_FOR`] and until `deadline` at most. Leaves the
+/// rest to the nodes' threads. Returns about when a majority decided, or `None` if none has.
+fn read_replies(
+    mut requests: Vec<SentRequest<'_>>,
+    deadline: MonotonicTime,
+    is_decided: impl Fn() -> bool,
+) -> Option<MonotonicTime> {
+    let mut checked_at = MonotonicTime::now();
+    let until = checked_at.after(CALLER_READS_FOR).min(deadline);
+    let mut decided_at = None;
+    while !requests.is_empty() {
+        let ready = SentRequest::wait_for_any(&requests, until);
+        let has_received = !ready.is_empty();
+        for position in ready.into_iter().rev() {
+            if requests[position].receive() {
+                requests.swap_remove(position);
+            }
+        }
+        let now = MonotonicTime::now();
+        if decided_at.is_none() && is_decided() {
+            // If no socket was ready, another thread has read the deciding reply, at some time since the last check.
+            // The earlier time is taken, so that the caller does not wait twice for slower nodes.
+            decided_at = Some(if has_received { now } else { checked_at });
+        }
+        if now >= until {
+            break;
+        }
+        checked_at = now;
+    }
+    decided_at
+}
+
+/// Whether the command or its reply has a fenced value. Such a value may be long, and a sender serves one node after
+/// the other, so the nodes' threads transfer it.
+fn has_fenced_value(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::ReadCopy { .. } | Command::WriteCopy { .. }
+    )
 }
 
 /// Whether only a node that votes carries the command out.

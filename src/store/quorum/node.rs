@@ -1,7 +1,8 @@
 //! The store of one node of a quorum: a server, or a server in memory.
 
 use crate::store::command::Command;
-use crate::store::completion::Outcome;
+use crate::store::completion::{Completion, Outcome};
+use crate::store::redis::pipeline::SentRequest;
 use crate::store::{MemoryNode, Node, Notifications, Store};
 use crate::util::clock::MonotonicTime;
 
@@ -16,6 +17,13 @@ pub(super) trait QuorumNode: Store + Notifications {
 
     /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
     fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
+
+    /// Writes a request on this thread if it can, and returns it: the caller then reads the reply, so a quick reply
+    /// wakes no other thread. Otherwise submits it, and returns `None`.
+    fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        self.submit(vec![(command, completion)]);
+        None
+    }
 
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
@@ -37,6 +45,10 @@ impl QuorumNode for Node {
         if let Some(clock) = self.clock() {
             clock.note(micros, sent, seen);
         }
+    }
+
+    fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        Self::send(self, command, completion)
     }
 
     fn queue_undo(&self, release: Command) {

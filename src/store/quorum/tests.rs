@@ -283,6 +283,85 @@ fn another_lease_is_contended() {
     assert!(assert_granted(next.unwrap()) > token);
 }
 
+/// Locks and unlocks with a client whose threads have stopped. Returns which nodes had the key, or `None` if a reply
+/// came late, as on a busy machine.
+#[cfg(unix)]
+fn lock_without_threads(
+    servers: &[Server; 3],
+    prepare: impl FnOnce(&QuorumStore),
+) -> Option<[bool; 3]> {
+    let client = patient(servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(servers, &key, lease, token);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    client.store.stop_threads();
+    prepare(&client.store);
+    let in_a_second = || MonotonicTime::now().after(LONG / 20);
+    let (lease, outcome) = client.acquire_by(&key, in_a_second());
+    let held = servers
+        .each_ref()
+        .map(|server| is_held(server, &key, lease));
+    let released = client
+        .store
+        .execute_one(release(&key, lease), in_a_second());
+    for server in servers {
+        ask(server, &["DEL", key.in_redis()]);
+    }
+    let is_granted = outcome.is_ok_and(|reply| is_granted(&reply));
+    (is_granted && matches!(released, Ok(Reply::Done))).then_some(held)
+}
+
+#[test]
+#[cfg(unix)]
+fn callers_need_no_other_thread_while_nodes_reply_soon() {
+    let servers = servers();
+    let lock = || lock_without_threads(&servers, |_| {});
+    assert!(eventually(LONG, || lock() == Some([true; 3])));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_silent_node_is_left_to_its_thread() {
+    let servers = servers();
+    let lock = || {
+        lock_without_threads(&servers, |store| {
+            *store.members[1].silent_until.lock() = Some(soon());
+        })
+    };
+    let mut held = None;
+    assert!(eventually(LONG, || {
+        held = lock();
+        held.is_some()
+    }));
+    assert_eq!(held, Some([true, false, true]));
+}
+
+/// Its replies come 7.5 ms late, since the proxy delays each way: after the time for which a caller waits, but not
+/// after twice that time.
+#[test]
+fn a_slightly_slower_node_becomes_silent() {
+    let servers = servers::<3>();
+    let proxy = Proxy::start(servers[2].port()).unwrap();
+    let mut urls = urls(&servers);
+    urls[2] = proxy.url();
+    let config = config(LONG);
+    let client = client(&urls, &config, config.max_ttl);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+    let slow = &client.store.members[2];
+    assert!(eventually(LONG, || !slow.is_silent()));
+    proxy.delay(GRACE * 3 / 4);
+    assert!(eventually(LONG, || {
+        let (lease, _) = client.lock(&key);
+        let is_silent = slow.is_silent();
+        assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
+        is_silent
+    }));
+}
+
 /// A minority is stopped. Its requests are written to the sockets, and no one waits for them.
 #[test]
 fn a_stopped_minority_delays_nobody() {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 #[cfg(feature = "tls")]
 use redis::ConnectionAddr;
 use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
+use socket2::Socket;
 
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
@@ -798,6 +799,10 @@ impl Connection {
     /// The server's address, for errors.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    pub(crate) fn socket(&self) -> Arc<Socket> {
+        self.receiver.socket()
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {

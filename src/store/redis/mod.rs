@@ -42,7 +42,7 @@ use crate::store::redis::data_check::{DataCheck, NodeClock};
 use crate::store::redis::environment::EnvironmentCheck;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
-use crate::store::redis::pipeline::{Pipeline, Readiness, ReleaseRouter, Shared};
+use crate::store::redis::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::redis::sentinel::SentinelWatcher;
 use crate::store::{
@@ -257,6 +257,12 @@ impl Node {
         let for_callers = (best == Readiness::Unconnected && renewals <= FEW_RENEWALS)
             .then(|| (0..first).find(|pipeline| readiness(*pipeline) == Readiness::Idle));
         for_callers.flatten().unwrap_or(soonest)
+    }
+
+    /// If the connection of its pipeline is free, writes a request on this thread, and returns it: the caller then
+    /// reads the reply. Otherwise submits it, and returns `None`.
+    pub(crate) fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        self.pipeline_of_one(&command).send(command, completion)
     }
 
     /// The requests of each pipeline.

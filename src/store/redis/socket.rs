@@ -284,6 +284,10 @@ impl Receiver {
         self.replies.unparsed()
     }
 
+    pub(crate) fn socket(&self) -> Arc<Socket> {
+        Arc::clone(&self.socket)
+    }
+
     /// Whether a part of a reply was read.
     pub(crate) fn has_partial_reply(&self) -> bool {
         self.replies.has_partial_reply()
@@ -356,6 +360,34 @@ impl Receiver {
             }
         }
     }
+}
+
+/// Waits until some of the sockets are readable or closed, until `until` at most. Returns their positions: none at
+/// `until`, or earlier if `poll` fails, as after a signal.
+#[cfg(unix)]
+pub(crate) fn wait_for_any<'a>(
+    sockets: impl Iterator<Item = &'a Arc<Socket>>,
+    until: MonotonicTime,
+) -> Vec<usize> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let polled = sockets.map(|socket| PollFd::new(socket, PollFlags::IN));
+    let mut polled: Vec<PollFd<'_>> = polled.collect();
+    let left = until.since(MonotonicTime::now());
+    let timeout = Timespec::try_from(left).unwrap_or_default();
+    if poll(&mut polled, Some(&timeout)).is_err() {
+        return Vec::new();
+    }
+    let is_ready = |position: &usize| !polled[*position].revents().is_empty();
+    (0..polled.len()).filter(is_ready).collect()
+}
+
+/// Never called: where there is no `poll`, no caller sends.
+#[cfg(not(unix))]
+pub(crate) fn wait_for_any<'a>(
+    _: impl Iterator<Item = &'a Arc<Socket>>,
+    _: MonotonicTime,
+) -> Vec<usize> {
+    unreachable!("no request was sent")
 }
 
 /// Closes a socket for reading and writing, from any thread. Does not keep the socket open.

@@ -472,6 +472,42 @@ fn releases_of_callers_that_left_stay_queued() {
     }
 }
 
+#[test]
+#[cfg(unix)]
+fn dropping_a_sent_request_requests_maintenance() {
+    let server = Server::start().unwrap();
+    let urgent: Arc<AtomicUsize> = Arc::default();
+    let counter = Arc::clone(&urgent);
+    let count = move |urgency| {
+        counter.fetch_add(usize::from(urgency == Urgency::Now), Ordering::SeqCst);
+    };
+    let node = node_with(&server.url(), Box::new(count));
+    let key = Key::new("p:", "a", 100).unwrap();
+    let command = Command::Inspect { key };
+    let deadline = MonotonicTime::now().after(LONG);
+    node.execute_one(command.clone(), deadline).unwrap();
+    let send = || {
+        let (submitted, mut completions) = Submitted::new(1);
+        let sent = node.send(command.clone(), completions.remove(0));
+        (sent.unwrap(), submitted)
+    };
+    let (mut read, submitted) = send();
+    let positions = SentRequest::wait_for_any(std::slice::from_ref(&read), deadline);
+    assert_eq!(positions, [0]);
+    assert!(read.receive());
+    drop(read);
+    assert!(submitted.outcomes()[0].is_some());
+    assert_eq!(urgent.load(Ordering::SeqCst), 0);
+    server.stop();
+    let (missing, _submitted) = send();
+    let soon = MonotonicTime::now().after(Duration::from_millis(5));
+    let positions = SentRequest::wait_for_any(std::slice::from_ref(&missing), soon);
+    assert!(positions.is_empty());
+    assert_eq!(urgent.load(Ordering::SeqCst), 0);
+    drop(missing);
+    assert_eq!(urgent.load(Ordering::SeqCst), 1);
+}
+
 /// Callers submit requests and leave, and no maintenance of the node runs.
 #[test]
 fn abandoned_requests_do_not_pile_up() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
+use socket2::Socket;
 
 use crate::config::Replicas;
 use crate::error::{Error, ErrorKind};
@@ -35,6 +36,11 @@ const LONGEST_SPARE: usize = 256;
 
 /// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
 const GRACE: Duration = Duration::from_millis(10);
+
+pub(crate) use crate::store::redis::socket::wait_for_any;
+
+/// The socket of a connection, to wait for its bytes.
+pub(crate) type SharedSocket = Arc<Socket>;
 
 /// Makes the connections of pipelines.
 pub(crate) type SharedConnector = Arc<Connector>;
@@ -148,8 +154,8 @@ pub(crate) enum CommandOutcome {
 pub(crate) struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<InFlightBatch>,
-    /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, and by a
-    /// write that has not ended.
+    /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, by a
+    /// write that has not ended, and by a sender that leaves before it reads.
     pub(super) reply_by: Option<MonotonicTime>,
     /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
     behind: usize,
@@ -228,6 +234,28 @@ impl PipelinedConnection {
     /// requests.
     pub(crate) fn is_half_read(&self) -> bool {
         self.reply_by.is_some()
+    }
+
+    pub(crate) fn socket(&self) -> SharedSocket {
+        self.connection.socket()
+    }
+
+    pub(crate) fn has_socket(&self, socket: &SharedSocket) -> bool {
+        Arc::ptr_eq(&self.socket(), socket)
+    }
+
+    /// Notes that a leader leaves before it reads the replies, which are due at `due`.
+    pub(crate) fn leave_unread(&mut self, due: MonotonicTime) {
+        self.reply_by.get_or_insert(due);
+    }
+
+    /// Notes that a reader leaves. If the missing replies have no completion, they are read with those of the next
+    /// batch, as after a release. (A request whose caller has left has a completion: its late grant needs an undo.)
+    pub(crate) fn leave_unawaited(&mut self) {
+        let has_completion = |request: &PendingRequest| request.completion.is_some();
+        if !self.is_half_written() && !self.requests().any(has_completion) {
+            (self.reply_by, self.behind) = (None, 0);
+        }
     }
 
     /// Whether a leader has left in the middle of a write. Its successor first writes the rest, and only then other

@@ -7,6 +7,11 @@
 //! requests. All requests of one key, except its renewals, go through one pipeline, so Redis executes them in the order
 //! in which they were queued.
 //!
+//! A request to several nodes is submitted to the pipeline of each, so that its caller can wait for all nodes together.
+//! The background leads for submitted requests. If the connection is free, the caller may be the *sender*: it writes
+//! the request to each node ([`Pipeline::send`]), and then reads the replies as they come ([`SentRequest`]). It leads
+//! only while it writes or reads.
+//!
 //! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. The leader does all
 //! I/O, and never under the mutex of the state.
 
@@ -33,7 +38,7 @@ use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::{
-    CommandOutcome, PipelinedConnection, SharedConnector,
+    CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
 };
 use crate::store::redis::pipeline::request::{Next, PendingRequest, Release, Route};
 use crate::store::redis::pipeline::state::PipelineState;
@@ -56,6 +61,17 @@ pub(super) const MOST_RELEASES_ON_QUORUM: usize = 65_536;
 /// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
 /// the drop of a guard never blocks, even if the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
+
+/// How long after a sender has last led the background leaves missing replies to it. A sender stops much earlier (see
+/// `store/quorum`), unless the system does not run its thread. (In tests, longer than any pause of a busy machine.)
+const SENDER_TIMEOUT: Duration = if cfg!(all(test, not(shuttle))) {
+    Duration::from_secs(2)
+} else {
+    Duration::from_millis(20)
+};
+/// With a shorter command time-out, there are no senders: a reader waits for replies that are due within 10 ms, and a
+/// sender must not wait for one node.
+const SHORTEST_TIMEOUT_OF_SENDERS: Duration = Duration::from_millis(20);
 
 /// The parts that the pipelines of one client share.
 pub(crate) struct Shared {
@@ -250,6 +266,28 @@ impl Pipeline {
     /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.
     /// After [`end`](Self::end), the outcomes are `Shutdown`.
     pub(crate) fn submit(&self, requests: Vec<(Command, Completion)>) {
+        self.queue_submitted(requests, false);
+    }
+
+    /// If the connection is free, writes a request, and returns it: the caller then reads the reply. Otherwise queues
+    /// it, as [`submit`](Self::submit) does, and returns `None`.
+    pub(crate) fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        let mut leadership = self.queue_submitted(vec![(command, completion)], true)?;
+        let socket = leadership.write_without_reading()?;
+        Some(SentRequest {
+            pipeline: self,
+            socket,
+            is_done: false,
+        })
+    }
+
+    /// Queues requests. If `may_send` and the connection is free, makes this thread the leader. Otherwise the leader or
+    /// the background writes the requests.
+    fn queue_submitted(
+        &self,
+        requests: Vec<(Command, Completion)>,
+        may_send: bool,
+    ) -> Option<Leadership<'_>> {
         let requests = requests
             .into_iter()
             .map(|(command, completion)| self.new_request(command, Some(completion)));
@@ -262,16 +300,45 @@ impl Pipeline {
                 requests
                     .into_iter()
                     .for_each(|request| drop(request.on_not_sent(&ended)));
-                return;
+                return None;
             }
             state.drop_unwanted_if_long();
             state.enqueue(requests);
-            // If a thread leads, it requests maintenance itself when it ends.
-            (!state.is_led).then(|| urgency_of(&state))
+            if state.is_led {
+                // The leader requests maintenance itself when it ends.
+                return None;
+            }
+            if may_send && self.can_send(&state) {
+                return self.try_lead(&mut state);
+            }
+            urgency_of(&state)
         };
-        if let Some(urgency) = urgency {
-            (self.shared.request_maintenance)(urgency);
+        (self.shared.request_maintenance)(urgency);
+        None
+    }
+
+    /// Whether a caller can write a request now, and then read the reply itself.
+    fn can_send(&self, state: &PipelineState) -> bool {
+        let connection = state.connection.as_ref();
+        cfg!(unix)
+            && self.shared.command_timeout >= SHORTEST_TIMEOUT_OF_SENDERS
+            && connection.is_some_and(|it| !it.is_stale() && !it.is_half_read())
+            && room_of(connection) > 0
+    }
+
+    /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing, and
+    /// no thread leads, this thread leads. If another thread leads, that leader requests the maintenance that reads
+    /// them.
+    fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
+        let mut state = self.state.lock();
+        let connection = state.connection.as_ref();
+        // Another connection may have another sender.
+        if connection.is_some_and(|connection| !connection.has_socket(socket)) {
+            return None;
         }
+        let is_half_read = connection.is_some_and(PipelinedConnection::is_half_read);
+        state.sender_reads_until = None;
+        is_half_read.then(|| self.try_lead(&mut state)).flatten()
     }
 
     /// Writes a release to the socket, if the pipeline is idle and connected. Otherwise queues it for the leader or the
@@ -366,7 +433,8 @@ impl Pipeline {
         })
     }
 
-    /// Reads missing replies, and writes the releases that are due. Returns true if work is left.
+    /// Reads missing replies, and writes the releases that are due. Does nothing while another thread leads or a sender
+    /// reads. Returns true if work is left.
     pub(crate) fn run_maintenance(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
@@ -374,8 +442,9 @@ impl Pipeline {
                 .connection
                 .as_ref()
                 .is_some_and(|connection| connection.unanswered() > 0);
-            if state.is_led || !(unanswered || state.is_due(MonotonicTime::now())) {
-                return state.is_led || state.has_work();
+            let is_busy = state.is_led || state.is_left_to_sender();
+            if is_busy || !(unanswered || state.is_due(MonotonicTime::now())) {
+                return is_busy || state.has_work();
             }
             self.try_lead(&mut state)
         };
@@ -391,9 +460,11 @@ impl Pipeline {
         let mut state = self.state.lock();
         state.has_ended = true;
         state.report_given_up_releases();
-        if !state.is_led {
-            state.refuse_submitted();
-        }
+        // The drop of a leadership refuses the submitted requests, in the queue and in flight: no thread would write
+        // them, or read their replies. A sender still reads its replies.
+        let leadership = self.try_lead(&mut state);
+        drop(state);
+        drop(leadership);
     }
 
     /// Drops a connection that may have died with another connection, and returns how ready the pipeline is. On a dead
@@ -446,6 +517,48 @@ impl Pipeline {
     }
 }
 
+/// A request that this thread has written, and whose reply it reads. A drop before that leaves the reply to the
+/// background; it locks the pipeline, and may write queued releases. Until then, the background does not read, for
+/// [`SENDER_TIMEOUT`] at most after this thread has last read.
+pub(crate) struct SentRequest<'a> {
+    pipeline: &'a Pipeline,
+    socket: SharedSocket,
+    /// Nothing is left for this thread to read.
+    is_done: bool,
+}
+
+impl SentRequest<'_> {
+    /// Waits until some of these requests have something to receive, until `until` at most. Returns their positions. It
+    /// may also return none of them before `until`.
+    pub(crate) fn wait_for_any(requests: &[Self], until: MonotonicTime) -> Vec<usize> {
+        let sockets = requests.iter().map(|request| &request.socket);
+        connection::wait_for_any(sockets, until)
+    }
+
+    /// Reads what has come. Returns true if no reply that a caller awaits is missing, or another thread reads it.
+    pub(crate) fn receive(&mut self) -> bool {
+        let leadership = self.pipeline.end_sender_time_and_lead(&self.socket);
+        self.is_done = leadership.is_none_or(|mut leadership| {
+            leadership.read_before_write(Some(MonotonicTime::now()));
+            if let Some(connection) = &mut leadership.connection {
+                connection.leave_unawaited();
+            }
+            leadership.sender_reads_on = leadership.is_half_read();
+            !leadership.sender_reads_on
+        });
+        self.is_done
+    }
+}
+
+impl Drop for SentRequest<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // Its drop requests maintenance. If the client has ended, it closes the connection.
+            drop(self.pipeline.end_sender_time_and_lead(&self.socket));
+        }
+    }
+}
+
 /// The right and the duty to do the pipeline's I/O. A drop, even by a panic, appoints the next caller, or writes a
 /// batch of unawaited releases to the socket.
 struct Leadership<'a> {
@@ -455,6 +568,8 @@ struct Leadership<'a> {
     shutdown_deadline: Option<MonotonicTime>,
     /// The thread was panicking before it led. A guard that is dropped during a panic can make its thread the leader.
     was_panicking: bool,
+    /// The thread is a sender, and will lead again to read missing replies.
+    sender_reads_on: bool,
 }
 
 impl<'a> Leadership<'a> {
@@ -464,6 +579,7 @@ impl<'a> Leadership<'a> {
             connection,
             shutdown_deadline: None,
             was_panicking: sync::panicking(),
+            sender_reads_on: false,
         }
     }
 
@@ -513,6 +629,35 @@ impl<'a> Leadership<'a> {
                 return;
             }
         }
+    }
+
+    /// Writes one batch for a sender, and returns the socket. Returns `None` if nothing could be written, after an
+    /// error (the requests get it), or if the socket is full (the background writes the rest).
+    fn write_without_reading(&mut self) -> Option<SharedSocket> {
+        let mut batch = self.next_batch();
+        // A flush ends only after all replies, so it stays queued for the background.
+        let flushes = batch.extract_if(.., |request| request.is_flush());
+        let flushes: Vec<PendingRequest> = flushes.collect();
+        if !flushes.is_empty() {
+            self.pipeline.state.lock().awaited.extend(flushes);
+        }
+        if batch.is_empty() {
+            return None;
+        }
+        let due = self.reply_deadline();
+        if let Err(error) = self.write(batch, Some(MonotonicTime::now()), due) {
+            self.lose_connection(&error);
+            return None;
+        }
+        let connection = self.connection.as_mut()?;
+        connection.leave_unread(due);
+        self.sender_reads_on = !connection.is_half_written();
+        self.sender_reads_on.then(|| connection.socket())
+    }
+
+    fn is_half_read(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(PipelinedConnection::is_half_read)
     }
 
     /// Whether a caller that can lead waits for a request that is not written.
@@ -798,9 +943,10 @@ fn room_of(connection: Option<&PipelinedConnection>) -> usize {
         })
 }
 
-/// How soon the background can write: at once, or after the pause between attempts to connect.
+/// How soon the background has to work: at once, or after the pause between attempts to connect. While a sender reads,
+/// later, since the sender requests maintenance when it stops.
 fn urgency_of(state: &PipelineState) -> Urgency {
-    if state.may_connect(MonotonicTime::now()) {
+    if state.may_connect(MonotonicTime::now()) && !state.is_left_to_sender() {
         Urgency::Now
     } else {
         Urgency::Soon
@@ -814,7 +960,8 @@ fn batch_given_up() -> Error {
 
 impl Drop for Leadership<'_> {
     /// Appoints a caller that waits in the queue. If no such caller waits, writes one batch of unawaited releases to
-    /// the socket, and leaves the rest and the submitted requests to the background.
+    /// the socket, and leaves the rest and the submitted requests to the background. After [`Pipeline::end`], closes
+    /// the connection if submitted requests are in flight that no sender reads.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());
@@ -851,6 +998,17 @@ impl Drop for Leadership<'_> {
                 .connection
                 .as_ref()
                 .is_some_and(PipelinedConnection::is_waited_for);
+            if !self.is_half_read() {
+                state.sender_reads_until = None;
+            } else if self.sender_reads_on {
+                state.sender_reads_until = Some(MonotonicTime::now().after(SENDER_TIMEOUT));
+            }
+            if state.has_ended && is_waited_for && !state.is_left_to_sender() {
+                // The background has ended, so no thread would read these replies.
+                drop(state);
+                self.lose_connection(&Error::new(ErrorKind::Shutdown, ""));
+                continue;
+            }
             state.connection = self.connection.take();
             state.is_led = false;
             if state.has_ended {

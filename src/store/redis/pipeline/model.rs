@@ -114,7 +114,8 @@ impl World {
         (lease, outcome)
     }
 
-    /// Submits an acquire of `key`.
+    /// Submits or sends an acquire of `key`. A sender receives once, and then stops. If `clock_runs`, it may do
+    /// neither, as a thread that the system does not run.
     fn submit(&self, key: &Key) -> (LeaseId, Submitted) {
         let lease = LeaseId::random();
         let (submitted, mut completions) = Submitted::new(1);
@@ -126,7 +127,15 @@ impl World {
             replicas: self.replicas,
         };
         let completion = completions.pop().unwrap();
-        self.pipeline.submit(vec![(command, completion)]);
+        if chance(2) {
+            self.pipeline.submit(vec![(command, completion)]);
+        } else if let Some(mut sent) = self.pipeline.send(command, completion) {
+            if self.clock_runs && chance(2) {
+                std::mem::forget(sent);
+            } else {
+                sent.receive();
+            }
+        }
         (lease, submitted)
     }
 

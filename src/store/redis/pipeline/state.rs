@@ -31,6 +31,8 @@ pub(super) struct PipelineState {
     pub(super) is_led: bool,
     pub(super) connection: Option<PipelinedConnection>,
     pub(super) awaited: AwaitedQueue,
+    /// The background leaves missing replies to a sender, until this time at most.
+    pub(super) sender_reads_until: Option<MonotonicTime>,
     /// The leader's batch while it connects.
     pub(super) unsent: AwaitedQueue,
     /// The leader has no connection, and tries to make one.
@@ -85,6 +87,7 @@ impl PipelineState {
             is_led: false,
             connection: None,
             awaited: AwaitedQueue::default(),
+            sender_reads_until: None,
             unsent: AwaitedQueue::default(),
             is_connecting: false,
             has_ended: false,
@@ -132,6 +135,12 @@ impl PipelineState {
     ) -> impl Iterator<Item = PendingRequest> + use<> {
         let unsent = self.unsent.withdraw(caller);
         unsent.into_iter().chain(self.awaited.withdraw(caller))
+    }
+
+    /// Whether the background leaves missing replies to a sender.
+    pub(super) fn is_left_to_sender(&self) -> bool {
+        let until = self.sender_reads_until;
+        until.is_some_and(|until| MonotonicTime::now() < until)
     }
 
     /// Queues a release that no caller waits for.

@@ -3,6 +3,7 @@
 mod acknowledged;
 mod leaving;
 mod plain;
+mod sent;
 mod stale;
 mod unanswered;
 
@@ -25,7 +26,10 @@ const LONG: Duration = Duration::from_secs(20);
 struct Fixture {
     server: Server,
     pipeline: Pipeline,
+    /// How often the pipeline has requested maintenance.
     hook_calls: Arc<AtomicUsize>,
+    /// How often it has requested maintenance at once.
+    urgent_calls: Arc<AtomicUsize>,
     is_retired: Arc<AtomicBool>,
 }
 
@@ -51,15 +55,17 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
     endpoint.set_retired_flag(Arc::clone(&is_retired));
     let endpoint = Arc::new(endpoint);
     let hook_calls = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&hook_calls);
+    let urgent_calls = Arc::new(AtomicUsize::new(0));
+    let (counter, urgent) = (Arc::clone(&hook_calls), Arc::clone(&urgent_calls));
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         connector: Connector::new(&endpoint, 2),
         endpoint,
         context: ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20),
         connect_timeout: timeout,
         command_timeout: timeout,
-        request_maintenance: Box::new(move |_| {
+        request_maintenance: Box::new(move |urgency| {
             counter.fetch_add(1, Ordering::SeqCst);
+            urgent.fetch_add(usize::from(urgency == Urgency::Now), Ordering::SeqCst);
         }),
         late_releases: None,
         server: ServerId::ONLY,
@@ -69,6 +75,7 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
         server,
         pipeline,
         hook_calls,
+        urgent_calls,
         is_retired,
     }
 }

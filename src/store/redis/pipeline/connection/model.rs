@@ -19,6 +19,16 @@ use crate::util::key::Key;
 use crate::util::sync::model::{chance, choice, panic, pass, step};
 use crate::util::sync::{AtomicBool, Ordering};
 
+/// Models have no sockets.
+pub(crate) type SharedSocket = ();
+
+pub(crate) fn wait_for_any<'a>(
+    _: impl Iterator<Item = &'a SharedSocket>,
+    _: MonotonicTime,
+) -> Vec<usize> {
+    unreachable!("models have no quorum")
+}
+
 /// The double of the connector.
 pub(crate) type SharedConnector = Arc<Server>;
 
@@ -297,6 +307,22 @@ impl PipelinedConnection {
 
     pub(crate) fn is_half_read(&self) -> bool {
         self.reply_by.is_some()
+    }
+
+    pub(crate) fn socket(&self) -> SharedSocket {}
+
+    pub(crate) fn has_socket(&self, _: &SharedSocket) -> bool {
+        true
+    }
+
+    pub(crate) fn leave_unread(&mut self, due: MonotonicTime) {
+        self.reply_by.get_or_insert(due);
+    }
+
+    pub(crate) fn leave_unawaited(&mut self) {
+        if self.requests().all(|request| request.completion.is_none()) {
+            self.reply_by = None;
+        }
     }
 
     pub(crate) fn is_half_written(&self) -> bool {

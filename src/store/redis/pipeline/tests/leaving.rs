@@ -109,7 +109,7 @@ fn a_release_is_written_behind_a_batch_in_flight() {
 }
 
 /// A value that no socket takes while the server does not read.
-fn long_write() -> Command {
+pub(super) fn long_write() -> Command {
     Command::Write {
         key: key("value"),
         token: 1,
