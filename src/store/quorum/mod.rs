@@ -2,10 +2,10 @@
 //! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
 //! says why that is safe; `quorum-model/` checks it.
 //!
-//! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. A
-//! thread for each node reads the others, and serves the other nodes, so that a node without replies delays no request.
-//! The store, and not the nodes' pipelines, releases a lease that no majority has granted. (A pipeline that undid a
-//! late grant by itself could undo it after a renewal had counted that node.)
+//! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. Each
+//! node has a thread that reads later replies, and that writes requests while the connection is busy. So a node without
+//! replies delays no request. The store, and not the nodes' pipelines, releases a lease that no majority has granted.
+//! (A pipeline that undid a late grant by itself could undo it after a renewal had counted that node.)
 
 mod clocks;
 mod count;
@@ -63,10 +63,10 @@ const MAX_NODES: usize = 9;
 /// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a
 /// grant needs fewer write-backs, and the lock has its key on all nodes.
 const GRACE: Duration = Duration::from_millis(5);
-/// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
-const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
+/// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
+const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.

@@ -473,7 +473,6 @@ fn releases_of_callers_that_left_stay_queued() {
 }
 
 #[test]
-#[cfg(unix)]
 fn dropping_a_sent_request_requests_maintenance() {
     let server = Server::start().unwrap();
     let urgent: Arc<AtomicUsize> = Arc::default();

@@ -553,7 +553,7 @@ impl SentRequest<'_> {
 impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
         if !self.is_done {
-            // Its drop requests maintenance. If the client has ended, it closes the connection.
+            // The end of the leadership requests maintenance, or closes the connection if the client has ended.
             drop(self.pipeline.end_sender_time_and_lead(&self.socket));
         }
     }

@@ -2,12 +2,13 @@
 
 use super::*;
 
-/// Makes the completion of one request.
-fn submit_one() -> (Submitted, Completion) {
+/// The outcome to come of one request, and the right to set it.
+fn one_completion() -> (Submitted, Completion) {
     let (submitted, mut completions) = Submitted::new(1);
     (submitted, completions.remove(0))
 }
 
+/// A pipeline with a connection.
 fn connected() -> Fixture {
     let f = fixture();
     f.acquire("warm-up");
@@ -21,7 +22,7 @@ impl Fixture {
     }
 
     fn send_command(&self, command: Command) -> (Option<SentRequest<'_>>, Submitted) {
-        let (submitted, completion) = submit_one();
+        let (submitted, completion) = one_completion();
         (self.pipeline.send(command, completion), submitted)
     }
 
@@ -149,7 +150,10 @@ fn a_sender_whose_reply_was_read_delays_no_maintenance() {
     let f = connected();
     let (_sent, submitted) = f.send_now("a");
     f.acquire("b");
-    assert!(is_granted(&submitted), "its caller has read the reply");
+    assert!(
+        is_granted(&submitted),
+        "the caller of `b` has read the reply"
+    );
     drop(f.pipeline.state.lock().connection.take());
     let (_, behind) = f.send("c");
     assert_eq!(f.take_urgent_requests(), 1);
@@ -189,7 +193,7 @@ fn a_full_socket_is_left_to_the_background() {
 #[test]
 fn a_flush_stays_queued_beside_a_sender() {
     let f = connected();
-    let (flushed, completion) = submit_one();
+    let (flushed, completion) = one_completion();
     f.pipeline.submit(vec![(Command::Flush, completion)]);
     let (sent, submitted) = f.send_now("a");
     receive(sent);
@@ -218,7 +222,7 @@ fn a_sender_needs_a_fresh_connection() {
 fn a_lost_connection_ends_the_senders_request() {
     let mut f = connected();
     f.server.stop();
-    let (submitted, completion) = submit_one();
+    let (submitted, completion) = one_completion();
     let sent = f.pipeline.send(acquire_of("a"), completion).unwrap();
     f.server.kill();
     receive(sent);
@@ -228,15 +232,10 @@ fn a_lost_connection_ends_the_senders_request() {
 #[test]
 fn a_write_that_fails_ends_the_senders_request() {
     let f = connected();
-    let socket = f
-        .pipeline
-        .state
-        .lock()
-        .connection
-        .as_ref()
-        .unwrap()
-        .socket();
+    let state = f.pipeline.state.lock();
+    let socket = state.connection.as_ref().unwrap().socket();
     socket.shutdown(std::net::Shutdown::Both).unwrap();
+    drop(state);
     let (sent, submitted) = f.send("a");
     assert!(sent.is_none());
     assert!(matches!(submitted.outcomes()[..], [Some(Err(_))]));
