@@ -1,11 +1,9 @@
 //! The tests of the first half show that the protocol keeps both promises within its bounds. Each test of the second
-//! half removes a rule or a bound, and the checker finds a way to break a promise. `cargo test -p
-//! leasehold-quorum-model -- --nocapture` shows these ways.
+//! half removes a rule or a bound, and the checker finds a way to break a promise.
 
-use std::collections::BTreeSet;
-use std::time::Instant;
+use stateright::HasDiscoveries;
 
-use stateright::{Checker, HasDiscoveries, Model};
+use crate::check::check;
 
 use super::{Limits, NODES, Quorum, Rules, UNITS_PER_TICK};
 
@@ -69,29 +67,13 @@ const RENEWAL: Limits = Limits {
     ..LIMITS
 };
 
-/// Runs the checker until it has found `wanted`, or has visited all states. Returns what it has found.
-fn check(rules: Rules, limits: Limits, wanted: HasDiscoveries) -> BTreeSet<&'static str> {
-    let begin = Instant::now();
-    let checker = Quorum { rules, limits }.checker().finish_when(wanted);
-    let checker = checker.spawn_bfs().join();
-    let (states, took) = (checker.unique_state_count(), begin.elapsed());
-    println!("{states} states in {took:.1?}, {limits:?}");
-    let mut found = BTreeSet::new();
-    for (property, path) in checker.discoveries() {
-        if [EXCLUSION, ORDER].contains(&property) {
-            println!("broken: {property}");
-            for action in path.into_actions() {
-                println!("    {action:?}");
-            }
-        }
-        found.insert(property);
-    }
-    found
-}
-
 /// Visits all states, and expects examples of `reached` and of no broken promise.
 fn assert_holds(rules: Rules, limits: Limits, reached: &[&str]) {
-    let found = check(rules, limits, HasDiscoveries::AnyFailures);
+    let found = check(
+        Quorum { rules, limits },
+        &[EXCLUSION, ORDER],
+        HasDiscoveries::AnyFailures,
+    );
     let broken = [EXCLUSION, ORDER].map(|property| found.contains(property));
     assert_eq!(broken, [false; 2], "{rules:?}");
     for property in [ONE_ROUND_TRIP, SECOND_GRANT].iter().chain(reached) {
@@ -108,7 +90,7 @@ fn assert_breaks(
 ) {
     change(&mut rules);
     let wanted = HasDiscoveries::AnyOf([promise].into());
-    let found = check(rules, limits, wanted);
+    let found = check(Quorum { rules, limits }, &[promise], wanted);
     assert!(found.contains(promise), "kept: {promise}, with {rules:?}");
 }
 
