@@ -28,7 +28,6 @@ use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::{ForkGuard, Process};
 use crate::util::id::HolderId;
-use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
@@ -802,7 +801,7 @@ fn backend_of(
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
-        Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as LateReleaseHook
+        LateReleaseHook::new(move |key, token, delay| delayed.note(key, token, delay))
     });
     match server {
         Server::Redis(endpoint) => Backend::with_transactions(Arc::new(Node::new(
@@ -821,9 +820,11 @@ fn backend_of(
             let node = MemoryNode::new(memory, holder, request_maintenance, delays);
             Backend::new(Arc::new(node))
         }
-        Server::Quorum(address) => Backend::new(QuorumStore::new(*address, config, &holder)),
+        Server::Quorum(address) => {
+            Backend::new(QuorumStore::new(*address, config, &holder, delays))
+        }
         Server::MemoryQuorum(nodes) => {
-            Backend::new(QuorumStore::of_memory(&nodes, config, &holder))
+            Backend::new(QuorumStore::of_memory(&nodes, config, &holder, delays))
         }
     }
 }

@@ -20,7 +20,8 @@ pub(crate) struct LateReleases {
 #[derive(Default)]
 struct State {
     /// The late releases that are in flight, by key and fencing token. The requests in flight are bounded, so this set
-    /// is bounded, too. Late releases that are not in flight are in the queues of the pipelines.
+    /// is bounded, too. Late releases that are not in flight are in the queues of the pipelines. On a quorum, this set
+    /// also has the late releases in the nodes' queues, which are bounded.
     open: HashSet<(Key, u64)>,
     /// The client is ending. Now a release that goes back to a pipeline's queue stays in `open`, so that its end is
     /// reported.

@@ -1,5 +1,5 @@
-//! Reports each late release of a guard twice: when it becomes late, and how it ended. Neither writes nor retries
-//! releases.
+//! Reports each late release of a guard twice: when it becomes late, and how it ended. A hook may also want the ends of
+//! prompt releases. Neither writes nor retries releases.
 
 use std::sync::Arc;
 
@@ -20,9 +20,40 @@ pub(crate) enum LateRelease {
     Dequeued,
 }
 
-/// A function that gets each report with the lock's key and fencing token. It has to be quick and must not block. A
-/// pipeline's mutex may be locked during the call, so the function must not call the store.
-pub(crate) type LateReleaseHook = Arc<dyn Fn(&Key, u64, LateRelease) + Send + Sync>;
+type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
+
+/// Gets each report with the lock's key and fencing token.
+#[derive(Clone)]
+pub(crate) struct LateReleaseHook {
+    report: Arc<Report>,
+    /// The hook also gets the ends of releases that were never late.
+    wants_prompt_ends: bool,
+}
+
+impl LateReleaseHook {
+    /// `report` has to be quick and must not block. A pipeline's mutex may be locked during the call, so it must not
+    /// call the store.
+    pub(crate) fn new(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
+        Self {
+            report: Arc::new(report),
+            wants_prompt_ends: false,
+        }
+    }
+
+    /// As [`new`](Self::new), and `report` also gets the ends of releases that were never late.
+    pub(crate) fn with_prompt_ends(
+        report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            wants_prompt_ends: true,
+            ..Self::new(report)
+        }
+    }
+
+    pub(crate) fn report(&self, key: &Key, token: u64, report: LateRelease) {
+        (self.report)(key, token, report);
+    }
+}
 
 /// Tracks a release that is being written or waits for its reply, and reports to the hook. A drop reports the release
 /// as given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
@@ -39,7 +70,7 @@ pub(crate) struct ReleaseTracker {
 impl ReleaseTracker {
     fn new(hook: &LateReleaseHook, key: &Key, token: u64) -> Self {
         Self {
-            hook: Arc::clone(hook),
+            hook: hook.clone(),
             key: key.clone(),
             token,
             reported_late: false,
@@ -68,7 +99,7 @@ impl ReleaseTracker {
         reported_late: bool,
     ) -> Self {
         if reported_late {
-            hook(key, token, LateRelease::Dequeued);
+            hook.report(key, token, LateRelease::Dequeued);
         }
         let mut tracker = Self::new(hook, key, token);
         tracker.reported_late = reported_late;
@@ -79,7 +110,7 @@ impl ReleaseTracker {
     /// release is late.
     pub(crate) fn suspend(mut self) -> bool {
         if self.reported_late {
-            (self.hook)(&self.key, self.token, LateRelease::Queued);
+            self.hook.report(&self.key, self.token, LateRelease::Queued);
         }
         self.suspended = true;
         self.reported_late
@@ -88,7 +119,8 @@ impl ReleaseTracker {
     /// Reports the release as late, unless it was reported before.
     pub(crate) fn report_late(&mut self, error: &Error) {
         if !std::mem::replace(&mut self.reported_late, true) {
-            (self.hook)(&self.key, self.token, LateRelease::Delayed(error.clone()));
+            let report = LateRelease::Delayed(error.clone());
+            self.hook.report(&self.key, self.token, report);
         }
     }
 
@@ -99,7 +131,7 @@ impl ReleaseTracker {
 }
 
 impl Drop for ReleaseTracker {
-    /// Reports the end of the release, if it was late or is given up.
+    /// Reports the end of the release, if it was late or is given up, or if the hook wants prompt ends.
     fn drop(&mut self) {
         if self.suspended {
             return;
@@ -108,8 +140,9 @@ impl Drop for ReleaseTracker {
         if !confirmed {
             self.report_late(&Error::new(ErrorKind::Timeout, "the release was given up"));
         }
-        if self.reported_late {
-            (self.hook)(&self.key, self.token, LateRelease::Ended { confirmed });
+        if self.reported_late || self.hook.wants_prompt_ends {
+            let report = LateRelease::Ended { confirmed };
+            self.hook.report(&self.key, self.token, report);
         }
     }
 }

@@ -5,9 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use leasehold::{Builder, Client, Error, ErrorKind, EventHandler, EventLock, MutexGuard};
-use leasehold_testbed::{Proxy, eventually};
+use leasehold::{
+    Builder, Client, Error, ErrorKind, EventHandler, EventLock, MemoryQuorum, MutexGuard,
+    NodeHealth,
+};
+use leasehold_testbed::{Proxy, Server, eventually};
 
+use crate::quorum::nodes::{Nodes, impatient};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, TIMEOUT, Task, ask, assert_all_become_free, builder, kill_connections, millis,
@@ -344,5 +348,131 @@ fn abandoned_grants_are_released_without_events() {
     assert!(gone, "the queue entry was not removed");
     held.unlock().unwrap();
     assert_all_become_free(&server);
+    assert_nothing_more(client, &received);
+}
+
+/// A client of a quorum whose calls wait for 600 ms for nodes that do not reply.
+fn client_of_quorum(nodes: &Nodes) -> (Client, Receiver<Received>) {
+    listening(impatient(nodes.urls(), millis(600)))
+}
+
+#[test]
+fn a_release_without_a_majority_is_delayed_until_the_nodes_resume() {
+    let nodes = Nodes::start(3);
+    let (client, received) = client_of_quorum(&nodes);
+    let (dropped, dropped_token) = lock(&client, "dropped");
+    let (unlocked, unlocked_token) = lock(&client, "unlocked");
+    nodes.0[1..].iter().for_each(Server::stop);
+    let error = unconfirmed(unlocked.unlock());
+    assert_eq!(error.kind(), ErrorKind::NoQuorum, "{error}");
+    let kind = assert_delayed(&received, "unlocked", unlocked_token);
+    assert_eq!(kind, ErrorKind::NoQuorum);
+    drop(dropped);
+    let kind = assert_delayed(&received, "dropped", dropped_token);
+    assert_eq!(kind, ErrorKind::NoQuorum);
+    // With one of these nodes, the release has a majority.
+    nodes.0[1].resume();
+    let mut ended = [next(&received), next(&received)];
+    ended.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+    let confirmed = |key: &str, token| (key.to_owned(), token, Ended { confirmed: true });
+    let expected = [
+        confirmed("dropped", dropped_token),
+        confirmed("unlocked", unlocked_token),
+    ];
+    assert_eq!(ended, expected);
+    nodes.0[2].resume();
+    nodes.assert_all_become_free();
+    assert_nothing_more(client, &received);
+}
+
+#[test]
+fn an_absent_node_of_a_quorum_delays_no_release() {
+    for is_killed in [false, true] {
+        let mut nodes = Nodes::start(3);
+        let (client, received) = client_of_quorum(&nodes);
+        let (dropped, _) = lock(&client, "dropped");
+        let (unlocked, _) = lock(&client, "unlocked");
+        let absent = &mut nodes.0[2];
+        if is_killed {
+            absent.kill();
+        } else {
+            absent.stop();
+        }
+        drop(dropped);
+        assert!(unlocked.unlock().unwrap().is_confirmed());
+        // The client notices that the node is away, and reports its releases as late.
+        let health = || client.nodes().unwrap()[2].health().clone();
+        let is_failing = || matches!(health(), NodeHealth::Failing { .. });
+        assert!(eventually(SOON, is_failing));
+        let absent = &mut nodes.0[2];
+        if is_killed {
+            absent.restart().unwrap();
+        } else {
+            absent.resume();
+        }
+        nodes.assert_all_become_free();
+        assert_nothing_more(client, &received);
+    }
+}
+
+#[test]
+fn a_release_that_no_majority_confirms_ends_with_the_ttl() {
+    let mut nodes = Nodes::start(3);
+    let (client, received) = listening(impatient(nodes.urls(), millis(600)).ttl(secs(3)));
+    let (guard, token) = lock(&client, "a");
+    let granted = Instant::now();
+    nodes.0[1..].iter_mut().for_each(Server::kill);
+    drop(guard);
+    assert_delayed(&received, "a", token);
+    assert_ended(&received, "a", token, false);
+    assert!(granted.elapsed() >= secs(2), "before the ttl had ended");
+    drop(client);
+    assert_eq!(rest(&received), []);
+}
+
+#[test]
+fn the_end_of_a_quorums_client_gives_delayed_releases_up() {
+    for shut_down in [true, false] {
+        let mut nodes = Nodes::start(3);
+        let (client, received) = client_of_quorum(&nodes);
+        let (guard, token) = lock(&client, "a");
+        nodes.0[1..].iter_mut().for_each(Server::kill);
+        drop(guard);
+        assert_delayed(&received, "a", token);
+        if shut_down {
+            let error = client.shutdown(millis(200)).unwrap_err();
+            assert!(error.is_unavailable(), "{error}");
+        }
+        within(SOON, "dropping the client", move || drop(client));
+        assert_ended(&received, "a", token, false);
+        assert_eq!(rest(&received), []);
+    }
+}
+
+#[test]
+fn late_releases_of_a_quorum_in_memory_are_reported() {
+    let quorum = MemoryQuorum::new(3);
+    let (client, received) = listening(quorum.builder());
+    let (dropped, dropped_token) = lock(&client, "dropped");
+    let (unlocked, _) = lock(&client, "unlocked");
+    quorum.fail(1, ErrorKind::Unavailable);
+    assert!(unlocked.unlock().unwrap().is_confirmed());
+    quorum.fail(2, ErrorKind::Unavailable);
+    drop(dropped);
+    let kind = assert_delayed(&received, "dropped", dropped_token);
+    assert_eq!(kind, ErrorKind::NoQuorum);
+    quorum.recover(1);
+    assert_ended(&received, "dropped", dropped_token, true);
+    quorum.recover(2);
+    // A release that the nodes do not reply to ends with the ttl.
+    let (dropped, token) = lock(&client, "dropped");
+    quorum.hang(0);
+    quorum.hang(1);
+    drop(dropped);
+    assert_delayed(&received, "dropped", token);
+    quorum.advance(secs(60));
+    assert_ended(&received, "dropped", token, false);
+    quorum.recover(0);
+    quorum.recover(1);
     assert_nothing_more(client, &received);
 }

@@ -1135,7 +1135,7 @@ mod tests {
     #[test]
     fn a_release_without_a_node_is_given_up() {
         let (reports, reported) = mpsc::channel();
-        let store = store_with_hook(Some(Arc::new(move |key: &Key, token, report| {
+        let store = store_with_hook(Some(LateReleaseHook::new(move |key, token, report| {
             reports
                 .send(format!("{} {token} {report:?}", key.name()))
                 .unwrap();

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
-use crate::store::late_release::LateReleaseHook;
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::store::{
     Completion, KeyState, Listener, MaintenanceHook, Notifications, ServerId, Store, TrackedKey,
     Urgency,
@@ -417,14 +417,21 @@ impl MemoryNode {
                 | Command::ReadCopy { .. }
                 | Command::Probe { .. }
         );
-        self.server
+        let reply = self
+            .server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
                 if votes {
                     // As if each request came on a new connection.
                     keyspace.check_data(step);
                 }
                 keyspace.execute(command, step)
-            })
+            });
+        let hook = self.hook.as_ref();
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, command));
+        if let Some(tracker) = tracker {
+            tracker.confirm();
+        }
+        reply
     }
 }
 

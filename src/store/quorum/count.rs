@@ -32,6 +32,11 @@ impl Count {
         self.0 / 2 + 1
     }
 
+    /// The greatest number of nodes that a majority does not need.
+    pub(super) fn minority(self) -> usize {
+        self.0 - self.majority()
+    }
+
     /// Whether a majority agrees, or cannot agree any more. `outcomes` are those of all nodes.
     pub(super) fn is_decided(
         self,
@@ -45,7 +50,7 @@ impl Count {
                 _ => others += 1,
             }
         }
-        agreeing >= self.majority() || others > self.0 - self.majority()
+        agreeing >= self.majority() || others > self.minority()
     }
 
     /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
@@ -117,7 +122,7 @@ impl Count {
         let failed = answers.clone().filter(|answer| answer.is_err()).count();
         let replied = answers.count() - failed;
         let has_replied = replied >= self.majority() && self.released(outcomes).is_some();
-        has_replied || failed > self.0 - self.majority()
+        has_replied || failed > self.minority()
     }
 
     /// The reply to a release, or to a release by force. `None` if a majority has not said.
@@ -150,7 +155,7 @@ impl Count {
         let takers: Vec<Option<HolderId>> = outcomes.iter().filter_map(by).collect();
         let is_missing = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(Reply::Missing)));
         let missing = outcomes.iter().filter(is_missing).count();
-        if takers.len() + missing <= self.0 - self.majority() {
+        if takers.len() + missing <= self.minority() {
             return None;
         }
         // The holder that most nodes name.
@@ -236,7 +241,7 @@ impl Count {
         };
         let kinds: Vec<ErrorKind> = outcomes.iter().filter_map(lasting).collect();
         match kinds.first() {
-            Some(kind) if kinds.len() > self.0 - self.majority() => *kind,
+            Some(kind) if kinds.len() > self.minority() => *kind,
             _ => ErrorKind::NoQuorum,
         }
     }
@@ -278,7 +283,7 @@ pub(super) const TOO_FAR_AHEAD: &str =
 const LONGEST_ANSWER: usize = 180;
 
 /// The answer of one node, for an error.
-fn answer(outcome: Option<&Outcome>, name: &str) -> String {
+pub(super) fn answer(outcome: Option<&Outcome>, name: &str) -> String {
     printable(&whole_answer(outcome, name), LONGEST_ANSWER).into_owned()
 }
 

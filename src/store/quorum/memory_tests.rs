@@ -38,7 +38,7 @@ fn quorum(nodes: usize) -> Fixture {
         max_ttl: MAX_TTL,
         ..Config::default()
     };
-    let client = |name| QuorumStore::of_memory(&nodes, &config, &HolderId::of_text(name));
+    let client = |name| QuorumStore::of_memory(&nodes, &config, &HolderId::of_text(name), None);
     Fixture {
         clients: ["host/1/a", "host/2/b"].map(client),
         nodes,

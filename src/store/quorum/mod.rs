@@ -10,6 +10,7 @@
 mod clocks;
 mod count;
 mod health;
+mod late_releases;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod memory_tests;
@@ -42,6 +43,7 @@ use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released};
 use crate::store::quorum::health::{Health, Prober};
+use crate::store::quorum::late_releases::QuorumLateReleases;
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
 use crate::store::quorum::values::Change;
@@ -50,8 +52,8 @@ use crate::store::redis::data_check::DataCheck;
 use crate::store::redis::pipeline::SentRequest;
 use crate::store::value::micros_of;
 use crate::store::{
-    Adoption, Completion, GrantMessage, KeyState, Listener, MaintenanceHook, MemoryNode,
-    MemoryServer, Node, Notifications, ServerId, Store, TicketLease, TrackedKey,
+    Adoption, Completion, GrantMessage, KeyState, LateReleaseHook, Listener, MaintenanceHook,
+    MemoryNode, MemoryServer, Node, Notifications, ServerId, Store, TicketLease, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -134,6 +136,7 @@ pub(crate) struct QuorumStore {
     /// How long a node does not vote after it may have lost data.
     quarantine: Duration,
     clock: Clock,
+    late_releases: Option<Arc<QuorumLateReleases>>,
     /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
     threads: Mutex<Option<ThreadGroup>>,
 }
@@ -282,7 +285,13 @@ fn is_granted(reply: &Reply) -> bool {
 
 impl QuorumStore {
     /// Does not connect.
-    pub(crate) fn new(address: QuorumAddress, config: &Config, holder: &HolderId) -> Arc<Self> {
+    pub(crate) fn new(
+        address: QuorumAddress,
+        config: &Config,
+        holder: &HolderId,
+        late_releases: Option<LateReleaseHook>,
+    ) -> Arc<Self> {
+        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, address.names));
         let node_config = Config {
             max_ttl: address.quarantine,
             ..config.clone()
@@ -295,14 +304,17 @@ impl QuorumStore {
                     &node_config,
                     holder.clone(),
                     request_maintenance,
-                    None,
+                    late_releases
+                        .as_ref()
+                        .map(|releases| releases.hook_of(index)),
                     None,
                 ))
             })
         };
         let nodes = address.endpoints.into_iter().enumerate();
         let members = nodes.map(member).collect();
-        Self::of(members, config, address.quarantine, Clock::default())
+        let clock = Clock::default();
+        Self::of(members, config, address.quarantine, clock, late_releases)
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
@@ -310,18 +322,25 @@ impl QuorumStore {
         servers: &[Arc<MemoryServer>],
         config: &Config,
         holder: &HolderId,
+        late_releases: Option<LateReleaseHook>,
     ) -> Arc<Self> {
+        let names: Vec<String> = (0..servers.len())
+            .map(|index| format!("memory node {index}"))
+            .collect();
+        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, names.clone()));
         let member = |(index, server): (usize, &Arc<MemoryServer>)| {
-            let address = format!("memory node {index}");
-            Member::new(address, |request_maintenance| {
+            Member::new(names[index].clone(), |request_maintenance| {
                 let (server, holder) = (Arc::clone(server), holder.clone());
-                let node = MemoryNode::new(server, holder, request_maintenance, None);
+                let hook = late_releases
+                    .as_ref()
+                    .map(|releases| releases.hook_of(index));
+                let node = MemoryNode::new(server, holder, request_maintenance, hook);
                 Arc::new(node.with_quarantine(config.max_ttl))
             })
         };
         let members = servers.iter().enumerate().map(member).collect();
         let clock = servers[0].clock().clone();
-        Self::of(members, config, config.max_ttl, clock)
+        Self::of(members, config, config.max_ttl, clock, late_releases)
     }
 
     fn of(
@@ -329,6 +348,7 @@ impl QuorumStore {
         config: &Config,
         quarantine: Duration,
         clock: Clock,
+        late_releases: Option<Arc<QuorumLateReleases>>,
     ) -> Arc<Self> {
         let mark = Key::of_redis(&config.prefix, &key::data_mark(&config.prefix));
         let mark = mark.expect("it has the prefix");
@@ -343,6 +363,7 @@ impl QuorumStore {
             proposals,
             quarantine,
             clock,
+            late_releases,
             threads: Mutex::default(),
         })
     }
@@ -682,6 +703,53 @@ impl QuorumStore {
         }
     }
 
+    /// Releases a lease.
+    fn release(&self, release: &Command, deadline: MonotonicTime) -> Outcome {
+        let tracked = self.track_release(release, true);
+        let (released, _) = self.release_on_all(release, deadline);
+        if let Some((late_releases, key, token)) = tracked {
+            late_releases.leave(key, token, &released);
+        }
+        released
+    }
+
+    /// Notes the release of a guard's lease before it is sent. Returns the key and the token for
+    /// [`leave`](QuorumLateReleases::leave).
+    fn track_release<'a>(
+        &self,
+        release: &'a Command,
+        is_awaited: bool,
+    ) -> Option<(&QuorumLateReleases, &'a Key, u64)> {
+        let late_releases = self.late_releases.as_deref()?;
+        let Command::Release {
+            key,
+            held: Some(held),
+            ..
+        } = release
+        else {
+            return None;
+        };
+        late_releases.begin(key, held.token, is_awaited);
+        Some((late_releases, key, held.token))
+    }
+
+    /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the nodes.
+    fn release_on_all(
+        &self,
+        release: &Command,
+        deadline: MonotonicTime,
+    ) -> (Outcome, Vec<Option<Outcome>>) {
+        let commands = std::slice::from_ref(release);
+        let outcomes = self.ask(&self.all(), commands, deadline, |outcomes| {
+            self.count.is_release_decided(outcomes)
+        });
+        let released = self.count.released(&outcomes);
+        (
+            released.ok_or_else(|| self.no_majority(&outcomes)),
+            outcomes,
+        )
+    }
+
     /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the
     /// forced release of such a node any more, so that request may never be written.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
@@ -840,18 +908,13 @@ impl Store for QuorumStore {
                 self.renew(&mut [&mut request]);
                 request.into_outcome()
             }
-            Command::Release { .. } | Command::ForceUnlock { .. } => {
-                let commands = std::slice::from_ref(&command);
-                let outcomes = self.ask(&self.all(), commands, deadline, |outcomes| {
-                    self.count.is_release_decided(outcomes)
-                });
-                let released = self.count.released(&outcomes);
-                if let (Command::ForceUnlock { key, lease, .. }, Some(Reply::Done)) =
-                    (&command, &released)
-                {
+            Command::Release { .. } => self.release(&command, deadline),
+            Command::ForceUnlock { key, lease, .. } => {
+                let (released, outcomes) = self.release_on_all(&command, deadline);
+                if matches!(released, Ok(Reply::Done)) {
                     self.release_elsewhere(key, *lease, &outcomes);
                 }
-                released.ok_or_else(|| self.no_majority(&outcomes))
+                released
             }
             Command::Inspect { .. } => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
@@ -960,6 +1023,7 @@ impl Store for QuorumStore {
     }
 
     fn send_release(&self, release: Command) {
+        let _ = self.track_release(&release, false);
         for member in &self.members {
             member.node.send_release(release.clone());
         }

@@ -8,9 +8,12 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::loss::LossReason;
+use crate::store::LateRelease;
+use crate::store::command::Held;
 use crate::store::value::LockValue;
 
 const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(100);
 const TTL: Duration = Duration::from_secs(60);
 /// A time long before the test, and one long after it, in µs.
 const PAST: &str = "1500000000000000";
@@ -69,10 +72,19 @@ fn endpoints(urls: &[String], config: &Config) -> Vec<Endpoint> {
 }
 
 fn client(urls: &[String], config: &Config, quarantine: Duration) -> Fixture {
+    client_with_hook(urls, config, quarantine, None)
+}
+
+fn client_with_hook(
+    urls: &[String],
+    config: &Config,
+    quarantine: Duration,
+    hook: Option<LateReleaseHook>,
+) -> Fixture {
     let holder = HolderId::of_this_process();
     let endpoints = endpoints(urls, config);
     let address = QuorumAddress::with_quarantine(endpoints, config, quarantine).unwrap();
-    let store = QuorumStore::new(address, config, &holder);
+    let store = QuorumStore::new(address, config, &holder, hook);
     let threads = ThreadGroup::new();
     store.start_threads(&threads).unwrap();
     Fixture { store, threads }
@@ -1151,4 +1163,77 @@ fn a_loss_names_the_new_holder() {
             .to_string()
             .contains("host/9/x")
     );
+}
+
+fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime) -> Command {
+    Command::Release {
+        key: key.clone(),
+        lease,
+        until,
+        held: Some(Held {
+            token,
+            is_token_in_value: true,
+            others_queued: false,
+        }),
+        queued: None,
+    }
+}
+
+/// Otherwise they would take room for ever.
+#[test]
+fn ended_releases_of_guards_are_forgotten() {
+    let mut servers = servers::<3>();
+    let reports: Arc<Mutex<Vec<String>>> = Arc::default();
+    let reported = Arc::clone(&reports);
+    let hook = LateReleaseHook::new(move |_, _, report| {
+        reported.lock().push(match report {
+            LateRelease::Ended { confirmed } => format!("ended: {confirmed}"),
+            LateRelease::Delayed(_) => "delayed".to_owned(),
+            other => panic!("{other:?}"),
+        });
+    });
+    let config = config(Duration::from_secs(2));
+    let client = client_with_hook(&urls(&servers), &config, config.max_ttl, Some(hook));
+    let open = || client.store.late_releases.as_ref().unwrap().open();
+    // Grants 20 locks, lets nodes fail, and releases the locks. Waits so long for each of the releases.
+    let release_all = |fail: &mut dyn FnMut(), ttl: Duration, limit: Duration| {
+        let grant = |n| {
+            let key = key(&format!("k{n}"));
+            let (lease, token) = client.lock(&key);
+            (key, lease, token)
+        };
+        let locks: Vec<_> = (0..20).map(grant).collect();
+        fail();
+        for (n, (key, lease, token)) in locks.iter().enumerate() {
+            let until = MonotonicTime::now().after(ttl);
+            let release = release_of_guard(key, *lease, *token, until);
+            if n % 2 == 0 {
+                client.store.send_release(release);
+            } else {
+                let deadline = MonotonicTime::now().after(limit);
+                let _ = client.store.execute_one(release, deadline);
+            }
+        }
+    };
+    release_all(&mut || {}, TTL, LONG);
+    assert!(eventually(LONG, || open() == 0));
+    release_all(&mut || servers[2].stop(), TTL, LONG);
+    assert_eq!(open(), 20);
+    servers[2].resume();
+    assert!(eventually(LONG, || open() == 0));
+    assert_eq!(*reports.lock(), [""; 0]);
+    // No majority replies, and then all nodes do.
+    let stop = |servers: &[Server]| servers[1..].iter().for_each(Server::stop);
+    release_all(&mut || stop(&servers), TTL, SHORT);
+    servers[1..].iter().for_each(Server::resume);
+    assert!(eventually(LONG, || open() == 0));
+    // The leases end while two nodes are away.
+    let mut kill = || servers[1..].iter_mut().for_each(Server::kill);
+    release_all(&mut kill, SHORT, SHORT);
+    assert!(eventually(LONG, || open() == 0));
+    let reports = reports.lock();
+    let count = |wanted: &str| reports.iter().filter(|report| *report == wanted).count();
+    assert_eq!(count("delayed"), reports.len() / 2, "{reports:?}");
+    assert!(count("ended: true") >= 10, "{reports:?}");
+    assert!(count("ended: false") >= 20, "{reports:?}");
 }

@@ -268,7 +268,13 @@ impl World {
                 })
             };
             let members = (0..nodes).map(member).collect();
-            QuorumStore::of(members, &config, MAX_TTL, world.servers[0].clock().clone())
+            QuorumStore::of(
+                members,
+                &config,
+                MAX_TTL,
+                world.servers[0].clock().clone(),
+                None,
+            )
         };
         let clients = (0..CLIENTS).map(client).collect();
         assert!(world.clients.set(clients).is_ok());
@@ -628,7 +634,7 @@ fn a_ttl_that_one_node_knows_is_kept() {
         max_ttl: MAX_TTL,
         ..Config::default()
     };
-    let store = QuorumStore::of_memory(&servers, &config, &HolderId::of_text("host/1/a"));
+    let store = QuorumStore::of_memory(&servers, &config, &HolderId::of_text("host/1/a"), None);
     let now = || servers[0].clock().now();
     let ask = |command| store.execute_one(command, now().after(MAX_TTL)).unwrap();
     let token = || store.members[0].node.micros_at(now()).unwrap() << 10;

@@ -415,8 +415,8 @@ impl PipelineState {
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
             {
                 *release.reported_late = true;
-                hook(release.key, token, LateRelease::Delayed(error.clone()));
-                hook(release.key, token, LateRelease::Queued);
+                hook.report(release.key, token, LateRelease::Delayed(error.clone()));
+                hook.report(release.key, token, LateRelease::Queued);
             }
             now >= release.until
         });
@@ -428,7 +428,7 @@ impl PipelineState {
         self.sweep(|release, hook| {
             let late = release.held.take_if(|_| *release.reported_late);
             if let Some((hook, token)) = hook.zip(late) {
-                hook(release.key, token, LateRelease::Ended { confirmed: false });
+                hook.report(release.key, token, LateRelease::Ended { confirmed: false });
             }
             false
         });

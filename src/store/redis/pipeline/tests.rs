@@ -761,7 +761,7 @@ fn recording_hook() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
     let reports = Arc::<Mutex<Vec<String>>>::default();
     let hook = {
         let reports = Arc::clone(&reports);
-        Arc::new(move |key: &Key, token, delay| {
+        LateReleaseHook::new(move |key, token, delay| {
             let report = match delay {
                 LateRelease::Delayed(error) => format!("{:?}", error.kind()),
                 LateRelease::Ended { confirmed } => format!("{confirmed}"),
