@@ -71,7 +71,8 @@ impl FencedValue {
     ///
     /// **The last token expires with the value.** After that, Redis accepts a write under any token, even from a holder
     /// that lost its lock long ago. So choose a ttl that is longer than a holder can be late: hours or days, if its
-    /// locks last for seconds.
+    /// locks last for seconds. On a [quorum](Client::quorum), use the same ttl for all writes of a value, or none:
+    /// otherwise an older value may come back when a later one has expired.
     ///
     /// ```
     /// # let memory = leasehold::MemoryStore::new();

@@ -2,8 +2,7 @@
 //! file follows that section rule by rule.
 //!
 //! One value is on three nodes, and up to four calls read and write it at the same time. Time is counted in ticks. All
-//! clocks are equal: only the rules for tokens depend on clocks, and [`Rules::ahead`] stands for differences between
-//! them. The value has no ttl.
+//! clocks are equal; [`Rules::ahead`] stands for differences between them. The value has no ttl.
 
 mod tests;
 
@@ -38,8 +37,10 @@ struct Rules {
     /// A node that does not keep its copy stores a version only if the request names its mark, or if the token is later
     /// than all tokens that the node can have lost.
     checks_mark: bool,
-    /// A node counts for a majority only if it keeps its copy: not with a copy from before a loss, or without one.
+    /// A node counts for a majority only if it keeps its copy, and not without a copy.
     counts_kept_only: bool,
+    /// A node does not keep a copy that it stored before a loss of data.
+    checks_copies: bool,
     losses: Losses,
 }
 
@@ -48,7 +49,7 @@ struct Rules {
 enum Losses {
     /// After a call has succeeded that began when all calls from before the other loss had ended.
     WithCallBetween,
-    /// After a call has succeeded that began after the other loss, and after a quarantine.
+    /// After a call has succeeded that began soon after the other loss, and after a quarantine.
     WithEarlyCall,
     /// After a quarantine.
     Apart,
@@ -83,7 +84,7 @@ struct State {
     /// Sorted, so that states with exchanged nodes are equal. Each action may change the index of a node.
     nodes: [Node; NODES],
     calls: [Call; CALLS],
-    /// The rest of [`Limits`], up to `late_writes`.
+    /// What is left of [`Limits::losses`] and [`Limits::late_writes`].
     losses: u8,
     late_writes: u8,
     last_loss: Option<Tick>,
@@ -108,12 +109,12 @@ struct Node {
     /// The time of the mark.
     since: Tick,
     copy: Option<NodeCopy>,
-    /// The copy before the last one, as a node may have it that restarts with old data.
+    /// The copy that the last write replaced. A node that restarts with old data has it.
     old_copy: Option<NodeCopy>,
     /// Requests on their way to this node, sorted. They arrive in any order, or never.
     requests: Vec<Request>,
-    /// For each call, the reply to its current request, or to its read if the node keeps the version that the call
-    /// writes. The call may use the reply at any time, or never.
+    /// For each call, the reply to its write, or to its read if no write was sent to this node. The call may use the
+    /// reply at any time, or never.
     replies: [Option<Reply>; CALLS],
 }
 
@@ -205,7 +206,7 @@ impl Node {
     /// The node's script.
     fn carry_out(&mut self, command: Command, rules: &Rules) -> Reply {
         if let Command::Write { version, mark } = command {
-            let own = self.reply();
+            let own = self.reply(rules);
             let may_store = own.is_kept()
                 || mark == Some(self.since)
                 || version.token > self.since + rules.newest_lost
@@ -219,13 +220,19 @@ impl Node {
                 });
             }
         }
-        self.reply()
+        self.reply(rules)
     }
 
-    fn reply(&self) -> Reply {
+    fn reply(&self, rules: &Rules) -> Reply {
+        let mut copy = self.copy;
+        if let Some(copy) = &mut copy
+            && !rules.checks_copies
+        {
+            copy.since = self.since;
+        }
         Reply {
             since: self.since,
-            copy: self.copy,
+            copy,
         }
     }
 
@@ -370,7 +377,7 @@ impl State {
         let is_kept = |version| self.keeping(call, version) >= rules.majority;
         let end_read = |version: Version| match kind {
             Kind::Write(token) if version.token > token => Some(Success::Refused(version)),
-            // The greater token is gone. The client tries again; here, the call fails.
+            // The greater token is gone. The library tries again; in the model, the call fails.
             Kind::Write(_) => None,
             Kind::Read => Some(Success::Read(version)),
         };
@@ -547,8 +554,9 @@ impl Model for FencedValue {
         for (call, kind) in limits.calls.iter().enumerate() {
             let Some(kind) = *kind else { continue };
             let is_early = matches!(kind, Kind::Write(token) if token > state.now + rules.ahead);
-            // It does not matter which of two equal calls begins first.
-            let is_second = call > 0
+            // It does not matter which of two reads begins first.
+            let is_second = kind == Kind::Read
+                && call > 0
                 && limits.calls[call - 1] == Some(kind)
                 && state.calls[call - 1] == Call::NotBegun;
             if state.calls[call] == Call::NotBegun && !is_early && !is_second {
@@ -609,10 +617,41 @@ impl Model for FencedValue {
                 let writes_back = |next: &_| matches!(next, Err(Step::WritingBack(_)));
                 next(model, state).iter().any(writes_back)
             }),
-            Property::sometimes("a node gets its copy back", |_, state: &State| {
-                let is_back = |node: &Node| node.since > 0 && node.reply().is_kept();
-                state.nodes.iter().any(is_back)
+            Property::sometimes(
+                "a node gets its copy back",
+                |model: &Self, state: &State| {
+                    let is_back =
+                        |node: &Node| node.since > 0 && node.reply(&model.rules).is_kept();
+                    state.nodes.iter().any(is_back)
+                },
+            ),
+            Property::sometimes("a node has an old copy", |model: &Self, state: &State| {
+                let reply = |node: &Node| node.reply(&model.rules);
+                let mut replies = state.nodes.iter().map(reply);
+                replies.any(|reply| reply.copy.is_some() && !reply.is_kept())
             }),
+            Property::sometimes("a second loss", |model: &Self, state: &State| {
+                model.limits.losses == 2 && state.losses == 0
+            }),
+            Property::sometimes("a late write", |model: &Self, state: &State| {
+                state.late_writes < model.limits.late_writes
+            }),
+            Property::sometimes(
+                "a lost copy does not count",
+                |model: &Self, state: &State| {
+                    // Two replies are enough, although one node has lost its data.
+                    let has_lost = |reply: Reply| reply.since > 0 && !reply.is_kept();
+                    (0..CALLS).zip(model.limits.calls).any(|(call, kind)| {
+                        let is_writing = matches!(
+                            kind.and_then(|kind| state.next(call, kind, &model.rules)),
+                            Some(Err(Step::Writing(_)))
+                        );
+                        is_writing
+                            && state.replies(call).count() < NODES
+                            && state.replies(call).any(has_lost)
+                    })
+                },
+            ),
         ]
     }
 }

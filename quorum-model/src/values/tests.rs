@@ -12,6 +12,10 @@ const WRITTEN: &str = "a write is accepted";
 const REFUSED: &str = "a write is refused";
 const WRITE_BACK: &str = "a read writes back";
 const GIVEN_BACK: &str = "a node gets its copy back";
+const OLD_COPY: &str = "a node has an old copy";
+const SECOND_LOSS: &str = "a second loss";
+const LATE_WRITE: &str = "a late write";
+const LATER_TOKEN: &str = "a lost copy does not count";
 
 const QUARANTINE: Tick = 3;
 
@@ -26,6 +30,7 @@ const RULES: Rules = Rules {
     refusals_read: true,
     checks_mark: true,
     counts_kept_only: true,
+    checks_copies: true,
     losses: Losses::WithCallBetween,
 };
 
@@ -80,7 +85,7 @@ fn assert_breaks(limits: Limits, change: impl FnOnce(&mut Rules)) {
 }
 
 #[test]
-fn calls_at_a_time_break_no_promise() {
+fn overlapping_calls_break_no_promise() {
     let limits = Limits {
         calls: [LOW, READING, READING, None],
         ..LIMITS
@@ -104,7 +109,8 @@ fn late_writes_break_no_promise() {
         late_writes: 1,
         ..LIMITS
     };
-    assert_holds(limits, &[READ, WRITTEN, REFUSED, WRITE_BACK]);
+    let reached = [READ, WRITTEN, REFUSED, WRITE_BACK, LATE_WRITE];
+    assert_holds(limits, &reached);
 }
 
 #[test]
@@ -113,7 +119,8 @@ fn a_loss_of_data_breaks_no_promise() {
         calls: [LOW, HIGH, READING, None],
         ..LOSS
     };
-    assert_holds(limits, &[READ, WRITTEN, REFUSED, WRITE_BACK, GIVEN_BACK]);
+    let reached = [READ, WRITTEN, REFUSED, WRITE_BACK, GIVEN_BACK, OLD_COPY];
+    assert_holds(limits, &reached);
 }
 
 #[test]
@@ -122,7 +129,7 @@ fn a_later_token_than_the_lost_ones_breaks_no_promise() {
         calls: [HIGH, LATER, READING, None],
         ..LOSS
     };
-    assert_holds(limits, &[READ, WRITTEN, REFUSED, WRITE_BACK, GIVEN_BACK]);
+    assert_holds(limits, &[READ, WRITTEN, REFUSED, GIVEN_BACK, LATER_TOKEN]);
 }
 
 #[test]
@@ -131,7 +138,7 @@ fn losses_between_calls_break_no_promise() {
         calls: [LOW, HIGH, READING, None],
         ..TWO_LOSSES
     };
-    assert_holds(limits, &[READ, WRITTEN, REFUSED, WRITE_BACK, GIVEN_BACK]);
+    assert_holds(limits, &[READ, WRITTEN, REFUSED, GIVEN_BACK, SECOND_LOSS]);
 }
 
 #[test]
@@ -142,7 +149,7 @@ fn late_writes_after_a_loss_break_no_promise() {
         late_writes: 1,
         ..LOSS
     };
-    assert_holds(limits, &[READ, WRITTEN, REFUSED, WRITE_BACK, GIVEN_BACK]);
+    assert_holds(limits, &[READ, WRITTEN, REFUSED, GIVEN_BACK, LATE_WRITE]);
 }
 
 #[test]
@@ -183,7 +190,7 @@ fn a_node_that_ignores_its_mark_keeps_an_older_version() {
 }
 
 #[test]
-fn copies_of_before_a_loss_do_not_count() {
+fn a_missing_copy_does_not_count() {
     let limits = Limits {
         calls: [LOW, READING, None, None],
         ..LOSS
@@ -192,22 +199,30 @@ fn copies_of_before_a_loss_do_not_count() {
 }
 
 #[test]
-fn a_token_that_may_be_lost_is_not_later() {
+fn a_copy_from_before_a_loss_does_not_count() {
     let limits = Limits {
-        calls: [LOW, HIGH, None, None],
+        calls: [READING, LOW, HIGH, None],
         ..LOSS
     };
-    assert_breaks(limits, |rules| rules.newest_lost = QUARANTINE - 2);
+    assert_breaks(limits, |rules| rules.checks_copies = false);
+}
+
+#[test]
+fn a_token_that_may_be_lost_is_not_later() {
+    let limits = Limits {
+        calls: [HIGH, HIGH, None, None],
+        ..LOSS
+    };
+    assert_breaks(limits, |rules| rules.newest_lost = QUARANTINE - 1);
 }
 
 #[test]
 fn tokens_ahead_by_more_than_a_quarantine_may_be_lost() {
-    let later = Some(Kind::Write(START + QUARANTINE + 2));
     let limits = Limits {
-        calls: [LATER, later, None, None],
+        calls: [LATER, LATER, None, None],
         ..LOSS
     };
-    assert_breaks(limits, |rules| rules.ahead = QUARANTINE + 2);
+    assert_breaks(limits, |rules| rules.ahead = QUARANTINE + 1);
 }
 
 #[test]

@@ -19,8 +19,8 @@ use crate::util::key::Key;
 const TRIES: usize = 3;
 /// The shortest ttl that Redis accepts.
 const SHORTEST_TTL: Duration = Duration::from_millis(1);
-/// A request ends before this part of a quarantine. So a client never uses the reply of a node that has lost its data
-/// and votes again.
+/// A call ends within this part of a quarantine, so two calls that overlap are shorter than a quarantine together.
+/// "Fenced values of a quorum" in ARCHITECTURE.md says why they have to be.
 const PART_OF_QUARANTINE: u32 = 3;
 
 /// A change of a fenced value.
@@ -42,8 +42,10 @@ impl QuorumStore {
 
     pub(super) fn write_value(&self, change: &Change<'_>, deadline: MonotonicTime) -> Outcome {
         let deadline = self.value_deadline(deadline);
+        // If the first try takes effect late, the second one is the same version.
+        let writer = id::random_number();
         for _ in 0..TRIES {
-            if let Some(reply) = self.try_write(change, deadline)? {
+            if let Some(reply) = self.try_write(change, writer, deadline)? {
                 return Ok(reply);
             }
         }
@@ -70,6 +72,7 @@ impl QuorumStore {
     fn try_write(
         &self,
         change: &Change<'_>,
+        writer: u64,
         deadline: MonotonicTime,
     ) -> Result<Option<Reply>, Error> {
         let token = change.token;
@@ -82,7 +85,7 @@ impl QuorumStore {
                 sequence: last
                     .filter(|last| last.token == token)
                     .map_or(0, |last| last.sequence + 1),
-                writer: id::random_number(),
+                writer,
             },
         };
         let ttl = change.ttl.or(last.and_then(|last| last.expires_in));

@@ -4,8 +4,8 @@
 //! of that majority is faulty: there, each vote counts. The clocks of the nodes step within the bounds.
 //!
 //! The resource that a lock protects is a fenced value of the same quorum. Holders read and write it, and other
-//! processes read it. Between two rounds, the parent reads each value, so the losses of the next round find it on a
-//! majority again.
+//! processes read it. Between two rounds, the parent reads each value, so a majority has it again before the next
+//! losses.
 //!
 //! The clients live as long as the soak. Only a client that got no replies for a while is shut down: then it must have
 //! released its leases.
