@@ -1,5 +1,7 @@
 //! Events of releases that could not be done at once. Each delay and its end are reported once.
 
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -475,4 +477,60 @@ fn late_releases_of_a_quorum_in_memory_are_reported() {
     quorum.recover(0);
     quorum.recover(1);
     assert_nothing_more(client, &received);
+}
+
+/// Many releases of guards, prompt and late ones, of which some are confirmed and some given up.
+#[test]
+fn each_late_release_of_a_quorum_has_one_delay_and_one_end() {
+    let nodes = Nodes::start(3);
+    let builder = impatient(nodes.urls(), millis(150)).ttl(secs(1));
+    let (client, received) = listening(builder);
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for key in ["a", "b", "c", "d"] {
+            let (client, has_ended) = (&client, &has_ended);
+            scope.spawn(move || {
+                let mutex = client.mutex(key);
+                while !has_ended.load(Ordering::Relaxed) {
+                    // While no majority replies, calls fail.
+                    if let Ok(guard) = mutex.lock() {
+                        thread::sleep(millis(3));
+                        drop(guard);
+                    }
+                    if let Ok(guard) = mutex.lock() {
+                        thread::sleep(millis(3));
+                        let _ = guard.unlock();
+                    }
+                }
+            });
+        }
+        for round in 0..12 {
+            let away = &nodes.0[..1 + round % 3];
+            away.iter().for_each(Server::stop);
+            // Some of the releases are given up at the end of the ttl.
+            thread::sleep(millis(if round % 6 == 5 { 1500 } else { 300 }));
+            away.iter().for_each(Server::resume);
+            thread::sleep(millis(100));
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
+    nodes.assert_all_become_free();
+    client.shutdown(SOON).unwrap();
+    drop(client);
+    let mut delayed: HashSet<(String, u64)> = HashSet::new();
+    let mut ends = [0, 0];
+    for (key, token, event) in rest(&received) {
+        match event {
+            Delayed(kind) => {
+                assert_eq!(kind, ErrorKind::NoQuorum);
+                assert!(delayed.insert((key, token)), "a second delay");
+            }
+            Ended { confirmed } => {
+                assert!(delayed.remove(&(key, token)), "an end without a delay");
+                ends[usize::from(confirmed)] += 1;
+            }
+        }
+    }
+    assert!(delayed.is_empty(), "without an end: {delayed:?}");
+    assert!(ends.iter().all(|count| *count > 0), "{ends:?}");
 }
