@@ -498,6 +498,7 @@ impl Mutex {
         };
         let (key, lease) = (self.key.clone()?, found.lease());
         let started = Instant::now();
+        let mut released_by_some = false;
         loop {
             let force = Command::ForceUnlock {
                 key: key.clone(),
@@ -506,7 +507,12 @@ impl Mutex {
             };
             match self.ask(force)? {
                 Reply::Done => return Ok(Some(found)),
-                Reply::NotListening => park_timeout(NOTIFY_PAUSE),
+                Reply::NotListening { by_some } => {
+                    released_by_some |= by_some;
+                    park_timeout(NOTIFY_PAUSE);
+                }
+                // The nodes of a quorum have released it, one after the other.
+                _ if released_by_some => return Ok(Some(found)),
                 _ => return Ok(None),
             }
         }

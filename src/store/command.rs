@@ -290,7 +290,10 @@ pub(crate) enum Reply {
     /// The key does not exist.
     Missing,
     /// The key was not released by force, since its holder would not be notified.
-    NotListening,
+    NotListening {
+        /// Nodes of a quorum have released it, but no majority.
+        by_some: bool,
+    },
     /// A node of a quorum may have lost data, and does not vote for this time. After a release, the lease has no key on
     /// the node.
     Abstained { for_another: Duration },

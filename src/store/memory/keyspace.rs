@@ -477,7 +477,7 @@ impl Keyspace {
             {
                 let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
                 if must_notify && is_new && !(step.listens)(&lock.holder) {
-                    return Reply::NotListening;
+                    return Reply::NotListening { by_some: false };
                 }
                 step.notifications.push(Notification::Forced {
                     to: lock.holder.clone(),

@@ -127,20 +127,18 @@ impl Count {
 
     /// The reply to a release, or to a release by force. `None` if a majority has not said.
     pub(super) fn released(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
-        let count = |wanted: &Reply| {
-            let same =
-                |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(reply)) if reply == wanted);
-            outcomes.iter().filter(same).count()
-        };
-        let done = count(&Reply::Done);
+        let is_done = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(Reply::Done)));
+        let done = outcomes.iter().filter(is_done).count();
         if done >= self.majority() {
             return Some(Reply::Done);
         }
         if let Some(reply) = self.taken(outcomes) {
             return Some(reply);
         }
-        if count(&Reply::NotListening) > 0 {
-            return Some(Reply::NotListening);
+        let is_refused =
+            |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(Reply::NotListening { .. })));
+        if outcomes.iter().any(is_refused) {
+            return Some(Reply::NotListening { by_some: done > 0 });
         }
         let released = outcomes.iter().filter(|one| has_released(one)).count();
         (done > 0 && released >= self.majority()).then_some(Reply::Done)
@@ -491,16 +489,14 @@ mod tests {
         let released = |outcomes: &[Option<Outcome>]| Count::of(3).released(outcomes);
         let done = || Some(Ok(Reply::Done));
         let missing = || Some(Ok(Reply::Missing));
-        let deaf = || Some(Ok(Reply::NotListening));
+        let refused = |by_some| Reply::NotListening { by_some };
+        let deaf = || Some(Ok(refused(false)));
         assert_eq!(released(&[done(), None, done()]), Some(Reply::Done));
         assert_eq!(released(&[done(), missing(), done()]), Some(Reply::Done));
         assert_eq!(released(&[done(), missing(), None]), Some(Reply::Done));
         assert_eq!(released(&[done(), None, failed(ErrorKind::Timeout)]), None);
         assert_eq!(released(&[missing(), None, None]), None);
-        assert_eq!(
-            released(&[deaf(), done(), missing()]),
-            Some(Reply::NotListening)
-        );
+        assert_eq!(released(&[deaf(), done(), missing()]), Some(refused(true)));
         assert_eq!(
             released(&[done(), missing(), missing()]),
             Some(Reply::Missing)
@@ -509,7 +505,7 @@ mod tests {
             released(&[missing(), taken("host/2/b"), taken("host/2/b")]),
             Some(taken("host/2/b").unwrap().unwrap())
         );
-        assert_eq!(released(&[deaf(), deaf(), None]), Some(Reply::NotListening));
+        assert_eq!(released(&[deaf(), deaf(), None]), Some(refused(false)));
     }
 
     /// Two nodes have restarted without their data: they do not know whether the lease was lost.

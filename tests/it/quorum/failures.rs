@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use leasehold::ErrorKind;
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use super::nodes::{Nodes, builder, impatient};
 use crate::support::{SOON, ask, held_keys, in_redis, lock, millis, secs, value_of};
@@ -133,4 +133,40 @@ fn foreign_values_on_a_minority_are_ignored() {
             assert!(eventually(SOON, || value_of(node, &key) == foreign));
         }
     }
+}
+
+/// The holder connects for notifications at one node after the other, and each node releases the lock then.
+#[test]
+fn a_forced_release_at_one_node_after_the_other_is_reported() {
+    let nodes = Nodes::start(3);
+    let proxies: Vec<Proxy> = nodes.0[1..]
+        .iter()
+        .map(|server| Proxy::start(server.port()).unwrap())
+        .collect();
+    let mut urls = vec![nodes.0[0].url()];
+    urls.extend(proxies.iter().map(Proxy::url));
+    let holder = impatient(urls, millis(300)).build().unwrap();
+    let guard = lock(&holder, "k");
+    assert!(eventually(SOON, || nodes.holding("k") == 3));
+    let listens = |server: &Server| {
+        let channels = ask(server, &["PUBSUB", "CHANNELS"]);
+        matches!(channels, Reply::Array(channels) if !channels.is_empty())
+    };
+    assert!(eventually(SOON, || nodes.0.iter().all(listens)));
+    for (proxy, server) in proxies.iter().zip(&nodes.0[1..]) {
+        proxy.black_hole(true);
+        ask(server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    }
+    let operator = nodes.client();
+    std::thread::scope(|scope| {
+        let forced = scope.spawn(|| operator.mutex("k").force_unlock());
+        for (left, proxy) in [(2, &proxies[0]), (1, &proxies[1])] {
+            assert!(eventually(SOON, || nodes.holding("k") <= left));
+            proxy.cut_all();
+            proxy.black_hole(false);
+        }
+        let found = forced.join().unwrap().unwrap();
+        assert!(found.is_some_and(|found| found.holder() == holder.holder_id()));
+    });
+    assert!(guard.unlock().unwrap_err().is_lease_lost());
 }

@@ -187,7 +187,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
             }
         }
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Write, Value::Int(1)) => Reply::Done,
-        (ScriptKind::Release, Value::Int(2)) => Reply::NotListening,
+        (ScriptKind::Release, Value::Int(2)) => Reply::NotListening { by_some: false },
         (ScriptKind::Write, Value::BulkString(seen)) => {
             let token = std::str::from_utf8(seen).ok();
             match token.and_then(|token| token.parse().ok()) {
