@@ -12,6 +12,12 @@ const NODES: usize = 3;
 const CLIENTS: usize = 2;
 /// The time at which the model begins. The quarantines of all nodes are over by then.
 const START: Tick = 3;
+/// The lease of a ticket, if there is one. Its holder has written the ticket before the model begins, with this token.
+const TICKET: LeaseId = LeaseId {
+    client: CLIENTS,
+    attempt: 0,
+};
+const TICKET_TOKEN: Token = START * UNITS_PER_TICK;
 /// A token counts in smaller units than a clock, so that nodes can count up within a tick.
 const UNITS_PER_TICK: Token = 8;
 
@@ -44,6 +50,10 @@ struct Rules {
     separate_replies: bool,
     /// The validity starts before the first request is sent, not after the replies have come.
     valid_from_request: bool,
+    /// An adopter gets a token of its own, not that of the ticket.
+    adoption_raises_token: bool,
+    /// A node passes a key on only if the ticket's lease holds it.
+    adopts_ticket_only: bool,
 }
 
 /// The bounds of the model. The checker visits all states within them.
@@ -59,6 +69,9 @@ struct Limits {
     clock_steps: u8,
     /// Requests that arrive although their client has given up or released the lease. Further ones are lost.
     late_requests: u8,
+    /// All nodes but one at most begin with the key of a ticket, which clients may adopt. At each node, a renewal by the
+    /// old holder may arrive late.
+    has_ticket: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +137,12 @@ enum Command {
     Acquire {
         proposal: Token,
     },
+    /// Acquires a key that the ticket's lease holds.
+    Adopt {
+        proposal: Token,
+    },
+    /// Gives a key that was to be adopted back to the ticket's lease.
+    GiveBack,
     /// Writes a token back (round 0), or renews the lease for the nth time.
     Hold {
         token: Token,
@@ -137,12 +156,14 @@ enum Client {
     Idle,
     Acquiring {
         lease: LeaseId,
+        adopts: bool,
         valid_until: Tick,
         /// The token that the client is writing back.
         token: Option<Token>,
     },
     Holding {
         lease: LeaseId,
+        has_adopted: bool,
         valid_until: Tick,
         token: Token,
         wrote_back: bool,
@@ -169,6 +190,8 @@ enum Action {
     Deliver(usize, Request),
     /// Sends an acquire with this proposal to all nodes.
     Acquire(usize, Token),
+    /// Sends an adoption of the ticket with this proposal to all nodes.
+    Adopt(usize, Token),
     /// Takes the greatest of the replies of these nodes as the token.
     ChooseToken(usize, Vec<usize>),
     /// Reads that a majority has stored the token.
@@ -178,6 +201,9 @@ enum Action {
     EndRenewal(usize),
     /// Releases the lease, or gives up the acquire. The release reaches these nodes at once, and others late or never.
     Release(usize, Vec<usize>),
+    /// Gives up the adoption, and gives the key back to the ticket's lease: at these nodes at once, and at others late
+    /// or never.
+    GiveBack(usize, Vec<usize>),
 }
 
 impl Node {
@@ -199,18 +225,27 @@ impl Node {
                 self.key = self.key.filter(|_| !holds);
                 return None;
             }
+            Command::GiveBack => {
+                self.give_back(lease);
+                return None;
+            }
             Command::Hold { token, .. } if !rules.stores_under_lease && is_taken => {
                 self.fence = self.fence.max(token);
                 return Some(self.fence);
             }
-            Command::Acquire { .. } | Command::Hold { .. }
-                if is_taken || self.is_quarantined(clock, rules) =>
+            _ if self.is_quarantined(clock, rules) => return None,
+            // The lease holds the key already: reply as before.
+            Command::Acquire { .. } | Command::Adopt { .. } if holds => return Some(self.fence),
+            Command::Acquire { .. } | Command::Hold { .. } if is_taken => return None,
+            Command::Adopt { .. }
+                if self
+                    .key
+                    .is_none_or(|key| rules.adopts_ticket_only && key.lease != TICKET) =>
             {
                 return None;
             }
-            // The lease holds the key already: reply as before.
-            Command::Acquire { .. } if holds => return Some(self.fence),
-            Command::Acquire { proposal } => {
+            Command::Adopt { .. } if !rules.adoption_raises_token => {}
+            Command::Acquire { proposal } | Command::Adopt { proposal } => {
                 let time = clock * UNITS_PER_TICK;
                 self.fence = proposal.max(time).max(self.fence + 1);
             }
@@ -220,7 +255,18 @@ impl Node {
         let expires = clock + rules.ttl;
         let expires = self.key.map_or(expires, |key| key.expires.max(expires));
         self.key = Some(Key { lease, expires });
-        Some(self.fence)
+        match request.command {
+            Command::Adopt { .. } if !rules.adoption_raises_token => Some(TICKET_TOKEN),
+            _ => Some(self.fence),
+        }
+    }
+
+    fn give_back(&mut self, from: LeaseId) {
+        if let Some(key) = &mut self.key
+            && key.lease == from
+        {
+            key.lease = TICKET;
+        }
     }
 
     fn expire(&mut self, now: Tick) {
@@ -279,9 +325,9 @@ impl Client {
     /// Whether the client waits for replies to this request.
     fn awaits(&self, request: Request, rules: &Rules) -> bool {
         let round = match request.command {
-            Command::Acquire { .. } => 0,
+            Command::Acquire { .. } | Command::Adopt { .. } => 0,
             Command::Hold { round, .. } => round,
-            Command::Release => return false,
+            Command::GiveBack | Command::Release => return false,
         };
         let awaited = match *self {
             Self::Idle => None,
@@ -315,8 +361,12 @@ impl State {
         let node = &mut self.nodes[node];
         node.requests.retain(|other| *other != request);
         let reply = node.carry_out(request, self.now, rules);
-        if self.clients[client].awaits(request, rules) && reply.is_some() {
-            node.replies[client] = reply;
+        let client = self.clients.get(client).zip(node.replies.get_mut(client));
+        if let Some((client, last)) = client
+            && client.awaits(request, rules)
+            && reply.is_some()
+        {
+            *last = reply;
         }
     }
 
@@ -329,7 +379,8 @@ impl State {
     }
 
     fn is_late(&self, request: Request) -> bool {
-        self.clients[request.lease.client].lease() != Some(request.lease)
+        let client = self.clients.get(request.lease.client);
+        client.and_then(Client::lease) != Some(request.lease)
     }
 
     /// The nodes from which the client has a reply.
@@ -350,18 +401,22 @@ impl State {
     fn believe(&mut self, client: usize, token: Token, rules: &Rules) {
         let Client::Acquiring {
             lease,
+            adopts,
             valid_until,
             token: written,
         } = self.clients[client]
         else {
             unreachable!("the client acquires");
         };
-        self.tokens_increase &= token > self.last_token;
+        // A ticket may keep its token, if no later grant has a greater one.
+        let keeps_token = adopts && token == TICKET_TOKEN && !rules.adoption_raises_token;
+        self.tokens_increase &= token > self.last_token || keeps_token && token == self.last_token;
         self.last_token = token;
         self.grants += 1;
         let from_now = self.now + rules.ttl - rules.drift;
         let holding = Client::Holding {
             lease,
+            has_adopted: adopts,
             valid_until: if rules.valid_from_request {
                 valid_until
             } else {
@@ -389,6 +444,39 @@ impl State {
         self.set_client(client, Client::Idle);
     }
 
+    fn give_back(&mut self, client: usize, reached: &[usize]) {
+        let lease = self.clients[client].lease().expect("the client has one");
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            if reached.contains(&index) {
+                node.give_back(lease);
+            } else {
+                for command in [Command::GiveBack, Command::Release] {
+                    node.send(Request { lease, command });
+                }
+            }
+        }
+        self.set_client(client, Client::Idle);
+    }
+
+    /// Begins to acquire the lock.
+    fn acquire(&mut self, client: usize, command: Command, rules: &Rules) {
+        let attempt = if rules.new_lease_ids {
+            self.attempts[client]
+        } else {
+            0
+        };
+        self.attempts[client] -= 1;
+        let lease = LeaseId { client, attempt };
+        let acquiring = Client::Acquiring {
+            lease,
+            adopts: matches!(command, Command::Adopt { .. }),
+            valid_until: self.now + rules.ttl - rules.drift,
+            token: None,
+        };
+        self.set_client(client, acquiring);
+        self.send_to_all(lease, command);
+    }
+
     fn tick(&mut self, rules: &Rules) {
         self.now += 1;
         for node in &mut self.nodes {
@@ -412,7 +500,10 @@ impl State {
     /// Removes differences between states that have no effect later, so that the checker visits fewer states.
     fn simplify(&mut self) {
         let leases = self.clients.each_ref().map(Client::lease);
-        let is_late = |request: &Request| leases[request.lease.client] != Some(request.lease);
+        let is_late = |request: &Request| {
+            let lease = leases.get(request.lease.client).copied().flatten();
+            lease != Some(request.lease)
+        };
         for node in &mut self.nodes {
             if self.late_requests == 0 {
                 node.requests.retain(|request| !is_late(request));
@@ -443,19 +534,40 @@ impl Model for Quorum {
             replies: [None; CLIENTS],
         };
         let offset = |is_ahead| if is_ahead { self.rules.clock_offset } else { 0 };
-        let state = |ahead| State {
+        let nodes = |ahead, lacking| {
+            let mut nodes = std::array::from_fn(|index| node(offset(index >= NODES - ahead)));
+            if self.limits.has_ticket {
+                for (index, node) in nodes.iter_mut().enumerate() {
+                    self.add_ticket(node, lacking != Some(index));
+                }
+            }
+            nodes.sort();
+            nodes
+        };
+        let state = |(ahead, lacking)| State {
             now: START,
-            nodes: std::array::from_fn(|index| node(offset(index >= NODES - ahead))),
+            nodes: nodes(ahead, lacking),
             clients: [Client::Idle, Client::Idle],
             attempts: self.limits.attempts,
             restarts: self.limits.restarts,
             clock_steps: self.limits.clock_steps,
             late_requests: self.limits.late_requests,
-            last_token: 0,
+            last_token: if self.limits.has_ticket {
+                TICKET_TOKEN
+            } else {
+                0
+            },
             tokens_increase: true,
             grants: 0,
         };
-        (0..=NODES).map(state).collect()
+        // A node without the ticket's key has a clock that is right, or one that is ahead.
+        let lacking = if self.limits.has_ticket {
+            vec![None, Some(0), Some(NODES - 1)]
+        } else {
+            vec![None]
+        };
+        let ahead = (0..=NODES).flat_map(|ahead| lacking.iter().map(move |node| (ahead, *node)));
+        ahead.map(state).collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -464,8 +576,8 @@ impl Model for Quorum {
             // No further grant is possible.
             return;
         }
-        // Before the first attempt, there is no lease to lose.
-        let has_begun = state.attempts != self.limits.attempts;
+        // Before the first attempt, there is no lease to lose but that of a ticket.
+        let has_begun = state.attempts != self.limits.attempts || self.limits.has_ticket;
         if has_begun && state.now < START + self.limits.ticks {
             actions.push(Action::Tick);
         }
@@ -504,20 +616,10 @@ impl Model for Quorum {
             }
             Action::Deliver(node, request) => state.deliver(node, request, rules),
             Action::Acquire(client, proposal) => {
-                let attempt = if rules.new_lease_ids {
-                    state.attempts[client]
-                } else {
-                    0
-                };
-                state.attempts[client] -= 1;
-                let lease = LeaseId { client, attempt };
-                let acquiring = Client::Acquiring {
-                    lease,
-                    valid_until: state.now + rules.ttl - rules.drift,
-                    token: None,
-                };
-                state.set_client(client, acquiring);
-                state.send_to_all(lease, Command::Acquire { proposal });
+                state.acquire(client, Command::Acquire { proposal }, rules);
+            }
+            Action::Adopt(client, proposal) => {
+                state.acquire(client, Command::Adopt { proposal }, rules);
             }
             Action::ChooseToken(client, nodes) => {
                 let replies = nodes.iter().map(|&node| state.nodes[node].replies[client]);
@@ -572,6 +674,7 @@ impl Model for Quorum {
                 state.set_client(client, renewed);
             }
             Action::Release(client, reached) => state.release(client, &reached),
+            Action::GiveBack(client, reached) => state.give_back(client, &reached),
         }
         state.simplify();
         Some(state)
@@ -600,6 +703,18 @@ impl Model for Quorum {
             Property::sometimes("renewal", |_, state: &State| {
                 any(state, |client| client.grant() == Some(Grant::Renewed))
             }),
+            Property::sometimes("adoption", |_, state: &State| {
+                let has_adopted = |client: &Client| {
+                    matches!(
+                        client,
+                        Client::Holding {
+                            has_adopted: true,
+                            ..
+                        }
+                    )
+                };
+                any(state, has_adopted)
+            }),
             Property::sometimes("second grant", |_, state: &State| state.grants == 2),
             Property::sometimes("vote after a quarantine", |_, state: &State| {
                 let votes = |node: &Node| node.data_since > 0 && node.key.is_some();
@@ -610,6 +725,26 @@ impl Model for Quorum {
 }
 
 impl Quorum {
+    /// Sends a renewal by the ticket's old holder to a new node, which may have the ticket's key.
+    fn add_ticket(&self, node: &mut Node, has_key: bool) {
+        if has_key {
+            node.fence = TICKET_TOKEN;
+            node.key = Some(Key {
+                lease: TICKET,
+                expires: node.clock(START) + self.rules.ttl,
+            });
+        }
+        if self.limits.late_requests > 0 {
+            node.send(Request {
+                lease: TICKET,
+                command: Command::Hold {
+                    token: TICKET_TOKEN,
+                    round: 0,
+                },
+            });
+        }
+    }
+
     fn actions_of(&self, client: usize, state: &State, actions: &mut Vec<Action>) {
         let Rules {
             majority,
@@ -630,8 +765,12 @@ impl Quorum {
                 let is_second = client > 0 && attempts == [attempts[0]; CLIENTS];
                 let may_begin = !is_second || state.attempts != attempts;
                 if state.attempts[client] > 0 && may_begin {
-                    let acquire = |proposal| Action::Acquire(client, proposal);
-                    actions.extend(proposals.into_iter().map(acquire));
+                    for proposal in proposals {
+                        actions.push(Action::Acquire(client, proposal));
+                        if self.limits.has_ticket {
+                            actions.push(Action::Adopt(client, proposal));
+                        }
+                    }
                 }
                 return;
             }
@@ -664,6 +803,12 @@ impl Quorum {
         let holds = |node: &usize| state.nodes[*node].key.map(|key| key.lease) == lease;
         let holding: Vec<usize> = (0..NODES).filter(holds).collect();
         actions.extend(subsets(&holding).map(|reached| Action::Release(client, reached)));
+        if matches!(
+            state.clients[client],
+            Client::Acquiring { adopts: true, .. }
+        ) {
+            actions.extend(subsets(&holding).map(|reached| Action::GiveBack(client, reached)));
+        }
     }
 }
 
