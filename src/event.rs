@@ -69,7 +69,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key. Called once per lock, and followed by one
     /// [`release_ended`](Self::release_ended). On a [quorum](crate::Client::quorum), called if the release failed at so
-    /// many nodes that no majority was left; the error is `NoQuorum`, or one that a retry does not mend, as `Denied`.
+    /// many nodes that no majority was left. The error is `NoQuorum`, or a lasting one such as `Denied`.
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
     /// A delayed release ended. `confirmed` is true if Redis, or a majority of a quorum, has replied: the key is gone or
     /// has another holder. Otherwise the client gave the release up: the ttl has ended, and the key with it; or the

@@ -7,3 +7,9 @@
 mod check;
 mod lock;
 mod values;
+
+const NODES: usize = 3;
+/// The time at which a model begins. The quarantines of all nodes are over by then.
+const START: Tick = 3;
+
+type Tick = u8;

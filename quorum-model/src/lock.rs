@@ -8,10 +8,9 @@ mod tests;
 
 use stateright::{Model, Property};
 
-const NODES: usize = 3;
+use crate::{NODES, START, Tick};
+
 const CLIENTS: usize = 2;
-/// The time at which the model begins. The quarantines of all nodes are over by then.
-const START: Tick = 3;
 /// The lease of a ticket, if there is one. Its holder has written the ticket before the model begins, with this token.
 const TICKET: LeaseId = LeaseId {
     client: CLIENTS,
@@ -21,7 +20,6 @@ const TICKET_TOKEN: Token = START * UNITS_PER_TICK;
 /// A token counts in smaller units than a clock, so that nodes can count up within a tick.
 const UNITS_PER_TICK: Token = 8;
 
-type Tick = u8;
 type Token = u8;
 
 /// The protocol, and the bounds that it assumes.

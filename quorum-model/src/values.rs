@@ -8,13 +8,11 @@ mod tests;
 
 use stateright::{Model, Property};
 
-const NODES: usize = 3;
+use crate::{NODES, START, Tick};
+
 /// The greatest number of calls.
 const CALLS: usize = 4;
-/// The time at which the model begins. The quarantines of all nodes are over by then.
-const START: Tick = 3;
 
-type Tick = u8;
 /// A token is a time.
 type Token = Tick;
 
@@ -84,7 +82,7 @@ struct State {
     /// Sorted, so that states with exchanged nodes are equal. Each action may change the index of a node.
     nodes: [Node; NODES],
     calls: [Call; CALLS],
-    /// What is left of [`Limits::losses`] and [`Limits::late_writes`].
+    /// The rest of [`Limits::losses`] and [`Limits::late_writes`].
     losses: u8,
     late_writes: u8,
     last_loss: Option<Tick>,

@@ -169,6 +169,18 @@ impl Command {
         }
     }
 
+    /// The key and the fencing token, if this is the release of a guard's lease.
+    pub(crate) fn guard_release(&self) -> Option<(&Key, u64)> {
+        match self {
+            Self::Release {
+                key,
+                held: Some(held),
+                ..
+            } => Some((key, held.token)),
+            _ => None,
+        }
+    }
+
     /// The replicas that have to acknowledge this command.
     pub(crate) fn replicas(&self) -> Option<Replicas> {
         match self {

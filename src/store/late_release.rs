@@ -81,14 +81,8 @@ impl ReleaseTracker {
 
     /// Tracks `command` if it is a guard's release.
     pub(crate) fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
-        match command {
-            Command::Release {
-                key,
-                held: Some(held),
-                ..
-            } => Some(Self::new(hook, key, held.token)),
-            _ => None,
-        }
+        let (key, token) = command.guard_release()?;
+        Some(Self::new(hook, key, token))
     }
 
     /// Tracks a release that left a pipeline's queue. `reported_late`: the hook knows that the release is late.

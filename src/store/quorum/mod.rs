@@ -721,16 +721,9 @@ impl QuorumStore {
         is_awaited: bool,
     ) -> Option<(&QuorumLateReleases, &'a Key, u64)> {
         let late_releases = self.late_releases.as_deref()?;
-        let Command::Release {
-            key,
-            held: Some(held),
-            ..
-        } = release
-        else {
-            return None;
-        };
-        late_releases.begin(key, held.token, is_awaited);
-        Some((late_releases, key, held.token))
+        let (key, token) = release.guard_release()?;
+        late_releases.begin(key, token, is_awaited);
+        Some((late_releases, key, token))
     }
 
     /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the nodes.

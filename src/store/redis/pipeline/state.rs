@@ -560,7 +560,12 @@ impl Extend<PendingRequest> for AwaitedQueue {
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::store::command::Held;
     use crate::util::id::LeaseId;
 
     fn release(name: &str, is_undo: bool) -> Release {
@@ -606,6 +611,32 @@ mod tests {
             unbounded.enqueue_release(release("a", false));
         }
         assert_eq!(unbounded.releases(), 100);
+    }
+
+    /// A quorum forgets the release then: so its nodes' queues bound what it counts.
+    #[test]
+    fn a_release_dropped_at_the_bound_is_reported() {
+        let reports: Arc<Mutex<Vec<String>>> = Arc::default();
+        let reported = Arc::clone(&reports);
+        let hook = LateReleaseHook::new(move |key, token, report| {
+            let report = match report {
+                LateRelease::Ended { confirmed } => format!("ended: {confirmed}"),
+                _ => return,
+            };
+            let text = format!("{} {token} {report}", key.name());
+            reported.lock().push(text);
+        });
+        let mut state = PipelineState::new(Some(hook)).with_most_releases(2);
+        for (name, token) in [("a", 1), ("b", 2), ("c", 3)] {
+            let mut release = release(name, false);
+            release.held = Some(Held {
+                token,
+                is_token_in_value: true,
+                others_queued: false,
+            });
+            state.enqueue_release(release);
+        }
+        assert_eq!(*reports.lock(), ["a 1 ended: false"]);
     }
 
     #[test]
