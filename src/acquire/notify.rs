@@ -90,12 +90,16 @@ impl Listener for NotificationHandler {
         }
     }
 
-    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
         let now = self.watchdog.now();
         let held = self.watchdog.tracked(key);
         let held = held.filter(|lease| lease.valid_for(now).is_some());
         let lease = held.map(|lease| lease.grant().id);
-        let matters = lease.is_some() || self.queues.is_tracked(key);
+        let matters_to_waiter = match self.backend.notifications.free_servers() {
+            Some(majority) => self.queues.note_change(key, server, majority),
+            None => self.queues.is_tracked(key),
+        };
+        let matters = lease.is_some() || matters_to_waiter;
         matters.then(|| TrackedKey {
             key: key.clone(),
             lease,
@@ -115,9 +119,8 @@ impl Listener for NotificationHandler {
         match lease {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
-            None if let Some(servers) = self.backend.notifications.free_servers() => {
-                let is_free = !state.exists();
-                self.queues.note_watched(key, server, is_free, servers);
+            None if let Some(majority) = self.backend.notifications.free_servers() => {
+                self.queues.note_read(key, server, state.exists(), majority);
             }
             None => {
                 // Another client holds the lock. Its release will serve the queue, so the waiter need not ask.

@@ -56,9 +56,17 @@ struct KeyQueue {
     /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
     /// accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
-    /// The servers that have reported that the key is missing, since a waiter began to watch it. `None` if no waiter
-    /// watches the key.
-    missing_on: Option<ServerSet>,
+    /// What servers have reported of the key since a waiter began to watch it. `None` if no waiter watches the key.
+    watch: Option<Watch>,
+}
+
+/// The reports about a key that a waiter watches. A server is in one of the two sets at most.
+#[derive(Default)]
+struct Watch {
+    present_on: ServerSet,
+    missing_on: ServerSet,
+    /// Another client has the key, or had it since the watch began.
+    was_taken: bool,
 }
 
 /// A set of servers, one bit for each.
@@ -374,37 +382,34 @@ impl LocalQueues {
     pub(crate) fn is_tracked(&self, key: &Key) -> bool {
         let shard = self.shard(key);
         let queue = shard.queues.get(key);
-        queue.is_some_and(|queue| {
-            queue.missing_on.is_some() || queue.entry.is_some_and(|entry| entry.is_tracked)
-        })
+        let entry = queue.and_then(|queue| queue.entry);
+        entry.is_some_and(|entry| entry.is_tracked)
     }
 
-    /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on
-    /// `needed` servers.
-    pub(crate) fn note_watched(
-        &self,
-        key: &Key,
-        server: ServerId,
-        is_missing: bool,
-        needed: usize,
-    ) {
+    /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on a
+    /// majority of the servers.
+    pub(crate) fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
+        let mut shard = self.shard(key);
+        if let Some(queue) = shard.queues.get_mut(key) {
+            queue.note_read(1 << server.0, exists, majority);
+        }
+    }
+
+    /// Notes a change of a key on `server`. A watched key that was present is now missing, as far as is known: it was
+    /// released or has expired. A renewal changes it, too, and costs the waiter an attempt. Returns true if a waiter
+    /// watches the key and is not woken yet, so that the key should be read again.
+    pub(crate) fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
-            return;
+            return false;
         };
-        let Some(missing_on) = &mut queue.missing_on else {
-            return;
-        };
-        let before = missing_on.count_ones() as usize;
         let server: ServerSet = 1 << server.0;
-        *missing_on = if is_missing {
-            *missing_on | server
-        } else {
-            *missing_on & !server
-        };
-        if before < needed && missing_on.count_ones() as usize >= needed {
-            queue.wake();
+        let was_present = |watch: &Watch| watch.present_on & server != 0;
+        if queue.watch.as_ref().is_some_and(was_present) {
+            queue.note_read(server, false, majority);
         }
+        let watch = queue.watch.as_ref();
+        watch.is_some_and(|watch| (watch.missing_on.count_ones() as usize) < majority)
     }
 
     /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
@@ -491,6 +496,25 @@ impl KeyQueue {
     fn wake(&self) {
         if let Some(first) = self.waiters.front() {
             first.wake();
+        }
+    }
+
+    /// Notes that the key exists, or not, on the one server of the set `server`.
+    fn note_read(&mut self, server: ServerSet, exists: bool, majority: usize) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        let is_majority = |servers: ServerSet| servers.count_ones() as usize >= majority;
+        let was_missing = is_majority(watch.missing_on);
+        watch.present_on &= !server;
+        watch.missing_on &= !server;
+        match exists {
+            true => watch.present_on |= server,
+            false => watch.missing_on |= server,
+        }
+        watch.was_taken |= is_majority(watch.present_on);
+        if !was_missing && is_majority(watch.missing_on) {
+            self.wake();
         }
     }
 
@@ -627,11 +651,23 @@ impl WaiterGuard<'_> {
         }
     }
 
-    /// Records that this waiter watches the key, of which no server has reported anything yet.
-    pub(crate) fn watch(&self) {
+    /// Records that this waiter watches the key, of which no server has reported anything yet. `is_taken`: another
+    /// client has the key.
+    pub(crate) fn watch(&self, is_taken: bool) {
         if let Some(queue) = self.queues.shard(self.key).queues.get_mut(self.key) {
-            queue.missing_on = Some(0);
+            queue.watch = Some(Watch {
+                was_taken: is_taken,
+                ..Watch::default()
+            });
         }
+    }
+
+    /// Whether another client has the key that this waiter watches, or had it since the watch began.
+    pub(crate) fn was_taken(&self) -> bool {
+        let shard = self.queues.shard(self.key);
+        let queue = shard.queues.get(self.key);
+        let watch = queue.and_then(|queue| queue.watch.as_ref());
+        watch.is_some_and(|watch| watch.was_taken)
     }
 
     /// Sleeps until this waiter is woken or cancelled, at most until `until`.
@@ -656,7 +692,7 @@ impl WaiterGuard<'_> {
         if let Some(queue) = shard.queues.get_mut(self.key) {
             queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
             queue.entry.take_if(|entry| entry.lease == lease.grant().id);
-            (queue.since, queue.missing_on) = (None, None);
+            (queue.since, queue.watch) = (None, None);
             forced = queue.forced.take();
         }
         let before = shard.holders.insert(Arc::clone(lease));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::acquire::backoff::{Backoff, jittered};
-use crate::acquire::contention::WaitSoFar;
+use crate::acquire::contention::{Pause, WaitSoFar};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
@@ -66,8 +66,9 @@ pub(super) enum RetryState {
     Polling,
     /// At `ask_at`: the waiter has no queue, and is woken when the key becomes free.
     Watching { ask_at: MonotonicTime },
-    /// At this time, whatever happens before: other clients ask at other times.
-    Pausing(MonotonicTime),
+    /// At `until`, whatever happens before: other clients ask at other times. With `looks`, the waiter first reads the
+    /// key.
+    Pausing { until: MonotonicTime, looks: bool },
 }
 
 impl RetryState {
@@ -112,14 +113,11 @@ struct Wait<'a> {
     split_votes: u32,
     /// How long the last attempt took.
     round_trip: Duration,
-    /// Whether a reply of a quorum has shown another client during this wait: it had the key, or asked at the same
-    /// time.
-    has_met_others: bool,
-    /// Whether the last reply of a quorum was that another client has the key, and the key has not been free since, as
-    /// far as this client knows.
-    has_seen_grant: bool,
-    /// When this caller asked for the first time.
-    first_asked_at: Option<MonotonicTime>,
+    /// How many turns other clients of a quorum have got during this wait, as far as this client knows: they had the
+    /// key, or split the votes.
+    missed_turns: u32,
+    /// Whether the current turn is one of `missed_turns`. A turn ends once the key is free.
+    is_turn_counted: bool,
 }
 
 impl Acquirer {
@@ -152,9 +150,8 @@ impl Acquirer {
                 contention_reported: false,
                 split_votes: 0,
                 round_trip: Duration::ZERO,
-                has_met_others: false,
-                has_seen_grant: false,
-                first_asked_at: None,
+                missed_turns: 0,
+                is_turn_counted: false,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -279,7 +276,8 @@ impl Wait<'_> {
             }
             if may_ask && matches!(self.retry, RetryState::AskNow) {
                 if let Some(until) = self.leave_turn(now) {
-                    self.retry = RetryState::Pausing(until);
+                    let looks = false;
+                    self.retry = RetryState::Pausing { until, looks };
                     is_new = is_owed_attempt;
                 } else if let Some(lease) = self.ask_redis(now)? {
                     return Ok(Some(Acquired::Granted(lease)));
@@ -379,7 +377,9 @@ impl Wait<'_> {
                     RetryState::Queued { track_at, ask_at } => {
                         track_at.unwrap_or(ask_at).min(ask_at)
                     }
-                    RetryState::Watching { ask_at } | RetryState::Pausing(ask_at) => ask_at,
+                    RetryState::Watching { ask_at: at } | RetryState::Pausing { until: at, .. } => {
+                        at
+                    }
                 });
             }
         }
@@ -390,9 +390,10 @@ impl Wait<'_> {
                     self.backoff = Backoff::new();
                 }
                 self.retry = match self.retry {
-                    RetryState::Pausing(until) => RetryState::Pausing(until),
-                    RetryState::Watching { .. } => {
-                        self.has_seen_grant = false;
+                    RetryState::Pausing { until, looks } => RetryState::Pausing { until, looks },
+                    RetryState::Watching { .. } if self.waiter.was_taken() => {
+                        self.miss_turn();
+                        self.is_turn_counted = false;
                         self.pausing()
                     }
                     _ => RetryState::AskNow,
@@ -421,7 +422,12 @@ impl Wait<'_> {
                     RetryState::Watching { ask_at } if now < ask_at => {
                         RetryState::Watching { ask_at }
                     }
-                    RetryState::Pausing(until) if now < until => RetryState::Pausing(until),
+                    RetryState::Pausing { until, looks } if now < until => {
+                        RetryState::Pausing { until, looks }
+                    }
+                    RetryState::Pausing { looks: true, .. } => {
+                        self.watching(false, now.after(LONGEST_TRUST))
+                    }
                     _ => RetryState::AskNow,
                 };
             }
@@ -429,47 +435,44 @@ impl Wait<'_> {
         Ok(())
     }
 
-    fn wait_so_far(&self) -> WaitSoFar {
-        let now = self.acquirer.watchdog.now();
-        WaitSoFar {
-            waited: self
-                .first_asked_at
-                .map_or(Duration::ZERO, |at| now.since(at)),
+    /// On a quorum: the pause before this caller asks again, so that clients ask at different times.
+    fn pause(&self) -> Pause {
+        let contention = self.acquirer.contention.as_ref();
+        let wait = WaitSoFar {
+            missed_turns: self.missed_turns,
             split_votes: self.split_votes,
             round_trip: self.round_trip,
-        }
-    }
-
-    /// On a quorum: a random time before this caller asks again, so that clients ask at different times.
-    fn random_pause(&self) -> Duration {
-        let contention = self.acquirer.contention.as_ref();
-        let pause = contention.map(|it| it.random_pause(&self.request.key, self.wait_so_far()));
+        };
+        let pause = contention.map(|it| it.pause(&self.request.key, wait));
         pause.unwrap_or_default()
     }
 
-    /// The state of a waiter that asks again after a random pause.
+    /// Counts the current turn as missed, unless it is counted.
+    fn miss_turn(&mut self) {
+        self.missed_turns += u32::from(!self.is_turn_counted);
+        self.is_turn_counted = true;
+    }
+
+    /// The state of a waiter that asks again after a pause.
     fn pausing(&self) -> RetryState {
-        RetryState::Pausing(self.acquirer.watchdog.now().after(self.random_pause()))
+        let Pause { time, looks } = self.pause();
+        let until = self.acquirer.watchdog.now().after(time);
+        RetryState::Pausing { until, looks }
     }
 
     /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
-    /// or polls if too few of them can notify.
-    fn watching(&self, expires_at: MonotonicTime) -> RetryState {
+    /// or polls if too few of them can notify. `is_taken`: another client has the key.
+    fn watching(&self, is_taken: bool, expires_at: MonotonicTime) -> RetryState {
         let acquirer = self.acquirer;
-        self.waiter.watch();
+        self.waiter.watch(is_taken);
         let key = self.request.key.clone();
         let tracked = vec![TrackedKey { key, lease: None }];
         if !acquirer.notifications.track(tracked) {
             return RetryState::Polling;
         }
-        let now = acquirer.watchdog.now();
-        let contention = acquirer.contention.as_ref();
-        let poll_after =
-            contention.and_then(|it| it.poll_after(&self.request.key, self.wait_so_far()));
-        let poll_after = poll_after.unwrap_or(LONGEST_TRUST).min(LONGEST_TRUST);
-        let ask_at = now.after(jittered(poll_after));
+        let ask_at = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
         RetryState::Watching {
-            ask_at: ask_at.min(expires_at.after(self.random_pause())),
+            ask_at: ask_at.min(expires_at.after(self.pause().time)),
         }
     }
 
@@ -490,9 +493,10 @@ impl Wait<'_> {
         let acquirer = self.acquirer;
         let key = &self.request.key;
         self.split_votes += 1;
-        (self.has_met_others, self.has_seen_grant) = (true, false);
+        self.is_turn_counted = false;
+        self.miss_turn();
         if let Some(contention) = &acquirer.contention {
-            contention.note_split_vote(key, acquirer.watchdog.now());
+            contention.note_other_client(key, acquirer.watchdog.now());
         }
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
@@ -504,7 +508,7 @@ impl Wait<'_> {
         if may_be_taken {
             let now = acquirer.watchdog.now();
             self.backoff.no_longer_than(expires_in);
-            self.retry = self.watching(now.after(expires_in + Duration::from_millis(1)));
+            self.retry = self.watching(true, now.after(expires_in + Duration::from_millis(1)));
         }
         false
     }
@@ -551,7 +555,6 @@ impl Wait<'_> {
     fn ask_redis(&mut self, asked_at: MonotonicTime) -> Result<Option<Arc<Lease>>, Error> {
         let acquirer = self.acquirer;
         let LockRequest { key, options, .. } = self.request;
-        self.first_asked_at.get_or_insert(asked_at);
         let (lease, queue_mode) = self.choose_lease(asked_at);
         let was_queued = matches!(queue_mode, QueueMode::Existing { .. });
         let ttl = options.first_ttl();
@@ -593,9 +596,9 @@ impl Wait<'_> {
                         acquirer.outage_of(options).end(|| self.server());
                         if let Some(contention) = &acquirer.contention {
                             let has_waited =
-                                self.has_met_others && !matches!(self.until, Until::Now);
-                            let waited = has_waited.then(|| self.wait_so_far().waited);
-                            contention.note_grant(key, self.round_trip, waited);
+                                self.missed_turns > 0 && !matches!(self.until, Until::Now);
+                            let missed_turns = has_waited.then_some(self.missed_turns);
+                            contention.note_grant(key, self.round_trip, missed_turns);
                         }
                         return Ok(Some(lease));
                     }
@@ -623,7 +626,7 @@ impl Wait<'_> {
             }) => {
                 acquirer.outage_of(options).end(|| self.server());
                 if self.note_split_vote(expires_in, may_be_taken)
-                    && let RetryState::Pausing(until) = self.retry
+                    && let RetryState::Pausing { until, .. } = self.retry
                 {
                     while self.waiter.sleep(until) != WakeReason::TimedOut {}
                     return self.ask_redis(acquirer.watchdog.now());
@@ -737,13 +740,11 @@ impl Wait<'_> {
             Some(_) => RetryState::Polling,
             None if let Some(contention) = &acquirer.contention => {
                 self.split_votes = 0;
-                self.has_met_others = true;
-                let is_new_grant = !self.has_seen_grant && !matches!(self.until, Until::Now);
-                contention.note_refusal(key, is_new_grant, now);
-                self.has_seen_grant = true;
+                self.miss_turn();
+                contention.note_other_client(key, now);
                 match self.until {
                     Until::Now => RetryState::Polling,
-                    _ => self.watching(expires_at),
+                    _ => self.watching(true, expires_at),
                 }
             }
             None if queue_mode == QueueMode::None => RetryState::Polling,

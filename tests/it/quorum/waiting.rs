@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use leasehold::{Client, LossReason, MemoryQuorum};
+use leasehold::{LossReason, MemoryQuorum};
 use leasehold_testbed::{Server, eventually};
 
 use super::nodes::Nodes;
@@ -32,43 +32,6 @@ fn a_waiter_is_notified_by_the_nodes() {
     assert!(!waits.is_done());
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
-    nodes.assert_all_become_free();
-}
-
-/// Another client may take the key before a notification arrives. So a late waiter also polls, at growing intervals.
-#[test]
-fn a_late_waiter_polls_at_growing_intervals() {
-    let nodes = Nodes::start(3);
-    let holder = nodes.client();
-    let wait = |client: &Client| {
-        let mutex = client.mutex("k");
-        Task::start(move || drop(mutex.lock().unwrap()))
-    };
-    // A client that has learned that its waits are short. A busy machine may need several attempts.
-    let learns = || {
-        let guard = lock(&holder, "k");
-        let client = nodes.client();
-        let begin = Instant::now();
-        let first = wait(&client);
-        let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
-        assert!(eventually(SOON, are_tracked));
-        guard.unlock().unwrap();
-        first.within(SOON, "the first turn");
-        (begin.elapsed() < millis(200)).then_some(client)
-    };
-    let other = std::iter::repeat_with(learns).take(50).flatten().next();
-    let other = other.expect("a short wait");
-    let guard = lock(&holder, "k");
-    let second = wait(&other);
-    let calls = || nodes.0.iter().map(script_calls).sum::<u64>() / 3;
-    let before = calls();
-    // A waiter that relied on notifications would ask every 0.5 to 1 s. This one asks each time its wait has grown by
-    // 1/32 to 1/16, and every 10 to 20 ms at first.
-    thread::sleep(secs(2));
-    let asked = calls() - before;
-    assert!((15..=200).contains(&asked), "{asked} attempts");
-    guard.unlock().unwrap();
-    second.within(SOON, "the second turn");
     nodes.assert_all_become_free();
 }
 
