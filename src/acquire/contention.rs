@@ -23,38 +23,42 @@ const OTHERS_NEED: u32 = 4;
 const WANTED_FOR: Duration = Duration::from_secs(1);
 /// If no other client was seen, this client still leaves them a turn so often. It cannot see clients that it never lets
 /// in.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause, in round trips, if no votes were split.
 const RANDOM_PART: f64 = 0.25;
-/// Split votes double the random part of a pause, at first up to one round trip for each client that usually contends.
-/// This number may be too low, so from one more split vote than this on, the part doubles beyond it.
-const DISTRUSTED_DOUBLINGS: i32 = 3;
-/// The random part is doubled so often at most.
+/// After split votes, the random part is limited to one round trip for each client that usually contends. More clients
+/// may contend now. So after this many split votes, the part has one round trip without the limit, and each further
+/// split vote doubles it.
+const SPLIT_VOTES_WITH_LIMIT: i32 = 3;
+/// Further split votes do not double the random part.
 const MAX_DOUBLINGS: u32 = 16;
 /// The weight of the newest wait in the usual number of missed turns.
 const NEWEST_WEIGHT: f64 = 1.0 / 16.0;
-/// A caller that has missed so many turns less than usual, or fewer, reads the key before it asks. A read costs less
+/// A wait counts as so many times the usual number at most. Otherwise one long wait would delay many later ones: each
+/// renewal of its lock counts as a turn.
+const LONGEST_SAMPLE: f64 = 8.0;
+/// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
 /// than an attempt, but a caller that finds the key free needs one more round trip.
-const LOOK_FROM: f64 = 2.0;
+const READ_FIRST_FROM: f64 = 2.0;
 
 /// Each client's own record of the contention for the keys of a quorum.
 pub(super) struct Contention(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]
-struct Shard {
+pub(super) struct Shard {
     /// When this client has released the key, unless the others have got a turn since.
     released_at: Option<MonotonicTime>,
     /// When this client has last seen that another one wants the key.
-    wanted_at: Option<MonotonicTime>,
+    pub(super) wanted_at: Option<MonotonicTime>,
     /// When this client has last left a turn to the others.
     left_at: Option<MonotonicTime>,
     /// The round trip of the last grant.
     round_trip: Duration,
     /// How many turns this client's callers usually miss: the weighted mean of those waits in which they missed any. If
     /// all clients get the same share of turns, this is the number of the other clients.
-    usually_missed: f64,
+    pub(super) usually_missed: f64,
 }
 
 /// A caller's wait so far.
@@ -68,12 +72,13 @@ pub(super) struct WaitSoFar {
     pub(super) round_trip: Duration,
 }
 
-/// What a caller does before it asks again.
+/// A caller's pause before it asks again.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Pause {
     pub(super) time: Duration,
-    /// Whether the caller reads the key after that time, before it asks: another client has probably taken it.
-    pub(super) looks: bool,
+    /// Whether the caller reads the key after the pause, and asks only if it is free: another client has probably taken
+    /// it.
+    pub(super) reads_first: bool,
 }
 
 impl Default for Contention {
@@ -83,12 +88,7 @@ impl Default for Contention {
 }
 
 impl Contention {
-    #[cfg(all(test, not(shuttle)))]
-    pub(super) fn usually_missed(&self, key: &Key) -> f64 {
-        self.of(key).usually_missed
-    }
-
-    fn of(&self, key: &Key) -> MutexGuard<'_, Shard> {
+    pub(super) fn of(&self, key: &Key) -> MutexGuard<'_, Shard> {
         self.0[key.shard(SHARDS)].lock()
     }
 
@@ -98,8 +98,9 @@ impl Contention {
         let mut shard = self.of(key);
         shard.round_trip = round_trip;
         if let Some(missed) = missed_turns {
-            let change = f64::from(missed) - shard.usually_missed;
-            shard.usually_missed += NEWEST_WEIGHT * change;
+            let usual = shard.usually_missed;
+            let missed = f64::from(missed).min(LONGEST_SAMPLE * usual.max(1.0));
+            shard.usually_missed += NEWEST_WEIGHT * (missed - usual);
         }
     }
 
@@ -122,7 +123,7 @@ impl Contention {
         let until = released_at.after(OTHERS_NEED * shard.round_trip.clamp(shortest, longest));
         let is_past = |at: Option<MonotonicTime>, time| at.is_none_or(|at| now.since(at) >= time);
         if until <= now
-            || (is_past(shard.wanted_at, WANTED_FOR) && !is_past(shard.left_at, LOOK_EVERY))
+            || (is_past(shard.wanted_at, WANTED_FOR) && !is_past(shard.left_at, LEAVE_TURN_EVERY))
         {
             return None;
         }
@@ -143,14 +144,14 @@ impl Contention {
             0 => RANDOM_PART,
             votes => {
                 let clients = usual.max(1.0) + 1.0;
-                let distrusted = 2f64.powi(votes - DISTRUSTED_DOUBLINGS);
-                2f64.powi(votes).min(clients).max(distrusted)
+                let without_limit = 2f64.powi(votes - SPLIT_VOTES_WITH_LIMIT);
+                2f64.powi(votes).min(clients).max(without_limit)
             }
         };
         let round_trips = others_first + random_part * LeaseId::random().jitter();
         Pause {
             time: round_trip.mul_f64(round_trips).min(LONGEST_PAUSE),
-            looks: others_first >= LOOK_FROM,
+            reads_first: others_first >= READ_FIRST_FROM,
         }
     }
 }
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_looks_for_others_from_time_to_time() {
+    fn a_client_leaves_unseen_others_a_turn_sometimes() {
         let (contention, key, now) = granted();
         contention.note_other_client(&key, now);
         let later = now.after(ms(1000));
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn a_caller_that_has_missed_more_turns_asks_sooner() {
         let (contention, key) = with_usual(4.0);
-        for (turns, first, looks) in [
+        for (turns, first, reads_first) in [
             (0, 4.0, true),
             (1, 3.0, true),
             (2, 2.0, true),
@@ -281,7 +282,8 @@ mod tests {
         ] {
             let pauses = pauses(&contention, &key, missed(turns));
             assert!(fill(pauses, first, first + 0.25), "{turns}: {pauses:?}");
-            assert_eq!(contention.pause(&key, missed(turns)).looks, looks);
+            let pause = contention.pause(&key, missed(turns));
+            assert_eq!(pause.reads_first, reads_first);
         }
     }
 
@@ -339,12 +341,16 @@ mod tests {
         let (contention, key) = with_usual(0.0);
         let after = |missed_turns| {
             contention.note_grant(&key, ROUND_TRIP, missed_turns);
-            contention.usually_missed(&key)
+            contention.of(&key).usually_missed
         };
         assert_eq!(after(None), 0.0);
-        assert_eq!(after(Some(16)), 1.0);
-        assert_eq!(after(None), 1.0);
-        assert_eq!(after(Some(1)), 1.0);
-        assert_eq!(after(Some(0)), 15.0 / 16.0);
+        assert_eq!(after(Some(8)), 0.5);
+        assert_eq!(after(None), 0.5);
+        assert_eq!(after(Some(0)), 0.5 * 15.0 / 16.0);
+        // A wait counts as eight times the usual number at most, or as eight.
+        contention.of(&key).usually_missed = 0.0;
+        assert_eq!(after(Some(9)), 0.5);
+        contention.of(&key).usually_missed = 2.0;
+        assert_eq!(after(Some(1_000_000)), 2.0 + 14.0 / 16.0);
     }
 }

@@ -56,7 +56,7 @@ struct KeyQueue {
     /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
     /// accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
-    /// What servers have reported of the key since a waiter began to watch it. `None` if no waiter watches the key.
+    /// The reports of servers about the key since a waiter began to watch it. `None` if no waiter watches the key.
     watch: Option<Watch>,
 }
 
@@ -67,10 +67,20 @@ struct Watch {
     missing_on: ServerSet,
     /// Another client has the key, or had it since the watch began.
     was_taken: bool,
+    /// A majority of the servers lacks the key that another client had.
+    was_released: bool,
 }
 
 /// A set of servers, one bit for each.
 type ServerSet = u16;
+
+fn set_of(server: ServerId) -> ServerSet {
+    1 << server.0
+}
+
+fn is_majority(servers: ServerSet, majority: usize) -> bool {
+    servers.count_ones() as usize >= majority
+}
 
 /// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
 /// next waiter takes over the entry.
@@ -389,27 +399,32 @@ impl LocalQueues {
     /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on a
     /// majority of the servers.
     pub(crate) fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
-        let mut shard = self.shard(key);
-        if let Some(queue) = shard.queues.get_mut(key) {
-            queue.note_read(1 << server.0, exists, majority);
+        if let Some(queue) = self.shard(key).queues.get_mut(key) {
+            queue.note_read(server, exists, majority);
         }
     }
 
-    /// Notes a change of a key on `server`. A watched key that was present is now missing, as far as is known: it was
-    /// released or has expired. A renewal changes it, too, and costs the waiter an attempt. Returns true if a waiter
+    /// Notes a change of a key on `server`. A watched key that was present counts as released: a read of it could come
+    /// after the next grant. A renewal changes the key, too, and costs the waiter an attempt. Returns true if a waiter
     /// watches the key and is not woken yet, so that the key should be read again.
     pub(crate) fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
             return false;
         };
-        let server: ServerSet = 1 << server.0;
-        let was_present = |watch: &Watch| watch.present_on & server != 0;
+        let was_present = |watch: &Watch| watch.present_on & set_of(server) != 0;
         if queue.watch.as_ref().is_some_and(was_present) {
             queue.note_read(server, false, majority);
         }
         let watch = queue.watch.as_ref();
-        watch.is_some_and(|watch| (watch.missing_on.count_ones() as usize) < majority)
+        watch.is_some_and(|watch| !is_majority(watch.missing_on, majority))
+    }
+
+    /// Whether another client had the key that a waiter watches, and has released it since the watch began.
+    pub(crate) fn was_released(&self, key: &Key) -> bool {
+        let shard = self.shard(key);
+        let watch = shard.queues.get(key).and_then(|queue| queue.watch.as_ref());
+        watch.is_some_and(|watch| watch.was_released)
     }
 
     /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
@@ -499,21 +514,20 @@ impl KeyQueue {
         }
     }
 
-    /// Notes that the key exists, or not, on the one server of the set `server`.
-    fn note_read(&mut self, server: ServerSet, exists: bool, majority: usize) {
+    fn note_read(&mut self, server: ServerId, exists: bool, majority: usize) {
         let Some(watch) = &mut self.watch else {
             return;
         };
-        let is_majority = |servers: ServerSet| servers.count_ones() as usize >= majority;
-        let was_missing = is_majority(watch.missing_on);
-        watch.present_on &= !server;
-        watch.missing_on &= !server;
-        match exists {
-            true => watch.present_on |= server,
-            false => watch.missing_on |= server,
-        }
-        watch.was_taken |= is_majority(watch.present_on);
-        if !was_missing && is_majority(watch.missing_on) {
+        let was_missing = is_majority(watch.missing_on, majority);
+        let (now_in, not_in) = match exists {
+            true => (&mut watch.present_on, &mut watch.missing_on),
+            false => (&mut watch.missing_on, &mut watch.present_on),
+        };
+        *now_in |= set_of(server);
+        *not_in &= !set_of(server);
+        watch.was_taken |= is_majority(watch.present_on, majority);
+        if !was_missing && is_majority(watch.missing_on, majority) {
+            watch.was_released = watch.was_taken;
             self.wake();
         }
     }
@@ -660,14 +674,6 @@ impl WaiterGuard<'_> {
                 ..Watch::default()
             });
         }
-    }
-
-    /// Whether another client has the key that this waiter watches, or had it since the watch began.
-    pub(crate) fn was_taken(&self) -> bool {
-        let shard = self.queues.shard(self.key);
-        let queue = shard.queues.get(self.key);
-        let watch = queue.and_then(|queue| queue.watch.as_ref());
-        watch.is_some_and(|watch| watch.was_taken)
     }
 
     /// Sleeps until this waiter is woken or cancelled, at most until `until`.

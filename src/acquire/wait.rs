@@ -53,6 +53,7 @@ pub(crate) enum Until {
 }
 
 /// When the first waiter of a queue asks Redis again.
+#[derive(Clone, Copy)]
 pub(super) enum RetryState {
     /// At once: the waiter has not asked yet, or was woken.
     AskNow,
@@ -66,9 +67,12 @@ pub(super) enum RetryState {
     Polling,
     /// At `ask_at`: the waiter has no queue, and is woken when the key becomes free.
     Watching { ask_at: MonotonicTime },
-    /// At `until`, whatever happens before: other clients ask at other times. With `looks`, the waiter first reads the
-    /// key.
-    Pausing { until: MonotonicTime, looks: bool },
+    /// At `until`, whatever happens before: other clients ask at other times. With `reads_first`, the waiter then reads
+    /// the key, and asks if it is free.
+    Pausing {
+        until: MonotonicTime,
+        reads_first: bool,
+    },
 }
 
 impl RetryState {
@@ -113,10 +117,10 @@ struct Wait<'a> {
     split_votes: u32,
     /// How long the last attempt took.
     round_trip: Duration,
-    /// How many turns other clients of a quorum have got during this wait, as far as this client knows: they had the
-    /// key, or split the votes.
+    /// How many turns other clients of a quorum have got during this wait, as far as this client knows. A split vote
+    /// counts as the turn of another client. A renewal that wakes the waiter counts as a turn, too.
     missed_turns: u32,
-    /// Whether the current turn is one of `missed_turns`. A turn ends once the key is free.
+    /// Whether `missed_turns` includes the current turn, which ends once the key is free.
     is_turn_counted: bool,
 }
 
@@ -276,8 +280,10 @@ impl Wait<'_> {
             }
             if may_ask && matches!(self.retry, RetryState::AskNow) {
                 if let Some(until) = self.leave_turn(now) {
-                    let looks = false;
-                    self.retry = RetryState::Pausing { until, looks };
+                    self.retry = RetryState::Pausing {
+                        until,
+                        reads_first: false,
+                    };
                     is_new = is_owed_attempt;
                 } else if let Some(lease) = self.ask_redis(now)? {
                     return Ok(Some(Acquired::Granted(lease)));
@@ -389,9 +395,10 @@ impl Wait<'_> {
                 if outage.is_none() {
                     self.backoff = Backoff::new();
                 }
+                let was_released = || acquirer.queues.was_released(&self.request.key);
                 self.retry = match self.retry {
-                    RetryState::Pausing { until, looks } => RetryState::Pausing { until, looks },
-                    RetryState::Watching { .. } if self.waiter.was_taken() => {
+                    pausing @ RetryState::Pausing { .. } => pausing,
+                    RetryState::Watching { .. } if was_released() => {
                         self.miss_turn();
                         self.is_turn_counted = false;
                         self.pausing()
@@ -419,15 +426,11 @@ impl Wait<'_> {
                             }
                         }
                     }
-                    RetryState::Watching { ask_at } if now < ask_at => {
-                        RetryState::Watching { ask_at }
-                    }
-                    RetryState::Pausing { until, looks } if now < until => {
-                        RetryState::Pausing { until, looks }
-                    }
-                    RetryState::Pausing { looks: true, .. } => {
-                        self.watching(false, now.after(LONGEST_TRUST))
-                    }
+                    watching @ RetryState::Watching { ask_at } if now < ask_at => watching,
+                    pausing @ RetryState::Pausing { until, .. } if now < until => pausing,
+                    RetryState::Pausing {
+                        reads_first: true, ..
+                    } => self.watching(false, now.after(LONGEST_TRUST)),
                     _ => RetryState::AskNow,
                 };
             }
@@ -447,7 +450,7 @@ impl Wait<'_> {
         pause.unwrap_or_default()
     }
 
-    /// Counts the current turn as missed, unless it is counted.
+    /// Counts the current turn as missed, once.
     fn miss_turn(&mut self) {
         self.missed_turns += u32::from(!self.is_turn_counted);
         self.is_turn_counted = true;
@@ -455,9 +458,9 @@ impl Wait<'_> {
 
     /// The state of a waiter that asks again after a pause.
     fn pausing(&self) -> RetryState {
-        let Pause { time, looks } = self.pause();
+        let Pause { time, reads_first } = self.pause();
         let until = self.acquirer.watchdog.now().after(time);
-        RetryState::Pausing { until, looks }
+        RetryState::Pausing { until, reads_first }
     }
 
     /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
@@ -741,11 +744,12 @@ impl Wait<'_> {
             None if let Some(contention) = &acquirer.contention => {
                 self.split_votes = 0;
                 self.miss_turn();
-                contention.note_other_client(key, now);
-                match self.until {
+                let retry = match self.until {
                     Until::Now => RetryState::Polling,
                     _ => self.watching(true, expires_at),
-                }
+                };
+                contention.note_other_client(key, now);
+                retry
             }
             None if queue_mode == QueueMode::None => RetryState::Polling,
             // The queue in Redis is full.

@@ -567,3 +567,54 @@ fn newest_abandoned_leases_are_known() {
     assert!(!abandoned.take(leases[0]));
     assert!(leases[1..].iter().all(|lease| abandoned.take(*lease)));
 }
+
+const NODES: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
+const MAJORITY: usize = 2;
+
+#[test]
+fn waiter_is_woken_once_a_majority_lacks_the_key() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    one.watch(false);
+    queues.note_read(&key, NODES[0], false, MAJORITY);
+    queues.note_read(&key, NODES[1], true, MAJORITY);
+    queues.note_read(&key, NODES[0], false, MAJORITY);
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
+    queues.note_read(&key, NODES[2], false, MAJORITY);
+    assert_eq!(one.sleep(soon()), WakeReason::Woken);
+    assert!(!queues.was_released(&key), "no majority had the key");
+    queues.note_read(&key, NODES[1], false, MAJORITY);
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut, "once");
+}
+
+#[test]
+fn change_of_a_present_key_counts_as_its_release() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    assert!(!queues.note_change(&key, NODES[0], MAJORITY), "no waiter");
+    let one = join(&queues, &key);
+    assert!(!queues.note_change(&key, NODES[0], MAJORITY), "no watch");
+    one.watch(false);
+    let read = |node, exists| queues.note_read(&key, node, exists, MAJORITY);
+    let change = |node| queues.note_change(&key, node, MAJORITY);
+    read(NODES[0], true);
+    // Not read yet, so the change may be the grant.
+    assert!(change(NODES[1]));
+    read(NODES[1], true);
+    assert!(change(NODES[0]), "a read may find the key there");
+    assert!(change(NODES[0]), "the key was missing");
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
+    assert!(!queues.was_released(&key));
+    assert!(!change(NODES[1]), "the woken waiter reads the key itself");
+    assert_eq!(one.sleep(soon()), WakeReason::Woken);
+    assert!(queues.was_released(&key));
+    one.watch(true);
+    assert!(!queues.was_released(&key), "another watch");
+    assert!(change(NODES[0]) && change(NODES[1]), "nothing is known");
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
+    read(NODES[0], false);
+    read(NODES[1], false);
+    assert!(
+        queues.was_released(&key),
+        "it was taken when the watch began"
+    );
+}

@@ -1,43 +1,114 @@
-//! Which turns of other clients of a quorum a caller counts as missed.
+//! Turns of other clients of a quorum: a caller counts those that it has missed, and reads the key before it asks.
+
+use std::time::Instant;
 
 use super::*;
+use crate::util::clock::MonotonicTime;
 use crate::{Client, MemoryQuorum, MutexGuard};
 
-const MOMENT: Duration = Duration::from_millis(1);
+/// A quorum whose client asks for a key that another client holds.
+struct BesideAHolder {
+    quorum: MemoryQuorum,
+    holder: Client,
+    client: Client,
+    key: Key,
+}
 
-/// A client whose callers usually miss four turns. Another client holds the key.
-fn beside_a_holder(work: impl FnOnce(&Client, MutexGuard, &dyn Fn() -> f64)) {
-    let quorum = MemoryQuorum::new(3);
-    let [holder, client] = [(); 2].map(|()| quorum.client().unwrap());
-    let guard = holder.mutex("k").lock().unwrap();
-    let contention = client.handle().acquirer.contention.as_ref().unwrap();
-    let key = Key::new("leasehold:", "k", 16).unwrap();
-    contention.note_grant(&key, MOMENT, Some(64));
-    let usually_missed = || contention.usually_missed(&key);
-    assert_eq!(usually_missed(), 4.0);
-    work(&client, guard, &usually_missed);
+impl BesideAHolder {
+    fn new(usually_missed: f64) -> Self {
+        let quorum = MemoryQuorum::new(3);
+        let [holder, client] = [(); 2].map(|()| quorum.client().unwrap());
+        let key = Key::new("leasehold:", "k", 16).unwrap();
+        let it = Self {
+            quorum,
+            holder,
+            client,
+            key,
+        };
+        it.contention().of(&it.key).usually_missed = usually_missed;
+        it
+    }
+
+    fn contention(&self) -> &Contention {
+        let acquirer = &self.client.handle().acquirer;
+        acquirer.contention.as_ref().unwrap()
+    }
+
+    fn usually_missed(&self) -> f64 {
+        self.contention().of(&self.key).usually_missed
+    }
+
+    /// When the client was last refused.
+    fn refused_at(&self) -> Option<MonotonicTime> {
+        self.contention().of(&self.key).wanted_at
+    }
+
+    /// Runs `work` while a thread of the client waits for the key. The thread has been refused and watches the key.
+    fn during_a_wait(&self, work: impl FnOnce(MutexGuard)) {
+        let guard = self.holder.mutex("k").lock().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(self.client.mutex("k").lock().unwrap()));
+            wait_until(|| self.refused_at().is_some());
+            work(guard);
+        });
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < COMMAND_TIMEOUT, "it never happens");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
 fn a_caller_that_does_not_wait_misses_no_turn() {
-    beside_a_holder(|client, guard, usually_missed| {
-        assert!(client.mutex("k").try_lock().unwrap().is_none());
-        guard.unlock().unwrap();
-        drop(client.mutex("k").try_lock().unwrap().unwrap());
-        assert_eq!(usually_missed(), 4.0);
-    });
+    let it = BesideAHolder::new(4.0);
+    let guard = it.holder.mutex("k").lock().unwrap();
+    assert!(it.client.mutex("k").try_lock().unwrap().is_none());
+    guard.unlock().unwrap();
+    drop(it.client.mutex("k").try_lock().unwrap().unwrap());
+    assert_eq!(it.usually_missed(), 4.0);
 }
 
-/// The waiter asks some three times while the holder has the key.
 #[test]
 fn a_waiter_misses_the_turn_of_a_holder_once() {
-    beside_a_holder(|client, guard, usually_missed| {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(client.mutex("k").lock().unwrap()));
-            std::thread::sleep(2200 * MOMENT);
-            guard.unlock().unwrap();
-        });
-        // The newest wait has a sixteenth of the weight.
-        assert_eq!(usually_missed(), 4.0 - 3.0 / 16.0);
+    let it = BesideAHolder::new(4.0);
+    it.during_a_wait(|guard| {
+        for _ in 0..3 {
+            let before = it.refused_at();
+            // The waiter relies on notifications for a second at most, and asks again.
+            it.quorum.advance(Duration::from_secs(1));
+            wait_until(|| it.refused_at() > before);
+        }
+        guard.unlock().unwrap();
     });
+    // The newest wait has a sixteenth of the weight.
+    assert_eq!(it.usually_missed(), 4.0 - 3.0 / 16.0);
+}
+
+#[test]
+fn a_waiter_far_from_its_turn_reads_the_key_first() {
+    // The waiter pauses for 0.2 s after each change.
+    let it = BesideAHolder::new(400.0);
+    let mut refused_at = None;
+    it.during_a_wait(|guard| {
+        refused_at = it.refused_at();
+        let queues = &it.client.handle().acquirer.queues;
+        // A majority reports a change, such as a renewal.
+        for node in [0, 1] {
+            queues.note_change(&it.key, ServerId(node), 2);
+        }
+        // The read after the pause begins another watch.
+        wait_until(|| !queues.was_released(&it.key));
+        guard.unlock().unwrap();
+    });
+    assert_eq!(
+        it.refused_at(),
+        refused_at,
+        "no other attempt while the key is taken"
+    );
+    // The waiter has missed two turns.
+    assert_eq!(it.usually_missed(), 400.0 - 398.0 / 16.0);
 }

@@ -35,6 +35,35 @@ fn a_waiter_is_notified_by_the_nodes() {
     nodes.assert_all_become_free();
 }
 
+/// Changed keys are read every 10 ms only, and another client may have the key again by then. So a change of a key that
+/// is present counts as its release, if a majority reports it.
+#[test]
+fn a_waiter_asks_after_each_change_of_the_key() {
+    let nodes = Nodes::start(3);
+    let holder = nodes.builder().ttl(secs(20)).build().unwrap();
+    let (other, guard) = (nodes.client(), lock(&holder, "k"));
+    let waits = Task::start(move || drop(other.mutex("k").lock().unwrap()));
+    // The holder tracks the key, too.
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) == 2);
+    let calls = || nodes.0.iter().map(script_calls).sum::<u64>();
+    let mut at_once = 0;
+    for _ in 0..12 {
+        assert!(eventually(SOON, are_tracked));
+        let before = calls();
+        let begin = Instant::now();
+        // A longer ttl changes the key, as a release does.
+        guard.extend(guard.remaining() + secs(1)).unwrap();
+        assert!(eventually(SOON, || calls() >= before + 6), "an attempt");
+        // Without notifications, the waiter asks at least half a second after its last attempt.
+        at_once += usize::from(begin.elapsed() < millis(400));
+    }
+    // Usually eleven times. A waiter that reads the key on one node, before the others report a change, finds it there.
+    assert!(at_once >= 2, "{at_once} times");
+    guard.unlock().unwrap();
+    waits.within(SOON, "the waiter's turn");
+    nodes.assert_all_become_free();
+}
+
 #[test]
 fn a_forced_release_ends_the_lease_on_a_quorum() {
     let nodes = Nodes::start(3);
