@@ -1,7 +1,7 @@
-//! When the callers of a client ask a quorum for a key. A quorum has no queues, so each client draws its conclusions
-//! from the replies. It leaves turns to other clients: the client that has just released a key would always be the
-//! first to ask for it again, since the others have yet to be notified. And the callers that have waited longest ask
-//! first: each caller counts the turns that it has missed, and knows how many turns its client usually misses.
+//! Decides when a client asks a quorum for a key. A quorum has no queue, so each client decides by itself, from replies
+//! and notifications. A client that has just released the key leaves the next turn to others: it would always be the
+//! first to ask, since the others have yet to be notified. The waiters that have missed the most turns ask first. A
+//! waiter misses a turn if another client gets the key, or if votes are split.
 
 use std::time::Duration;
 
@@ -12,59 +12,62 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
-/// Keys share the records of so many shards.
-const SHARDS: usize = 64;
-/// The bounds of a round trip, for turns and pauses.
-const ROUND_TRIPS: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(10)];
+/// The number of records. Keys share them.
+const RECORDS: usize = 64;
 
-/// How many round trips the other clients get. One of them needs one and a half: for the notification, and to ask.
+/// How many round trips a client pauses after a release at most, and at least half of them. Another client needs one
+/// and a half: for the notification, and to ask.
 const OTHERS_NEED: u32 = 4;
-/// The others are believed to want the key for so long after this client has last seen one of them.
+/// For how long a client that was seen counts as one that wants the key.
 const WANTED_FOR: Duration = Duration::from_secs(1);
-/// If no other client was seen, this client still leaves them a turn so often. It cannot see clients that it never lets
-/// in.
+/// How often a client that sees no others still leaves them a turn. It cannot see clients that it never lets in.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
+/// A pause never takes longer. With round trips of 10 ms, callers that have missed 25 turns less than usual, or even
+/// less, ask at the same time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// The greatest random part of a pause, in round trips, if no votes were split.
+/// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
+/// has missed one turn more still asks first.
 const RANDOM_PART: f64 = 0.25;
-/// After split votes, the random part is limited to one round trip for each client that usually contends. More clients
-/// may contend now. So after this many split votes, the part has one round trip without the limit, and each further
-/// split vote doubles it.
-const SPLIT_VOTES_WITH_LIMIT: i32 = 3;
-/// Further split votes do not double the random part.
+/// After split votes, the random part is at least this share of what doubling alone would give: more clients than usual
+/// may contend.
+const UNLIMITED_SHARE: f64 = 1.0 / 8.0;
+/// Keeps the arithmetic finite. A pause reaches [`LONGEST_PAUSE`] before.
 const MAX_DOUBLINGS: u32 = 16;
-/// The weight of the newest wait in the usual number of missed turns.
-const NEWEST_WEIGHT: f64 = 1.0 / 16.0;
-/// A wait counts as so many times the usual number at most. Otherwise one long wait would delay many later ones: each
-/// renewal of its lock counts as a turn.
-const LONGEST_SAMPLE: f64 = 8.0;
+/// The weight of the newest wait in the usual number of missed turns. After many clients have gone, pauses are too long
+/// until the number has fallen; a greater weight would make the order of the callers random.
+const NEWEST_WEIGHT: f64 = 1.0 / 8.0;
+/// A wait counts as so many times the usual number at most, or as so many turns if that number is below one. Otherwise
+/// one lock that is held for long would delay many later waits, since its renewals count as turns.
+const MAX_SAMPLE: f64 = 8.0;
 /// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
 /// than an attempt, but a caller that finds the key free needs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
 
-/// Each client's own record of the contention for the keys of a quorum.
-pub(super) struct Contention(Box<[Mutex<Shard>]>);
+/// What a client knows of the contention for the keys of a quorum.
+pub(super) struct Contention(Box<[Mutex<Record>]>);
 
+/// What a client knows of the contention for the keys of one record.
 #[derive(Default)]
-pub(super) struct Shard {
-    /// When this client has released the key, unless the others have got a turn since.
+pub(super) struct Record {
+    /// When this client last released the key. `None` once `leave_turn` has used it.
     released_at: Option<MonotonicTime>,
-    /// When this client has last seen that another one wants the key.
-    pub(super) wanted_at: Option<MonotonicTime>,
-    /// When this client has last left a turn to the others.
+    /// When this client last noticed another one.
+    pub(super) others_seen_at: Option<MonotonicTime>,
+    /// When this client last left a turn to the others.
     left_at: Option<MonotonicTime>,
     /// The round trip of the last grant.
     round_trip: Duration,
-    /// How many turns this client's callers usually miss: the weighted mean of those waits in which they missed any. If
-    /// all clients get the same share of turns, this is the number of the other clients.
+    /// The weighted mean of missed turns, over the waits that missed any; 0 before the first. If all clients get the
+    /// same share of turns, this is about the number of other clients.
     pub(super) usually_missed: f64,
 }
 
 /// A caller's wait so far.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct WaitSoFar {
-    /// How many turns other clients have got meanwhile.
+    /// How many turns the caller has missed since it became the first waiter of its client, as far as the client has
+    /// noticed. A renewal that wakes the caller counts as a turn, too.
     pub(super) missed_turns: u32,
     /// How many of its last attempts in a row have split the votes.
     pub(super) split_votes: u32,
@@ -72,88 +75,92 @@ pub(super) struct WaitSoFar {
     pub(super) round_trip: Duration,
 }
 
-/// A caller's pause before it asks again.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// How a caller waits before it asks again.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pause {
     pub(super) time: Duration,
-    /// Whether the caller reads the key after the pause, and asks only if it is free: another client has probably taken
-    /// it.
+    /// Others have probably taken the key by the end of the pause. So the caller then reads it first. If the key is
+    /// free, the caller asks; otherwise it watches the key.
     pub(super) reads_first: bool,
 }
 
 impl Default for Contention {
     fn default() -> Self {
-        Self((0..SHARDS).map(|_| Mutex::default()).collect())
+        Self((0..RECORDS).map(|_| Mutex::default()).collect())
     }
 }
 
 impl Contention {
-    pub(super) fn of(&self, key: &Key) -> MutexGuard<'_, Shard> {
-        self.0[key.shard(SHARDS)].lock()
+    pub(super) fn lock_record(&self, key: &Key) -> MutexGuard<'_, Record> {
+        self.0[key.shard(RECORDS)].lock()
     }
 
-    /// Notes a grant to this client, whose attempt took `round_trip`. `missed_turns`: how many turns the caller has
-    /// missed; `None` if it has met no other client.
-    pub(super) fn note_grant(&self, key: &Key, round_trip: Duration, missed_turns: Option<u32>) {
-        let mut shard = self.of(key);
-        shard.round_trip = round_trip;
-        if let Some(missed) = missed_turns {
-            let usual = shard.usually_missed;
-            let missed = f64::from(missed).min(LONGEST_SAMPLE * usual.max(1.0));
-            shard.usually_missed += NEWEST_WEIGHT * (missed - usual);
+    /// Notes a grant to this client, whose attempt took `round_trip`. `missed_turns`: 0 if the caller does not wait.
+    /// Such a grant does not change the usual number.
+    pub(super) fn note_grant(&self, key: &Key, round_trip: Duration, missed_turns: u32) {
+        let mut record = self.lock_record(key);
+        record.round_trip = round_trip;
+        if missed_turns > 0 {
+            let usual = record.usually_missed;
+            let missed = f64::from(missed_turns).min(MAX_SAMPLE * usual.max(1.0));
+            record.usually_missed += NEWEST_WEIGHT * (missed - usual);
         }
     }
 
     /// Notes that another client has the key, or has asked for it at the same time.
     pub(super) fn note_other_client(&self, key: &Key, now: MonotonicTime) {
-        self.of(key).wanted_at = Some(now);
+        self.lock_record(key).others_seen_at = Some(now);
     }
 
     /// Notes that this client releases the key.
     pub(super) fn note_release(&self, key: &Key, now: MonotonicTime) {
-        self.of(key).released_at = Some(now);
+        self.lock_record(key).released_at = Some(now);
     }
 
-    /// If the next turn is that of other clients, returns until when this client should not ask. The next call returns
-    /// `None`.
+    /// Until when this client pauses, so that another one gets the next turn. `None` if it need not pause. Each release
+    /// counts once.
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
-        let mut shard = self.of(key);
-        let released_at = shard.released_at.take()?;
-        let [shortest, longest] = ROUND_TRIPS;
-        let until = released_at.after(OTHERS_NEED * shard.round_trip.clamp(shortest, longest));
-        let is_past = |at: Option<MonotonicTime>, time| at.is_none_or(|at| now.since(at) >= time);
-        if until <= now
-            || (is_past(shard.wanted_at, WANTED_FOR) && !is_past(shard.left_at, LEAVE_TURN_EVERY))
-        {
+        let mut record = self.lock_record(key);
+        let until = (record.released_at.take()?).after(OTHERS_NEED * bounded(record.round_trip));
+        let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
+        let sees_others = is_within(record.others_seen_at, WANTED_FOR);
+        let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
+        if until <= now || (!sees_others && has_left_a_turn) {
             return None;
         }
-        shard.left_at = Some(now);
+        record.left_at = Some(now);
         Some(now.after(jittered(until.since(now))))
     }
 
-    /// How a caller asks again, so that clients ask at different times, and those that have waited longest ask first: a
-    /// caller waits one round trip for each turn that it has missed less than usual, and a random part of another one.
-    /// Split votes in a row double the random part.
-    pub(super) fn pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
-        let usual = self.of(key).usually_missed;
-        let [shortest, longest] = ROUND_TRIPS;
-        let round_trip = wait.round_trip.clamp(shortest, longest);
-        let missed = f64::from(wait.missed_turns);
-        let others_first = (usual - missed).max(0.0);
-        let random_part = match wait.split_votes.min(MAX_DOUBLINGS) as i32 {
+    /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
+    /// first: the usual number of missed turns, less those that the caller has missed. A random part is added, so that
+    /// clients ask at different times. It grows with the split votes.
+    pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
+        let usual = self.lock_record(key).usually_missed;
+        let others_first = (usual - f64::from(wait.missed_turns)).max(0.0);
+        let random_part = match wait.split_votes {
             0 => RANDOM_PART,
             votes => {
-                let clients = usual.max(1.0) + 1.0;
-                let without_limit = 2f64.powi(votes - SPLIT_VOTES_WITH_LIMIT);
-                2f64.powi(votes).min(clients).max(without_limit)
+                let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
+                // This client, and at least one other.
+                let clients = 1.0 + usual.max(1.0);
+                doubled.min(clients.max(UNLIMITED_SHARE * doubled))
             }
         };
         let round_trips = others_first + random_part * LeaseId::random().jitter();
         Pause {
-            time: round_trip.mul_f64(round_trips).min(LONGEST_PAUSE),
+            time: bounded(wait.round_trip)
+                .mul_f64(round_trips)
+                .min(LONGEST_PAUSE),
             reads_first: others_first >= READ_FIRST_FROM,
         }
     }
+}
+
+/// The round trip that pauses count with. Timers of less than 0.5 ms are too inexact to put clients in order, and one
+/// slow reply says nothing about the next one.
+fn bounded(round_trip: Duration) -> Duration {
+    round_trip.clamp(Duration::from_micros(500), Duration::from_millis(10))
 }
 
 #[cfg(test)]
@@ -170,12 +177,12 @@ mod tests {
     /// The contention for a key that was granted at once and has never been released.
     fn granted() -> (Contention, Key, MonotonicTime) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.note_grant(&key, ROUND_TRIP, None);
+        contention.note_grant(&key, ROUND_TRIP, 0);
         (contention, key, MonotonicTime::now())
     }
 
-    /// How long the client that releases the key at `now` waits before it asks again.
-    fn pause(contention: &Contention, key: &Key, now: MonotonicTime) -> Option<Duration> {
+    /// How long the client that releases the key at `now` leaves it to others.
+    fn left_turn(contention: &Contention, key: &Key, now: MonotonicTime) -> Option<Duration> {
         contention.note_release(key, now);
         let left = contention.leave_turn(key, now);
         assert_eq!(
@@ -191,7 +198,7 @@ mod tests {
         let (contention, key, now) = granted();
         contention.note_other_client(&key, now);
         for after in [0, 1, 999] {
-            let pause = pause(&contention, &key, now.after(ms(after))).unwrap();
+            let pause = left_turn(&contention, &key, now.after(ms(after))).unwrap();
             assert!(pause >= ms(2) && pause <= ms(4), "{pause:?}");
         }
     }
@@ -208,7 +215,7 @@ mod tests {
             (100, true),
             (101, false),
         ] {
-            let pause = pause(&contention, &key, later.after(ms(after)));
+            let pause = left_turn(&contention, &key, later.after(ms(after)));
             assert_eq!(pause.is_some(), leaves, "{after}");
         }
     }
@@ -230,19 +237,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_has_bounds() {
+    fn a_left_turn_has_bounds() {
         let (contention, key, now) = granted();
         for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(40))] {
             contention.note_other_client(&key, now);
-            contention.note_grant(&key, round_trip, None);
-            let pause = pause(&contention, &key, now).unwrap();
+            contention.note_grant(&key, round_trip, 0);
+            let pause = left_turn(&contention, &key, now).unwrap();
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
         }
     }
 
     /// How long a caller pauses after it has missed so many turns, with the least and the greatest random part.
     fn pauses(contention: &Contention, key: &Key, wait: WaitSoFar) -> [Duration; 2] {
-        let pauses: Vec<_> = (0..400).map(|_| contention.pause(key, wait).time).collect();
+        let pauses: Vec<_> = (0..400)
+            .map(|_| contention.choose_pause(key, wait).time)
+            .collect();
         [*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap()]
     }
 
@@ -257,12 +266,12 @@ mod tests {
     /// The contention of a client that usually misses so many turns.
     fn with_usual(turns: f64) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.of(&key).usually_missed = turns;
+        contention.lock_record(&key).usually_missed = turns;
         (contention, key)
     }
 
-    /// Whether the pauses fill the range from `shortest` to `longest` round trips.
-    fn fill([least, greatest]: [Duration; 2], shortest: f64, longest: f64) -> bool {
+    /// Whether the pauses span the range from `shortest` to `longest` round trips.
+    fn span([least, greatest]: [Duration; 2], shortest: f64, longest: f64) -> bool {
         let [shortest, longest] = [shortest, longest].map(|it| ROUND_TRIP.mul_f64(it));
         let tenth = (longest - shortest) / 10;
         (shortest..=shortest + tenth).contains(&least)
@@ -281,8 +290,8 @@ mod tests {
             (9, 0.0, false),
         ] {
             let pauses = pauses(&contention, &key, missed(turns));
-            assert!(fill(pauses, first, first + 0.25), "{turns}: {pauses:?}");
-            let pause = contention.pause(&key, missed(turns));
+            assert!(span(pauses, first, first + 0.25), "{turns}: {pauses:?}");
+            let pause = contention.choose_pause(&key, missed(turns));
             assert_eq!(pause.reads_first, reads_first);
         }
     }
@@ -304,7 +313,7 @@ mod tests {
                 ..missed(6)
             };
             let pauses = pauses(&contention, &key, wait);
-            assert!(fill(pauses, 0.0, longest), "{split_votes}: {pauses:?}");
+            assert!(span(pauses, 0.0, longest), "{split_votes}: {pauses:?}");
         }
         // A new client knows of one other client.
         let (contention, key) = with_usual(0.0);
@@ -312,17 +321,17 @@ mod tests {
             split_votes: 2,
             ..missed(20)
         };
-        assert!(fill(pauses(&contention, &key, wait), 0.0, 2.0));
+        assert!(span(pauses(&contention, &key, wait), 0.0, 2.0));
     }
 
     #[test]
-    fn pauses_have_a_bound() {
+    fn a_pause_has_bounds() {
         let (contention, key) = with_usual(1e6);
         let slow = WaitSoFar {
             round_trip: Duration::from_secs(9),
             ..missed(0)
         };
-        assert_eq!(contention.pause(&key, slow).time, LONGEST_PAUSE);
+        assert_eq!(contention.choose_pause(&key, slow).time, LONGEST_PAUSE);
         let (contention, key) = with_usual(3.0);
         let split = WaitSoFar {
             split_votes: u32::MAX,
@@ -341,16 +350,28 @@ mod tests {
         let (contention, key) = with_usual(0.0);
         let after = |missed_turns| {
             contention.note_grant(&key, ROUND_TRIP, missed_turns);
-            contention.of(&key).usually_missed
+            contention.lock_record(&key).usually_missed
         };
-        assert_eq!(after(None), 0.0);
-        assert_eq!(after(Some(8)), 0.5);
-        assert_eq!(after(None), 0.5);
-        assert_eq!(after(Some(0)), 0.5 * 15.0 / 16.0);
+        assert_eq!(after(0), 0.0);
+        assert_eq!(after(8), 1.0);
+        assert_eq!(after(0), 1.0);
+        assert_eq!(after(1), 1.0);
         // A wait counts as eight times the usual number at most, or as eight.
-        contention.of(&key).usually_missed = 0.0;
-        assert_eq!(after(Some(9)), 0.5);
-        contention.of(&key).usually_missed = 2.0;
-        assert_eq!(after(Some(1_000_000)), 2.0 + 14.0 / 16.0);
+        assert_eq!(after(1_000_000), 1.0 + 7.0 / 8.0);
+        contention.lock_record(&key).usually_missed = 0.5;
+        assert_eq!(after(9), 0.5 + 7.5 / 8.0);
+    }
+
+    /// A client whose waits were long because of many others pauses for too long once they have gone.
+    #[test]
+    fn pauses_become_short_soon_after_others_have_gone() {
+        let (contention, key) = with_usual(64.0);
+        let mut in_vain = Duration::ZERO;
+        for _ in 0..64 {
+            in_vain += contention.choose_pause(&key, missed(1)).time;
+            contention.note_grant(&key, ROUND_TRIP, 1);
+        }
+        // 63 round trips in the first pause, and an eighth less in each further one.
+        assert!((ms(504)..ms(525)).contains(&in_vain), "{in_vain:?}");
     }
 }

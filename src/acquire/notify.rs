@@ -97,7 +97,7 @@ impl Listener for NotificationHandler {
         let lease = held.map(|lease| lease.grant().id);
         let matters_to_waiter = match self.backend.notifications.free_servers() {
             Some(majority) => self.queues.note_change(key, server, majority),
-            None => self.queues.is_tracked(key),
+            None => self.queues.tracked_entry_of(key).is_some(),
         };
         let matters = lease.is_some() || matters_to_waiter;
         matters.then(|| TrackedKey {

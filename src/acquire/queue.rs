@@ -56,7 +56,7 @@ struct KeyQueue {
     /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
     /// accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
-    /// The reports of servers about the key since a waiter began to watch it. `None` if no waiter watches the key.
+    /// The reports of servers about the key since a waiter last began to watch it. A grant removes them.
     watch: Option<Watch>,
 }
 
@@ -67,7 +67,7 @@ struct Watch {
     missing_on: ServerSet,
     /// Another client has the key, or had it since the watch began.
     was_taken: bool,
-    /// A majority of the servers lacks the key that another client had.
+    /// A majority of the servers has reported the release of the key that another client had. A renewal looks the same.
     was_released: bool,
 }
 
@@ -388,25 +388,17 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
-    /// Whether a waiter for `key` wants to know of changes.
-    pub(crate) fn is_tracked(&self, key: &Key) -> bool {
-        let shard = self.shard(key);
-        let queue = shard.queues.get(key);
-        let entry = queue.and_then(|queue| queue.entry);
-        entry.is_some_and(|entry| entry.is_tracked)
-    }
-
     /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on a
     /// majority of the servers.
     pub(crate) fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
         if let Some(queue) = self.shard(key).queues.get_mut(key) {
-            queue.note_read(server, exists, majority);
+            queue.note_presence(server, exists, majority);
         }
     }
 
-    /// Notes a change of a key on `server`. A watched key that was present counts as released: a read of it could come
-    /// after the next grant. A renewal changes the key, too, and costs the waiter an attempt. Returns true if a waiter
-    /// watches the key and is not woken yet, so that the key should be read again.
+    /// Notes a change of the key on `server`. If the key was present there, the change counts as its release: another
+    /// client may have the key again before it is read. A renewal looks the same, so the waiter may ask in vain. Returns
+    /// true if the key should be read: a waiter watches it, and no majority lacks it.
     pub(crate) fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
@@ -414,17 +406,18 @@ impl LocalQueues {
         };
         let was_present = |watch: &Watch| watch.present_on & set_of(server) != 0;
         if queue.watch.as_ref().is_some_and(was_present) {
-            queue.note_read(server, false, majority);
+            queue.note_presence(server, false, majority);
         }
         let watch = queue.watch.as_ref();
         watch.is_some_and(|watch| !is_majority(watch.missing_on, majority))
     }
 
-    /// Whether another client had the key that a waiter watches, and has released it since the watch began.
-    pub(crate) fn was_released(&self, key: &Key) -> bool {
+    /// On how many servers a watched key is present, and whether it was released since the watch began.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn watched(&self, key: &Key) -> Option<(u32, bool)> {
         let shard = self.shard(key);
-        let watch = shard.queues.get(key).and_then(|queue| queue.watch.as_ref());
-        watch.is_some_and(|watch| watch.was_released)
+        let watch = shard.queues.get(key)?.watch.as_ref()?;
+        Some((watch.present_on.count_ones(), watch.was_released))
     }
 
     /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
@@ -514,17 +507,17 @@ impl KeyQueue {
         }
     }
 
-    fn note_read(&mut self, server: ServerId, exists: bool, majority: usize) {
+    fn note_presence(&mut self, server: ServerId, exists: bool, majority: usize) {
         let Some(watch) = &mut self.watch else {
             return;
         };
         let was_missing = is_majority(watch.missing_on, majority);
-        let (now_in, not_in) = match exists {
-            true => (&mut watch.present_on, &mut watch.missing_on),
-            false => (&mut watch.missing_on, &mut watch.present_on),
-        };
-        *now_in |= set_of(server);
-        *not_in &= !set_of(server);
+        watch.present_on &= !set_of(server);
+        watch.missing_on &= !set_of(server);
+        match exists {
+            true => watch.present_on |= set_of(server),
+            false => watch.missing_on |= set_of(server),
+        }
         watch.was_taken |= is_majority(watch.present_on, majority);
         if !was_missing && is_majority(watch.missing_on, majority) {
             watch.was_released = watch.was_taken;
@@ -674,6 +667,15 @@ impl WaiterGuard<'_> {
                 ..Watch::default()
             });
         }
+    }
+
+    /// Whether a majority of the servers has reported a release of the key since the watch began. A renewal looks the
+    /// same.
+    pub(crate) fn was_released(&self) -> bool {
+        let shard = self.queues.shard(self.key);
+        let queue = shard.queues.get(self.key);
+        let watch = queue.and_then(|queue| queue.watch.as_ref());
+        watch.is_some_and(|watch| watch.was_released)
     }
 
     /// Sleeps until this waiter is woken or cancelled, at most until `until`.

@@ -65,10 +65,9 @@ pub(super) enum RetryState {
     },
     /// After a pause: the waiter will not be notified.
     Polling,
-    /// At `ask_at`: the waiter has no queue, and is woken when the key becomes free.
+    /// At `ask_at`, or after a majority of the servers has reported a release. The waiter has no queue.
     Watching { ask_at: MonotonicTime },
-    /// At `until`, whatever happens before: other clients ask at other times. With `reads_first`, the waiter then reads
-    /// the key, and asks if it is free.
+    /// At `until`; a wake-up does not shorten the pause. `reads_first`: see [`Pause`].
     Pausing {
         until: MonotonicTime,
         reads_first: bool,
@@ -113,14 +112,11 @@ struct Wait<'a> {
     retry: RetryState,
     last_attempt: LastAttempt,
     contention_reported: bool,
-    /// How many of the last attempts in a row have split the votes.
-    split_votes: u32,
-    /// How long the last attempt took.
-    round_trip: Duration,
-    /// How many turns other clients of a quorum have got during this wait, as far as this client knows. A split vote
-    /// counts as the turn of another client. A renewal that wakes the waiter counts as a turn, too.
-    missed_turns: u32,
-    /// Whether `missed_turns` includes the current turn, which ends once the key is free.
+    /// The caller may ask once more, even if its time is up.
+    is_attempt_owed: bool,
+    /// What counts for the next pause, on a quorum.
+    so_far: WaitSoFar,
+    /// `so_far` counts the current turn of another client as missed. The turn ends once the key is free.
     is_turn_counted: bool,
 }
 
@@ -152,9 +148,9 @@ impl Acquirer {
                 retry: RetryState::AskNow,
                 last_attempt: LastAttempt::None,
                 contention_reported: false,
-                split_votes: 0,
-                round_trip: Duration::ZERO,
-                missed_turns: 0,
+                // The first waiter of a queue has one attempt, even if it has no time to wait.
+                is_attempt_owed: true,
+                so_far: WaitSoFar::default(),
                 is_turn_counted: false,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
@@ -249,7 +245,6 @@ impl Wait<'_> {
     /// returns an error if there is an outage, otherwise `None`.
     fn run(&mut self, joined_at: MonotonicTime) -> Result<Option<Acquired>, Error> {
         let mut now = joined_at;
-        let mut is_new = true;
         loop {
             if let Some(lease) = self.waiter.handed_off() {
                 return Ok(Some(Acquired::HandedOff(lease)));
@@ -272,10 +267,11 @@ impl Wait<'_> {
                 QueuePosition::Held(_) => matches!(self.until, Until::Now),
                 QueuePosition::First | QueuePosition::Granted(..) => true,
             };
-            // The first waiter of a queue has one attempt, even if it has no time to wait.
-            let is_owed_attempt = std::mem::take(&mut is_new) && may_ask;
+            self.is_attempt_owed &= may_ask;
             let outage = self.outage(now, may_ask);
-            if !is_owed_attempt && let Some(given_up) = self.give_up(now, outage.as_ref()) {
+            if !self.is_attempt_owed
+                && let Some(given_up) = self.give_up(now, outage.as_ref())
+            {
                 return given_up.map(|()| None);
             }
             if may_ask && matches!(self.retry, RetryState::AskNow) {
@@ -284,12 +280,10 @@ impl Wait<'_> {
                         until,
                         reads_first: false,
                     };
-                    is_new = is_owed_attempt;
                 } else if let Some(lease) = self.ask_redis(now)? {
                     return Ok(Some(Acquired::Granted(lease)));
                 }
             } else {
-                is_new = is_owed_attempt;
                 self.sleep(now, &position, outage.as_ref())?;
             }
             now = self.acquirer.watchdog.now();
@@ -395,11 +389,10 @@ impl Wait<'_> {
                 if outage.is_none() {
                     self.backoff = Backoff::new();
                 }
-                let was_released = || acquirer.queues.was_released(&self.request.key);
                 self.retry = match self.retry {
                     pausing @ RetryState::Pausing { .. } => pausing,
-                    RetryState::Watching { .. } if was_released() => {
-                        self.miss_turn();
+                    RetryState::Watching { .. } if self.waiter.was_released() => {
+                        self.count_turn();
                         self.is_turn_counted = false;
                         self.pausing()
                     }
@@ -430,7 +423,7 @@ impl Wait<'_> {
                     pausing @ RetryState::Pausing { until, .. } if now < until => pausing,
                     RetryState::Pausing {
                         reads_first: true, ..
-                    } => self.watching(false, now.after(LONGEST_TRUST)),
+                    } => self.start_watching(None),
                     _ => RetryState::AskNow,
                 };
             }
@@ -438,44 +431,41 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// On a quorum: the pause before this caller asks again, so that clients ask at different times.
-    fn pause(&self) -> Pause {
-        let contention = self.acquirer.contention.as_ref();
-        let wait = WaitSoFar {
-            missed_turns: self.missed_turns,
-            split_votes: self.split_votes,
-            round_trip: self.round_trip,
-        };
-        let pause = contention.map(|it| it.pause(&self.request.key, wait));
-        pause.unwrap_or_default()
+    /// Counts the current turn of another client as missed, unless it is counted already.
+    fn count_turn(&mut self) {
+        if !std::mem::replace(&mut self.is_turn_counted, true) {
+            self.so_far.missed_turns += 1;
+        }
     }
 
-    /// Counts the current turn as missed, once.
-    fn miss_turn(&mut self) {
-        self.missed_turns += u32::from(!self.is_turn_counted);
-        self.is_turn_counted = true;
+    /// On a quorum: the pause before this caller asks again.
+    fn next_pause(&self) -> Pause {
+        let contention = self.acquirer.contention.as_ref();
+        let contention = contention.expect("only waiters of a quorum watch keys and split votes");
+        contention.choose_pause(&self.request.key, self.so_far)
     }
 
     /// The state of a waiter that asks again after a pause.
     fn pausing(&self) -> RetryState {
-        let Pause { time, reads_first } = self.pause();
+        let Pause { time, reads_first } = self.next_pause();
         let until = self.acquirer.watchdog.now().after(time);
         RetryState::Pausing { until, reads_first }
     }
 
-    /// The state of a waiter without a queue, for a lock that expires at `expires_at`: watches the key on all servers,
-    /// or polls if too few of them can notify. `is_taken`: another client has the key.
-    fn watching(&self, is_taken: bool, expires_at: MonotonicTime) -> RetryState {
+    /// Has the key read and watched on all servers of a quorum, or polls if too few of them can notify. `expires_at`:
+    /// when the lock expires, or `None` if the key may be free. If the key is free, the read wakes this waiter.
+    fn start_watching(&self, expires_at: Option<MonotonicTime>) -> RetryState {
         let acquirer = self.acquirer;
-        self.waiter.watch(is_taken);
+        self.waiter.watch(expires_at.is_some());
         let key = self.request.key.clone();
         let tracked = vec![TrackedKey { key, lease: None }];
         if !acquirer.notifications.track(tracked) {
             return RetryState::Polling;
         }
         let ask_at = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
+        let expiry = expires_at.map(|at| at.after(self.next_pause().time));
         RetryState::Watching {
-            ask_at: ask_at.min(expires_at.after(self.pause().time)),
+            ask_at: expiry.map_or(ask_at, |expiry| ask_at.min(expiry)),
         }
     }
 
@@ -491,29 +481,34 @@ impl Wait<'_> {
         Some(end.map_or(until, |end| until.min(end)))
     }
 
-    /// Handles split votes. Returns true if the caller, which does not wait, should ask once more.
-    fn note_split_vote(&mut self, expires_in: Duration, may_be_taken: bool) -> bool {
-        let acquirer = self.acquirer;
-        let key = &self.request.key;
-        self.split_votes += 1;
-        self.is_turn_counted = false;
-        self.miss_turn();
+    /// Handles split votes. A caller that does not wait may ask again, a few times, if no server says that the lock is
+    /// taken.
+    fn note_split_vote(&mut self, expires_in: Duration, may_be_taken: bool) {
+        let (acquirer, key) = (self.acquirer, &self.request.key);
+        let now = acquirer.watchdog.now();
+        self.so_far.split_votes += 1;
+        self.so_far.missed_turns += 1;
+        self.is_turn_counted = true;
         if let Some(contention) = &acquirer.contention {
-            contention.note_other_client(key, acquirer.watchdog.now());
+            contention.note_other_client(key, now);
         }
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
-        self.retry = self.pausing();
         if let Until::Now = self.until {
-            return !may_be_taken && self.split_votes < MAX_SPLIT_VOTES;
+            self.is_attempt_owed = !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
+            self.retry = RetryState::Pausing {
+                until: now.after(self.next_pause().time),
+                reads_first: false,
+            };
+            return;
         }
         acquirer.notifications.request(key);
-        if may_be_taken {
-            let now = acquirer.watchdog.now();
+        self.retry = if may_be_taken {
             self.backoff.no_longer_than(expires_in);
-            self.retry = self.watching(true, now.after(expires_in + Duration::from_millis(1)));
-        }
-        false
+            self.start_watching(Some(now.after(expires_in + Duration::from_millis(1))))
+        } else {
+            self.pausing()
+        };
     }
 
     /// Tells Redis to report changes of the key. Returns false if this is not possible now.
@@ -577,8 +572,9 @@ impl Wait<'_> {
             queue_mode,
             replicas: options.replicas,
         };
+        self.is_attempt_owed = false;
         let outcome = acquirer.store.execute_one(command, deadline);
-        self.round_trip = acquirer.watchdog.now().since(asked_at);
+        self.so_far.round_trip = acquirer.watchdog.now().since(asked_at);
         let keeps_entry = match &outcome {
             Ok(Reply::Granted { .. }) => true,
             Ok(Reply::Contended { queued, .. }) => queued.is_some() || was_queued,
@@ -598,10 +594,11 @@ impl Wait<'_> {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
                         if let Some(contention) = &acquirer.contention {
-                            let has_waited =
-                                self.missed_turns > 0 && !matches!(self.until, Until::Now);
-                            let missed_turns = has_waited.then_some(self.missed_turns);
-                            contention.note_grant(key, self.round_trip, missed_turns);
+                            let missed_turns = match self.until {
+                                Until::Now => 0,
+                                _ => self.so_far.missed_turns,
+                            };
+                            contention.note_grant(key, self.so_far.round_trip, missed_turns);
                         }
                         return Ok(Some(lease));
                     }
@@ -628,12 +625,7 @@ impl Wait<'_> {
                 may_be_taken,
             }) => {
                 acquirer.outage_of(options).end(|| self.server());
-                if self.note_split_vote(expires_in, may_be_taken)
-                    && let RetryState::Pausing { until, .. } = self.retry
-                {
-                    while self.waiter.sleep(until) != WakeReason::TimedOut {}
-                    return self.ask_redis(acquirer.watchdog.now());
-                }
+                self.note_split_vote(expires_in, may_be_taken);
             }
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
             Err(error) => {
@@ -742,14 +734,13 @@ impl Wait<'_> {
             }
             Some(_) => RetryState::Polling,
             None if let Some(contention) = &acquirer.contention => {
-                self.split_votes = 0;
-                self.miss_turn();
-                let retry = match self.until {
-                    Until::Now => RetryState::Polling,
-                    _ => self.watching(true, expires_at),
-                };
                 contention.note_other_client(key, now);
-                retry
+                self.so_far.split_votes = 0;
+                self.count_turn();
+                match self.until {
+                    Until::Now => RetryState::Polling,
+                    _ => self.start_watching(Some(expires_at)),
+                }
             }
             None if queue_mode == QueueMode::None => RetryState::Polling,
             // The queue in Redis is full.
