@@ -17,8 +17,8 @@ pub(super) struct QuorumLateReleases {
     hook: LateReleaseHook,
     count: Count,
     names: Vec<String>,
-    /// The releases that have not ended on all nodes, by key and fencing token. Each waits in a node's queue or for a
-    /// node's reply, and the queues are bounded.
+    /// The releases that have not ended on all nodes, by key and fencing token: [`MAX_OPEN`] at most. Each waits in a
+    /// node's queue or for a node's reply.
     open: Mutex<HashMap<(Key, u64), Progress>>,
 }
 
@@ -44,6 +44,10 @@ enum Report {
     /// Nothing more is reported.
     Ended,
 }
+
+/// Further releases are not followed, so a delay of them is not reported. The queues of the nodes are bounded, too. But
+/// a release stays open for good if a node reports no end of it, as a node of a Cluster does that redirects it.
+const MAX_OPEN: usize = 1 << 18;
 
 /// With more room than this, the map of open releases is made anew when it is empty.
 const ROOM_TO_KEEP: usize = 1024;
@@ -93,6 +97,9 @@ impl QuorumLateReleases {
     /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows.
     pub(super) fn begin(&self, key: &Key, token: u64, is_awaited: bool) {
         let mut open = self.open.lock();
+        if open.len() >= MAX_OPEN {
+            return;
+        }
         let progress = open.entry((key.clone(), token)).or_default();
         progress.is_awaited = is_awaited;
     }
@@ -389,6 +396,20 @@ mod tests {
         }
         assert!(f.is_forgotten());
         assert_eq!(releases.open.lock().capacity(), 0);
+    }
+
+    #[test]
+    fn further_releases_are_not_followed() {
+        let f = Fixture::of(1, false);
+        for token in 0..2 * MAX_OPEN as u64 {
+            f.releases.begin(&f.key, TOKEN + token, true);
+        }
+        assert_eq!(f.releases.open(), MAX_OPEN);
+        let error = Err(Error::new(ErrorKind::NoQuorum, ""));
+        f.releases.leave(&f.key, TOKEN + MAX_OPEN as u64, &error);
+        f.assert_events(&[]);
+        f.leave(false);
+        f.assert_events(&[DELAYED]);
     }
 
     proptest! {
