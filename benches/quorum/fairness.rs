@@ -18,8 +18,8 @@ use crate::support;
 /// The first argument of a process that wants the key.
 pub const ROLE: &str = "contend";
 const NODES: usize = 3;
-/// How long each grant is held: in one case not at all, in the other for some round trips.
-const HOLDS: [Duration; 2] = [Duration::ZERO, Duration::from_millis(5)];
+/// How long each grant is held, in ms: not at all, or for some round trips. And how many nodes are stopped (SIGSTOP).
+const CASES: [(u64, usize); 4] = [(0, 0), (5, 0), (0, 1), (5, 1)];
 const TTL: Duration = Duration::from_secs(2);
 /// How long a process may be silent, beyond its time.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -57,7 +57,7 @@ pub fn contend() -> ExitCode {
     })
 }
 
-/// Measures `count` processes that want one key, for `time` with each hold.
+/// Measures `count` processes that want one key, for `time` in each case.
 pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
     let nodes = super::start(NODES)?;
     // Waits until the nodes vote.
@@ -73,30 +73,32 @@ pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
         title.as_str(),
         "grants/s",
         "fewest and most of a process",
-        "scripts per node and grant",
+        "scripts per running node and grant",
         "wait: mean, ms",
         "p50",
         "p99",
         "max",
         "max / mean",
     ]);
-    for hold in HOLDS {
-        let before = nodes.iter().map(ServerStats::until_now);
-        let before = before.collect::<Result<Vec<_>, _>>()?;
-        for process in &mut processes {
-            process.order(&Order { time, hold })?;
+    for (hold, stopped) in CASES {
+        let hold = Duration::from_millis(hold);
+        let (stopped, running) = nodes.split_at(stopped);
+        if !stopped.is_empty() {
+            stopped.iter().for_each(Server::stop);
+            waits_of(&mut processes, super::SETTLING, hold)?;
         }
+        let before = running.iter().map(ServerStats::until_now);
+        let before = before.collect::<Result<Vec<_>, _>>()?;
         let mut waits = support::histogram();
         let mut grants = Vec::new();
-        for process in &processes {
-            let of_process = process.message(SILENCE + time)?;
+        for of_process in waits_of(&mut processes, time, hold)? {
             grants.push(of_process.len());
             for micros in of_process {
                 waits.saturating_record(micros);
             }
         }
         let mut scripts = 0;
-        for (node, before) in nodes.iter().zip(before) {
+        for (node, before) in running.iter().zip(before) {
             scripts += ServerStats::until_now(node)?.since(&before).scripts();
         }
         let ms = |micros: f64| format!("{:.2}", micros / 1000.0);
@@ -105,17 +107,36 @@ pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
         let [fewest, most] =
             [grants.iter().min(), grants.iter().max()].map(|one| one.unwrap_or(&0));
         table.add_row([
-            format!("held for {} ms", hold.as_millis()),
+            match stopped.len() {
+                0 => format!("held for {} ms", hold.as_millis()),
+                n => format!("held for {} ms, {n} stopped", hold.as_millis()),
+            },
             format!("{:.0}", all / time.as_secs_f64()),
             format!("{fewest} to {most}"),
-            format!("{:.2}", scripts as f64 / all / NODES as f64),
+            format!("{:.2}", scripts as f64 / all / running.len() as f64),
             ms(waits.mean()),
             quantile(0.5),
             quantile(0.99),
             ms(waits.max() as f64),
             format!("{:.1}", waits.max() as f64 / waits.mean()),
         ]);
+        stopped.iter().for_each(Server::resume);
     }
     println!("{table}");
     Ok(())
+}
+
+/// Has all processes contend, and returns their waits.
+fn waits_of(
+    processes: &mut [Process<Waits>],
+    time: Duration,
+    hold: Duration,
+) -> Result<Vec<Waits>, Box<dyn Error>> {
+    for process in &mut *processes {
+        process.order(&Order { time, hold })?;
+    }
+    let waits = processes
+        .iter()
+        .map(|process| process.message(SILENCE + time));
+    Ok(waits.collect::<Result<_, _>>()?)
 }

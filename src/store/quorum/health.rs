@@ -17,7 +17,7 @@ use crate::store::quorum::clocks::{self, Reading};
 use crate::util::clock::{Clock, MonotonicTime};
 
 /// How long a probe waits for its reply.
-const PROBE_LIMIT: Duration = Duration::from_millis(500);
+pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// How often a waiting probe looks whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);
 /// The time from a request without a reply to the probe. A vote in between makes the probe unnecessary.

@@ -29,6 +29,7 @@ pub(crate) use health::{NodeHook, NodeReport};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
@@ -42,7 +43,7 @@ use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released};
-use crate::store::quorum::health::{Health, Prober};
+use crate::store::quorum::health::{Health, PROBE_LIMIT, Prober};
 use crate::store::quorum::late_releases::QuorumLateReleases;
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
@@ -69,6 +70,13 @@ const GRACE: Duration = Duration::from_millis(5);
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
+/// If votes are split, the votes that are missing may decide, but a caller waits for silent nodes only each so many
+/// times. Otherwise a stopped node would stall all callers that contend for a key, since each keeps the keys that it
+/// has got meanwhile. If no caller waited, a slow node could never decide against a key that a dead client has left on
+/// another node.
+const WAIT_FOR_SILENT_EVERY: u32 = 16;
+/// How long such a caller waits at least.
+const SHORTEST_WAIT_FOR_SILENT: Duration = Duration::from_millis(100);
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
@@ -135,6 +143,8 @@ pub(crate) struct QuorumStore {
     proposals: Proposals,
     /// How long a node does not vote after it may have lost data.
     quarantine: Duration,
+    /// How many times votes were split so far, wrapping.
+    split_votes: AtomicU32,
     clock: Clock,
     late_releases: Option<Arc<QuorumLateReleases>>,
     /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
@@ -362,6 +372,7 @@ impl QuorumStore {
             probe: Command::Probe { mark },
             proposals,
             quarantine,
+            split_votes: AtomicU32::new(0),
             clock,
             late_releases,
             threads: Mutex::default(),
@@ -425,13 +436,25 @@ impl QuorumStore {
         self.ask_each(batches.collect(), deadline, is_decided)
     }
 
-    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length. Notes the clock of each
-    /// node that has got a request too late.
+    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length.
     fn ask_each(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
         deadline: MonotonicTime,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        self.ask_voters(batches, deadline, is_decided, |_| false)
+    }
+
+    /// As [`ask_each`](Self::ask_each). If `is_split` returns true, a majority has voted, although nothing is decided.
+    /// Then the caller usually does not wait for silent nodes. Notes the clock of each node that has got a request too
+    /// late.
+    fn ask_voters(
+        &self,
+        batches: Vec<(usize, Vec<Command>)>,
+        deadline: MonotonicTime,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+        is_split: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
         let sent = self.clock.now();
         let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
@@ -460,19 +483,28 @@ impl QuorumStore {
         // The caller waits by the machine's clock.
         let now = MonotonicTime::now();
         let deadline = now.after(deadline.since(self.clock.now()));
-        let decided_at = read_replies(sent_requests, deadline, || submitted.wait(now, &is_decided));
-        let decided_at = decided_at.or_else(|| {
-            submitted
-                .wait(deadline, &is_decided)
-                .then(MonotonicTime::now)
+        let have_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || is_split(outcomes);
+        let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, have_voted));
+        let voted_at = voted_at.or_else(|| {
+            let have_voted = submitted.wait(deadline, have_voted);
+            have_voted.then(MonotonicTime::now)
         });
-        if let Some(decided_at) = decided_at {
-            let soon = decided_at.after(GRACE).min(deadline);
-            let _ = submitted.wait(soon, |outcomes| {
-                let mut of_nodes = outcomes.chunks(length).zip(&awaited);
+        if let Some(voted_at) = voted_at {
+            let have_replied = |outcomes: &[Option<Outcome>], awaited: &[bool]| {
+                let mut of_nodes = outcomes.chunks(length).zip(awaited);
                 of_nodes
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
-            });
+            };
+            if !submitted.wait(now, &is_decided)
+                && let Some((awaited, limit)) = self.awaited_after_split(&nodes)
+            {
+                let until = voted_at.after(limit).min(deadline);
+                let _ = submitted.wait(until, |outcomes| {
+                    is_decided(outcomes) || have_replied(outcomes, &awaited)
+                });
+            }
+            let soon = voted_at.after(GRACE).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
         }
         // The nodes drop the requests that are not written yet.
         let mut outcomes = submitted.leave();
@@ -492,6 +524,22 @@ impl QuorumStore {
             }
         }
         outcomes
+    }
+
+    /// Counts split votes. If this caller has to wait for silent nodes, returns which nodes it awaits, those that are
+    /// not failing, and for how long: for several of their round trips.
+    fn awaited_after_split(&self, nodes: &[usize]) -> Option<(Vec<bool>, Duration)> {
+        let votes = self.split_votes.fetch_add(1, Ordering::Relaxed);
+        if !votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY) {
+            return None;
+        }
+        let health = nodes.iter().map(|node| &self.members[*node].health);
+        let awaited = health.clone().map(|it| !it.is_failing()).collect();
+        // The error is at least half of the round trip in which the node's clock was last read.
+        let error = |it: &Health| it.clock().map_or(Duration::ZERO, |clock| clock.error());
+        let limits = health.filter(|it| !it.is_failing()).map(|it| 8 * error(it));
+        let limit = limits.max().unwrap_or_default();
+        Some((awaited, limit.clamp(SHORTEST_WAIT_FOR_SILENT, PROBE_LIMIT)))
     }
 
     /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
@@ -603,9 +651,14 @@ impl QuorumStore {
             until: self.shown_at(node, deadline),
             from,
         };
-        let mut outcomes = self.ask_for(&self.all(), proposal, deadline, |outcomes| {
-            self.count.is_decided(outcomes, is_granted)
-        });
+        let batches = self.all().into_iter();
+        let batches = batches.map(|node| (node, vec![proposal(node)]));
+        let mut outcomes = self.ask_voters(
+            batches.collect(),
+            deadline,
+            |outcomes| self.count.is_decided(outcomes, is_granted),
+            |outcomes| self.count.contention(outcomes).is_some(),
+        );
         // The clocks of these nodes were set forward since the client has read them. Now it knows their times.
         let mut late = self.all();
         late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));

@@ -421,6 +421,90 @@ fn a_stopped_minority_delays_nobody() {
     assert!(eventually(LONG, are_free), "nothing remains");
 }
 
+/// Three servers, of which the second has the key of another client.
+fn servers_with_a_taken_key(key: &Key) -> [Server; 3] {
+    let servers = servers::<3>();
+    let other = patient(&servers);
+    let (lease, token) = other.lock(key);
+    other.hold_on_all(&servers, key, lease, token);
+    for free in [&servers[0], &servers[2]] {
+        ask(free, &["DEL", key.in_redis()]);
+    }
+    servers
+}
+
+/// The vote of the stopped node would decide, and it never comes.
+#[test]
+fn split_votes_do_not_wait_for_a_stopped_node() {
+    let key = key("k");
+    let servers = servers_with_a_taken_key(&key);
+    let client = patient(&servers);
+    let (lease, _) = client.lock(&self::key("other"));
+    assert_eq!(client.unlock(&self::key("other"), lease), Ok(Reply::Done));
+    servers[0].stop();
+    let started = Instant::now();
+    // Some of these callers wait until a probe has found that the node is stopped.
+    for _ in 0..2 * WAIT_FOR_SILENT_EVERY {
+        let (_, outcome) = client.acquire(&key);
+        let split = matches!(
+            outcome,
+            Ok(Reply::SplitVote {
+                may_be_taken: false,
+                ..
+            })
+        );
+        assert!(split, "{outcome:?}");
+        assert!(eventually(LONG, || is_free(&servers[2], &key)));
+    }
+    // One wait for a stopped server would take the whole time-out.
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    servers[0].resume();
+}
+
+#[test]
+fn each_sixteenth_split_vote_waits_for_nodes_that_may_reply() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    client.lock(&key("k"));
+    let store = &client.store;
+    let awaited = || {
+        let split = |_| store.awaited_after_split(&[0, 1, 2]);
+        let awaited: Vec<_> = (0..WAIT_FOR_SILENT_EVERY).filter_map(split).collect();
+        let [(awaited, limit)] = &awaited[..] else {
+            panic!("{awaited:?}");
+        };
+        assert!((SHORTEST_WAIT_FOR_SILENT..=PROBE_LIMIT).contains(limit));
+        awaited.clone()
+    };
+    assert_eq!(awaited(), [true, true, true]);
+    servers[0].stop();
+    assert!(eventually(LONG, || {
+        let (lease, _) = client.acquire(&key("other"));
+        client.unlock(&key("other"), lease).unwrap();
+        store.members[0].health.is_failing()
+    }));
+    assert_eq!(awaited(), [false, true, true]);
+    servers[0].resume();
+}
+
+/// A client has left its key on the second node. So a caller needs the vote of the first one, which is slow.
+#[test]
+fn a_slow_node_decides_split_votes_sometimes() {
+    let key = key("k");
+    let servers = servers_with_a_taken_key(&key);
+    let proxy = Proxy::start(servers[0].port()).unwrap();
+    let mut urls = urls(&servers);
+    urls[0] = proxy.url();
+    let config = config(LONG);
+    let client = client(&urls, &config, config.max_ttl);
+    client.lock(&self::key("other"));
+    proxy.delay(2 * GRACE);
+    // On a busy machine, the vote may come too late for a caller that waits.
+    let mut votes = (0..4 * WAIT_FOR_SILENT_EVERY).map(|_| client.acquire(&key).1);
+    assert!(contended(&votes.next().unwrap()));
+    assert!(votes.any(|vote| vote.is_ok_and(|reply| is_granted(&reply))));
+}
+
 #[test]
 fn a_stopped_majority_leaves_no_key_behind() {
     let servers = servers::<3>();

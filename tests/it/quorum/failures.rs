@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use leasehold::ErrorKind;
+use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use super::nodes::{Nodes, builder, impatient};
-use crate::support::{SOON, ask, held_keys, in_redis, lock, millis, secs, value_of};
+use crate::support::{SOON, Task, ask, held_keys, in_redis, lock, millis, secs, value_of};
 
 /// Callers go on as before: one wait for a stopped node would take a whole time-out.
 #[test]
@@ -28,6 +28,29 @@ fn two_stopped_nodes_of_five_delay_nobody() {
     assert!(started.elapsed() < secs(6), "{:?}", started.elapsed());
     nodes.0[3..].iter().for_each(Server::resume);
     drop(lock(&client, "k"));
+    nodes.assert_all_become_free();
+}
+
+/// Callers that ask at the same time split the votes of the nodes that reply. They go on without the stopped ones.
+#[test]
+fn stopped_nodes_delay_no_contending_clients() {
+    const LOCKS: usize = 25;
+    let nodes = Nodes::start(5);
+    let clients = [(); 4].map(|()| nodes.client());
+    clients.iter().for_each(|client| drop(lock(client, "k")));
+    nodes.0[3..].iter().for_each(Server::stop);
+    let started = Instant::now();
+    let contend = |client: &Client| {
+        let client = client.clone();
+        Task::start(move || (0..LOCKS).for_each(|_| lock(&client, "k").unlock().map(drop).unwrap()))
+    };
+    let tasks = clients.each_ref().map(contend);
+    tasks
+        .into_iter()
+        .for_each(|task| task.within(SOON, "the turns of a client"));
+    // The time-outs are 8 s.
+    assert!(started.elapsed() < secs(6), "{:?}", started.elapsed());
+    nodes.0[3..].iter().for_each(Server::resume);
     nodes.assert_all_become_free();
 }
 
