@@ -50,8 +50,8 @@ pub(super) struct Contention(Box<[Mutex<Record>]>);
 /// What a client knows of the contention for the keys of one record.
 #[derive(Default)]
 pub(super) struct Record {
-    /// When this client last released the key. `None` once `leave_turn` has used it.
-    released_at: Option<MonotonicTime>,
+    /// The key that this client last released, and when. `None` once `leave_turn` has used it.
+    released: Option<(Key, MonotonicTime)>,
     /// When this client last noticed another one.
     pub(super) others_seen_at: Option<MonotonicTime>,
     /// When this client last left a turn to the others.
@@ -114,14 +114,15 @@ impl Contention {
 
     /// Notes that this client releases the key.
     pub(super) fn note_release(&self, key: &Key, now: MonotonicTime) {
-        self.lock_record(key).released_at = Some(now);
+        self.lock_record(key).released = Some((key.clone(), now));
     }
 
     /// Until when this client pauses, so that another one gets the next turn. `None` if it need not pause. Each release
     /// counts once.
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
-        let until = (record.released_at.take()?).after(OTHERS_NEED * bounded(record.round_trip));
+        let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
+        let until = released_at.after(OTHERS_NEED * bounded(record.round_trip));
         let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
         let sees_others = is_within(record.others_seen_at, WANTED_FOR);
         let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
@@ -134,32 +135,41 @@ impl Contention {
 
     /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
     /// first: the usual number of missed turns, less those that the caller has missed. A random part is added, so that
-    /// clients ask at different times. It grows with the split votes.
+    /// clients ask at different times.
     pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
         let usual = self.lock_record(key).usually_missed;
         let others_first = (usual - f64::from(wait.missed_turns)).max(0.0);
-        let random_part = match wait.split_votes {
-            0 => RANDOM_PART,
-            votes => {
-                let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
-                // This client, and at least one other.
-                let clients = 1.0 + usual.max(1.0);
-                doubled.min(clients.max(UNLIMITED_SHARE * doubled))
-            }
-        };
-        let round_trips = others_first + random_part * LeaseId::random().jitter();
+        let time = bounded(wait.round_trip).mul_f64(others_first) + random_pause(usual, wait);
         Pause {
-            time: bounded(wait.round_trip)
-                .mul_f64(round_trips)
-                .min(LONGEST_PAUSE),
+            time: time.min(LONGEST_PAUSE),
             reads_first: others_first >= READ_FIRST_FROM,
         }
     }
+
+    /// Chooses the pause of a caller that does not wait for its turn: the random part only.
+    pub(super) fn choose_random_pause(&self, key: &Key, wait: WaitSoFar) -> Duration {
+        let usual = self.lock_record(key).usually_missed;
+        random_pause(usual, wait).min(LONGEST_PAUSE)
+    }
 }
 
-/// The round trip that pauses count with. Timers of less than 0.5 ms are too inexact to put clients in order, and one
+/// The random part of a pause, which grows with the split votes.
+fn random_pause(usually_missed: f64, wait: WaitSoFar) -> Duration {
+    let random_part = match wait.split_votes {
+        0 => RANDOM_PART,
+        votes => {
+            let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
+            // This client, and at least one other.
+            let clients = 1.0 + usually_missed.max(1.0);
+            doubled.min(clients.max(UNLIMITED_SHARE * doubled))
+        }
+    };
+    bounded(wait.round_trip).mul_f64(random_part * LeaseId::random().jitter())
+}
+
+/// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients in order, and one
 /// slow reply says nothing about the next one.
-fn bounded(round_trip: Duration) -> Duration {
+pub(super) fn bounded(round_trip: Duration) -> Duration {
     round_trip.clamp(Duration::from_micros(500), Duration::from_millis(10))
 }
 
@@ -237,6 +247,18 @@ mod tests {
     }
 
     #[test]
+    fn a_release_of_another_key_leaves_no_turn() {
+        let (contention, key, now) = granted();
+        let names = (0..).map(|n| format!("other {n}"));
+        let mut others = names.map(|name| Key::new("", &name, 16).unwrap());
+        let other = others.find(|other| other.shard(RECORDS) == key.shard(RECORDS));
+        contention.note_other_client(&key, now);
+        contention.note_release(&key, now);
+        assert_eq!(contention.leave_turn(&other.unwrap(), now), None);
+        assert!(contention.leave_turn(&key, now).is_some());
+    }
+
+    #[test]
     fn a_left_turn_has_bounds() {
         let (contention, key, now) = granted();
         for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(40))] {
@@ -294,6 +316,19 @@ mod tests {
             let pause = contention.choose_pause(&key, missed(turns));
             assert_eq!(pause.reads_first, reads_first);
         }
+    }
+
+    #[test]
+    fn a_caller_that_does_not_wait_pauses_for_the_random_part() {
+        let (contention, key) = with_usual(6.0);
+        let wait = WaitSoFar {
+            split_votes: 1,
+            ..missed(0)
+        };
+        let pause = || contention.choose_random_pause(&key, wait);
+        let pauses = (0..400).map(|_| pause());
+        let [least, greatest] = [pauses.clone().min(), pauses.max()].map(Option::unwrap);
+        assert!(span([least, greatest], 0.0, 2.0), "{least:?} {greatest:?}");
     }
 
     #[test]

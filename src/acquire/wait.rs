@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::acquire::backoff::{Backoff, jittered};
-use crate::acquire::contention::{Pause, WaitSoFar};
+use crate::acquire::contention::{Pause, WaitSoFar, bounded};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
@@ -445,10 +445,22 @@ impl Wait<'_> {
         contention.choose_pause(&self.request.key, self.so_far)
     }
 
-    /// The state of a waiter that asks again after a pause.
-    fn pausing(&self) -> RetryState {
+    /// The state of a waiter that asks again after a pause. A pause that would last beyond the caller's deadline ends
+    /// before it, with a last attempt.
+    fn pausing(&mut self) -> RetryState {
         let Pause { time, reads_first } = self.next_pause();
-        let until = self.acquirer.watchdog.now().after(time);
+        let now = self.acquirer.watchdog.now();
+        let until = now.after(time);
+        if let Until::At(deadline) = self.until {
+            let last_attempt_at = deadline.before(bounded(self.so_far.round_trip));
+            if until > last_attempt_at {
+                self.is_attempt_owed = now < last_attempt_at;
+                return RetryState::Pausing {
+                    until: last_attempt_at,
+                    reads_first: false,
+                };
+            }
+        }
         RetryState::Pausing { until, reads_first }
     }
 
@@ -496,8 +508,10 @@ impl Wait<'_> {
         self.last_attempt = LastAttempt::Answered;
         if let Until::Now = self.until {
             self.is_attempt_owed = !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
+            let contention = acquirer.contention.as_ref();
+            let pause = contention.map(|it| it.choose_random_pause(key, self.so_far));
             self.retry = RetryState::Pausing {
-                until: now.after(self.next_pause().time),
+                until: now.after(pause.unwrap_or_default()),
                 reads_first: false,
             };
             return;

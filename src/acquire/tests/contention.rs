@@ -43,10 +43,10 @@ impl TwoClients {
         self.contention().lock_record(&self.key).others_seen_at
     }
 
-    /// Waits until the client's first waiter has read the key, which is taken, on all nodes.
-    fn wait_until_watched(&self) {
+    /// Whether the client's first waiter has read the key, which is taken, on all nodes.
+    fn is_watched(&self) -> bool {
         let queues = &self.client.handle().acquirer.queues;
-        wait_until(|| queues.watched(&self.key) == Some((3, false)));
+        queues.watched(&self.key) == Some((3, false))
     }
 
     /// Runs `work` while a thread of the client waits for the key. The thread has been refused and watches the key.
@@ -54,7 +54,7 @@ impl TwoClients {
         let guard = self.holder.mutex("k").lock().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(self.client.mutex("k").lock().unwrap()));
-            self.wait_until_watched();
+            wait_until(|| self.is_watched());
             work(guard);
         });
     }
@@ -95,6 +95,26 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
     assert_eq!(it.usually_missed(), 4.0 - 3.0 / 8.0);
 }
 
+/// The waiter's pause of 250 ms would end after its deadline.
+#[test]
+fn a_waiter_asks_a_last_time_before_its_deadline() {
+    let it = TwoClients::new(1e6);
+    let is_granted = || {
+        let guard = it.holder.mutex("k").lock().unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mutex = it.client.mutex("k");
+                mutex.try_lock_for(Duration::from_millis(200)).unwrap()
+            });
+            wait_until(|| it.is_watched() || waits.is_finished());
+            guard.unlock().unwrap();
+            waits.join().unwrap().is_some()
+        })
+    };
+    // On a busy machine, the deadline may come before the release.
+    assert!((0..20).any(|_| is_granted()));
+}
+
 #[test]
 fn a_waiter_with_a_long_pause_reads_first() {
     // The waiter pauses for 399 round trips of 0.5 ms, or a bit longer.
@@ -108,7 +128,7 @@ fn a_waiter_with_a_long_pause_reads_first() {
             queues.note_change(&it.key, ServerId(node), 2);
         }
         // After the pause, another watch reads the key.
-        it.wait_until_watched();
+        wait_until(|| it.is_watched());
         guard.unlock().unwrap();
     });
     assert_eq!(
