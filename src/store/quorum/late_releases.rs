@@ -97,10 +97,11 @@ impl QuorumLateReleases {
     /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows.
     pub(super) fn begin(&self, key: &Key, token: u64, is_awaited: bool) {
         let mut open = self.open.lock();
-        if open.len() >= MAX_OPEN {
+        let release = (key.clone(), token);
+        if open.len() >= MAX_OPEN && !open.contains_key(&release) {
             return;
         }
-        let progress = open.entry((key.clone(), token)).or_default();
+        let progress = open.entry(release).or_default();
         progress.is_awaited = is_awaited;
     }
 
