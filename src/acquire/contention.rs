@@ -1,15 +1,18 @@
 //! Decides when a client asks a quorum for a key. A quorum has no queue, so each client decides by itself, from replies
 //! and notifications. A client that has just released the key leaves the next turn to others: it would always be the
 //! first to ask, since the others have yet to be notified. The waiters that have missed the most turns ask first. A
-//! waiter misses a turn if another client gets the key, or if votes are split.
+//! waiter misses a turn if another client gets the key, or if votes are split. All clients see the same holders, and so
+//! find the same number of rivals: with a fair share, a waiter misses one turn of each. (A number from a client's own
+//! waits would grow with them: clients that wait for long would ask later and later.)
 
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::acquire::backoff::jittered;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::LeaseId;
+use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 
 /// The number of records. Keys share them.
@@ -23,23 +26,19 @@ const WANTED_FOR: Duration = Duration::from_secs(1);
 /// How often a client that sees no others still leaves them a turn. It cannot see clients that it never lets in.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
-/// A pause never takes longer. With round trips of 10 ms, callers that have missed 25 turns less than usual, or even
-/// less, ask at the same time.
+/// A pause never takes longer.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
 /// has missed one turn more still asks first.
 const RANDOM_PART: f64 = 0.25;
-/// After split votes, the random part is at least this share of what doubling alone would give: more clients than usual
-/// may contend.
+/// After split votes, the random part is at least this share of what doubling alone would give: more clients may contend
+/// than this client has seen.
 const UNLIMITED_SHARE: f64 = 1.0 / 8.0;
 /// Keeps the arithmetic finite. A pause reaches [`LONGEST_PAUSE`] before.
 const MAX_DOUBLINGS: u32 = 16;
-/// The weight of the newest wait in the usual number of missed turns. After many clients have gone, pauses are too long
-/// until the number has fallen; a greater weight would make the order of the callers random.
-const NEWEST_WEIGHT: f64 = 1.0 / 8.0;
-/// A wait counts as so many times the usual number at most, or as so many turns if that number is below one. Otherwise
-/// one lock that is held for long would delay many later waits, since its renewals count as turns.
-const MAX_SAMPLE: f64 = 8.0;
+/// How many turns of other clients a record has, to count the rivals. More of them would show more rivals, and show
+/// rivals for longer that have gone.
+const RECENT_TURNS: usize = 32;
 /// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
 /// than an attempt, but a caller that finds the key free needs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
@@ -56,11 +55,13 @@ pub(super) struct Record {
     pub(super) others_seen_at: Option<MonotonicTime>,
     /// When this client last left a turn to the others.
     left_at: Option<MonotonicTime>,
-    /// The round trip of the last grant.
-    round_trip: Duration,
-    /// The weighted mean of missed turns, over the waits that missed any; 0 before the first. If all clients get the
-    /// same share of turns, this is about the number of other clients.
-    pub(super) usually_missed: f64,
+    /// The wait for the last grant.
+    pub(super) last_wait: WaitSoFar,
+    /// The holders of the last turns of others that this client has read, without repetitions in a row: a waiter may
+    /// read the same turn several times.
+    recent_holders: VecDeque<HolderId>,
+    /// The number of different holders among them.
+    rivals: usize,
 }
 
 /// A caller's wait so far.
@@ -95,16 +96,22 @@ impl Contention {
         self.0[key.shard(RECORDS)].lock()
     }
 
-    /// Notes a grant to this client, whose attempt took `round_trip`. `missed_turns`: 0 if the caller does not wait.
-    /// Such a grant does not change the usual number.
-    pub(super) fn note_grant(&self, key: &Key, round_trip: Duration, missed_turns: u32) {
+    /// Notes a grant to this client after `wait`.
+    pub(super) fn note_grant(&self, key: &Key, wait: WaitSoFar) {
+        self.lock_record(key).last_wait = wait;
+    }
+
+    /// Notes another client that had the key.
+    pub(super) fn note_holder(&self, key: &Key, holder: HolderId) {
         let mut record = self.lock_record(key);
-        record.round_trip = round_trip;
-        if missed_turns > 0 {
-            let usual = record.usually_missed;
-            let missed = f64::from(missed_turns).min(MAX_SAMPLE * usual.max(1.0));
-            record.usually_missed += NEWEST_WEIGHT * (missed - usual);
+        if record.recent_holders.back() == Some(&holder) {
+            return;
         }
+        if record.recent_holders.len() == RECENT_TURNS {
+            record.recent_holders.pop_front();
+        }
+        record.recent_holders.push_back(holder);
+        record.rivals = record.recent_holders.iter().collect::<HashSet<_>>().len();
     }
 
     /// Notes that another client has the key, or has asked for it at the same time.
@@ -122,7 +129,7 @@ impl Contention {
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
-        let until = released_at.after(OTHERS_NEED * bounded(record.round_trip));
+        let until = released_at.after(OTHERS_NEED * bounded(record.last_wait.round_trip));
         let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
         let sees_others = is_within(record.others_seen_at, WANTED_FOR);
         let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
@@ -134,12 +141,12 @@ impl Contention {
     }
 
     /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
-    /// first: the usual number of missed turns, less those that the caller has missed. A random part is added, so that
+    /// first: one for each rival, less those that the caller has missed. A random part is added, so that
     /// clients ask at different times.
     pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
-        let usual = self.lock_record(key).usually_missed;
-        let others_first = (usual - f64::from(wait.missed_turns)).max(0.0);
-        let time = bounded(wait.round_trip).mul_f64(others_first) + random_pause(usual, wait);
+        let rivals = self.lock_record(key).rivals as f64;
+        let others_first = (rivals - f64::from(wait.missed_turns)).max(0.0);
+        let time = bounded(wait.round_trip).mul_f64(others_first) + random_pause(rivals, wait);
         Pause {
             time: time.min(LONGEST_PAUSE),
             reads_first: others_first >= READ_FIRST_FROM,
@@ -148,19 +155,19 @@ impl Contention {
 
     /// Chooses the pause of a caller that does not wait for its turn: the random part only.
     pub(super) fn choose_random_pause(&self, key: &Key, wait: WaitSoFar) -> Duration {
-        let usual = self.lock_record(key).usually_missed;
-        random_pause(usual, wait).min(LONGEST_PAUSE)
+        let rivals = self.lock_record(key).rivals as f64;
+        random_pause(rivals, wait).min(LONGEST_PAUSE)
     }
 }
 
 /// The random part of a pause, which grows with the split votes.
-fn random_pause(usually_missed: f64, wait: WaitSoFar) -> Duration {
+fn random_pause(rivals: f64, wait: WaitSoFar) -> Duration {
     let random_part = match wait.split_votes {
         0 => RANDOM_PART,
         votes => {
             let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
             // This client, and at least one other.
-            let clients = 1.0 + usually_missed.max(1.0);
+            let clients = 1.0 + rivals.max(1.0);
             doubled.min(clients.max(UNLIMITED_SHARE * doubled))
         }
     };
@@ -187,7 +194,7 @@ mod tests {
     /// The contention for a key that was granted at once and has never been released.
     fn granted() -> (Contention, Key, MonotonicTime) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.note_grant(&key, ROUND_TRIP, 0);
+        contention.note_grant(&key, missed(0));
         (contention, key, MonotonicTime::now())
     }
 
@@ -263,7 +270,13 @@ mod tests {
         let (contention, key, now) = granted();
         for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(40))] {
             contention.note_other_client(&key, now);
-            contention.note_grant(&key, round_trip, 0);
+            contention.note_grant(
+                &key,
+                WaitSoFar {
+                    round_trip,
+                    ..missed(0)
+                },
+            );
             let pause = left_turn(&contention, &key, now).unwrap();
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
         }
@@ -285,10 +298,14 @@ mod tests {
         }
     }
 
-    /// The contention of a client that usually misses so many turns.
-    fn with_usual(turns: f64) -> (Contention, Key) {
+    fn holder(n: usize) -> HolderId {
+        HolderId::of_text(&format!("host/{n}/0"))
+    }
+
+    /// The contention of a client with so many rivals.
+    fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.lock_record(&key).usually_missed = turns;
+        (0..rivals).for_each(|n| contention.note_holder(&key, holder(n)));
         (contention, key)
     }
 
@@ -302,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_has_missed_more_turns_asks_sooner() {
-        let (contention, key) = with_usual(4.0);
+        let (contention, key) = with_rivals(4);
         for (turns, first, reads_first) in [
             (0, 4.0, true),
             (1, 3.0, true),
@@ -320,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_does_not_wait_pauses_for_the_random_part() {
-        let (contention, key) = with_usual(6.0);
+        let (contention, key) = with_rivals(6);
         let wait = WaitSoFar {
             split_votes: 1,
             ..missed(0)
@@ -333,7 +350,7 @@ mod tests {
 
     #[test]
     fn split_votes_double_the_random_part() {
-        let (contention, key) = with_usual(6.0);
+        let (contention, key) = with_rivals(6);
         for (split_votes, longest) in [
             (1, 2.0),
             (2, 4.0),
@@ -351,7 +368,7 @@ mod tests {
             assert!(span(pauses, 0.0, longest), "{split_votes}: {pauses:?}");
         }
         // A new client knows of one other client.
-        let (contention, key) = with_usual(0.0);
+        let (contention, key) = with_rivals(0);
         let wait = WaitSoFar {
             split_votes: 2,
             ..missed(20)
@@ -361,13 +378,13 @@ mod tests {
 
     #[test]
     fn a_pause_has_bounds() {
-        let (contention, key) = with_usual(1e6);
+        let (contention, key) = with_rivals(RECENT_TURNS);
         let slow = WaitSoFar {
             round_trip: Duration::from_secs(9),
             ..missed(0)
         };
         assert_eq!(contention.choose_pause(&key, slow).time, LONGEST_PAUSE);
-        let (contention, key) = with_usual(3.0);
+        let (contention, key) = with_rivals(3);
         let split = WaitSoFar {
             split_votes: u32::MAX,
             ..missed(u32::MAX)
@@ -381,32 +398,19 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_number_follows_waits_that_met_others() {
-        let (contention, key) = with_usual(0.0);
-        let after = |missed_turns| {
-            contention.note_grant(&key, ROUND_TRIP, missed_turns);
-            contention.lock_record(&key).usually_missed
-        };
-        assert_eq!(after(0), 0.0);
-        assert_eq!(after(8), 1.0);
-        assert_eq!(after(0), 1.0);
-        assert_eq!(after(1), 1.0);
-        // A wait counts as eight times the usual number at most, or as eight.
-        assert_eq!(after(1_000_000), 1.0 + 7.0 / 8.0);
-        contention.lock_record(&key).usually_missed = 0.5;
-        assert_eq!(after(9), 0.5 + 7.5 / 8.0);
-    }
-
-    /// A client whose waits were long because of many others pauses for too long once they have gone.
-    #[test]
-    fn pauses_become_short_soon_after_others_have_gone() {
-        let (contention, key) = with_usual(64.0);
-        let mut in_vain = Duration::ZERO;
-        for _ in 0..64 {
-            in_vain += contention.choose_pause(&key, missed(1)).time;
-            contention.note_grant(&key, ROUND_TRIP, 1);
-        }
-        // 63 round trips in the first pause, and an eighth less in each further one.
-        assert!((ms(504)..ms(525)).contains(&in_vain), "{in_vain:?}");
+    fn rivals_are_the_holders_of_recent_turns() {
+        let (contention, key) = with_rivals(3);
+        let rivals = || contention.lock_record(&key).rivals;
+        assert_eq!(rivals(), 3);
+        contention.note_holder(&key, holder(0));
+        assert_eq!(rivals(), 3);
+        // One long turn that is read often says nothing about the others.
+        (0..2 * RECENT_TURNS).for_each(|_| contention.note_holder(&key, holder(1)));
+        assert_eq!(rivals(), 3);
+        // Two rivals are left.
+        (0..RECENT_TURNS).for_each(|n| contention.note_holder(&key, holder(10 + n % 2)));
+        assert_eq!(rivals(), 2);
+        (0..2 * RECENT_TURNS).for_each(|n| contention.note_holder(&key, holder(n)));
+        assert_eq!(rivals(), RECENT_TURNS);
     }
 }

@@ -65,6 +65,8 @@ struct KeyQueue {
 struct Watch {
     present_on: ServerSet,
     missing_on: ServerSet,
+    /// The holder that a server has named last.
+    holder: Option<HolderId>,
     /// Another client has the key, or had it since the watch began.
     was_taken: bool,
     /// A majority of the servers has reported the release of the key that another client had. A renewal looks the same.
@@ -396,6 +398,15 @@ impl LocalQueues {
         }
     }
 
+    /// Notes the holder of a key that a waiter watches.
+    pub(crate) fn note_holder(&self, key: &Key, holder: HolderId) {
+        let mut shard = self.shard(key);
+        let queue = shard.queues.get_mut(key);
+        if let Some(watch) = queue.and_then(|queue| queue.watch.as_mut()) {
+            watch.holder = Some(holder);
+        }
+    }
+
     /// Notes a change of the key on `server`. If the key was present there, the change counts as its release: another
     /// client may have the key again before it is read. A renewal looks the same, so the waiter may ask in vain. Returns
     /// true if the key should be read: a waiter watches it, and no majority lacks it.
@@ -667,6 +678,13 @@ impl WaiterGuard<'_> {
                 ..Watch::default()
             });
         }
+    }
+
+    /// Takes the holder that a server has named since the watch began.
+    pub(crate) fn take_holder(&self) -> Option<HolderId> {
+        let mut shard = self.queues.shard(self.key);
+        let watch = shard.queues.get_mut(self.key)?.watch.as_mut()?;
+        watch.holder.take()
     }
 
     /// Whether a majority of the servers has reported a release of the key since the watch began. A renewal looks the

@@ -442,6 +442,9 @@ impl Wait<'_> {
     fn next_pause(&self) -> Pause {
         let contention = self.acquirer.contention.as_ref();
         let contention = contention.expect("only waiters of a quorum watch keys and split votes");
+        if let Some(holder) = self.waiter.take_holder() {
+            contention.note_holder(&self.request.key, holder);
+        }
         contention.choose_pause(&self.request.key, self.so_far)
     }
 
@@ -468,6 +471,7 @@ impl Wait<'_> {
     /// when the lock expires, or `None` if the key may be free. If the key is free, the read wakes this waiter.
     fn start_watching(&self, expires_at: Option<MonotonicTime>) -> RetryState {
         let acquirer = self.acquirer;
+        let pause = self.next_pause();
         self.waiter.watch(expires_at.is_some());
         let key = self.request.key.clone();
         let tracked = vec![TrackedKey { key, lease: None }];
@@ -475,7 +479,7 @@ impl Wait<'_> {
             return RetryState::Polling;
         }
         let ask_at = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
-        let expiry = expires_at.map(|at| at.after(self.next_pause().time));
+        let expiry = expires_at.map(|at| at.after(pause.time));
         RetryState::Watching {
             ask_at: expiry.map_or(ask_at, |expiry| ask_at.min(expiry)),
         }
@@ -608,11 +612,7 @@ impl Wait<'_> {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
                         if let Some(contention) = &acquirer.contention {
-                            let missed_turns = match self.until {
-                                Until::Now => 0,
-                                _ => self.so_far.missed_turns,
-                            };
-                            contention.note_grant(key, self.so_far.round_trip, missed_turns);
+                            contention.note_grant(key, self.so_far);
                         }
                         return Ok(Some(lease));
                     }

@@ -48,6 +48,11 @@ impl<'a> KeyState<'a> {
         value::loss_reason(self.0)
     }
 
+    /// The client that holds the lock.
+    pub(crate) fn holder(self) -> Option<HolderId> {
+        self.0.and_then(value::holder_of)
+    }
+
     /// Whether the key exists.
     pub(crate) fn exists(self) -> bool {
         self.0.is_some()
