@@ -31,8 +31,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
 /// has missed one turn more still asks first.
 const RANDOM_PART: f64 = 0.25;
-/// After split votes, the random part is at least this share of what doubling alone would give: more clients may contend
-/// than this client has seen.
+/// After split votes, the random part is at least this share of what doubling alone would give: more clients may
+/// contend than this client has seen.
 const UNLIMITED_SHARE: f64 = 1.0 / 8.0;
 /// Keeps the arithmetic finite. A pause reaches [`LONGEST_PAUSE`] before.
 const MAX_DOUBLINGS: u32 = 16;
@@ -174,8 +174,8 @@ fn random_pause(rivals: f64, wait: WaitSoFar) -> Duration {
     bounded(wait.round_trip).mul_f64(random_part * LeaseId::random().jitter())
 }
 
-/// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients in order, and one
-/// slow reply says nothing about the next one.
+/// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients in
+/// order, and one slow reply says nothing about the next one.
 pub(super) fn bounded(round_trip: Duration) -> Duration {
     round_trip.clamp(Duration::from_micros(500), Duration::from_millis(10))
 }
