@@ -43,10 +43,10 @@ const RECENT_TURNS: usize = 32;
 /// than an attempt, but a caller that finds the key free needs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
 
-/// What a client knows of the contention for the keys of a quorum.
+/// Each client's own records of the contention for the keys of a quorum.
 pub(super) struct Contention(Box<[Mutex<Record>]>);
 
-/// What a client knows of the contention for the keys of one record.
+/// A client's record of the contention for the keys that share it.
 #[derive(Default)]
 pub(super) struct Record {
     /// The key that this client last released, and when. `None` once `leave_turn` has used it.
@@ -61,7 +61,7 @@ pub(super) struct Record {
     /// read the same turn several times.
     recent_holders: VecDeque<HolderId>,
     /// The number of different holders among them.
-    rivals: usize,
+    pub(super) rivals: usize,
 }
 
 /// A caller's wait so far.
@@ -141,8 +141,8 @@ impl Contention {
     }
 
     /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
-    /// first: one for each rival, less those that the caller has missed. A random part is added, so that
-    /// clients ask at different times.
+    /// first: one for each rival, less those that the caller has missed. A random part is added, so that clients ask at
+    /// different times.
     pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
         let rivals = self.lock_record(key).rivals as f64;
         let others_first = (rivals - f64::from(wait.missed_turns)).max(0.0);

@@ -114,7 +114,7 @@ struct Wait<'a> {
     contention_reported: bool,
     /// The caller may ask once more, even if its time is up.
     is_attempt_owed: bool,
-    /// What counts for the next pause, on a quorum.
+    /// The part of the wait that decides about the next pause, on a quorum.
     so_far: WaitSoFar,
     /// `so_far` counts the current turn of another client as missed. The turn ends once the key is free.
     is_turn_counted: bool,

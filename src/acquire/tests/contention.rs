@@ -88,6 +88,8 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
         guard.unlock().unwrap();
     });
     assert_eq!(it.missed_turns(), 1);
+    let rivals = it.contention().lock_record(&it.key).rivals;
+    assert_eq!(rivals, 4 + 1, "the reads have named the holder");
 }
 
 /// The waiter's pause of 32 round trips of 0.5 ms would end after its deadline.
