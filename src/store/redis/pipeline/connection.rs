@@ -208,6 +208,12 @@ impl PipelinedConnection {
         self.clock.age();
     }
 
+    /// Whether the script acquires this key, since it or another key of its entry was contended.
+    #[cfg(test)]
+    pub(super) fn is_contended(&self, key: &Key) -> bool {
+        self.contended.has(key, MonotonicTime::now())
+    }
+
     /// Whether to replace the connection once its missing replies are read.
     pub(crate) fn is_stale(&self) -> bool {
         self.connection.is_stale()
