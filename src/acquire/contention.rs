@@ -26,19 +26,22 @@ const WANTED_FOR: Duration = Duration::from_secs(1);
 /// How often a client that sees no others still leaves them a turn. It cannot see clients that it never lets in.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
-/// A pause never takes longer.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Neither part of a pause takes longer: the time for the turns of others, and the random part.
+const LONGEST_PART: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
 /// has missed one turn more still asks first.
 const RANDOM_PART: f64 = 0.25;
 /// After split votes, the random part is at least this share of what doubling alone would give: more clients may
 /// contend than this client has seen.
 const UNLIMITED_SHARE: f64 = 1.0 / 8.0;
-/// Keeps the arithmetic finite. A pause reaches [`LONGEST_PAUSE`] before.
+/// Keeps the arithmetic finite. The random part reaches [`LONGEST_PART`] before.
 const MAX_DOUBLINGS: u32 = 16;
 /// How many turns of other clients a record has, to count the rivals. More of them would show more rivals, and show
 /// rivals for longer that have gone.
 const RECENT_TURNS: usize = 32;
+/// How many attempts a record has, to estimate the round trip. The shortest counts: a busy machine makes one attempt ten
+/// times as long as the next.
+const RECENT_ATTEMPTS: usize = 4;
 /// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
 /// than an attempt, but a caller that finds the key free needs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
@@ -55,13 +58,41 @@ pub(super) struct Record {
     pub(super) others_seen_at: Option<MonotonicTime>,
     /// When this client last left a turn to the others.
     left_at: Option<MonotonicTime>,
-    /// The wait for the last grant.
-    pub(super) last_wait: WaitSoFar,
+    /// How long this client's last attempts took.
+    recent_attempts: VecDeque<Duration>,
     /// The holders of the last turns of others that this client has read, without repetitions in a row: a waiter may
     /// read the same turn several times.
     recent_holders: VecDeque<HolderId>,
     /// The number of different holders among them.
     pub(super) rivals: usize,
+    /// How many turns this client's last waiter had missed before its grant.
+    #[cfg(test)]
+    pub(super) missed_before_grant: u32,
+}
+
+impl Record {
+    /// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients
+    /// in order.
+    fn round_trip(&self) -> Duration {
+        let shortest = self.recent_attempts.iter().min().copied();
+        let bounds = [Duration::from_micros(500), Duration::from_millis(10)];
+        shortest.unwrap_or_default().clamp(bounds[0], bounds[1])
+    }
+
+    /// The random part of a pause. It grows with the split votes.
+    fn random_part(&self, split_votes: u32) -> Duration {
+        let longest = match split_votes {
+            0 => RANDOM_PART,
+            votes => {
+                let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
+                // This client, and at least one other.
+                let clients = 1.0 + self.rivals.max(1) as f64;
+                doubled.min(clients.max(UNLIMITED_SHARE * doubled))
+            }
+        };
+        let longest = self.round_trip().mul_f64(longest).min(LONGEST_PART);
+        longest.mul_f64(LeaseId::random().jitter())
+    }
 }
 
 /// A caller's wait so far.
@@ -72,8 +103,6 @@ pub(super) struct WaitSoFar {
     pub(super) missed_turns: u32,
     /// How many of its last attempts in a row have split the votes.
     pub(super) split_votes: u32,
-    /// How long its last attempt took.
-    pub(super) round_trip: Duration,
 }
 
 /// How a caller waits before it asks again.
@@ -96,9 +125,18 @@ impl Contention {
         self.0[key.shard(RECORDS)].lock()
     }
 
-    /// Notes a grant to this client after `wait`.
-    pub(super) fn note_grant(&self, key: &Key, wait: WaitSoFar) {
-        self.lock_record(key).last_wait = wait;
+    /// Notes how long an attempt of this client took.
+    pub(super) fn note_attempt(&self, key: &Key, took: Duration) {
+        let mut record = self.lock_record(key);
+        if record.recent_attempts.len() == RECENT_ATTEMPTS {
+            record.recent_attempts.pop_front();
+        }
+        record.recent_attempts.push_back(took);
+    }
+
+    /// The round trip that pauses count with.
+    pub(super) fn round_trip(&self, key: &Key) -> Duration {
+        self.lock_record(key).round_trip()
     }
 
     /// Notes another client that had the key.
@@ -129,7 +167,7 @@ impl Contention {
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
-        let until = released_at.after(OTHERS_NEED * bounded(record.last_wait.round_trip));
+        let until = released_at.after(OTHERS_NEED * record.round_trip());
         let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
         let sees_others = is_within(record.others_seen_at, WANTED_FOR);
         let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
@@ -144,40 +182,19 @@ impl Contention {
     /// first: one for each rival, less those that the caller has missed. A random part is added, so that clients ask at
     /// different times.
     pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
-        let rivals = self.lock_record(key).rivals as f64;
-        let others_first = (rivals - f64::from(wait.missed_turns)).max(0.0);
-        let time = bounded(wait.round_trip).mul_f64(others_first) + random_pause(rivals, wait);
+        let record = self.lock_record(key);
+        let others_first = (record.rivals as f64 - f64::from(wait.missed_turns)).max(0.0);
+        let for_others = record.round_trip().mul_f64(others_first).min(LONGEST_PART);
         Pause {
-            time: time.min(LONGEST_PAUSE),
+            time: for_others + record.random_part(wait.split_votes),
             reads_first: others_first >= READ_FIRST_FROM,
         }
     }
 
     /// Chooses the pause of a caller that does not wait for its turn: the random part only.
-    pub(super) fn choose_random_pause(&self, key: &Key, wait: WaitSoFar) -> Duration {
-        let rivals = self.lock_record(key).rivals as f64;
-        random_pause(rivals, wait).min(LONGEST_PAUSE)
+    pub(super) fn choose_random_pause(&self, key: &Key, split_votes: u32) -> Duration {
+        self.lock_record(key).random_part(split_votes)
     }
-}
-
-/// The random part of a pause, which grows with the split votes.
-fn random_pause(rivals: f64, wait: WaitSoFar) -> Duration {
-    let random_part = match wait.split_votes {
-        0 => RANDOM_PART,
-        votes => {
-            let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
-            // This client, and at least one other.
-            let clients = 1.0 + rivals.max(1.0);
-            doubled.min(clients.max(UNLIMITED_SHARE * doubled))
-        }
-    };
-    bounded(wait.round_trip).mul_f64(random_part * LeaseId::random().jitter())
-}
-
-/// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients in
-/// order, and one slow reply says nothing about the next one.
-pub(super) fn bounded(round_trip: Duration) -> Duration {
-    round_trip.clamp(Duration::from_micros(500), Duration::from_millis(10))
 }
 
 #[cfg(test)]
@@ -194,7 +211,7 @@ mod tests {
     /// The contention for a key that was granted at once and has never been released.
     fn granted() -> (Contention, Key, MonotonicTime) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.note_grant(&key, missed(0));
+        contention.note_attempt(&key, ROUND_TRIP);
         (contention, key, MonotonicTime::now())
     }
 
@@ -270,13 +287,7 @@ mod tests {
         let (contention, key, now) = granted();
         for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(40))] {
             contention.note_other_client(&key, now);
-            contention.note_grant(
-                &key,
-                WaitSoFar {
-                    round_trip,
-                    ..missed(0)
-                },
-            );
+            (0..RECENT_ATTEMPTS).for_each(|_| contention.note_attempt(&key, round_trip));
             let pause = left_turn(&contention, &key, now).unwrap();
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
         }
@@ -294,7 +305,6 @@ mod tests {
         WaitSoFar {
             missed_turns,
             split_votes: 0,
-            round_trip: ROUND_TRIP,
         }
     }
 
@@ -306,6 +316,7 @@ mod tests {
     fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
         (0..rivals).for_each(|n| contention.note_holder(&key, holder(n)));
+        contention.note_attempt(&key, ROUND_TRIP);
         (contention, key)
     }
 
@@ -338,11 +349,7 @@ mod tests {
     #[test]
     fn a_caller_that_does_not_wait_pauses_for_the_random_part() {
         let (contention, key) = with_rivals(6);
-        let wait = WaitSoFar {
-            split_votes: 1,
-            ..missed(0)
-        };
-        let pause = || contention.choose_random_pause(&key, wait);
+        let pause = || contention.choose_random_pause(&key, 1);
         let pauses = (0..400).map(|_| pause());
         let [least, greatest] = [pauses.clone().min(), pauses.max()].map(Option::unwrap);
         assert!(span([least, greatest], 0.0, 2.0), "{least:?} {greatest:?}");
@@ -376,21 +383,42 @@ mod tests {
         assert!(span(pauses(&contention, &key, wait), 0.0, 2.0));
     }
 
+    fn become_slow(contention: &Contention, key: &Key) {
+        let slow = Duration::from_secs(9);
+        (0..RECENT_ATTEMPTS).for_each(|_| contention.note_attempt(key, slow));
+    }
+
+    /// A busy machine makes some attempts slow. Pauses as long as these would make a waiter miss many turns.
+    #[test]
+    fn a_few_slow_attempts_do_not_lengthen_pauses() {
+        let (contention, key) = with_rivals(4);
+        for _ in 1..RECENT_ATTEMPTS {
+            contention.note_attempt(&key, 10 * ROUND_TRIP);
+            assert!(span(pauses(&contention, &key, missed(0)), 4.0, 4.25));
+        }
+        contention.note_attempt(&key, 10 * ROUND_TRIP);
+        assert!(pauses(&contention, &key, missed(0))[0] >= 40 * ROUND_TRIP);
+    }
+
     #[test]
     fn a_pause_has_bounds() {
         let (contention, key) = with_rivals(RECENT_TURNS);
-        let slow = WaitSoFar {
-            round_trip: Duration::from_secs(9),
-            ..missed(0)
-        };
-        assert_eq!(contention.choose_pause(&key, slow).time, LONGEST_PAUSE);
+        become_slow(&contention, &key);
+        let [least, greatest] = pauses(&contention, &key, missed(0));
+        assert!(
+            least >= LONGEST_PART && greatest > least,
+            "32 turns of 10 ms"
+        );
+        assert!(greatest <= LONGEST_PART + ms(10).mul_f64(RANDOM_PART));
         let (contention, key) = with_rivals(3);
         let split = WaitSoFar {
             split_votes: u32::MAX,
             ..missed(u32::MAX)
         };
-        assert_eq!(pauses(&contention, &key, split)[1], LONGEST_PAUSE);
-        let [least, _] = pauses(&contention, &key, slow);
+        let in_round_trips = LONGEST_PART.div_duration_f64(ROUND_TRIP);
+        assert!(span(pauses(&contention, &key, split), 0.0, in_round_trips));
+        become_slow(&contention, &key);
+        let [least, _] = pauses(&contention, &key, missed(0));
         assert!(
             (ms(30)..=ms(33)).contains(&least),
             "{least:?}: 10 ms for each"

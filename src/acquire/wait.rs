@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::acquire::backoff::{Backoff, jittered};
-use crate::acquire::contention::{Pause, WaitSoFar, bounded};
+use crate::acquire::contention::{Contention, Pause, WaitSoFar};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
@@ -438,10 +438,15 @@ impl Wait<'_> {
         }
     }
 
+    /// The client's records of contention, on a quorum.
+    fn contention(&self) -> &Contention {
+        let contention = self.acquirer.contention.as_ref();
+        contention.expect("only waiters of a quorum watch keys and split votes")
+    }
+
     /// On a quorum: the pause before this caller asks again.
     fn next_pause(&self) -> Pause {
-        let contention = self.acquirer.contention.as_ref();
-        let contention = contention.expect("only waiters of a quorum watch keys and split votes");
+        let contention = self.contention();
         if let Some(holder) = self.waiter.take_holder() {
             contention.note_holder(&self.request.key, holder);
         }
@@ -455,7 +460,7 @@ impl Wait<'_> {
         let now = self.acquirer.watchdog.now();
         let until = now.after(time);
         if let Until::At(deadline) = self.until {
-            let last_attempt_at = deadline.before(bounded(self.so_far.round_trip));
+            let last_attempt_at = deadline.before(self.contention().round_trip(&self.request.key));
             if until > last_attempt_at {
                 self.is_attempt_owed = now < last_attempt_at;
                 return RetryState::Pausing {
@@ -505,17 +510,14 @@ impl Wait<'_> {
         self.so_far.split_votes += 1;
         self.so_far.missed_turns += 1;
         self.is_turn_counted = true;
-        if let Some(contention) = &acquirer.contention {
-            contention.note_other_client(key, now);
-        }
+        self.contention().note_other_client(key, now);
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
         if let Until::Now = self.until {
             self.is_attempt_owed = !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
-            let contention = acquirer.contention.as_ref();
-            let pause = contention.map(|it| it.choose_random_pause(key, self.so_far));
+            let votes = self.so_far.split_votes;
             self.retry = RetryState::Pausing {
-                until: now.after(pause.unwrap_or_default()),
+                until: now.after(self.contention().choose_random_pause(key, votes)),
                 reads_first: false,
             };
             return;
@@ -592,7 +594,11 @@ impl Wait<'_> {
         };
         self.is_attempt_owed = false;
         let outcome = acquirer.store.execute_one(command, deadline);
-        self.so_far.round_trip = acquirer.watchdog.now().since(asked_at);
+        if let Some(contention) = &acquirer.contention
+            && outcome.is_ok()
+        {
+            contention.note_attempt(key, acquirer.watchdog.now().since(asked_at));
+        }
         let keeps_entry = match &outcome {
             Ok(Reply::Granted { .. }) => true,
             Ok(Reply::Contended { queued, .. }) => queued.is_some() || was_queued,
@@ -611,8 +617,10 @@ impl Wait<'_> {
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
+                        #[cfg(test)]
                         if let Some(contention) = &acquirer.contention {
-                            contention.note_grant(key, self.so_far);
+                            contention.lock_record(key).missed_before_grant =
+                                self.so_far.missed_turns;
                         }
                         return Ok(Some(lease));
                     }
