@@ -65,9 +65,9 @@ pub(super) struct Record {
     recent_holders: VecDeque<HolderId>,
     /// The number of different holders among them.
     pub(super) rivals: usize,
-    /// How many turns this client's last waiter had missed before its grant.
+    /// The wait for the last grant.
     #[cfg(test)]
-    pub(super) missed_before_grant: u32,
+    pub(super) last_wait: WaitSoFar,
 }
 
 impl Record {
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_few_slow_attempts_do_not_lengthen_pauses() {
         let (contention, key) = with_rivals(4);
-        for _ in 1..RECENT_ATTEMPTS {
+        for _ in 0..3 {
             contention.note_attempt(&key, 10 * ROUND_TRIP);
             assert!(span(pauses(&contention, &key, missed(0)), 4.0, 4.25));
         }

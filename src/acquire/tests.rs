@@ -4,6 +4,7 @@ mod contention;
 mod granted;
 mod outages;
 mod polling;
+mod quorum;
 mod release;
 mod transfer;
 
@@ -40,8 +41,12 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
+    with_store(Scripted::default())
+}
+
+fn with_store(store: Scripted) -> Fixture {
     let clock = Clock::movable();
-    let store = Arc::new(Scripted::default());
+    let store = Arc::new(store);
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
     // The watchdog's threads do not run: no lock is held for long enough to need them.

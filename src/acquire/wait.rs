@@ -619,8 +619,7 @@ impl Wait<'_> {
                         acquirer.outage_of(options).end(|| self.server());
                         #[cfg(test)]
                         if let Some(contention) = &acquirer.contention {
-                            contention.lock_record(key).missed_before_grant =
-                                self.so_far.missed_turns;
+                            contention.lock_record(key).last_wait = self.so_far;
                         }
                         return Ok(Some(lease));
                     }

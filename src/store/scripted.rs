@@ -35,6 +35,10 @@ pub(crate) struct Scripted {
     pub(crate) must_confirm_losses: AtomicBool,
     /// The result of `Store::renewals_set_keys`.
     pub(crate) renewals_set_keys: AtomicBool,
+    /// The result of `Notifications::free_servers`.
+    pub(crate) free_servers: Option<usize>,
+    /// Called by `Notifications::track`, with the result.
+    pub(crate) on_track: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
     /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
     /// Called by `Notifications::request`.
@@ -127,7 +131,14 @@ impl Notifications for Scripted {
 
     fn track(&self, _: Vec<TrackedKey>) -> bool {
         self.tracked.fetch_add(1, Ordering::SeqCst);
-        false
+        self.on_track
+            .lock()
+            .as_mut()
+            .is_some_and(|on_track| on_track())
+    }
+
+    fn free_servers(&self) -> Option<usize> {
+        self.free_servers
     }
 
     fn epoch(&self, _: &Key) -> u64 {

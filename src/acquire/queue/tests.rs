@@ -615,3 +615,19 @@ fn change_of_a_present_key_counts_as_its_release() {
     read(NODES[1], false);
     assert!(one.was_released(), "it was taken when the watch began");
 }
+
+/// Otherwise the reports about another client's lock would wake the next waiter at once.
+#[test]
+fn a_grant_ends_the_watch_of_the_key() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let [one, two] = [(); 2].map(|()| join(&queues, &key));
+    one.watch(true);
+    for node in NODES {
+        queues.note_read(&key, node, true, MAJORITY);
+    }
+    let held = lease(&key);
+    assert!(one.leave_with(&held).0.is_none());
+    assert_eq!(queues.watched(&key), None);
+    assert!(!queues.note_change(&key, NODES[0], MAJORITY));
+    drop(two);
+}

@@ -41,7 +41,7 @@ impl TwoClients {
     /// How many turns the last waiter of the client has missed.
     fn missed_turns(&self) -> u32 {
         let record = self.contention().lock_record(&self.key);
-        record.missed_before_grant
+        record.last_wait.missed_turns
     }
 
     /// When the client was last refused.

@@ -1,0 +1,180 @@
+//! The waits of callers of a quorum, with the replies and the reports that a test sets.
+
+use super::*;
+use crate::acquire::contention::WaitSoFar;
+use crate::util::id::HolderId;
+use crate::util::sync::Mutex;
+
+const MAJORITY: usize = 2;
+
+/// A client of a quorum. Its nodes cannot notify, unless the test sets `on_track`.
+fn quorum() -> Fixture {
+    let mut store = Scripted::default();
+    store.free_servers = Some(MAJORITY);
+    let f = with_store(store);
+    *f.store.queue_mode.lock() = Some(QueueMode::None);
+    f
+}
+
+impl Fixture {
+    fn contention(&self) -> &Contention {
+        self.acquirer.contention.as_ref().unwrap()
+    }
+
+    fn answer_each(&self, replies: impl IntoIterator<Item = Reply>) {
+        for reply in replies {
+            self.answer(move |_| Ok(reply));
+        }
+    }
+
+    fn last_wait(&self) -> WaitSoFar {
+        self.contention().lock_record(&key()).last_wait
+    }
+
+    fn attempts(&self) -> usize {
+        self.store.asked.lock().len()
+    }
+
+    /// Another client wants the key that this client has just released. Its attempts have taken 10 ms, so it leaves the
+    /// next turn to the other client for 20 to 40 ms.
+    fn release_a_wanted_key(&self) {
+        let (contention, now) = (self.contention(), self.clock.now());
+        for _ in 0..10 {
+            contention.note_attempt(&key(), Duration::from_millis(10));
+        }
+        contention.note_other_client(&key(), now);
+        contention.note_release(&key(), now);
+    }
+}
+
+fn split(may_be_taken: bool) -> Reply {
+    Reply::SplitVote {
+        expires_in: Duration::from_millis(1),
+        may_be_taken,
+    }
+}
+
+fn taken() -> Reply {
+    Reply::Contended {
+        expires_in: Duration::from_millis(1),
+        queued: None,
+    }
+}
+
+#[test]
+fn each_split_vote_is_a_missed_turn() {
+    let f = quorum();
+    f.answer_each([split(false), split(false), split(true), Reply::granted(7)]);
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let wait = f.last_wait();
+    assert_eq!((wait.missed_turns, wait.split_votes), (3, 3));
+    assert_eq!(f.tracked(), 1, "a key that may be taken is watched");
+}
+
+#[test]
+fn pauses_count_with_the_time_of_attempts() {
+    let (f, slow) = (quorum(), Duration::from_millis(5));
+    f.answer_after(slow, Ok(taken()));
+    assert!(f.acquire(Until::Now).unwrap().is_none());
+    assert!(f.contention().round_trip(&key()) >= slow);
+    // A failed connection may fail at once.
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
+    f.acquire(Until::Now).unwrap_err();
+    assert!(f.contention().round_trip(&key()) >= slow);
+}
+
+#[test]
+fn a_refusal_ends_a_series_of_split_votes() {
+    let f = quorum();
+    f.answer_each([split(false), split(false), taken(), split(false)]);
+    f.answer_each([Reply::granted(7)]);
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    assert_eq!(f.last_wait().split_votes, 1);
+}
+
+#[test]
+fn a_caller_that_does_not_wait_ends_a_few_split_votes() {
+    let f = quorum();
+    f.answer_each((0..10).map(|_| split(false)));
+    assert!(f.acquire(Until::Now).unwrap().is_none());
+    assert_eq!(f.attempts(), 4);
+    let f = quorum();
+    f.answer_each([split(false), split(true)]);
+    assert!(f.acquire(Until::Now).unwrap().is_none());
+    assert_eq!(f.attempts(), 2, "the lock may be taken");
+    let f = quorum();
+    f.answer_each([split(false), Reply::granted(7)]);
+    assert!(f.acquire(Until::Now).unwrap().is_some());
+}
+
+/// A waiter that has missed fewer turns than others leaves an expired key to them, too.
+#[test]
+fn a_waiter_pauses_after_an_expiry() {
+    let f = quorum();
+    for n in 0..40 {
+        let rival = HolderId::of_text(&format!("host/{n}/0"));
+        f.contention().note_holder(&key(), rival);
+    }
+    *f.store.on_track.lock() = Some(Box::new(|| true));
+    let asked_at = Arc::new(Mutex::new(Vec::new()));
+    for reply in [taken(), Reply::granted(7)] {
+        let (asked_at, clock) = (Arc::clone(&asked_at), f.clock.clone());
+        f.answer(move |_| {
+            asked_at.lock().push(clock.now());
+            Ok(reply)
+        });
+    }
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let asked_at = asked_at.lock();
+    // It has missed one of 32 turns, and pauses for 0.5 ms for each other one.
+    let between = asked_at[1].since(asked_at[0]);
+    assert!(
+        between >= Duration::from_micros(1_000 + 31 * 500),
+        "{between:?}"
+    );
+}
+
+#[test]
+fn a_caller_that_does_not_wait_leaves_no_turn_to_others() {
+    let f = quorum();
+    f.release_a_wanted_key();
+    f.answer_each([taken()]);
+    assert!(f.acquire(Until::Now).unwrap().is_none());
+    let now = f.clock.now();
+    assert!(f.contention().leave_turn(&key(), now).is_some(), "not used");
+}
+
+#[test]
+fn a_left_turn_ends_at_the_deadline() {
+    let asks_soon = || {
+        let f = quorum();
+        f.release_a_wanted_key();
+        let released_at = f.clock.now();
+        f.answer_each([taken()]);
+        let deadline = released_at.after(Duration::from_millis(5));
+        assert!(f.acquire(Until::At(deadline)).unwrap().is_none());
+        assert_eq!(f.attempts(), 1, "one attempt, even if the time is up");
+        f.clock.now().since(released_at) < Duration::from_millis(20)
+    };
+    // A busy machine may delay some of them.
+    assert!((0..100).any(|_| asks_soon()));
+}
+
+#[test]
+fn a_caller_behind_others_ends_at_its_deadline() {
+    let (f, key) = (quorum(), key());
+    let first = f.queues.join(&key, OPTIONS, None);
+    f.answer_each([taken()]);
+    let until = Until::At(f.clock.now().after(Duration::from_millis(1)));
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| f.acquire(until));
+        let started = std::time::Instant::now();
+        while !second.is_finished() && started.elapsed() < COMMAND_TIMEOUT / 2 {
+            std::thread::yield_now();
+        }
+        let has_ended = second.is_finished();
+        drop(first);
+        assert!(second.join().unwrap().unwrap().is_none());
+        assert!(has_ended, "it waits for its own first attempt");
+    });
+}
