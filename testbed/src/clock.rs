@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{Error, Reply, Server};
+use crate::provide::install_faketime;
+use crate::{Error, Install, Reply, Server};
 
 /// The parents of the library's folder. On Debian, it is a folder of `/usr/lib`.
 const PARENTS: [&str; 4] = [
@@ -31,11 +32,22 @@ pub struct OwnClock {
 impl OwnClock {
     /// The installed library; `None` if it is not installed, or does not work with the server program.
     pub fn find() -> Option<Self> {
-        let library = PARENTS
-            .iter()
-            .find_map(|parent| library_in(Path::new(parent)))?;
-        let clock = Self { library };
+        let clock = Self {
+            library: installed()?,
+        };
         clock.works().then_some(clock)
+    }
+
+    /// Finds the library as [`find`](Self::find) does. Installs a missing one with apt-get or dnf, if that is allowed.
+    /// Prints each step, and the reason for a failed one, to stderr.
+    pub fn provide(install: Install) -> Option<Self> {
+        if installed().is_none()
+            && install == Install::Allowed
+            && let Err(reason) = install_faketime()
+        {
+            eprintln!("faketime is not installed: {reason}");
+        }
+        Self::find()
     }
 
     fn works(&self) -> bool {
@@ -103,6 +115,11 @@ pub(crate) fn write(directory: &Path, offset: i64) -> Result<(), Error> {
     fs::write(&new, text)
         .and_then(|()| fs::rename(&new, directory.join(FILE)))
         .map_err(|error| Error::io("the offset of the server's clock cannot be written", error))
+}
+
+fn installed() -> Option<PathBuf> {
+    let mut parents = PARENTS.iter().map(Path::new);
+    parents.find_map(library_in)
 }
 
 fn library_in(parent: &Path) -> Option<PathBuf> {

@@ -1,5 +1,5 @@
-//! The package managers that can install a server. They leave only the package behind: no service is started or
-//! enabled.
+//! The package managers that can install a server, and the library that gives servers clocks of their own. They leave
+//! only the package behind: no service is started or enabled.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -37,14 +37,26 @@ install redis-server ||
     { apt-get update && install redis-server; } ||
     install valkey-server
 "#;
+/// Installs Debian's package of the library.
+const APT_GET_FAKETIME: &str = r#"
+export DEBIAN_FRONTEND=noninteractive
+install() {
+    apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends faketime
+}
+install || { apt-get update && install; }
+"#;
 const BREW: &str = "brew install redis || brew install valkey";
 const DNF: &str = "dnf install -y redis || dnf install -y valkey";
+const DNF_FAKETIME: &str = "dnf install -y libfaketime";
 const APK: &str = "apk add --no-cache redis || apk add --no-cache valkey";
 
 /// A package manager.
 pub(crate) struct Manager {
     program: &'static str,
+    /// Installs the server.
     script: &'static str,
+    /// Installs faketime, which works on Linux with glibc only.
+    faketime_script: Option<&'static str>,
     /// The command for a person to type.
     by_hand: &'static str,
     /// Whether the manager must run as root. If not, it refuses to run as root.
@@ -55,24 +67,28 @@ const MANAGERS: [Manager; 4] = [
     Manager {
         program: "apt-get",
         script: APT_GET,
+        faketime_script: Some(APT_GET_FAKETIME),
         by_hand: "apt-get install redis-server",
         as_root: true,
     },
     Manager {
         program: "brew",
         script: BREW,
+        faketime_script: None,
         by_hand: "brew install redis",
         as_root: false,
     },
     Manager {
         program: "dnf",
         script: DNF,
+        faketime_script: Some(DNF_FAKETIME),
         by_hand: "dnf install redis",
         as_root: true,
     },
     Manager {
         program: "apk",
         script: APK,
+        faketime_script: None,
         by_hand: "apk add redis",
         as_root: true,
     },
@@ -93,7 +109,7 @@ pub(crate) fn choose(environment: &Environment) -> Result<&'static Manager, Stri
             _ => return Ok(manager),
         }
     }
-    Err(format!("redis-server cannot be installed: {reason}"))
+    Err(reason.to_owned())
 }
 
 /// The command line for the user to type, or several if the right one is not known.
@@ -120,12 +136,24 @@ impl Manager {
         self.program
     }
 
-    /// Runs the package manager and shows its output.
+    /// Installs the server, and shows the output.
     pub(crate) fn install(&self, environment: &Environment) -> Result<(), String> {
+        self.run("redis-server", self.script, environment)
+    }
+
+    /// Installs faketime, and shows the output.
+    pub(crate) fn install_faketime(&self, environment: &Environment) -> Result<(), String> {
+        match self.faketime_script {
+            Some(script) => self.run("faketime", script, environment),
+            None => Err(format!("{} has no package that works", self.program)),
+        }
+    }
+
+    fn run(&self, package: &str, script: &str, environment: &Environment) -> Result<(), String> {
         let with_sudo = self.as_root && !environment.is_root;
         let by = if with_sudo { "sudo and " } else { "" };
         eprintln!(
-            "redis-server is not on PATH: installing it with {by}{} ...",
+            "{package} is not installed: installing it with {by}{} ...",
             self.program
         );
         let mut command = match environment.which("sudo") {
@@ -138,7 +166,7 @@ impl Manager {
         };
         // -x: every command is shown before it is run.
         command
-            .args(["-xc", self.script])
+            .args(["-xc", script])
             .env("PATH", &environment.path)
             .stdin(Stdio::null());
         if let Ok(stderr) = std::io::stderr().as_fd().try_clone_to_owned() {
@@ -148,7 +176,7 @@ impl Manager {
         match command.status() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(format!(
-                "{} could not install redis-server ({status})",
+                "{} could not install {package} ({status})",
                 self.program
             )),
             Err(error) => Err(format!("{} could not be started: {error}", self.program)),

@@ -60,6 +60,11 @@ pub fn provide_server(install: Install) -> Result<PathBuf, Error> {
     Ok(provided)
 }
 
+/// Installs faketime with apt-get or dnf. Prints each step to stderr.
+pub(crate) fn install_faketime() -> Result<(), String> {
+    Environment::current().install_faketime()
+}
+
 /// The inputs of the search; tests replace them.
 pub(crate) struct Environment {
     /// `LEASEHOLD_REDIS_SERVER`, unless empty.
@@ -109,7 +114,9 @@ impl Environment {
     }
 
     fn install(&self) -> Result<PathBuf, Error> {
-        let manager = install::choose(self).map_err(|reason| self.missing(&reason))?;
+        let manager = install::choose(self).map_err(|reason| {
+            self.missing(&format!("redis-server cannot be installed: {reason}"))
+        })?;
         let outcome = manager.install(self);
         // Search even if the installation failed: the package may be complete except for its service.
         let found = resolve_any(&self.path).or_else(|| resolve_any(&self.package_directories));
@@ -124,6 +131,10 @@ impl Environment {
             ))),
             (None, Err(reason)) => Err(self.missing(&reason)),
         }
+    }
+
+    fn install_faketime(&self) -> Result<(), String> {
+        install::choose(self)?.install_faketime(self)
     }
 
     fn missing(&self, reason: &str) -> Error {
@@ -327,6 +338,29 @@ mod tests {
         );
         assert!(path.environment().install().is_ok());
         assert!(path.log().contains(" -y ") && path.log().contains("--no-install-recommends"));
+    }
+
+    #[test]
+    fn faketime_is_installed_where_it_works() {
+        let path = FakePath::new();
+        path.program("brew", "");
+        let user = Environment {
+            is_root: false,
+            ..path.environment()
+        };
+        let reason = user.install_faketime().unwrap_err();
+        assert!(reason.contains("brew"), "{reason}");
+        // apt-get knows the package once its lists are new.
+        let fresh = path.file("fresh").display().to_string();
+        let script = format!("case \"$*\" in *update) : >'{fresh}';; *) [ -e '{fresh}' ];; esac");
+        path.program("apt-get", &script);
+        path.environment().install_faketime().unwrap();
+        let log = path.log();
+        let lines: Vec<&str> = log.lines().collect();
+        assert_eq!(lines.len(), 3, "{log}");
+        assert!(lines[2].ends_with(" faketime"), "{log}");
+        let reason = FakePath::new().environment().install_faketime();
+        assert!(reason.unwrap_err().contains("on PATH"));
     }
 
     #[test]

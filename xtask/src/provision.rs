@@ -5,7 +5,7 @@ use std::env;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use leasehold_testbed::{Install, Server, provide_server};
+use leasehold_testbed::{Install, OwnClock, Server, provide_server};
 
 use crate::namespace::Namespace;
 use crate::stop::Stop;
@@ -25,11 +25,19 @@ pub struct Provision {
 impl Provision {
     /// The server program. Installs Redis if it is missing, unless that is forbidden.
     pub fn redis(&self) -> anyhow::Result<PathBuf> {
-        let install = match self.no_install {
+        provide_server(self.install()).context("there is no Redis server to start")
+    }
+
+    /// The library that gives servers clocks of their own. Installs it if it is missing, unless that is forbidden.
+    pub fn own_clock(&self) -> Option<OwnClock> {
+        OwnClock::provide(self.install())
+    }
+
+    fn install(&self) -> Install {
+        match self.no_install {
             true => Install::Forbidden,
             false => Install::Allowed,
-        };
-        provide_server(install).context("there is no Redis server to start")
+        }
     }
 }
 

@@ -338,6 +338,10 @@ impl Session<'_> {
         let server = server.with_context(|| format!("the step `{NAME}` failed"))?;
         let took = start.elapsed();
         println!("==> {NAME}: {} in {took:.1?}", server.display());
+        match options.provision.own_clock() {
+            Some(_) => println!("==> faketime: servers have clocks of their own"),
+            None => println!("==> faketime: missing, so no test sets the clock of a server"),
+        }
         self.server = Some(server);
         self.times.push((NAME.to_owned(), took));
         Ok(())

@@ -172,7 +172,8 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         Topology::Quorum => {
             let length = options.rounds.map(quorum::Length::Rounds);
             let length = length.unwrap_or(quorum::Length::Time(time));
-            return quorum::run(length, processes, seed, options.round, stop);
+            let clock = options.provision.own_clock();
+            return quorum::run(length, processes, seed, options.round, clock, stop);
         }
         Topology::Single | Topology::Cluster => {}
     }

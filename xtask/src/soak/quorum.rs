@@ -425,9 +425,9 @@ pub fn run(
     processes: u64,
     seed: u64,
     first: u64,
+    clock: Option<OwnClock>,
     stop: &Stop,
 ) -> anyhow::Result<()> {
-    let clock = OwnClock::find();
     if clock.is_none() {
         println!(
             "The clocks of the nodes do not step: libfaketime is missing, or does not work with this redis-server."
