@@ -85,13 +85,14 @@ pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
         let (stopped, running) = nodes.split_at(stopped);
         if !stopped.is_empty() {
             stopped.iter().for_each(Server::stop);
-            waits_of(&mut processes, super::SETTLING, hold)?;
+            // Lets the clients find the stopped node first.
+            run_processes(&mut processes, super::SETTLING, hold)?;
         }
         let before = running.iter().map(ServerStats::until_now);
         let before = before.collect::<Result<Vec<_>, _>>()?;
         let mut waits = support::histogram();
         let mut grants = Vec::new();
-        for of_process in waits_of(&mut processes, time, hold)? {
+        for of_process in run_processes(&mut processes, time, hold)? {
             grants.push(of_process.len());
             for micros in of_process {
                 waits.saturating_record(micros);
@@ -127,7 +128,7 @@ pub fn measure(count: usize, time: Duration) -> Result<(), Box<dyn Error>> {
 }
 
 /// Has all processes contend, and returns their waits.
-fn waits_of(
+fn run_processes(
     processes: &mut [Process<Waits>],
     time: Duration,
     hold: Duration,

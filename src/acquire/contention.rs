@@ -1,9 +1,8 @@
 //! Decides when a client asks a quorum for a key. A quorum has no queue, so each client decides by itself, from replies
 //! and notifications. A client that has just released the key leaves the next turn to others: it would always be the
 //! first to ask, since the others have yet to be notified. The waiters that have missed the most turns ask first. A
-//! waiter misses a turn if another client gets the key, or if votes are split. All clients see the same holders, and so
-//! find the same number of rivals: with a fair share, a waiter misses one turn of each. (A number from a client's own
-//! waits would grow with them: clients that wait for long would ask later and later.)
+//! waiter misses a turn if another client gets the key, or if votes are split. Clients that contend for a key see mostly
+//! the same holders, so they count about the same number of rivals: with a fair share, a waiter misses one turn of each.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -18,30 +17,34 @@ use crate::util::key::Key;
 /// The number of records. Keys share them.
 const RECORDS: usize = 64;
 
-/// How many round trips a client pauses after a release at most, and at least half of them. Another client needs one
-/// and a half: for the notification, and to ask.
-const OTHERS_NEED: u32 = 4;
+/// The longest pause after a release, in round trips. The shortest is half of it. Another client needs one and a half:
+/// for the notification, and to ask.
+const LEFT_ROUND_TRIPS: u32 = 4;
 /// For how long a client that was seen counts as one that wants the key.
 const WANTED_FOR: Duration = Duration::from_secs(1);
 /// How often a client that sees no others still leaves them a turn. It cannot see clients that it never lets in.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
-/// Neither part of a pause takes longer: the time for the turns of others, and the random part.
+/// The longest time that each part of a pause may take: that for the turns of others, and the random part.
 const LONGEST_PART: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
 /// has missed one turn more still asks first.
-const RANDOM_PART: f64 = 0.25;
+const RANDOM_ROUND_TRIPS: f64 = 0.25;
 /// After split votes, the random part is at least this share of what doubling alone would give: more clients may
 /// contend than this client has seen.
-const UNLIMITED_SHARE: f64 = 1.0 / 8.0;
-/// Keeps the arithmetic finite. The random part reaches [`LONGEST_PART`] before.
+const LEAST_SHARE_OF_DOUBLING: f64 = 1.0 / 8.0;
+/// Keeps the shift in range. The random part reaches [`LONGEST_PART`] before.
 const MAX_DOUBLINGS: u32 = 16;
-/// How many turns of other clients a record has, to count the rivals. More of them would show more rivals, and show
-/// rivals for longer that have gone.
+/// How many turns of other clients a record has, to count the rivals. More turns would find more rivals, but keep those
+/// that have left for longer.
 const RECENT_TURNS: usize = 32;
-/// How many attempts a record has, to estimate the round trip. The shortest counts: a busy machine makes one attempt ten
-/// times as long as the next.
+/// How many attempts a record has, to estimate the round trip. The shortest counts: on a busy machine, an attempt may
+/// take ten times as long as the next.
 const RECENT_ATTEMPTS: usize = 4;
+/// The shortest round trip that pauses use. Timers of less than that are too inexact to put clients in order.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(500);
+/// The longest round trip that pauses use. It bounds the pauses of a client whose last attempts were all slow.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(100);
 /// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
 /// than an attempt, but a caller that finds the key free needs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
@@ -49,7 +52,8 @@ const READ_FIRST_FROM: f64 = 2.0;
 /// Each client's own records of the contention for the keys of a quorum.
 pub(super) struct Contention(Box<[Mutex<Record>]>);
 
-/// A client's record of the contention for the keys that share it.
+/// A client's record of the contention for the keys that share it. They also share the rivals and the round trip, so
+/// pauses may be longer than one of them needs.
 #[derive(Default)]
 pub(super) struct Record {
     /// The key that this client last released, and when. `None` once `leave_turn` has used it.
@@ -71,26 +75,25 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The round trip that pauses count with, 0.5 to 10 ms. Timers of less than 0.5 ms are too inexact to put clients
-    /// in order.
+    /// The unit of pauses: the shortest of the last attempts, within bounds.
     fn round_trip(&self) -> Duration {
         let shortest = self.recent_attempts.iter().min().copied();
-        let bounds = [Duration::from_micros(500), Duration::from_millis(10)];
-        shortest.unwrap_or_default().clamp(bounds[0], bounds[1])
+        let shortest = shortest.unwrap_or_default();
+        shortest.clamp(SHORTEST_ROUND_TRIP, LONGEST_ROUND_TRIP)
     }
 
     /// The random part of a pause. It grows with the split votes.
     fn random_part(&self, split_votes: u32) -> Duration {
-        let longest = match split_votes {
-            0 => RANDOM_PART,
+        let round_trips = match split_votes {
+            0 => RANDOM_ROUND_TRIPS,
             votes => {
                 let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
                 // This client, and at least one other.
                 let clients = 1.0 + self.rivals.max(1) as f64;
-                doubled.min(clients.max(UNLIMITED_SHARE * doubled))
+                doubled.min(clients.max(LEAST_SHARE_OF_DOUBLING * doubled))
             }
         };
-        let longest = self.round_trip().mul_f64(longest).min(LONGEST_PART);
+        let longest = self.round_trip().mul_f64(round_trips).min(LONGEST_PART);
         longest.mul_f64(LeaseId::random().jitter())
     }
 }
@@ -134,13 +137,13 @@ impl Contention {
         record.recent_attempts.push_back(took);
     }
 
-    /// The round trip that pauses count with.
+    /// The unit of pauses.
     pub(super) fn round_trip(&self, key: &Key) -> Duration {
         self.lock_record(key).round_trip()
     }
 
-    /// Notes another client that had the key.
-    pub(super) fn note_holder(&self, key: &Key, holder: HolderId) {
+    /// Notes a holder that a node has named. It may have lost a split vote.
+    pub(super) fn note_rival(&self, key: &Key, holder: HolderId) {
         let mut record = self.lock_record(key);
         if record.recent_holders.back() == Some(&holder) {
             return;
@@ -167,7 +170,7 @@ impl Contention {
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
-        let until = released_at.after(OTHERS_NEED * record.round_trip());
+        let until = released_at.after(LEFT_ROUND_TRIPS * record.round_trip());
         let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
         let sees_others = is_within(record.others_seen_at, WANTED_FOR);
         let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_leaves_each_turn_to_others_that_it_has_seen() {
+    fn seen_clients_get_each_next_turn() {
         let (contention, key, now) = granted();
         contention.note_other_client(&key, now);
         for after in [0, 1, 999] {
@@ -285,7 +288,7 @@ mod tests {
     #[test]
     fn a_left_turn_has_bounds() {
         let (contention, key, now) = granted();
-        for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(40))] {
+        for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(400))] {
             contention.note_other_client(&key, now);
             (0..RECENT_ATTEMPTS).for_each(|_| contention.note_attempt(&key, round_trip));
             let pause = left_turn(&contention, &key, now).unwrap();
@@ -293,7 +296,7 @@ mod tests {
         }
     }
 
-    /// How long a caller pauses after it has missed so many turns, with the least and the greatest random part.
+    /// The shortest and the longest of 400 pauses.
     fn pauses(contention: &Contention, key: &Key, wait: WaitSoFar) -> [Duration; 2] {
         let pauses: Vec<_> = (0..400)
             .map(|_| contention.choose_pause(key, wait).time)
@@ -315,7 +318,7 @@ mod tests {
     /// The contention of a client with so many rivals.
     fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        (0..rivals).for_each(|n| contention.note_holder(&key, holder(n)));
+        (0..rivals).for_each(|n| contention.note_rival(&key, holder(n)));
         contention.note_attempt(&key, ROUND_TRIP);
         (contention, key)
     }
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_does_not_wait_pauses_for_the_random_part() {
+    fn try_lock_pauses_at_random() {
         let (contention, key) = with_rivals(6);
         let pause = || contention.choose_random_pause(&key, 1);
         let pauses = (0..400).map(|_| pause());
@@ -405,12 +408,10 @@ mod tests {
         let (contention, key) = with_rivals(RECENT_TURNS);
         become_slow(&contention, &key);
         let [least, greatest] = pauses(&contention, &key, missed(0));
-        assert!(
-            least >= LONGEST_PART && greatest > least,
-            "32 turns of 10 ms"
-        );
-        assert!(greatest <= LONGEST_PART + ms(10).mul_f64(RANDOM_PART));
-        let (contention, key) = with_rivals(3);
+        assert!(least >= LONGEST_PART && greatest > least, "32 turns");
+        let random = LONGEST_ROUND_TRIP.mul_f64(RANDOM_ROUND_TRIPS);
+        assert!(greatest <= LONGEST_PART + random, "{greatest:?}");
+        let (contention, key) = with_rivals(2);
         let split = WaitSoFar {
             split_votes: u32::MAX,
             ..missed(u32::MAX)
@@ -419,10 +420,7 @@ mod tests {
         assert!(span(pauses(&contention, &key, split), 0.0, in_round_trips));
         become_slow(&contention, &key);
         let [least, _] = pauses(&contention, &key, missed(0));
-        assert!(
-            (ms(30)..=ms(33)).contains(&least),
-            "{least:?}: 10 ms for each"
-        );
+        assert!((2 * LONGEST_ROUND_TRIP..=ms(225)).contains(&least));
     }
 
     #[test]
@@ -430,15 +428,15 @@ mod tests {
         let (contention, key) = with_rivals(3);
         let rivals = || contention.lock_record(&key).rivals;
         assert_eq!(rivals(), 3);
-        contention.note_holder(&key, holder(0));
+        contention.note_rival(&key, holder(0));
         assert_eq!(rivals(), 3);
         // One long turn that is read often says nothing about the others.
-        (0..2 * RECENT_TURNS).for_each(|_| contention.note_holder(&key, holder(1)));
+        (0..2 * RECENT_TURNS).for_each(|_| contention.note_rival(&key, holder(1)));
         assert_eq!(rivals(), 3);
         // Two rivals are left.
-        (0..RECENT_TURNS).for_each(|n| contention.note_holder(&key, holder(10 + n % 2)));
+        (0..RECENT_TURNS).for_each(|n| contention.note_rival(&key, holder(10 + n % 2)));
         assert_eq!(rivals(), 2);
-        (0..2 * RECENT_TURNS).for_each(|n| contention.note_holder(&key, holder(n)));
+        (0..2 * RECENT_TURNS).for_each(|n| contention.note_rival(&key, holder(n)));
         assert_eq!(rivals(), RECENT_TURNS);
     }
 }

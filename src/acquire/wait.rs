@@ -40,7 +40,7 @@ const ASK_LATEST: Duration = Duration::from_secs(5);
 /// server replies.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
-/// How many split votes in a row a caller that does not wait tries to end.
+/// A caller that does not wait gives up after so many split votes.
 const MAX_SPLIT_VOTES: u32 = 4;
 
 /// How long to wait while another holder has the lock.
@@ -65,7 +65,8 @@ pub(super) enum RetryState {
     },
     /// After a pause: the waiter will not be notified.
     Polling,
-    /// At `ask_at`, or after a majority of the servers has reported a release. The waiter has no queue.
+    /// At `ask_at`, or after a pause once a majority of the servers has reported a release. Redis has no queue for the
+    /// waiter.
     Watching { ask_at: MonotonicTime },
     /// At `until`; a wake-up does not shorten the pause. `reads_first`: see [`Pause`].
     Pausing {
@@ -112,7 +113,7 @@ struct Wait<'a> {
     retry: RetryState,
     last_attempt: LastAttempt,
     contention_reported: bool,
-    /// The caller may ask once more, even if its time is up.
+    /// `run` does not give up before the next attempt, even if the time is up.
     is_attempt_owed: bool,
     /// The part of the wait that decides about the next pause, on a quorum.
     so_far: WaitSoFar,
@@ -267,6 +268,7 @@ impl Wait<'_> {
                 QueuePosition::Held(_) => matches!(self.until, Until::Now),
                 QueuePosition::First | QueuePosition::Granted(..) => true,
             };
+            // A waiter behind others is owed none.
             self.is_attempt_owed &= may_ask;
             let outage = self.outage(now, may_ask);
             if !self.is_attempt_owed
@@ -392,9 +394,8 @@ impl Wait<'_> {
                 self.retry = match self.retry {
                     pausing @ RetryState::Pausing { .. } => pausing,
                     RetryState::Watching { .. } if self.waiter.was_released() => {
-                        self.count_turn();
-                        self.is_turn_counted = false;
-                        self.pausing()
+                        self.end_turn();
+                        self.start_pause()
                     }
                     _ => RetryState::AskNow,
                 };
@@ -444,23 +445,36 @@ impl Wait<'_> {
         contention.expect("only waiters of a quorum watch keys and split votes")
     }
 
-    /// On a quorum: the pause before this caller asks again.
-    fn next_pause(&self) -> Pause {
-        let contention = self.contention();
-        if let Some(holder) = self.waiter.take_holder() {
-            contention.note_holder(&self.request.key, holder);
+    #[cfg(test)]
+    fn note_wait(&self) {
+        if let Some(contention) = &self.acquirer.contention {
+            contention.lock_record(&self.request.key).last_wait = self.so_far;
         }
-        contention.choose_pause(&self.request.key, self.so_far)
     }
 
-    /// The state of a waiter that asks again after a pause. A pause that would last beyond the caller's deadline ends
-    /// before it, with a last attempt.
-    fn pausing(&mut self) -> RetryState {
-        let Pause { time, reads_first } = self.next_pause();
+    /// The current turn of another client has ended. The next one counts again.
+    fn end_turn(&mut self) {
+        self.count_turn();
+        self.is_turn_counted = false;
+    }
+
+    /// Notes the holder that the reads of this watch have named. Comes before the next watch, which forgets it.
+    fn note_rival(&self) {
+        if let Some(holder) = self.waiter.take_holder() {
+            self.contention().note_rival(&self.request.key, holder);
+        }
+    }
+
+    /// Begins the pause before the next attempt. If it would end too late for an attempt before the deadline, it ends
+    /// one round trip before the deadline, and `run` owes the caller this last attempt.
+    fn start_pause(&mut self) -> RetryState {
+        self.note_rival();
+        let (contention, key) = (self.contention(), &self.request.key);
+        let Pause { time, reads_first } = contention.choose_pause(key, self.so_far);
         let now = self.acquirer.watchdog.now();
         let until = now.after(time);
         if let Until::At(deadline) = self.until {
-            let last_attempt_at = deadline.before(self.contention().round_trip(&self.request.key));
+            let last_attempt_at = deadline.before(contention.round_trip(key));
             if until > last_attempt_at {
                 self.is_attempt_owed = now < last_attempt_at;
                 return RetryState::Pausing {
@@ -473,41 +487,52 @@ impl Wait<'_> {
     }
 
     /// Has the key read and watched on all servers of a quorum, or polls if too few of them can notify. `expires_at`:
-    /// when the lock expires, or `None` if the key may be free. If the key is free, the read wakes this waiter.
+    /// when the lock of another client expires, or `None` if the key may be free. If the key is free, the read wakes this
+    /// waiter.
     fn start_watching(&self, expires_at: Option<MonotonicTime>) -> RetryState {
         let acquirer = self.acquirer;
-        let pause = self.next_pause();
+        self.note_rival();
+        let key = &self.request.key;
+        // The waiters of an expired lock ask one after another.
+        let expired_at = expires_at.map(|at| {
+            let pause = self.contention().choose_pause(key, self.so_far);
+            at.after(pause.time)
+        });
         self.waiter.watch(expires_at.is_some());
-        let key = self.request.key.clone();
-        let tracked = vec![TrackedKey { key, lease: None }];
+        let tracked = vec![TrackedKey {
+            key: key.clone(),
+            lease: None,
+        }];
         if !acquirer.notifications.track(tracked) {
             return RetryState::Polling;
         }
         let ask_at = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
-        let expiry = expires_at.map(|at| at.after(pause.time));
         RetryState::Watching {
-            ask_at: expiry.map_or(ask_at, |expiry| ask_at.min(expiry)),
+            ask_at: expired_at.map_or(ask_at, |at| ask_at.min(at)),
         }
     }
 
-    /// On a quorum: until when the next turn is that of other clients. `None` for a caller that does not wait.
+    /// On a quorum: until when this waiter leaves the turn to other clients, its deadline at most. `None` if its client
+    /// has not just released the key. A caller that does not wait leaves no turn.
     fn leave_turn(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         let contention = self.acquirer.contention.as_ref()?;
-        let end = match self.until {
-            Until::Now => return None,
-            Until::At(deadline) => Some(deadline),
-            Until::Forever => None,
-        };
+        if let Until::Now = self.until {
+            return None;
+        }
         let until = contention.leave_turn(&self.request.key, now)?;
-        Some(end.map_or(until, |end| until.min(end)))
+        Some(match self.until {
+            Until::At(deadline) => until.min(deadline),
+            _ => until,
+        })
     }
 
-    /// Handles split votes. A caller that does not wait may ask again, a few times, if no server says that the lock is
-    /// taken.
+    /// Handles a split vote. A caller that does not wait asks again, [`MAX_SPLIT_VOTES`] times in all, unless a majority
+    /// of the servers says that the lock is taken.
     fn note_split_vote(&mut self, expires_in: Duration, may_be_taken: bool) {
         let (acquirer, key) = (self.acquirer, &self.request.key);
         let now = acquirer.watchdog.now();
         self.so_far.split_votes += 1;
+        // The turn of the client that gets the key now does not count again.
         self.so_far.missed_turns += 1;
         self.is_turn_counted = true;
         self.contention().note_other_client(key, now);
@@ -527,7 +552,7 @@ impl Wait<'_> {
             self.backoff.no_longer_than(expires_in);
             self.start_watching(Some(now.after(expires_in + Duration::from_millis(1))))
         } else {
-            self.pausing()
+            self.start_pause()
         };
     }
 
@@ -618,9 +643,7 @@ impl Wait<'_> {
                     Ok(lease) => {
                         acquirer.outage_of(options).end(|| self.server());
                         #[cfg(test)]
-                        if let Some(contention) = &acquirer.contention {
-                            contention.lock_record(key).last_wait = self.so_far;
-                        }
+                        self.note_wait();
                         return Ok(Some(lease));
                     }
                     // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.

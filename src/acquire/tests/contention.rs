@@ -28,7 +28,7 @@ impl TwoClients {
         };
         for n in 0..rivals {
             let rival = HolderId::of_text(&format!("host/{n}/0"));
-            it.contention().note_holder(&it.key, rival);
+            it.contention().note_rival(&it.key, rival);
         }
         it
     }
@@ -95,7 +95,7 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
 /// The waiter's pause of 32 round trips of 0.5 ms would end after its deadline.
 #[test]
 fn a_waiter_asks_a_last_time_before_its_deadline() {
-    let it = TwoClients::new(100);
+    let it = TwoClients::new(32);
     let is_granted = || {
         let guard = it.holder.mutex("k").lock().unwrap();
         std::thread::scope(|scope| {
@@ -115,7 +115,7 @@ fn a_waiter_asks_a_last_time_before_its_deadline() {
 #[test]
 fn a_waiter_with_a_long_pause_reads_first() {
     // The waiter pauses for 16 ms.
-    let it = TwoClients::new(100);
+    let it = TwoClients::new(32);
     let mut refused_at = None;
     it.during_a_wait(|guard| {
         refused_at = it.refused_at();

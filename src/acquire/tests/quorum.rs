@@ -72,12 +72,12 @@ fn each_split_vote_is_a_missed_turn() {
 }
 
 #[test]
-fn pauses_count_with_the_time_of_attempts() {
+fn attempts_set_the_unit_of_pauses() {
     let (f, slow) = (quorum(), Duration::from_millis(5));
     f.answer_after(slow, Ok(taken()));
     assert!(f.acquire(Until::Now).unwrap().is_none());
     assert!(f.contention().round_trip(&key()) >= slow);
-    // A failed connection may fail at once.
+    // A failed attempt does not count: it may end at once.
     f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
     f.acquire(Until::Now).unwrap_err();
     assert!(f.contention().round_trip(&key()) >= slow);
@@ -93,7 +93,7 @@ fn a_refusal_ends_a_series_of_split_votes() {
 }
 
 #[test]
-fn a_caller_that_does_not_wait_ends_a_few_split_votes() {
+fn try_lock_asks_four_times() {
     let f = quorum();
     f.answer_each((0..10).map(|_| split(false)));
     assert!(f.acquire(Until::Now).unwrap().is_none());
@@ -113,7 +113,7 @@ fn a_waiter_pauses_after_an_expiry() {
     let f = quorum();
     for n in 0..40 {
         let rival = HolderId::of_text(&format!("host/{n}/0"));
-        f.contention().note_holder(&key(), rival);
+        f.contention().note_rival(&key(), rival);
     }
     *f.store.on_track.lock() = Some(Box::new(|| true));
     let asked_at = Arc::new(Mutex::new(Vec::new()));
@@ -135,7 +135,7 @@ fn a_waiter_pauses_after_an_expiry() {
 }
 
 #[test]
-fn a_caller_that_does_not_wait_leaves_no_turn_to_others() {
+fn try_lock_leaves_no_turn() {
     let f = quorum();
     f.release_a_wanted_key();
     f.answer_each([taken()]);

@@ -70,13 +70,10 @@ const GRACE: Duration = Duration::from_millis(5);
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
-/// If votes are split, the votes that are missing may decide, but a caller waits for silent nodes only each so many
-/// times. Otherwise a stopped node would stall all callers that contend for a key, since each keeps the keys that it
-/// has got meanwhile. If no caller waited, a slow node could never decide against a key that a dead client has left on
-/// another node.
+/// After a split vote, one caller in this many waits for silent nodes, for [`PROBE_LIMIT`] at most. While it waits, it
+/// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
+/// if none waited, a slow node could not outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// How long such a caller waits at least.
-const SHORTEST_WAIT_FOR_SILENT: Duration = Duration::from_millis(100);
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
@@ -144,7 +141,7 @@ pub(crate) struct QuorumStore {
     /// How long a node does not vote after it may have lost data.
     quarantine: Duration,
     /// How many times votes were split so far, wrapping.
-    split_votes: AtomicU32,
+    split_vote_count: AtomicU32,
     clock: Clock,
     late_releases: Option<Arc<QuorumLateReleases>>,
     /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
@@ -372,7 +369,7 @@ impl QuorumStore {
             probe: Command::Probe { mark },
             proposals,
             quarantine,
-            split_votes: AtomicU32::new(0),
+            split_vote_count: AtomicU32::new(0),
             clock,
             late_releases,
             threads: Mutex::default(),
@@ -446,9 +443,9 @@ impl QuorumStore {
         self.ask_voters(batches, deadline, is_decided, |_| false)
     }
 
-    /// As [`ask_each`](Self::ask_each). If `is_split` returns true, a majority has voted, although nothing is decided.
-    /// Then the caller usually does not wait for silent nodes. Notes the clock of each node that has got a request too
-    /// late.
+    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` still returns
+    /// false, the missing votes may decide, but most callers do not wait for silent nodes. Notes the clock of each node
+    /// that has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -464,12 +461,12 @@ impl QuorumStore {
         let length = batches.first().map_or(1, |(_, batch)| batch.len());
         let (submitted, completions) = Submitted::new(nodes.len() * length);
         let mut completions = completions.into_iter();
-        let awaited: Vec<bool> = nodes
+        let not_silent: Vec<bool> = nodes
             .iter()
             .map(|node| !self.members[*node].is_silent())
             .collect();
         let mut sent_requests = Vec::new();
-        for ((node, batch), is_awaited) in batches.into_iter().zip(&awaited) {
+        for ((node, batch), is_awaited) in batches.into_iter().zip(&not_silent) {
             let node = &self.members[node].node;
             let may_send =
                 *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
@@ -486,8 +483,9 @@ impl QuorumStore {
         let have_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || is_split(outcomes);
         let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, have_voted));
         let voted_at = voted_at.or_else(|| {
-            let have_voted = submitted.wait(deadline, have_voted);
-            have_voted.then(MonotonicTime::now)
+            submitted
+                .wait(deadline, have_voted)
+                .then(MonotonicTime::now)
         });
         if let Some(voted_at) = voted_at {
             let have_replied = |outcomes: &[Option<Outcome>], awaited: &[bool]| {
@@ -495,16 +493,17 @@ impl QuorumStore {
                 of_nodes
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
             };
+            // `now` has passed, so this only checks.
             if !submitted.wait(now, &is_decided)
-                && let Some((awaited, limit)) = self.awaited_after_split(&nodes)
+                && let Some(not_failing) = self.count_split_vote(&nodes)
             {
-                let until = voted_at.after(limit).min(deadline);
+                let until = voted_at.after(PROBE_LIMIT).min(deadline);
                 let _ = submitted.wait(until, |outcomes| {
-                    is_decided(outcomes) || have_replied(outcomes, &awaited)
+                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
                 });
             }
             let soon = voted_at.after(GRACE).min(deadline);
-            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
+            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &not_silent));
         }
         // The nodes drop the requests that are not written yet.
         let mut outcomes = submitted.leave();
@@ -526,20 +525,12 @@ impl QuorumStore {
         outcomes
     }
 
-    /// Counts split votes. If this caller has to wait for silent nodes, returns which nodes it awaits, those that are
-    /// not failing, and for how long: for several of their round trips.
-    fn awaited_after_split(&self, nodes: &[usize]) -> Option<(Vec<bool>, Duration)> {
-        let votes = self.split_votes.fetch_add(1, Ordering::Relaxed);
-        if !votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY) {
-            return None;
-        }
-        let health = nodes.iter().map(|node| &self.members[*node].health);
-        let awaited = health.clone().map(|it| !it.is_failing()).collect();
-        // The error is at least half of the round trip in which the node's clock was last read.
-        let error = |it: &Health| it.clock().map_or(Duration::ZERO, |clock| clock.error());
-        let limits = health.filter(|it| !it.is_failing()).map(|it| 8 * error(it));
-        let limit = limits.max().unwrap_or_default();
-        Some((awaited, limit.clamp(SHORTEST_WAIT_FOR_SILENT, PROBE_LIMIT)))
+    /// Counts a split vote. For each sixteenth, returns which nodes the caller waits for: those that are not failing.
+    fn count_split_vote(&self, nodes: &[usize]) -> Option<Vec<bool>> {
+        let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
+        let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
+        let is_failing = |node: &usize| self.members[*node].health.is_failing();
+        waits.then(|| nodes.iter().map(|node| !is_failing(node)).collect())
     }
 
     /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
@@ -651,8 +642,10 @@ impl QuorumStore {
             until: self.shown_at(node, deadline),
             from,
         };
-        let batches = self.all().into_iter();
-        let batches = batches.map(|node| (node, vec![proposal(node)]));
+        let batches = self
+            .all()
+            .into_iter()
+            .map(|node| (node, vec![proposal(node)]));
         let mut outcomes = self.ask_voters(
             batches.collect(),
             deadline,

@@ -58,8 +58,8 @@ fn a_waiter_asks_soon_after_a_change() {
         // Without notifications, the waiter asks at least half a second after its last attempt.
         at_once += usize::from(begin.elapsed() < millis(400));
     }
-    // Usually eleven times. If a node's read comes after its change, and before a majority has reported one, the key
-    // counts as present there again.
+    // Usually eleven times. If a node's read comes after its change, and before a majority has reported the change, the
+    // key counts as present there again.
     assert!(at_once >= 2, "{at_once} times");
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
