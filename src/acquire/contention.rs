@@ -10,8 +10,9 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::acquire::backoff::jittered;
+use crate::store::Turn;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId};
+use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
 /// The number of records. Keys share them.
@@ -38,6 +39,10 @@ const MAX_DOUBLINGS: u32 = 16;
 /// How many turns of other clients a record has, to count the rivals. More turns would find more rivals, but keep those
 /// that have left for longer.
 const RECENT_TURNS: usize = 32;
+/// For how long after its last turn a client counts as a rival.
+const RIVAL_FOR: Duration = Duration::from_secs(5);
+/// A waiter starves once it has read so many turns of others in one wait, and two turns of each rival besides.
+const STARVES_AFTER: f64 = 8.0;
 /// How many attempts a record has, to estimate the round trip. The shortest counts: on a busy machine, an attempt may
 /// take ten times as long as the next.
 const RECENT_ATTEMPTS: usize = 4;
@@ -64,17 +69,22 @@ pub(super) struct Record {
     left_at: Option<MonotonicTime>,
     /// How long this client's last attempts took.
     recent_attempts: VecDeque<Duration>,
-    /// The holders of the last turns of others that this client has read, without repetitions in a row: a waiter may
-    /// read the same turn several times.
-    recent_holders: VecDeque<HolderId>,
-    /// The number of different holders among them.
-    pub(super) rivals: usize,
+    /// The last turns of others that this client has read, and when it has last read each of them.
+    recent_turns: VecDeque<(Turn, MonotonicTime)>,
     /// The wait for the last grant.
     #[cfg(test)]
     pub(super) last_wait: WaitSoFar,
 }
 
 impl Record {
+    /// The number of clients that have had recent turns.
+    pub(super) fn rivals(&self, now: MonotonicTime) -> usize {
+        let turns = self.recent_turns.iter();
+        let recent = turns.filter(|(_, read_at)| now.since(*read_at) < RIVAL_FOR);
+        let holders: HashSet<_> = recent.map(|(turn, _)| &turn.holder).collect();
+        holders.len()
+    }
+
     /// The unit of pauses: the shortest of the last attempts, within bounds.
     fn round_trip(&self) -> Duration {
         let shortest = self.recent_attempts.iter().min().copied();
@@ -83,13 +93,13 @@ impl Record {
     }
 
     /// The random part of a pause. It grows with the split votes.
-    fn random_part(&self, split_votes: u32) -> Duration {
+    fn random_part(&self, rivals: usize, split_votes: u32) -> Duration {
         let round_trips = match split_votes {
             0 => RANDOM_ROUND_TRIPS,
             votes => {
                 let doubled = f64::from(1u32 << votes.min(MAX_DOUBLINGS));
                 // This client, and at least one other.
-                let clients = 1.0 + self.rivals.max(1) as f64;
+                let clients = 1.0 + rivals.max(1) as f64;
                 doubled.min(clients.max(LEAST_SHARE_OF_DOUBLING * doubled))
             }
         };
@@ -142,17 +152,27 @@ impl Contention {
         self.lock_record(key).round_trip()
     }
 
-    /// Notes a holder that a node has named. It may have lost a split vote.
-    pub(super) fn note_rival(&self, key: &Key, holder: HolderId) {
+    /// Notes a turn that a node has reported. Its client may have lost a split vote.
+    pub(super) fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) {
         let mut record = self.lock_record(key);
-        if record.recent_holders.back() == Some(&holder) {
+        let mut known = record.recent_turns.iter_mut();
+        if let Some((_, read_at)) = known.find(|(known, _)| known.lease == turn.lease) {
+            *read_at = now;
             return;
         }
-        if record.recent_holders.len() == RECENT_TURNS {
-            record.recent_holders.pop_front();
+        if record.recent_turns.len() == RECENT_TURNS {
+            record.recent_turns.pop_front();
         }
-        record.recent_holders.push_back(holder);
-        record.rivals = record.recent_holders.iter().collect::<HashSet<_>>().len();
+        record.recent_turns.push_back((turn, now));
+    }
+
+    /// Whether a waiter that has read so many turns of others in one wait has to ask more often. Its requests may take
+    /// longer than those of others, which then always come first.
+    pub(super) fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
+        let seen = self.lock_record(key).rivals(now) as f64;
+        // Many rivals have no turn among the recent ones. In a crowd, the waits are long, but nobody starves.
+        let rivals = seen / (1.0 - seen / (RECENT_TURNS + 1) as f64);
+        turns_read as f64 >= STARVES_AFTER + 2.0 * rivals
     }
 
     /// Notes that another client has the key, or has asked for it at the same time.
@@ -184,19 +204,26 @@ impl Contention {
     /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
     /// first: one for each rival, less those that the caller has missed. A random part is added, so that clients ask at
     /// different times.
-    pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar) -> Pause {
+    pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar, now: MonotonicTime) -> Pause {
         let record = self.lock_record(key);
-        let others_first = (record.rivals as f64 - f64::from(wait.missed_turns)).max(0.0);
+        let rivals = record.rivals(now);
+        let others_first = (rivals as f64 - f64::from(wait.missed_turns)).max(0.0);
         let for_others = record.round_trip().mul_f64(others_first).min(LONGEST_PART);
         Pause {
-            time: for_others + record.random_part(wait.split_votes),
+            time: for_others + record.random_part(rivals, wait.split_votes),
             reads_first: others_first >= READ_FIRST_FROM,
         }
     }
 
     /// Chooses the pause of a caller that does not wait for its turn: the random part only.
-    pub(super) fn choose_random_pause(&self, key: &Key, split_votes: u32) -> Duration {
-        self.lock_record(key).random_part(split_votes)
+    pub(super) fn choose_random_pause(
+        &self,
+        key: &Key,
+        split_votes: u32,
+        now: MonotonicTime,
+    ) -> Duration {
+        let record = self.lock_record(key);
+        record.random_part(record.rivals(now), split_votes)
     }
 }
 
@@ -204,6 +231,7 @@ impl Contention {
 #[cfg(not(shuttle))]
 mod tests {
     use super::*;
+    use crate::util::id::HolderId;
 
     const ROUND_TRIP: Duration = Duration::from_millis(1);
 
@@ -299,7 +327,11 @@ mod tests {
     /// The shortest and the longest of 400 pauses.
     fn pauses(contention: &Contention, key: &Key, wait: WaitSoFar) -> [Duration; 2] {
         let pauses: Vec<_> = (0..400)
-            .map(|_| contention.choose_pause(key, wait).time)
+            .map(|_| {
+                contention
+                    .choose_pause(key, wait, MonotonicTime::now())
+                    .time
+            })
             .collect();
         [*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap()]
     }
@@ -311,14 +343,19 @@ mod tests {
         }
     }
 
-    fn holder(n: usize) -> HolderId {
-        HolderId::of_text(&format!("host/{n}/0"))
+    /// A turn of the client with this number.
+    fn turn(n: usize) -> Turn {
+        Turn {
+            lease: LeaseId::random(),
+            holder: HolderId::of_text(&format!("host/{n}/0")),
+        }
     }
 
     /// The contention of a client with so many rivals.
     fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        (0..rivals).for_each(|n| contention.note_rival(&key, holder(n)));
+        let now = MonotonicTime::now();
+        (0..rivals).for_each(|n| contention.note_turn(&key, turn(n), now));
         contention.note_attempt(&key, ROUND_TRIP);
         (contention, key)
     }
@@ -344,7 +381,7 @@ mod tests {
         ] {
             let pauses = pauses(&contention, &key, missed(turns));
             assert!(span(pauses, first, first + 0.25), "{turns}: {pauses:?}");
-            let pause = contention.choose_pause(&key, missed(turns));
+            let pause = contention.choose_pause(&key, missed(turns), MonotonicTime::now());
             assert_eq!(pause.reads_first, reads_first);
         }
     }
@@ -352,7 +389,7 @@ mod tests {
     #[test]
     fn try_lock_pauses_at_random() {
         let (contention, key) = with_rivals(6);
-        let pause = || contention.choose_random_pause(&key, 1);
+        let pause = || contention.choose_random_pause(&key, 1, MonotonicTime::now());
         let pauses = (0..400).map(|_| pause());
         let [least, greatest] = [pauses.clone().min(), pauses.max()].map(Option::unwrap);
         assert!(span([least, greatest], 0.0, 2.0), "{least:?} {greatest:?}");
@@ -426,17 +463,46 @@ mod tests {
     #[test]
     fn rivals_are_the_holders_of_recent_turns() {
         let (contention, key) = with_rivals(3);
-        let rivals = || contention.lock_record(&key).rivals;
+        let now = MonotonicTime::now();
+        let note = |turn: Turn| contention.note_turn(&key, turn, now);
+        let rivals = || contention.lock_record(&key).rivals(now);
         assert_eq!(rivals(), 3);
-        contention.note_rival(&key, holder(0));
+        note(turn(0));
         assert_eq!(rivals(), 3);
         // One long turn that is read often says nothing about the others.
-        (0..2 * RECENT_TURNS).for_each(|_| contention.note_rival(&key, holder(1)));
+        let long = turn(1);
+        (0..2 * RECENT_TURNS).for_each(|_| note(long.clone()));
         assert_eq!(rivals(), 3);
-        // Two rivals are left.
-        (0..RECENT_TURNS).for_each(|n| contention.note_rival(&key, holder(10 + n % 2)));
-        assert_eq!(rivals(), 2);
-        (0..2 * RECENT_TURNS).for_each(|n| contention.note_rival(&key, holder(n)));
+        // One rival is left, which has many turns.
+        (0..RECENT_TURNS).for_each(|_| note(turn(1)));
+        assert_eq!(rivals(), 1);
+        (0..2 * RECENT_TURNS).for_each(|n| note(turn(n)));
         assert_eq!(rivals(), RECENT_TURNS);
+    }
+
+    #[test]
+    fn rivals_that_have_gone_are_forgotten() {
+        let (contention, key) = with_rivals(0);
+        let (start, stays) = (MonotonicTime::now(), turn(1));
+        contention.note_turn(&key, turn(0), start);
+        contention.note_turn(&key, stays.clone(), start);
+        let rivals = |now| contention.lock_record(&key).rivals(now);
+        let later = start.after(RIVAL_FOR);
+        assert_eq!(rivals(later.before(ms(1))), 2);
+        contention.note_turn(&key, stays, later);
+        assert_eq!(rivals(later), 1, "its turn goes on");
+        assert_eq!(rivals(later.after(RIVAL_FOR)), 0);
+        let pause = contention.choose_pause(&key, missed(0), later.after(RIVAL_FOR));
+        assert!(pause.time < ROUND_TRIP);
+    }
+
+    #[test]
+    fn a_waiter_starves_after_many_turns() {
+        let now = MonotonicTime::now();
+        for (rivals, limit) in [(0, 8), (3, 15), (RECENT_TURNS, 8 + 64 * 33)] {
+            let (contention, key) = with_rivals(rivals);
+            assert!(!contention.starves(&key, limit - 1, now), "{rivals}");
+            assert!(contention.starves(&key, limit + 1, now), "{rivals}");
+        }
     }
 }

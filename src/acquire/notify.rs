@@ -120,8 +120,8 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None if let Some(majority) = self.backend.notifications.free_servers() => {
-                if let Some(holder) = state.holder() {
-                    self.queues.note_holder(key, holder);
+                if let Some(turn) = state.turn() {
+                    self.queues.note_turn(key, turn);
                 }
                 self.queues.note_read(key, server, state.exists(), majority);
             }

@@ -13,7 +13,9 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, ServerId, front_place, micros_of};
+use crate::store::{
+    FIRST_USUAL_PLACE, GrantMessage, QueueMode, ServerId, Turn, front_place, micros_of,
+};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -65,8 +67,8 @@ struct KeyQueue {
 struct Watch {
     present_on: ServerSet,
     missing_on: ServerSet,
-    /// The holder that a server has named last.
-    holder: Option<HolderId>,
+    /// The turn that a server has reported last.
+    turn: Option<Turn>,
     /// Another client has the key, or had it since the watch began.
     was_taken: bool,
     /// A majority of the servers has reported the release of the key that another client had. A renewal looks the same.
@@ -398,12 +400,12 @@ impl LocalQueues {
         }
     }
 
-    /// Notes the holder of a key that a waiter watches.
-    pub(crate) fn note_holder(&self, key: &Key, holder: HolderId) {
+    /// Notes whose turn it is, for a key that a waiter watches.
+    pub(crate) fn note_turn(&self, key: &Key, turn: Turn) {
         let mut shard = self.shard(key);
         let queue = shard.queues.get_mut(key);
         if let Some(watch) = queue.and_then(|queue| queue.watch.as_mut()) {
-            watch.holder = Some(holder);
+            watch.turn = Some(turn);
         }
     }
 
@@ -680,11 +682,11 @@ impl WaiterGuard<'_> {
         }
     }
 
-    /// Takes the holder that a server has named since the watch began.
-    pub(crate) fn take_holder(&self) -> Option<HolderId> {
+    /// Takes the last turn that a server has reported since the watch began.
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
         let mut shard = self.queues.shard(self.key);
         let watch = shard.queues.get_mut(self.key)?.watch.as_mut()?;
-        watch.holder.take()
+        watch.turn.take()
     }
 
     /// Whether a majority of the servers has reported a release of the key since the watch began. A renewal looks the

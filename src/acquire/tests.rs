@@ -16,11 +16,11 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::lease::Grant;
 use crate::store::{
-    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, ServerId,
+    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, ServerId, Turn,
     front_place,
 };
 use crate::util::clock::Clock;
-use crate::util::id::LeaseId;
+use crate::util::id::{HolderId, LeaseId};
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::Scheduler;
 
@@ -105,6 +105,14 @@ fn contended_behind(ahead: u64) -> Reply {
             ahead,
             since: SINCE,
         }),
+    }
+}
+
+/// A turn of the client with this number.
+fn turn(n: usize) -> Turn {
+    Turn {
+        lease: LeaseId::random(),
+        holder: HolderId::of_text(&format!("host/{n}/0")),
     }
 }
 

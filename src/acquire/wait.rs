@@ -25,6 +25,9 @@ const TRACKING_WAITERS: u64 = 2;
 /// The longest time for which one of the first waiters relies on notifications before it asks Redis again. This bounds
 /// the delay after a lost notification.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
+/// The longest time between two attempts of a waiter that starves. Its attempts come at random times, so some of them
+/// find the key free before the clients that are notified sooner.
+const STARVING_POLL: Duration = Duration::from_millis(10);
 /// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
 /// often: with twice as many waiters before it, half as often. So the number of requests grows with the logarithm of
 /// the number of waiters.
@@ -119,6 +122,10 @@ struct Wait<'a> {
     so_far: WaitSoFar,
     /// `so_far` counts the current turn of another client as missed. The turn ends once the key is free.
     is_turn_counted: bool,
+    /// The turn of another client that was read last in this wait.
+    turn_read: Option<LeaseId>,
+    /// How many different turns in a row were read in this wait.
+    turns_read: usize,
 }
 
 impl Acquirer {
@@ -153,6 +160,8 @@ impl Acquirer {
                 is_attempt_owed: true,
                 so_far: WaitSoFar::default(),
                 is_turn_counted: false,
+                turn_read: None,
+                turns_read: 0,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -458,20 +467,24 @@ impl Wait<'_> {
         self.is_turn_counted = false;
     }
 
-    /// Notes the holder that the reads of this watch have named. Comes before the next watch, which forgets it.
-    fn note_rival(&self) {
-        if let Some(holder) = self.waiter.take_holder() {
-            self.contention().note_rival(&self.request.key, holder);
+    /// Notes the turn that the reads of this watch have found. Comes before the next watch, which forgets it.
+    fn note_turn(&mut self, now: MonotonicTime) {
+        let Some(turn) = self.waiter.take_turn() else {
+            return;
+        };
+        if self.turn_read.replace(turn.lease) != Some(turn.lease) {
+            self.turns_read += 1;
         }
+        self.contention().note_turn(&self.request.key, turn, now);
     }
 
     /// Begins the pause before the next attempt. If it would end too late for an attempt before the deadline, it ends
     /// one round trip before the deadline, and `run` owes the caller this last attempt.
     fn start_pause(&mut self) -> RetryState {
-        self.note_rival();
-        let (contention, key) = (self.contention(), &self.request.key);
-        let Pause { time, reads_first } = contention.choose_pause(key, self.so_far);
         let now = self.acquirer.watchdog.now();
+        self.note_turn(now);
+        let (contention, key) = (self.contention(), &self.request.key);
+        let Pause { time, reads_first } = contention.choose_pause(key, self.so_far, now);
         let until = now.after(time);
         if let Until::At(deadline) = self.until {
             let last_attempt_at = deadline.before(contention.round_trip(key));
@@ -489,15 +502,17 @@ impl Wait<'_> {
     /// Has the key read and watched on all servers of a quorum, or polls if too few of them can notify. `expires_at`:
     /// when the lock of another client expires, or `None` if the key may be free. If the key is free, the read wakes this
     /// waiter.
-    fn start_watching(&self, expires_at: Option<MonotonicTime>) -> RetryState {
+    fn start_watching(&mut self, expires_at: Option<MonotonicTime>) -> RetryState {
         let acquirer = self.acquirer;
-        self.note_rival();
-        let key = &self.request.key;
+        let now = acquirer.watchdog.now();
+        self.note_turn(now);
+        let (contention, key) = (self.contention(), &self.request.key);
         // The waiters of an expired lock ask one after another.
         let expired_at = expires_at.map(|at| {
-            let pause = self.contention().choose_pause(key, self.so_far);
+            let pause = contention.choose_pause(key, self.so_far, now);
             at.after(pause.time)
         });
+        let starves = contention.starves(key, self.turns_read, now);
         self.waiter.watch(expires_at.is_some());
         let tracked = vec![TrackedKey {
             key: key.clone(),
@@ -506,7 +521,10 @@ impl Wait<'_> {
         if !acquirer.notifications.track(tracked) {
             return RetryState::Polling;
         }
-        let ask_at = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
+        let ask_at = now.after(match starves {
+            true => jittered(STARVING_POLL),
+            false => jittered(LONGEST_TRUST),
+        });
         RetryState::Watching {
             ask_at: expired_at.map_or(ask_at, |at| ask_at.min(at)),
         }
@@ -542,7 +560,7 @@ impl Wait<'_> {
             self.is_attempt_owed = !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
             let votes = self.so_far.split_votes;
             self.retry = RetryState::Pausing {
-                until: now.after(self.contention().choose_random_pause(key, votes)),
+                until: now.after(self.contention().choose_random_pause(key, votes, now)),
                 reads_first: false,
             };
             return;

@@ -36,7 +36,7 @@ pub(crate) use command::{
 pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
+pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
 pub(crate) use quorum::{NodeHook, NodeReport, QuorumAddress, QuorumStore};
 pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;

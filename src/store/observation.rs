@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::store::command::GrantMessage;
-use crate::store::value;
+use crate::store::value::{self, LockValue};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 
@@ -21,6 +21,13 @@ impl ServerId {
 pub(crate) struct TrackedKey {
     pub(crate) key: Key,
     pub(crate) lease: Option<LeaseId>,
+}
+
+/// The time for which a client has a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) lease: LeaseId,
+    pub(crate) holder: HolderId,
 }
 
 /// The state of a lock's key, as one server reported it: its value, or that it is missing.
@@ -48,9 +55,10 @@ impl<'a> KeyState<'a> {
         value::loss_reason(self.0)
     }
 
-    /// The client that holds the lock.
-    pub(crate) fn holder(self) -> Option<HolderId> {
-        self.0.and_then(value::holder_of)
+    /// The turn of the client that holds the lock.
+    pub(crate) fn turn(self) -> Option<Turn> {
+        let LockValue { lease, holder, .. } = LockValue::parse(self.0?, 0)?;
+        Some(Turn { lease, holder })
     }
 
     /// Whether the key exists.

@@ -4,12 +4,10 @@ use std::time::Instant;
 
 use super::*;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::HolderId;
 use crate::{Client, MemoryQuorum, MutexGuard};
 
 /// Two clients of a quorum: `holder` has the key, `client` asks for it.
 struct TwoClients {
-    quorum: MemoryQuorum,
     holder: Client,
     client: Client,
     key: Key,
@@ -21,14 +19,13 @@ impl TwoClients {
         let [holder, client] = [(); 2].map(|()| quorum.client().unwrap());
         let key = Key::new("leasehold:", "k", 16).unwrap();
         let it = Self {
-            quorum,
             holder,
             client,
             key,
         };
         for n in 0..rivals {
-            let rival = HolderId::of_text(&format!("host/{n}/0"));
-            it.contention().note_rival(&it.key, rival);
+            let now = MonotonicTime::now();
+            it.contention().note_turn(&it.key, turn(n), now);
         }
         it
     }
@@ -81,14 +78,15 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
     it.during_a_wait(|guard| {
         for _ in 0..3 {
             let before = it.refused_at();
-            // A moved clock wakes the waiter, which asks again.
-            it.quorum.advance(Duration::from_secs(1));
+            // As after a new connection: the waiter asks again. (A moved clock wakes it once for each node.)
+            it.client.handle().acquirer.queues.wake(&it.key);
             wait_until(|| it.refused_at() > before);
         }
         guard.unlock().unwrap();
     });
     assert_eq!(it.missed_turns(), 1);
-    let rivals = it.contention().lock_record(&it.key).rivals;
+    let record = it.contention().lock_record(&it.key);
+    let rivals = record.rivals(MonotonicTime::now());
     assert_eq!(rivals, 4 + 1, "the reads have named the holder");
 }
 

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::acquire::contention::WaitSoFar;
-use crate::util::id::HolderId;
 use crate::util::sync::Mutex;
 
 const MAJORITY: usize = 2;
@@ -112,8 +111,7 @@ fn try_lock_asks_four_times() {
 fn a_waiter_pauses_after_an_expiry() {
     let f = quorum();
     for n in 0..40 {
-        let rival = HolderId::of_text(&format!("host/{n}/0"));
-        f.contention().note_rival(&key(), rival);
+        f.contention().note_turn(&key(), turn(n), f.clock.now());
     }
     *f.store.on_track.lock() = Some(Box::new(|| true));
     let asked_at = Arc::new(Mutex::new(Vec::new()));
@@ -132,6 +130,62 @@ fn a_waiter_pauses_after_an_expiry() {
         between >= Duration::from_micros(1_000 + 31 * 500),
         "{between:?}"
     );
+}
+
+/// The times between the attempts of a waiter, after it has noticed `releases` releases: `polls` attempts without one.
+/// Each read finds the turn that `turn` returns.
+fn between_polls(
+    releases: usize,
+    polls: usize,
+    turn: impl Fn() -> Turn + Send + 'static,
+) -> Vec<Duration> {
+    let f = quorum();
+    let (queues, mut watches) = (Arc::clone(&f.queues), 0);
+    *f.store.on_track.lock() = Some(Box::new(move || {
+        watches += 1;
+        queues.note_turn(&key(), turn());
+        let exists = if watches <= releases {
+            &[true, false][..]
+        } else {
+            &[]
+        };
+        for exists in exists {
+            for node in [0, 1] {
+                queues.note_read(&key(), ServerId(node), *exists, MAJORITY);
+            }
+        }
+        true
+    }));
+    let asked_at = Arc::new(Mutex::new(Vec::new()));
+    let taken = (0..releases + polls).map(|_| contended(false));
+    for reply in taken.chain([Reply::granted(7)]) {
+        let (asked_at, clock) = (Arc::clone(&asked_at), f.clock.clone());
+        f.answer(move |_| {
+            asked_at.lock().push(clock.now());
+            Ok(reply)
+        });
+    }
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let asked_at = asked_at.lock();
+    let polled = asked_at[releases..].windows(2);
+    polled.map(|pair| pair[1].since(pair[0])).collect()
+}
+
+#[test]
+fn a_starving_waiter_asks_often() {
+    let polls = between_polls(12, 5, || turn(0));
+    assert_eq!(polls.len(), 5);
+    // A busy machine may delay some of them. Others rely on notifications for half a second or more.
+    let shortest = polls.iter().min().unwrap();
+    assert!(*shortest < Duration::from_millis(250), "{polls:?}");
+}
+
+/// Renewals look like releases, but the reads find the same lease.
+#[test]
+fn a_waiter_behind_renewals_does_not_starve() {
+    let long = turn(0);
+    let polls = between_polls(12, 1, move || long.clone());
+    assert!(polls[0] >= Duration::from_millis(500), "{polls:?}");
 }
 
 #[test]
