@@ -23,7 +23,8 @@ const RECORDS: usize = 64;
 const LEFT_ROUND_TRIPS: u32 = 4;
 /// For how long a client that was seen counts as one that wants the key.
 const WANTED_FOR: Duration = Duration::from_secs(1);
-/// How often a client that sees no others still leaves them a turn. It cannot see clients that it never lets in.
+/// How often a client that sees no others still leaves them a turn, or in ten times the longest pause if that is more. It
+/// cannot see clients that it never lets in.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
 /// The longest time that each part of a pause may take: that for the turns of others, and the random part.
@@ -41,7 +42,7 @@ const MAX_DOUBLINGS: u32 = 16;
 const RECENT_TURNS: usize = 32;
 /// For how long after its last turn a client counts as a rival.
 const RIVAL_FOR: Duration = Duration::from_secs(5);
-/// A waiter starves once it has read so many turns of others in one wait, and two turns of each rival besides.
+/// A waiter without rivals starves once it has read so many turns of others in one wait. Each rival adds two.
 const STARVES_AFTER: f64 = 8.0;
 /// How many attempts a record has, to estimate the round trip. The shortest counts: on a busy machine, an attempt may
 /// take ten times as long as the next.
@@ -77,12 +78,16 @@ pub(super) struct Record {
 }
 
 impl Record {
+    fn turns_within_limit(&self, now: MonotonicTime) -> impl Iterator<Item = &Turn> {
+        let is_recent = move |read_at: &MonotonicTime| now.since(*read_at) < RIVAL_FOR;
+        let turns = self.recent_turns.iter();
+        turns.filter_map(move |(turn, read_at)| is_recent(read_at).then_some(turn))
+    }
+
     /// The number of clients that have had recent turns.
     pub(super) fn rivals(&self, now: MonotonicTime) -> usize {
-        let turns = self.recent_turns.iter();
-        let recent = turns.filter(|(_, read_at)| now.since(*read_at) < RIVAL_FOR);
-        let holders: HashSet<_> = recent.map(|(turn, _)| &turn.holder).collect();
-        holders.len()
+        let holders = self.turns_within_limit(now).map(|turn| &turn.holder);
+        holders.collect::<HashSet<_>>().len()
     }
 
     /// The unit of pauses: the shortest of the last attempts, within bounds.
@@ -152,26 +157,28 @@ impl Contention {
         self.lock_record(key).round_trip()
     }
 
-    /// Notes a turn that a node has reported. Its client may have lost a split vote.
-    pub(super) fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) {
+    /// Notes a turn that a node has reported. Its client may have lost a split vote. Returns whether the turn is new.
+    pub(super) fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
         let mut record = self.lock_record(key);
         let mut known = record.recent_turns.iter_mut();
         if let Some((_, read_at)) = known.find(|(known, _)| known.lease == turn.lease) {
             *read_at = now;
-            return;
+            return false;
         }
         if record.recent_turns.len() == RECENT_TURNS {
             record.recent_turns.pop_front();
         }
         record.recent_turns.push_back((turn, now));
+        true
     }
 
     /// Whether a waiter that has read so many turns of others in one wait has to ask more often. Its requests may take
     /// longer than those of others, which then always come first.
     pub(super) fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
-        let seen = self.lock_record(key).rivals(now) as f64;
+        let record = self.lock_record(key);
+        let (seen, turns) = (record.rivals(now), record.turns_within_limit(now).count());
         // Many rivals have no turn among the recent ones. In a crowd, the waits are long, but nobody starves.
-        let rivals = seen / (1.0 - seen / (RECENT_TURNS + 1) as f64);
+        let rivals = seen as f64 / (1.0 - seen as f64 / (turns + 1) as f64);
         turns_read as f64 >= STARVES_AFTER + 2.0 * rivals
     }
 
@@ -190,10 +197,11 @@ impl Contention {
     pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
-        let until = released_at.after(LEFT_ROUND_TRIPS * record.round_trip());
+        let longest = LEFT_ROUND_TRIPS * record.round_trip();
+        let until = released_at.after(longest);
         let is_within = |at: Option<MonotonicTime>, time| at.is_some_and(|at| now.since(at) < time);
         let sees_others = is_within(record.others_seen_at, WANTED_FOR);
-        let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY);
+        let has_left_a_turn = is_within(record.left_at, LEAVE_TURN_EVERY.max(10 * longest));
         if until <= now || (!sees_others && has_left_a_turn) {
             return None;
         }
@@ -285,6 +293,16 @@ mod tests {
         }
     }
 
+    /// Otherwise a lone client that is far away would pause after most releases.
+    #[test]
+    fn distant_clients_leave_unseen_others_fewer_turns() {
+        let (contention, key, now) = granted();
+        become_slow(&contention, &key);
+        assert!(left_turn(&contention, &key, now).is_some());
+        assert_eq!(left_turn(&contention, &key, now.after(ms(3_900))), None);
+        assert!(left_turn(&contention, &key, now.after(ms(4_100))).is_some());
+    }
+
     #[test]
     fn a_client_that_has_not_just_released_the_key_does_not_wait() {
         let (contention, key, now) = granted();
@@ -355,7 +373,9 @@ mod tests {
     fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
         let now = MonotonicTime::now();
-        (0..rivals).for_each(|n| contention.note_turn(&key, turn(n), now));
+        for n in 0..rivals {
+            assert!(contention.note_turn(&key, turn(n), now));
+        }
         contention.note_attempt(&key, ROUND_TRIP);
         (contention, key)
     }
@@ -464,7 +484,9 @@ mod tests {
     fn rivals_are_the_holders_of_recent_turns() {
         let (contention, key) = with_rivals(3);
         let now = MonotonicTime::now();
-        let note = |turn: Turn| contention.note_turn(&key, turn, now);
+        let note = |turn: Turn| {
+            contention.note_turn(&key, turn, now);
+        };
         let rivals = || contention.lock_record(&key).rivals(now);
         assert_eq!(rivals(), 3);
         note(turn(0));
@@ -489,7 +511,7 @@ mod tests {
         let rivals = |now| contention.lock_record(&key).rivals(now);
         let later = start.after(RIVAL_FOR);
         assert_eq!(rivals(later.before(ms(1))), 2);
-        contention.note_turn(&key, stays, later);
+        assert!(!contention.note_turn(&key, stays, later));
         assert_eq!(rivals(later), 1, "its turn goes on");
         assert_eq!(rivals(later.after(RIVAL_FOR)), 0);
         let pause = contention.choose_pause(&key, missed(0), later.after(RIVAL_FOR));
@@ -499,8 +521,10 @@ mod tests {
     #[test]
     fn a_waiter_starves_after_many_turns() {
         let now = MonotonicTime::now();
-        for (rivals, limit) in [(0, 8), (3, 15), (RECENT_TURNS, 8 + 64 * 33)] {
-            let (contention, key) = with_rivals(rivals);
+        // Each rival has had one turn or ten.
+        for (rivals, turns, limit) in [(0, 0, 8), (2, 20, 12), (3, 3, 32), (32, 32, 8 + 64 * 33)] {
+            let (contention, key) = with_rivals(0);
+            (0..turns).for_each(|n| assert!(contention.note_turn(&key, turn(n % rivals), now)));
             assert!(!contention.starves(&key, limit - 1, now), "{rivals}");
             assert!(contention.starves(&key, limit + 1, now), "{rivals}");
         }

@@ -25,8 +25,9 @@ const TRACKING_WAITERS: u64 = 2;
 /// The longest time for which one of the first waiters relies on notifications before it asks Redis again. This bounds
 /// the delay after a lost notification.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
-/// The longest time between two attempts of a waiter that starves. Its attempts come at random times, so some of them
-/// find the key free before the clients that are notified sooner.
+/// The pause of a waiter that starves before it asks again, if the current turn began a short time ago. During long
+/// turns it has half of their age so far. The attempts come at random times, so some of them find the key free before
+/// the clients that are notified sooner.
 const STARVING_POLL: Duration = Duration::from_millis(10);
 /// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
 /// often: with twice as many waiters before it, half as often. So the number of requests grows with the logarithm of
@@ -122,10 +123,10 @@ struct Wait<'a> {
     so_far: WaitSoFar,
     /// `so_far` counts the current turn of another client as missed. The turn ends once the key is free.
     is_turn_counted: bool,
-    /// The turn of another client that was read last in this wait.
-    turn_read: Option<LeaseId>,
-    /// How many different turns in a row were read in this wait.
+    /// How many new turns of others were read in this wait.
     turns_read: usize,
+    /// When the last of them was read for the first time.
+    turn_since: MonotonicTime,
 }
 
 impl Acquirer {
@@ -160,8 +161,8 @@ impl Acquirer {
                 is_attempt_owed: true,
                 so_far: WaitSoFar::default(),
                 is_turn_counted: false,
-                turn_read: None,
                 turns_read: 0,
+                turn_since: started,
             };
             let (lease, valid_at) = match wait.run(joined_at) {
                 Ok(Some(Acquired::Granted(lease))) => {
@@ -472,14 +473,15 @@ impl Wait<'_> {
         let Some(turn) = self.waiter.take_turn() else {
             return;
         };
-        if self.turn_read.replace(turn.lease) != Some(turn.lease) {
+        if self.contention().note_turn(&self.request.key, turn, now) {
             self.turns_read += 1;
+            self.turn_since = now;
         }
-        self.contention().note_turn(&self.request.key, turn, now);
     }
 
     /// Begins the pause before the next attempt. If it would end too late for an attempt before the deadline, it ends
-    /// one round trip before the deadline, and `run` owes the caller this last attempt.
+    /// one round trip before the deadline, and `run` owes the caller this last attempt. If less than a round trip is left,
+    /// the caller asks at once.
     fn start_pause(&mut self) -> RetryState {
         let now = self.acquirer.watchdog.now();
         self.note_turn(now);
@@ -495,6 +497,12 @@ impl Wait<'_> {
                     reads_first: false,
                 };
             }
+            // A read takes a round trip, too.
+            let has_time = until.after(contention.round_trip(key)) <= last_attempt_at;
+            return RetryState::Pausing {
+                until,
+                reads_first: reads_first && has_time,
+            };
         }
         RetryState::Pausing { until, reads_first }
     }
@@ -507,10 +515,16 @@ impl Wait<'_> {
         let now = acquirer.watchdog.now();
         self.note_turn(now);
         let (contention, key) = (self.contention(), &self.request.key);
-        // The waiters of an expired lock ask one after another.
-        let expired_at = expires_at.map(|at| {
+        // The waiters of an expired lock ask one after another, but before their deadlines.
+        let expired_at = expires_at.map(|expiry| {
             let pause = contention.choose_pause(key, self.so_far, now);
-            at.after(pause.time)
+            let ask_at = expiry.after(pause.time);
+            match self.until {
+                Until::At(deadline) => {
+                    ask_at.min(deadline.before(contention.round_trip(key)).max(expiry))
+                }
+                _ => ask_at,
+            }
         });
         let starves = contention.starves(key, self.turns_read, now);
         self.waiter.watch(expires_at.is_some());
@@ -522,7 +536,11 @@ impl Wait<'_> {
             return RetryState::Polling;
         }
         let ask_at = now.after(match starves {
-            true => jittered(STARVING_POLL),
+            true => jittered(
+                STARVING_POLL
+                    .max(now.since(self.turn_since) / 2)
+                    .min(LONGEST_TRUST),
+            ),
             false => jittered(LONGEST_TRUST),
         });
         RetryState::Watching {
@@ -530,16 +548,18 @@ impl Wait<'_> {
         }
     }
 
-    /// On a quorum: until when this waiter leaves the turn to other clients, its deadline at most. `None` if its client
+    /// On a quorum: until when this waiter leaves the turn to other clients, one round trip before its deadline
+    /// at most. `None` if its client
     /// has not just released the key. A caller that does not wait leaves no turn.
     fn leave_turn(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         let contention = self.acquirer.contention.as_ref()?;
         if let Until::Now = self.until {
             return None;
         }
-        let until = contention.leave_turn(&self.request.key, now)?;
+        let key = &self.request.key;
+        let until = contention.leave_turn(key, now)?;
         Some(match self.until {
-            Until::At(deadline) => until.min(deadline),
+            Until::At(deadline) => until.min(deadline.before(contention.round_trip(key))),
             _ => until,
         })
     }

@@ -340,7 +340,7 @@ impl Session<'_> {
         println!("==> {NAME}: {} in {took:.1?}", server.display());
         match options.provision.own_clock() {
             Some(_) => println!("==> faketime: servers have clocks of their own"),
-            None => println!("==> faketime: missing, so no test sets the clock of a server"),
+            None => println!("==> faketime: missing, or does not work with this redis-server"),
         }
         self.server = Some(server);
         self.times.push((NAME.to_owned(), took));

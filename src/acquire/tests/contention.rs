@@ -93,8 +93,8 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
 /// The waiter's pause of 32 round trips of 0.5 ms would end after its deadline.
 #[test]
 fn a_waiter_asks_a_last_time_before_its_deadline() {
-    let it = TwoClients::new(32);
     let is_granted = || {
+        let it = TwoClients::new(32);
         let guard = it.holder.mutex("k").lock().unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {

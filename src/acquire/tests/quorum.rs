@@ -36,13 +36,14 @@ impl Fixture {
 
     /// Another client wants the key that this client has just released. Its attempts have taken 10 ms, so it leaves the
     /// next turn to the other client for 20 to 40 ms.
-    fn release_a_wanted_key(&self) {
+    fn release_a_wanted_key(&self) -> MonotonicTime {
         let (contention, now) = (self.contention(), self.clock.now());
         for _ in 0..10 {
             contention.note_attempt(&key(), Duration::from_millis(10));
         }
         contention.note_other_client(&key(), now);
         contention.note_release(&key(), now);
+        now
     }
 }
 
@@ -133,17 +134,18 @@ fn a_waiter_pauses_after_an_expiry() {
 }
 
 /// The times between the attempts of a waiter, after it has noticed `releases` releases: `polls` attempts without one.
-/// Each read finds the turn that `turn` returns.
+/// Each of these takes `long`. The n-th read finds the turn that `turn` returns for n.
 fn between_polls(
     releases: usize,
     polls: usize,
-    turn: impl Fn() -> Turn + Send + 'static,
+    long: Duration,
+    turn: impl Fn(usize) -> Turn + Send + 'static,
 ) -> Vec<Duration> {
     let f = quorum();
     let (queues, mut watches) = (Arc::clone(&f.queues), 0);
     *f.store.on_track.lock() = Some(Box::new(move || {
         watches += 1;
-        queues.note_turn(&key(), turn());
+        queues.note_turn(&key(), turn(watches));
         let exists = if watches <= releases {
             &[true, false][..]
         } else {
@@ -158,10 +160,13 @@ fn between_polls(
     }));
     let asked_at = Arc::new(Mutex::new(Vec::new()));
     let taken = (0..releases + polls).map(|_| contended(false));
-    for reply in taken.chain([Reply::granted(7)]) {
+    for (n, reply) in taken.chain([Reply::granted(7)]).enumerate() {
         let (asked_at, clock) = (Arc::clone(&asked_at), f.clock.clone());
         f.answer(move |_| {
             asked_at.lock().push(clock.now());
+            if n >= releases {
+                clock.advance(long);
+            }
             Ok(reply)
         });
     }
@@ -173,7 +178,7 @@ fn between_polls(
 
 #[test]
 fn a_starving_waiter_asks_often() {
-    let polls = between_polls(12, 5, || turn(0));
+    let polls = between_polls(12, 5, Duration::ZERO, |_| turn(0));
     assert_eq!(polls.len(), 5);
     // A busy machine may delay some of them. Others rely on notifications for half a second or more.
     let shortest = polls.iter().min().unwrap();
@@ -184,31 +189,95 @@ fn a_starving_waiter_asks_often() {
 #[test]
 fn a_waiter_behind_renewals_does_not_starve() {
     let long = turn(0);
-    let polls = between_polls(12, 1, move || long.clone());
+    let polls = between_polls(12, 1, Duration::ZERO, move |_| long.clone());
     assert!(polls[0] >= Duration::from_millis(500), "{polls:?}");
+}
+
+/// A client has got the lock, and keeps it for long.
+#[test]
+fn a_starving_waiter_asks_less_often_in_long_turns() {
+    let (long, three_s) = (turn(0), Duration::from_secs(3));
+    let polls = between_polls(12, 3, three_s, move |watches| match watches {
+        ..=12 => turn(0),
+        _ => long.clone(),
+    });
+    // The second poll is the first one that knows of the turn, so the third one knows its age.
+    let paused = polls[2] - three_s;
+    assert!(paused >= Duration::from_millis(500), "{polls:?}");
+}
+
+/// A client whose attempts take 50 ms, and that has seen `rivals` others.
+fn distant(rivals: usize) -> Fixture {
+    let f = quorum();
+    for n in 0..rivals {
+        f.contention().note_turn(&key(), turn(n), f.clock.now());
+    }
+    for _ in 0..10 {
+        f.contention().note_attempt(&key(), TRIP);
+    }
+    f
+}
+
+const TRIP: Duration = Duration::from_millis(50);
+
+/// The pause takes 150 ms, and the attempt 50 ms. A read before the attempt would take another 50 ms.
+#[test]
+fn a_waiter_reads_nothing_just_before_its_deadline() {
+    let f = distant(4);
+    let queues = Arc::clone(&f.queues);
+    *f.store.on_track.lock() = Some(Box::new(move || {
+        for exists in [true, false] {
+            for node in [0, 1] {
+                queues.note_read(&key(), ServerId(node), exists, MAJORITY);
+            }
+        }
+        true
+    }));
+    f.answer_after(TRIP, Ok(contended(false)));
+    f.answer_after(TRIP, Ok(Reply::granted(7)));
+    let deadline = f.clock.now().after(TRIP + Duration::from_millis(240));
+    // On a busy machine, the deadline may come before the second attempt.
+    let _ = f.acquire(Until::At(deadline)).unwrap();
+    assert_eq!(f.tracked(), 1);
+}
+
+/// The waiter would leave the expired key to others for 250 ms.
+#[test]
+fn a_waiter_asks_for_an_expired_key_before_its_deadline() {
+    let is_granted = || {
+        let f = distant(32);
+        *f.store.on_track.lock() = Some(Box::new(|| true));
+        let expires_in = Duration::from_millis(100);
+        let queued = None;
+        f.answer_after(TRIP, Ok(Reply::Contended { expires_in, queued }));
+        f.answer_after(TRIP, Ok(Reply::granted(7)));
+        let deadline = f.clock.now().after(TRIP + Duration::from_millis(300));
+        f.acquire(Until::At(deadline)).unwrap().is_some()
+    };
+    // A busy machine may delay some of them.
+    assert!((0..20).any(|_| is_granted()));
 }
 
 #[test]
 fn try_lock_leaves_no_turn() {
     let f = quorum();
-    f.release_a_wanted_key();
+    let released_at = f.release_a_wanted_key();
     f.answer_each([taken()]);
     assert!(f.acquire(Until::Now).unwrap().is_none());
-    let now = f.clock.now();
-    assert!(f.contention().leave_turn(&key(), now).is_some(), "not used");
+    let left = f.contention().leave_turn(&key(), released_at);
+    assert!(left.is_some(), "not used");
 }
 
 #[test]
-fn a_left_turn_ends_at_the_deadline() {
+fn a_left_turn_ends_before_the_deadline() {
     let asks_soon = || {
         let f = quorum();
-        f.release_a_wanted_key();
-        let released_at = f.clock.now();
-        f.answer_each([taken()]);
-        let deadline = released_at.after(Duration::from_millis(5));
-        assert!(f.acquire(Until::At(deadline)).unwrap().is_none());
-        assert_eq!(f.attempts(), 1, "one attempt, even if the time is up");
-        f.clock.now().since(released_at) < Duration::from_millis(20)
+        let released_at = f.release_a_wanted_key();
+        f.answer_each([Reply::granted(7)]);
+        // The attempt takes 10 ms.
+        let deadline = released_at.after(Duration::from_millis(18));
+        assert!(f.acquire(Until::At(deadline)).unwrap().is_some());
+        f.clock.now().since(released_at) < Duration::from_millis(15)
     };
     // A busy machine may delay some of them.
     assert!((0..100).any(|_| asks_soon()));

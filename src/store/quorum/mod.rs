@@ -525,7 +525,8 @@ impl QuorumStore {
         outcomes
     }
 
-    /// Counts a split vote. For each sixteenth, returns which nodes the caller waits for: those that are not failing.
+    /// Counts a split vote. Returns `None` for 15 of 16 callers. The sixteenth gets, for each node, whether to wait for it:
+    /// not if it is failing.
     fn count_split_vote(&self, nodes: &[usize]) -> Option<Vec<bool>> {
         let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
         let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
