@@ -78,7 +78,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    fn turns_within_limit(&self, now: MonotonicTime) -> impl Iterator<Item = &Turn> {
+    /// The turns that were read in the last [`RIVAL_FOR`].
+    fn recent(&self, now: MonotonicTime) -> impl Iterator<Item = &Turn> {
         let is_recent = move |read_at: &MonotonicTime| now.since(*read_at) < RIVAL_FOR;
         let turns = self.recent_turns.iter();
         turns.filter_map(move |(turn, read_at)| is_recent(read_at).then_some(turn))
@@ -86,7 +87,7 @@ impl Record {
 
     /// The number of clients that have had recent turns.
     pub(super) fn rivals(&self, now: MonotonicTime) -> usize {
-        let holders = self.turns_within_limit(now).map(|turn| &turn.holder);
+        let holders = self.recent(now).map(|turn| &turn.holder);
         holders.collect::<HashSet<_>>().len()
     }
 
@@ -145,11 +146,11 @@ impl Contention {
 
     /// Notes how long an attempt of this client took.
     pub(super) fn note_attempt(&self, key: &Key, took: Duration) {
-        let mut record = self.lock_record(key);
-        if record.recent_attempts.len() == RECENT_ATTEMPTS {
-            record.recent_attempts.pop_front();
-        }
-        record.recent_attempts.push_back(took);
+        push(
+            &mut self.lock_record(key).recent_attempts,
+            took,
+            RECENT_ATTEMPTS,
+        );
     }
 
     /// The unit of pauses.
@@ -165,10 +166,7 @@ impl Contention {
             *read_at = now;
             return false;
         }
-        if record.recent_turns.len() == RECENT_TURNS {
-            record.recent_turns.pop_front();
-        }
-        record.recent_turns.push_back((turn, now));
+        push(&mut record.recent_turns, (turn, now), RECENT_TURNS);
         true
     }
 
@@ -176,7 +174,7 @@ impl Contention {
     /// longer than those of others, which then always come first.
     pub(super) fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
         let record = self.lock_record(key);
-        let (seen, turns) = (record.rivals(now), record.turns_within_limit(now).count());
+        let (seen, turns) = (record.rivals(now), record.recent(now).count());
         // Many rivals have no turn among the recent ones. In a crowd, the waits are long, but nobody starves.
         let rivals = seen as f64 / (1.0 - seen as f64 / (turns + 1) as f64);
         turns_read as f64 >= STARVES_AFTER + 2.0 * rivals
@@ -235,11 +233,19 @@ impl Contention {
     }
 }
 
+/// Adds a record, and drops the oldest one if there are `most` already.
+fn push<T>(recent: &mut VecDeque<T>, record: T, most: usize) {
+    if recent.len() == most {
+        recent.pop_front();
+    }
+    recent.push_back(record);
+}
+
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
     use super::*;
-    use crate::util::id::HolderId;
+    use crate::acquire::tests::turn;
 
     const ROUND_TRIP: Duration = Duration::from_millis(1);
 
@@ -358,14 +364,6 @@ mod tests {
         WaitSoFar {
             missed_turns,
             split_votes: 0,
-        }
-    }
-
-    /// A turn of the client with this number.
-    fn turn(n: usize) -> Turn {
-        Turn {
-            lease: LeaseId::random(),
-            holder: HolderId::of_text(&format!("host/{n}/0")),
         }
     }
 

@@ -109,7 +109,7 @@ fn contended_behind(ahead: u64) -> Reply {
 }
 
 /// A turn of the client with this number.
-fn turn(n: usize) -> Turn {
+pub(super) fn turn(n: usize) -> Turn {
     Turn {
         lease: LeaseId::random(),
         holder: HolderId::of_text(&format!("host/{n}/0")),

@@ -479,6 +479,15 @@ impl Wait<'_> {
         }
     }
 
+    /// On a quorum: the latest time for an attempt that ends before the deadline. `None` without a deadline.
+    fn latest_attempt(&self) -> Option<MonotonicTime> {
+        let Until::At(deadline) = self.until else {
+            return None;
+        };
+        let round_trip = self.contention().round_trip(&self.request.key);
+        Some(deadline.before(round_trip))
+    }
+
     /// Begins the pause before the next attempt. If it would end too late for an attempt before the deadline, it ends
     /// one round trip before the deadline, and `run` owes the caller this last attempt. If less than a round trip is left,
     /// the caller asks at once.
@@ -488,23 +497,18 @@ impl Wait<'_> {
         let (contention, key) = (self.contention(), &self.request.key);
         let Pause { time, reads_first } = contention.choose_pause(key, self.so_far, now);
         let until = now.after(time);
-        if let Until::At(deadline) = self.until {
-            let last_attempt_at = deadline.before(contention.round_trip(key));
-            if until > last_attempt_at {
-                self.is_attempt_owed = now < last_attempt_at;
-                return RetryState::Pausing {
-                    until: last_attempt_at,
-                    reads_first: false,
-                };
-            }
-            // A read takes a round trip, too.
-            let has_time = until.after(contention.round_trip(key)) <= last_attempt_at;
-            return RetryState::Pausing {
-                until,
-                reads_first: reads_first && has_time,
-            };
+        let Some(latest) = self.latest_attempt() else {
+            return RetryState::Pausing { until, reads_first };
+        };
+        // A read takes a round trip, too.
+        let reads_first = reads_first && until.after(contention.round_trip(key)) <= latest;
+        if until > latest {
+            self.is_attempt_owed = now < latest;
         }
-        RetryState::Pausing { until, reads_first }
+        RetryState::Pausing {
+            until: until.min(latest),
+            reads_first,
+        }
     }
 
     /// Has the key read and watched on all servers of a quorum, or polls if too few of them can notify. `expires_at`:
@@ -519,12 +523,8 @@ impl Wait<'_> {
         let expired_at = expires_at.map(|expiry| {
             let pause = contention.choose_pause(key, self.so_far, now);
             let ask_at = expiry.after(pause.time);
-            match self.until {
-                Until::At(deadline) => {
-                    ask_at.min(deadline.before(contention.round_trip(key)).max(expiry))
-                }
-                _ => ask_at,
-            }
+            let latest = self.latest_attempt();
+            latest.map_or(ask_at, |latest| ask_at.min(latest.max(expiry)))
         });
         let starves = contention.starves(key, self.turns_read, now);
         self.waiter.watch(expires_at.is_some());
@@ -548,20 +548,16 @@ impl Wait<'_> {
         }
     }
 
-    /// On a quorum: until when this waiter leaves the turn to other clients, one round trip before its deadline
-    /// at most. `None` if its client
-    /// has not just released the key. A caller that does not wait leaves no turn.
+    /// On a quorum: until when this waiter leaves the turn to other clients. `None` if its client has not just released
+    /// the key, or if the caller does not wait.
     fn leave_turn(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         let contention = self.acquirer.contention.as_ref()?;
         if let Until::Now = self.until {
             return None;
         }
-        let key = &self.request.key;
-        let until = contention.leave_turn(key, now)?;
-        Some(match self.until {
-            Until::At(deadline) => until.min(deadline.before(contention.round_trip(key))),
-            _ => until,
-        })
+        let until = contention.leave_turn(&self.request.key, now)?;
+        let latest = self.latest_attempt();
+        Some(latest.map_or(until, |latest| until.min(latest)))
     }
 
     /// Handles a split vote. A caller that does not wait asks again, [`MAX_SPLIT_VOTES`] times in all, unless a majority
