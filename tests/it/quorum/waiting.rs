@@ -1,14 +1,14 @@
 //! Waiters, split votes, and losses that nodes report.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use leasehold::{LossReason, MemoryQuorum};
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Proxy, Server, eventually};
 
-use super::nodes::Nodes;
+use super::nodes::{Nodes, builder};
 use crate::support::{
     SOON, Task, ask, in_redis, is_held, lock, lost_within, millis, script_calls, secs, tracked,
 };
@@ -63,6 +63,42 @@ fn a_waiter_asks_soon_after_a_change() {
     assert!(at_once >= 2, "{at_once} times");
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
+    nodes.assert_all_become_free();
+}
+
+/// It is notified later than the others, and its requests come later.
+#[test]
+fn a_distant_client_is_not_shut_out() {
+    let nodes = Nodes::start(3);
+    let proxy = |node: &Server| Proxy::start(node.port()).unwrap();
+    let proxies: Vec<Proxy> = nodes.0.iter().map(proxy).collect();
+    let distant = builder(proxies.iter().map(Proxy::url).collect());
+    let distant = distant.build().unwrap();
+    drop(lock(&distant, "other"));
+    proxies.iter().for_each(|proxy| proxy.delay(millis(5)));
+    let (grants, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for client in [nodes.client(), nodes.client()] {
+            let ended = &ended;
+            scope.spawn(move || {
+                while !ended.load(Ordering::SeqCst) {
+                    let guard = lock(&client, "k");
+                    thread::sleep(millis(40));
+                    guard.unlock().unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                drop(lock(&distant, "k"));
+                grants.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // Usually within 4 s. Each of its attempts finds the key free by chance only.
+        let has_turn = eventually(4 * SOON, || grants.load(Ordering::SeqCst) > 0);
+        ended.store(true, Ordering::SeqCst);
+        assert!(has_turn);
+    });
     nodes.assert_all_become_free();
 }
 
