@@ -76,28 +76,32 @@ fn a_distant_client_is_not_shut_out() {
     let distant = distant.build().unwrap();
     drop(lock(&distant, "other"));
     proxies.iter().for_each(|proxy| proxy.delay(millis(5)));
-    let (grants, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (turns, has_turn, ended) = (
+        AtomicU64::new(0),
+        AtomicBool::new(false),
+        AtomicBool::new(false),
+    );
     thread::scope(|scope| {
         for client in [nodes.client(), nodes.client()] {
-            let ended = &ended;
+            let (turns, ended) = (&turns, &ended);
             scope.spawn(move || {
                 while !ended.load(Ordering::SeqCst) {
                     let guard = lock(&client, "k");
                     thread::sleep(millis(40));
                     guard.unlock().unwrap();
+                    turns.fetch_add(1, Ordering::SeqCst);
                 }
             });
         }
+        assert!(eventually(SOON, || turns.load(Ordering::SeqCst) > 10));
         scope.spawn(|| {
-            while !ended.load(Ordering::SeqCst) {
-                drop(lock(&distant, "k"));
-                grants.fetch_add(1, Ordering::SeqCst);
-            }
+            drop(lock(&distant, "k"));
+            has_turn.store(true, Ordering::SeqCst);
         });
         // Usually within 4 s. Each of its attempts finds the key free by chance only.
-        let has_turn = eventually(4 * SOON, || grants.load(Ordering::SeqCst) > 0);
+        let is_served = eventually(4 * SOON, || has_turn.load(Ordering::SeqCst));
         ended.store(true, Ordering::SeqCst);
-        assert!(has_turn);
+        assert!(is_served);
     });
     nodes.assert_all_become_free();
 }
