@@ -107,8 +107,9 @@ pub(crate) struct Pipeline {
     /// How many awaited requests are written at a time, and as many releases.
     at_a_time: usize,
     state: Mutex<PipelineState>,
+    /// The next leader that writes a request for this key panics.
     #[cfg(test)]
-    panic_next: std::sync::atomic::AtomicBool,
+    panic_at: Mutex<Option<Key>>,
 }
 
 impl Pipeline {
@@ -130,7 +131,7 @@ impl Pipeline {
             state: Mutex::new(state),
             shared,
             #[cfg(test)]
-            panic_next: std::sync::atomic::AtomicBool::new(false),
+            panic_at: Mutex::new(None),
         }
     }
 
@@ -856,10 +857,11 @@ impl<'a> Leadership<'a> {
         due: MonotonicTime,
     ) -> Result<(), Error> {
         #[cfg(test)]
-        let panic_now = self
-            .pipeline
-            .panic_next
-            .swap(false, std::sync::atomic::Ordering::Relaxed);
+        let panics = {
+            let mut keys = batch.iter().filter_map(|request| request.command.key());
+            let mut panic_at = self.pipeline.panic_at.lock();
+            panic_at.take_if(|key| keys.any(|it| it == key)).is_some()
+        };
         let connection = self
             .connection
             .as_mut()
@@ -870,7 +872,7 @@ impl<'a> Leadership<'a> {
         }
         let written = connection.write(&self.pipeline.shared.context, batch, until, due);
         #[cfg(test)]
-        assert!(!panic_now, "a test asked for this panic");
+        assert!(!panics, "a test asked for this panic");
         written
     }
 

@@ -310,26 +310,28 @@ fn an_acquire_waits_for_the_release_of_a_contended_key() {
             others_queued: true,
         });
     }
-    for (asked, waits) in [("a", true), ("b", false)] {
+    for (asked, is_written) in [("a", false), ("b", true)] {
         f.server.stop();
         f.pipeline.send_release(release.clone());
-        std::thread::scope(|scope| {
-            scope.spawn(|| f.acquire(asked));
-            let is_led = || {
-                let state = f.pipeline.state.lock();
-                // The pipeline's leader has the connection.
-                (state.is_led && state.connection.is_none()).then(|| state.awaited.iter().count())
-            };
-            let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
-            let is_written = || is_led().is_some_and(|queued| queued == 0);
-            let seen = if waits {
-                eventually(Duration::from_secs(5), is_in_queue)
-            } else {
-                eventually(Duration::from_secs(5), is_written)
-            };
-            f.server.resume();
-            assert!(seen, "{asked}");
-        });
+        let deadline = MonotonicTime::now().after(LONG);
+        let caller = Caller::new(1);
+        let acquire = acquire_under(LeaseId::random(), asked);
+        let acquire = f
+            .pipeline
+            .new_request(acquire, Some(Completion::new(&caller, 0)));
+        let mut leadership = {
+            let mut state = f.pipeline.state.lock();
+            state.enqueue([acquire]);
+            f.pipeline.try_lead(&mut state).unwrap()
+        };
+        let batch = leadership.next_batch();
+        f.server.resume();
+        assert_eq!(batch.len(), usize::from(is_written), "{asked}");
+        assert!(leadership.write_and_read(batch, deadline, Some(deadline)));
+        leadership.lead(&caller, deadline);
+        drop(leadership);
+        let outcome = caller.take_outcomes().next().unwrap();
+        assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
         assert_eq!(f.unanswered(), 0);
     }
 }
@@ -679,8 +681,9 @@ fn a_panicking_leader_appoints_another_and_undoes_its_acquires() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| f.acquire_within("first", LONG));
         assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
-        // Two callers will be queued. The caller that is appointed next panics after its write.
-        f.pipeline.panic_next.store(true, Ordering::SeqCst);
+        // The leader must not take the other two requests: the caller that is appointed next writes them.
+        f.wait_for_queue(0);
+        *f.pipeline.panic_at.lock() = Some(key("second"));
         let two = ["second", "third"].map(|name| {
             let f = &f;
             scope.spawn(move || f.acquire_within(name, LONG))
