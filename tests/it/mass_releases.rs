@@ -9,8 +9,8 @@ use crate::support::{
 };
 
 const MANY: usize = 4000;
-/// With this delay, in ms, [`MANY`] releases take about a second, one batch at a time.
-const SLOW: u64 = 20;
+/// With this delay, in ms, [`MANY`] releases take about three seconds, one batch at a time.
+const SLOW: u64 = 100;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
     let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
