@@ -37,20 +37,28 @@ impl Count {
         self.0 - self.majority()
     }
 
-    /// Whether a majority agrees, or cannot agree any more. `outcomes` are those of all nodes.
+    /// Whether a majority agrees; or cannot agree any more, and has voted or cannot vote any more. `outcomes` are those
+    /// of all nodes.
     pub(super) fn is_decided(
         self,
         outcomes: &[Option<Outcome>],
         agrees: impl Fn(&Reply) -> bool,
     ) -> bool {
-        let (mut agreeing, mut others) = (0, 0);
-        for outcome in outcomes.iter().flatten() {
+        let (mut agreeing, mut refusing, mut missing) = (0, 0, 0);
+        for outcome in outcomes {
             match outcome {
-                Ok(reply) if agrees(reply) => agreeing += 1,
-                _ => others += 1,
+                Some(Ok(reply)) if agrees(reply) => agreeing += 1,
+                Some(Ok(Reply::Contended { .. } | Reply::Taken { .. } | Reply::Missing)) => {
+                    refusing += 1;
+                }
+                Some(_) => {}
+                None => missing += 1,
             }
         }
-        agreeing >= self.majority() || others > self.minority()
+        let (majority, votes) = (self.majority(), agreeing + refusing);
+        let may_agree = agreeing + missing >= majority;
+        let may_vote = votes < majority && votes + missing >= majority;
+        agreeing >= majority || !(may_agree || may_vote)
     }
 
     /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
@@ -373,13 +381,23 @@ mod tests {
         let is_decided = |outcomes: &[Option<Outcome>]| {
             three.is_decided(outcomes, |reply| matches!(reply, Reply::Granted { .. }))
         };
-        let none = || failed(ErrorKind::Timeout);
+        let away = || failed(ErrorKind::Timeout);
         let granted = || grants(&[7]).remove(0);
         assert!(!is_decided(&[granted(), None, None]));
         assert!(!is_decided(&[granted(), contended(1), None]));
-        assert!(!is_decided(&[None, none(), None]));
+        assert!(!is_decided(&[None, away(), None]));
         assert!(is_decided(&[granted(), None, granted()]));
-        assert!(is_decided(&[none(), contended(1), None]));
+        assert!(is_decided(&[None, contended(1), contended(1)]));
+        // No majority grants the key, but one may say that the key is taken.
+        for refusal in [contended(1), taken("x"), Some(Ok(Reply::Missing))] {
+            assert!(!is_decided(&[away(), refusal.clone(), None]));
+            assert!(is_decided(&[away(), refusal, away()]));
+        }
+        let late = Some(Ok(Reply::TooLate { micros: 7 }));
+        assert!(
+            is_decided(&[late.clone(), late, None]),
+            "the third vote decides nothing"
+        );
     }
 
     #[test]
