@@ -82,10 +82,20 @@ pub(super) fn proxy(to: u16, on_reply: impl Fn(&[u8]) -> Vec<u8> + Clone + Send 
 /// Makes a socket that listens and accepts nothing. The system accepts the first connections for the socket, and does
 /// not answer later attempts to connect.
 pub(super) fn accepts_nothing() -> (Socket, SocketAddr) {
-    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let (socket, address) = bound();
+    socket.listen(0).unwrap();
+    (socket, address)
+}
+
+/// Makes a socket that does not listen. While it lives, no other socket gets its address, so connections are refused.
+pub(super) fn refuses_connections() -> (Socket, SocketAddr) {
+    bound()
+}
+
+fn bound() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    listener.bind(&any.into()).unwrap();
-    listener.listen(0).unwrap();
-    let address = listener.local_addr().unwrap().as_socket().unwrap();
-    (listener, address)
+    socket.bind(&any.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
 }

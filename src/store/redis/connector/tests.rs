@@ -1,6 +1,5 @@
 //! Tests of the connector: when its pool lives, and which connections are used again.
 
-use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
@@ -10,6 +9,7 @@ use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::ErrorKind;
+use crate::store::redis::fake_server;
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(5);
@@ -17,12 +17,6 @@ const SHORT: Duration = Duration::from_millis(5);
 fn connector_to(url: &str) -> Arc<Connector> {
     let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
     Connector::new(&Arc::new(endpoint), 4)
-}
-
-/// The URL of a port at which nothing listens.
-fn closed_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("redis://{}", listener.local_addr().unwrap())
 }
 
 fn has_pool(connector: &Connector) -> bool {
@@ -168,7 +162,8 @@ fn without_threads_the_caller_connects_itself() {
     let connector = connector_to(&server.url());
     connector.has_no_threads.store(true, Ordering::Relaxed);
     drop(connector.connect(LONG).unwrap());
-    let closed = connector_to(&closed_port());
+    let (_socket, address) = fake_server::refuses_connections();
+    let closed = connector_to(&format!("redis://{address}"));
     closed.has_no_threads.store(true, Ordering::Relaxed);
     assert!(closed.connect(LONG).err().unwrap().is_lasting());
 }

@@ -663,9 +663,8 @@ fn an_answer_older_than_a_message_is_outdated() {
 /// The notification connection keeps the rules of the others: it pauses, and asks another sentinel.
 #[test]
 fn notifications_leave_a_sentinel_with_a_wrong_primary() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let closed_port: u64 = listener.local_addr().unwrap().port().into();
-    drop(listener);
+    let (_socket, address) = fake_server::refuses_connections();
+    let closed_port = u64::from(address.port());
     let wrong = Fake::start(closed_port, 1, vec![]);
     let right = Fake::start(closed_port, 1, vec![]);
     let endpoint = endpoint(&[&wrong, &right], LONG);
