@@ -23,7 +23,7 @@ const LONGEST_TEXT: usize = 300;
 pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
     let kind = classify(&error);
     let message = match kind {
-        ErrorKind::Timeout => timed_out(address),
+        ErrorKind::Timeout => timed_out(address, "`command_timeout`"),
         ErrorKind::Unavailable if error.kind() == redis::ErrorKind::Io => {
             format!("the connection to {address} broke; the client connects again by itself")
         }
@@ -33,10 +33,8 @@ pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
     Error::new(kind, message).with_source(sanitized(error))
 }
 
-fn timed_out(address: &str) -> String {
-    format!(
-        "{address} did not reply within `command_timeout`; check the server's load and the network"
-    )
+fn timed_out(address: &str, limit: &str) -> String {
+    format!("{address} did not reply within {limit}; check the server's load and the network")
 }
 
 /// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`), unless the error
@@ -53,7 +51,8 @@ pub(crate) fn of_reply(address: &str, error: Error) -> Error {
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout if error.message().is_empty() => {
-            Error::new(ErrorKind::Timeout, timed_out(address))
+            let limit = "`command_timeout` or the shorter limit of the call";
+            Error::new(ErrorKind::Timeout, timed_out(address, limit))
         }
         _ => error,
     }
@@ -727,7 +726,7 @@ mod tests {
 
     #[test]
     fn a_timeout_keeps_the_address_it_names() {
-        let late = Error::new(ErrorKind::Timeout, timed_out("old:1"));
+        let late = Error::new(ErrorKind::Timeout, timed_out("old:1", "1 s"));
         assert!(
             at_server("new:1", late)
                 .to_string()
