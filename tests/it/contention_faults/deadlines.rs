@@ -26,15 +26,24 @@ fn wait_shortly(
             let (mutex, witness) = (clients[n % CLIENTS].mutex(KEY), Arc::clone(witness));
             let enough = enough.clone();
             Task::start(move || {
-                let (mut turn, mut entered) = (0, 0);
+                let (mut turn, mut entered, mut unanswered) = (0, 0, 0);
                 while turn < 64 || !enough() {
                     let wait = millis(1 + (turn + n as u64) % 5);
-                    if let Some(guard) = mutex.try_lock_for(wait).unwrap() {
-                        drop(witness.enter(&guard));
-                        entered += 1;
+                    match mutex.try_lock_for(wait) {
+                        Ok(Some(guard)) => {
+                            drop(witness.enter(&guard));
+                            entered += 1;
+                        }
+                        Ok(None) => {}
+                        // On a busy machine, the thread that reads the reply may stand still for too long.
+                        Err(error) => {
+                            assert!(error.is_unavailable(), "{error}");
+                            unanswered += 1;
+                        }
                     }
                     turn += 1;
                 }
+                assert!(unanswered <= turn / 4, "{unanswered} of {turn}");
                 entered
             })
         })

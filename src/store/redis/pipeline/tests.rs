@@ -153,7 +153,9 @@ impl Fixture {
             let leader = scope.spawn(|| self.acquire_within("leader", LONG));
             assert!(eventually(LONG, || self.pipeline.state.lock().is_led));
             let (_, outcome) = self.acquire_within("other", Duration::from_millis(20));
-            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            assert!(error.message().contains("shorter limit"), "{error}");
             self.server.resume();
             leader.join().unwrap().1.unwrap();
         });
