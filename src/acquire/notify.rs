@@ -111,7 +111,7 @@ impl Listener for NotificationHandler {
         // Tracks the keys of all holders, even of those that got their lock a moment ago.
         let mut holders = self.queues.holders();
         holders.retain(|lease| keys(&lease.grant().key));
-        self.watchdog.track_keys(&holders);
+        self.watchdog.track_again(&holders, keys);
     }
 
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
@@ -152,34 +152,74 @@ impl Listener for NotificationHandler {
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use crate::lease::{Grant, Lease};
     use crate::loss::LossReason;
-    use crate::store::{MemoryNode, MemoryServer};
+    use crate::store::Scripted;
     use crate::util::clock::{Clock, MonotonicTime};
     use crate::util::threads::ThreadGroup;
     use crate::watchdog::Scheduler;
 
-    #[test]
-    fn lost_lease_is_not_tracked_any_more() {
+    struct Fixture {
+        store: Arc<Scripted>,
+        watchdog: Arc<Watchdog>,
+        handler: NotificationHandler,
+        /// A lease that is not among the holders.
+        lease: Arc<Lease>,
+    }
+
+    fn fixture() -> Fixture {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let store = Backend::new(Arc::new(MemoryNode::plain(
-            MemoryServer::new(),
-            HolderId::of_this_process(),
-        )));
+        let store = Arc::new(Scripted::default());
+        let backend = Backend::new(Arc::clone(&store));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
         let second = Duration::from_secs(1);
-        let watchdog = Watchdog::new(scheduler, &store, Arc::clone(&callbacks), second);
+        let watchdog = Watchdog::new(scheduler, &backend, Arc::clone(&callbacks), second);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let dog = Arc::clone(&watchdog);
-        let _handler = NotificationHandler::new(store, dog, Arc::clone(&callbacks), queues, second);
+        let handler =
+            NotificationHandler::new(backend, dog, Arc::clone(&callbacks), queues, second);
         let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
-        let grant = Grant::usual(key.clone(), now);
-        let lease = Arc::new(Lease::new(grant, Arc::clone(&callbacks), None));
-        watchdog.track_keys(&[Arc::clone(&lease)]);
-        assert!(watchdog.tracked(&key).is_some());
-        lease.lose(MonotonicTime::now(), LossReason::Deleted);
-        assert!(watchdog.tracked(&key).is_none());
-        callbacks.stop();
+        let lease = Lease::new(Grant::usual(key, now), callbacks, None);
+        Fixture {
+            store,
+            watchdog,
+            handler,
+            lease: Arc::new(lease),
+        }
+    }
+
+    impl Drop for Fixture {
+        fn drop(&mut self) {
+            self.handler.callbacks.stop();
+        }
+    }
+
+    #[test]
+    fn lost_lease_is_not_tracked_any_more() {
+        let f = fixture();
+        let key = &f.lease.grant().key;
+        f.watchdog.track_keys(&[Arc::clone(&f.lease)]);
+        assert!(f.watchdog.tracked(key).is_some());
+        f.lease.lose(MonotonicTime::now(), LossReason::Deleted);
+        assert!(f.watchdog.tracked(key).is_none());
+    }
+
+    /// The timer of a lease may fire before its caller, which was granted the lock, is among the holders. If there is
+    /// no notification connection then, the next one tracks the key.
+    #[test]
+    fn a_new_connection_tracks_leases_whose_timer_has_fired() {
+        let f = fixture();
+        let asked = || f.store.tracked.load(Ordering::SeqCst);
+        f.handler.all_changed(ServerId::ONLY, &|_| true);
+        assert_eq!(asked(), 0, "nothing is held");
+        f.watchdog.track_keys(&[Arc::clone(&f.lease)]);
+        assert_eq!(asked(), 1);
+        f.handler.all_changed(ServerId::ONLY, &|_| false);
+        assert_eq!(asked(), 1, "the key is on another server");
+        f.handler.all_changed(ServerId::ONLY, &|_| true);
+        assert_eq!(asked(), 2);
     }
 }

@@ -105,16 +105,19 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// If the lease is held, calls `has_room`. If that returns true, the key counts as tracked.
-    pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) {
+    /// If the lease is held, calls `has_room`. If that returns true, the key counts as tracked, and this call returns
+    /// true.
+    pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
-        if state.phase == Phase::Held {
-            state.tracked = has_room();
-            // A new notification connection may already have tracked this key, before the timer of the lease fired.
-            if state.tracked {
-                state.track_at = None;
-            }
+        if state.phase != Phase::Held {
+            return false;
         }
+        state.tracked = has_room();
+        // A new notification connection may already have tracked this key, before the timer of the lease fired.
+        if state.tracked {
+            state.track_at = None;
+        }
+        state.tracked
     }
 
     /// Makes tracking of the key due again at `at`. (Tracking also reads the key.) Sets no timer.

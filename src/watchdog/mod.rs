@@ -387,19 +387,28 @@ impl Watchdog {
     /// Tells the store to read the keys and to track their changes, as long as there is room among the tracked leases.
     /// If there is no notification connection, the keys are tracked once there is such a connection.
     pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
-        let mut keys = Vec::new();
-        for lease in leases {
-            lease.track_if(|| {
-                let has_room = self.tracked.insert(lease);
-                if has_room {
-                    keys.push(tracked_key(lease));
-                }
-                has_room
-            });
-        }
+        let tracked = leases.iter().filter(|lease| self.note_tracked(lease));
+        let keys: Vec<_> = tracked.map(|lease| tracked_key(lease)).collect();
         if !keys.is_empty() {
             self.notifications.track(keys);
         }
+    }
+
+    /// As [`track_keys`](Self::track_keys), for `holders` and for all leases that were to be tracked before, of the keys
+    /// for which `is_wanted` returns true. A lease may be due to be tracked before its caller is among the holders.
+    pub(crate) fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
+        for lease in holders {
+            self.note_tracked(lease);
+        }
+        let keys = self.tracked.keys(is_wanted);
+        if !keys.is_empty() {
+            self.notifications.track(keys);
+        }
+    }
+
+    /// Adds the lease to the tracked leases, if it is held and there is room. Returns true if it is among them then.
+    fn note_tracked(&self, lease: &Arc<Lease>) -> bool {
+        lease.track_if(|| self.tracked.insert(lease))
     }
 
     /// Runs the checks of `leases`, and queues each renewal at once, since the next check may be slow.

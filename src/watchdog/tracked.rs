@@ -42,6 +42,18 @@ impl TrackedLeases {
         self.0.lock().get(key).cloned()
     }
 
+    /// The tracked keys for which `is_wanted` returns true.
+    pub(crate) fn keys(&self, is_wanted: &dyn Fn(&Key) -> bool) -> Vec<TrackedKey> {
+        let mut keys: Vec<_> = self
+            .0
+            .lock()
+            .iter()
+            .map(|lease| tracked_key(lease))
+            .collect();
+        keys.retain(|tracked| is_wanted(&tracked.key));
+        keys
+    }
+
     /// How many more leases can be tracked.
     pub(crate) fn room(&self) -> usize {
         MAX_TRACKED.saturating_sub(self.0.lock().len())
