@@ -376,6 +376,9 @@ impl Store for Node {
     }
 
     fn run_maintenance(&self) -> bool {
+        // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
+        // delay requests of the others by about one round trip.
+        self.pipelines.iter().for_each(Pipeline::write_due);
         let mut left = false;
         for pipeline in &self.pipelines {
             left |= pipeline.run_maintenance();

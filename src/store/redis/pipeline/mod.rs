@@ -275,6 +275,7 @@ impl Pipeline {
     pub(crate) fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
         let mut leadership = self.queue_submitted(vec![(command, completion)], true)?;
         let socket = leadership.write_without_reading()?;
+        leadership.sender_reads_on = true;
         Some(SentRequest {
             pipeline: self,
             socket,
@@ -320,11 +321,9 @@ impl Pipeline {
 
     /// Whether a caller can write a request now, and then read the reply itself.
     fn can_send(&self, state: &PipelineState) -> bool {
-        let connection = state.connection.as_ref();
         cfg!(unix)
             && self.shared.command_timeout >= SHORTEST_TIMEOUT_OF_SENDERS
-            && connection.is_some_and(|it| !it.is_stale() && !it.is_half_read())
-            && room_of(connection) > 0
+            && is_free(state.connection.as_ref())
     }
 
     /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing, and
@@ -434,8 +433,26 @@ impl Pipeline {
         })
     }
 
-    /// Reads missing replies, and writes the releases that are due. Does nothing while another thread leads or a sender
-    /// reads. Returns true if work is left.
+    /// Writes what is due to the socket, and leaves the replies to [`run_maintenance`](Self::run_maintenance). Does
+    /// nothing without a free connection, or while another thread leads.
+    pub(crate) fn write_due(&self) {
+        let leadership = {
+            let mut state = self.state.lock();
+            let is_due = state.is_due(MonotonicTime::now());
+            // `run_maintenance` carries out flushes: they read all replies.
+            let has_flushes_only = state.awaited.has_flushes_only() && !state.has_unawaited();
+            if !is_due || has_flushes_only || !is_free(state.connection.as_ref()) {
+                return;
+            }
+            self.try_lead(&mut state)
+        };
+        if let Some(mut leadership) = leadership {
+            leadership.write_without_reading();
+        }
+    }
+
+    /// Reads missing replies, and writes what is due. Does nothing while another thread leads or a sender reads. Returns
+    /// true if work is left.
     pub(crate) fn run_maintenance(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
@@ -610,8 +627,9 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or a caller
-    /// waits that can lead instead.
+    /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or callers
+    /// wait for queued requests. Then a caller can lead instead, or [`Pipeline::write_due`] writes them next: a reply
+    /// may take long, and the other pipelines of the node wait meanwhile.
     fn run_maintenance(&mut self) {
         loop {
             if self.read_before_write(None) && self.is_awaited() {
@@ -632,8 +650,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes one batch for a sender, and returns the socket. Returns `None` if nothing could be written, after an
-    /// error (the requests get it), or if the socket is full (the background writes the rest).
+    /// Writes one batch, and returns the socket. Returns `None` if nothing could be written, after an error (the
+    /// requests get it), or if the socket is full (the background writes the rest).
     fn write_without_reading(&mut self) -> Option<SharedSocket> {
         let mut batch = self.next_batch();
         // A flush ends only after all replies, so it stays queued for the background.
@@ -652,8 +670,7 @@ impl<'a> Leadership<'a> {
         }
         let connection = self.connection.as_mut()?;
         connection.leave_unread(due);
-        self.sender_reads_on = !connection.is_half_written();
-        self.sender_reads_on.then(|| connection.socket())
+        (!connection.is_half_written()).then(|| connection.socket())
     }
 
     fn is_half_read(&self) -> bool {
@@ -661,9 +678,9 @@ impl<'a> Leadership<'a> {
         connection.is_some_and(PipelinedConnection::is_half_read)
     }
 
-    /// Whether a caller that can lead waits for a request that is not written.
+    /// Whether a caller waits for a request that is not written.
     fn is_awaited(&self) -> bool {
-        self.pipeline.state.lock().awaited.next_leader().is_some()
+        !self.pipeline.state.lock().awaited.is_empty()
     }
 
     /// Reads the missing replies of a leader that has left, until `until` at most. Then drops the connection if it is
@@ -933,6 +950,11 @@ impl Drop for LeaveOnDrop<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
+}
+
+/// Whether requests can be written now, and their replies be read later.
+fn is_free(connection: Option<&PipelinedConnection>) -> bool {
+    connection.is_some_and(|it| !it.is_stale() && !it.is_half_read()) && room_of(connection) > 0
 }
 
 /// How many bytes of releases a thread may write without waiting for the replies.

@@ -93,7 +93,13 @@ fn the_background_reads_late_replies() {
     assert_eq!(f.take_urgent_requests(), 1);
     f.server.resume();
     f.pipeline.run_maintenance();
-    assert!(is_granted(&submitted) && is_granted(&behind));
+    assert!(is_granted(&submitted));
+    assert!(behind.outcomes()[0].is_none(), "other pipelines come first");
+    assert_eq!(f.take_urgent_requests(), 1);
+    f.pipeline.write_due();
+    assert!(f.unanswered() == 1 && behind.outcomes()[0].is_none());
+    f.pipeline.run_maintenance();
+    assert!(is_granted(&behind));
     assert!(f.is_idle());
 }
 
@@ -214,6 +220,9 @@ fn a_sender_needs_a_fresh_connection() {
     f.pipeline.shared.endpoint.epoch().note_break();
     let (sent, second) = f.send("b");
     assert!(sent.is_none(), "the connection is stale");
+    f.pipeline.write_due();
+    assert_eq!(f.unanswered(), 0, "nothing is written there");
+    f.pipeline.run_maintenance();
     f.pipeline.run_maintenance();
     assert!(is_granted(&second));
 }
