@@ -59,6 +59,7 @@ use crate::store::{
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{self, Key};
+use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
@@ -66,6 +67,12 @@ const MAX_NODES: usize = 9;
 /// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a
 /// grant needs fewer write-backs, and the lock has its key on all nodes.
 const GRACE: Duration = Duration::from_millis(5);
+/// After a majority has replied, the watchdog's renewals wait this part of their shortest ttl for slow nodes, and
+/// [`PROBE_LIMIT`] at most. If they did not wait, a node that is farther away than the others would never get the keys
+/// that it lacks, and its keys would expire.
+const RENEWAL_GRACE_PART: u32 = 8;
+/// How long an extension waits for nodes that have just said that the key is missing, and now set it.
+const SETS_WITHIN: Duration = Duration::from_millis(100);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
@@ -76,8 +83,9 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
-/// How long a renewal waits for nodes that have just said that the key is missing, and now set it.
-const SETS_WITHIN: Duration = Duration::from_millis(100);
+/// The pause before an inspection asks again, since the nodes have disagreed. It doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -254,6 +262,39 @@ impl RunningPing {
 impl Drop for RunningPing {
     fn drop(&mut self) {
         drop(self.end());
+    }
+}
+
+/// Whether a request waits for nodes that are slower than the majority.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SlowNodes {
+    /// It waits for [`GRACE`], and not for silent nodes.
+    Leave,
+    /// It waits for this time, and not for failing nodes.
+    Await(Duration),
+}
+
+impl SlowNodes {
+    fn awaits(self, member: &Member) -> bool {
+        match self {
+            Self::Leave => !member.is_silent(),
+            Self::Await(_) => !member.health.is_failing(),
+        }
+    }
+
+    fn grace(self) -> Duration {
+        match self {
+            Self::Leave => GRACE,
+            Self::Await(grace) => grace,
+        }
+    }
+
+    /// How long nodes get that set a missing key.
+    fn sets_within(self) -> Duration {
+        match self {
+            Self::Leave => SETS_WITHIN,
+            Self::Await(grace) => grace,
+        }
     }
 }
 
@@ -440,16 +481,18 @@ impl QuorumStore {
         deadline: MonotonicTime,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
-        self.ask_voters(batches, deadline, is_decided, |_| false)
+        self.ask_voters(batches, deadline, SlowNodes::Leave, is_decided, |_| false)
     }
 
     /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` still returns
-    /// false, the missing votes may decide, but most callers do not wait for silent nodes. Notes the clock of each node
-    /// that has got a request too late.
+    /// false, the missing votes may decide. Then the wait for slow nodes ends as if it were decided; but with
+    /// [`SlowNodes::Leave`], a few callers wait for silent nodes. Notes the clock of each node that has got a request
+    /// too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
         deadline: MonotonicTime,
+        slow_nodes: SlowNodes,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
         is_split: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
@@ -461,12 +504,12 @@ impl QuorumStore {
         let length = batches.first().map_or(1, |(_, batch)| batch.len());
         let (submitted, completions) = Submitted::new(nodes.len() * length);
         let mut completions = completions.into_iter();
-        let not_silent: Vec<bool> = nodes
+        let awaited: Vec<bool> = nodes
             .iter()
-            .map(|node| !self.members[*node].is_silent())
+            .map(|node| slow_nodes.awaits(&self.members[*node]))
             .collect();
         let mut sent_requests = Vec::new();
-        for ((node, batch), is_awaited) in batches.into_iter().zip(&not_silent) {
+        for ((node, batch), is_awaited) in batches.into_iter().zip(&awaited) {
             let node = &self.members[node].node;
             let may_send =
                 *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
@@ -494,7 +537,8 @@ impl QuorumStore {
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
             };
             // `now` has passed, so this only checks.
-            if !submitted.wait(now, &is_decided)
+            if slow_nodes == SlowNodes::Leave
+                && !submitted.wait(now, &is_decided)
                 && let Some(not_failing) = self.count_split_vote(&nodes)
             {
                 let until = voted_at.after(PROBE_LIMIT).min(deadline);
@@ -502,8 +546,8 @@ impl QuorumStore {
                     is_decided(outcomes) || have_replied(outcomes, &not_failing)
                 });
             }
-            let soon = voted_at.after(GRACE).min(deadline);
-            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &not_silent));
+            let soon = voted_at.after(slow_nodes.grace()).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
         }
         // The nodes drop the requests that are not written yet.
         let mut outcomes = submitted.leave();
@@ -650,6 +694,7 @@ impl QuorumStore {
         let mut outcomes = self.ask_voters(
             batches.collect(),
             deadline,
+            SlowNodes::Leave,
             |outcomes| self.count.is_decided(outcomes, is_granted),
             |outcomes| self.count.contention(outcomes).is_some(),
         );
@@ -810,7 +855,7 @@ impl QuorumStore {
     /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost.
     /// (A node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so
     /// many nodes lack its key that the lease is lost.)
-    fn renew(&self, renewals: &mut [&mut Request]) {
+    fn renew(&self, renewals: &mut [&mut Request], slow_nodes: SlowNodes) {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;
         };
@@ -836,12 +881,22 @@ impl QuorumStore {
             let of_nodes = outcomes.chunks(holds.len());
             of_nodes.map(|of_node| of_node[lease].clone()).collect()
         };
-        let outcomes = self.ask(&nodes, &holds, deadline, |outcomes| {
-            (0..holds.len()).all(|lease| {
-                let outcomes = of_lease(outcomes, lease);
-                self.count.is_decided(&outcomes, is_granted)
-            })
-        });
+        let of_all = |outcomes: &[Option<Outcome>],
+                      is_true: &dyn Fn(&[Option<Outcome>]) -> bool| {
+            (0..holds.len()).all(|lease| is_true(&of_lease(outcomes, lease)))
+        };
+        let is_decided = |outcomes: &[Option<Outcome>]| self.count.is_decided(outcomes, is_granted);
+        // One lease whose votes are split does not delay the others for the whole time: its next renewal asks again.
+        let have_voted =
+            |outcomes: &[Option<Outcome>]| is_decided(outcomes) || self.count.has_voted(outcomes);
+        let batches = nodes.iter().map(|node| (*node, holds.clone()));
+        let outcomes = self.ask_voters(
+            batches.collect(),
+            deadline,
+            slow_nodes,
+            |outcomes| of_all(outcomes, &is_decided),
+            |outcomes| of_all(outcomes, &have_voted),
+        );
         let mut by_lease: Vec<Vec<Option<Outcome>>> = (0..holds.len())
             .map(|lease| of_lease(&outcomes, lease))
             .collect();
@@ -856,19 +911,22 @@ impl QuorumStore {
                 to_set.extend(lacking.map(|node| (node, lease, hold(request, Some(node)))));
             }
         }
-        self.set_missing(to_set, &mut by_lease, deadline);
+        let left = deadline.since(self.clock.now());
+        let sets_within = slow_nodes.sets_within().min(left);
+        self.set_missing(to_set, &mut by_lease, sets_within);
         for (request, outcomes) in renewals.iter_mut().zip(by_lease) {
             let reply = self.count.renewed(&outcomes);
             request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
         }
     }
 
-    /// Sends holds, each with its node and the index of its lease, and replaces the outcomes of these nodes.
+    /// Sends holds, each with its node and the index of its lease, and replaces the outcomes of the nodes that reply
+    /// `within` this time.
     fn set_missing(
         &self,
         mut holds: Vec<(usize, usize, Command)>,
         by_lease: &mut [Vec<Option<Outcome>>],
-        deadline: MonotonicTime,
+        within: Duration,
     ) {
         if holds.is_empty() {
             return;
@@ -882,8 +940,7 @@ impl QuorumStore {
             let batch = commands.zip(completions.by_ref()).collect();
             self.members[of_node[0].0].node.submit(batch);
         }
-        let left = deadline.since(self.clock.now());
-        let soon = MonotonicTime::now().after(SETS_WITHIN.min(left));
+        let soon = MonotonicTime::now().after(within);
         let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
         let seen = self.clock.now();
         for ((node, lease, _), outcome) in holds.into_iter().zip(submitted.leave()) {
@@ -897,16 +954,34 @@ impl QuorumStore {
     }
 
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
+        let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         // A majority may agree on one lease, or on none, so each reply may decide.
-        let commands = std::slice::from_ref(command);
         let is_decided = |outcomes: &[Option<Outcome>]| {
-            let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
-            outcomes.iter().filter(|one| is_known(one)).count() >= self.count.majority()
-                && self.count.found(outcomes).is_some()
+            have_voted(outcomes) && self.count.found(outcomes).is_some()
         };
-        let outcomes = self.ask(&self.all(), commands, deadline, is_decided);
-        let found = self.count.found(&outcomes);
-        found.ok_or_else(|| self.no_majority(&outcomes))
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let batches = self
+                .all()
+                .into_iter()
+                .map(|node| (node, vec![command.clone()]));
+            let outcomes = self.ask_voters(
+                batches.collect(),
+                deadline,
+                SlowNodes::Leave,
+                is_decided,
+                have_voted,
+            );
+            if let Some(found) = self.count.found(&outcomes) {
+                return Ok(found);
+            }
+            // The nodes disagree while the lock changes hands.
+            if !have_voted(&outcomes) || deadline.since(self.clock.now()) <= pause {
+                return Err(self.no_majority(&outcomes));
+            }
+            park_timeout(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     /// The error for something that a single server has.
@@ -921,7 +996,14 @@ impl Store for QuorumStore {
         let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew { .. });
         let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
             requests.iter_mut().partition(is_renewal);
-        self.renew(&mut renewals);
+        // Only the watchdog sends batches, and no caller waits for it.
+        let ttls = renewals.iter().map(|request| match request.command {
+            Command::Renew { ttl, .. } => ttl,
+            _ => Duration::MAX,
+        });
+        let grace = ttls.min().unwrap_or_default() / RENEWAL_GRACE_PART;
+        let grace = grace.clamp(GRACE, PROBE_LIMIT);
+        self.renew(&mut renewals, SlowNodes::Await(grace));
         for request in others {
             let outcome = self.execute_one(request.command.clone(), request.deadline);
             request.outcome = Some(outcome);
@@ -945,7 +1027,7 @@ impl Store for QuorumStore {
             }
             Command::Renew { .. } => {
                 let mut request = Request::new(command, deadline);
-                self.renew(&mut [&mut request]);
+                self.renew(&mut [&mut request], SlowNodes::Leave);
                 request.into_outcome()
             }
             Command::Release { .. } => self.release(&command, deadline),

@@ -1,6 +1,6 @@
 //! Tests of the pipelines for callers and for renewals, on a real Redis.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{OnceLock, mpsc};
 use std::thread;
@@ -381,6 +381,51 @@ fn grants(outcomes: &[Option<Outcome>]) -> usize {
 fn exists(server: &Server, key: &Key) -> bool {
     let reply = server.command(&["EXISTS", key.in_redis()]).unwrap();
     reply.as_int() == Some(1)
+}
+
+/// One pipeline always has a request in flight and another one in its queue. Each takes longer than callers read
+/// replies themselves.
+#[test]
+fn a_busy_pipeline_delays_no_other_pipeline() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let node = maintained_node(&proxy.url());
+    let submit = |command: Command| {
+        let (submitted, mut completions) = Submitted::new(1);
+        node.submit(vec![(command, completions.remove(0))]);
+        submitted
+    };
+    let inspect = |name: &str| Command::Inspect {
+        key: Key::new("p:", name, 100).unwrap(),
+    };
+    let soon = || MonotonicTime::now().after(LONG);
+    let has_reply = |outcomes: &[Option<Outcome>]| outcomes[0].is_some();
+    let [busy, other] = [0, 1].map(|pipeline| {
+        let mut commands = (0..).map(|n| inspect(&n.to_string()));
+        let is_own = |command: &Command| node.pipeline_of(command) == Some(pipeline);
+        commands.find(is_own).unwrap()
+    });
+    for command in [&busy, &other] {
+        assert!(
+            submit(command.clone()).wait(soon(), has_reply),
+            "it connects"
+        );
+    }
+    proxy.delay(Duration::from_millis(20));
+    let mut queue = VecDeque::from([submit(busy.clone())]);
+    assert!(
+        eventually(LONG, || proxy.held_bytes() > 0),
+        "it is in flight"
+    );
+    queue.push_back(submit(busy.clone()));
+    let awaited = submit(other);
+    let mut replies = 0;
+    while !awaited.wait(MonotonicTime::now(), has_reply) {
+        assert!(replies < 20, "the other pipeline waits");
+        queue.push_back(submit(busy.clone()));
+        assert!(queue.pop_front().unwrap().wait(soon(), has_reply));
+        replies += 1;
+    }
 }
 
 /// The third server does not read, and the caller continues with the grants of the other two. The grant of the third

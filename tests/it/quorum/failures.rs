@@ -54,6 +54,31 @@ fn stopped_nodes_delay_no_contending_clients() {
     nodes.assert_all_become_free();
 }
 
+/// Calls go on without a node that is farther away than the others. Renewals bring it the keys, so the locks outlive the
+/// death of one of the others.
+#[test]
+fn a_distant_node_gets_its_keys_by_renewals() {
+    const LOCKS: usize = 20;
+    let mut nodes = Nodes::start(3);
+    let proxy = Proxy::start(nodes.0[2].port()).unwrap();
+    let mut urls = nodes.urls();
+    urls[2] = proxy.url();
+    let client = builder(urls).ttl(secs(6)).build().unwrap();
+    lock(&client, "first").unlock().unwrap();
+    proxy.delay(millis(20));
+    let guards: Vec<_> = (0..LOCKS)
+        .map(|n| lock(&client, &format!("k{n}")))
+        .collect();
+    let held = || held_keys(&nodes.0[2]).len();
+    assert!(eventually(SOON, || held() == LOCKS), "{} keys", held());
+    nodes.0[0].kill();
+    std::thread::sleep(secs(7));
+    for guard in guards {
+        assert!(!guard.is_lost(), "{}", guard.key());
+        guard.unlock().unwrap();
+    }
+}
+
 #[test]
 fn three_stopped_nodes_of_five_are_no_quorum() {
     let nodes = Nodes::start(5);
