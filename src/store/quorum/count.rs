@@ -61,12 +61,6 @@ impl Count {
         agreeing >= majority || !(may_agree || may_vote)
     }
 
-    /// Whether a majority of the nodes has replied without an error.
-    pub(super) fn has_voted(self, outcomes: &[Option<Outcome>]) -> bool {
-        let is_vote = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(_)));
-        outcomes.iter().filter(is_vote).count() >= self.majority()
-    }
-
     /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
     /// needs the fewest write-backs.
     pub(super) fn grant(self, outcomes: &[Option<Outcome>]) -> Grant {

@@ -59,7 +59,6 @@ use crate::store::{
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{self, Key};
-use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
@@ -71,7 +70,7 @@ const GRACE: Duration = Duration::from_millis(5);
 /// [`PROBE_LIMIT`] at most. If they did not wait, a node that is farther away than the others would never get the keys
 /// that it lacks, and its keys would expire.
 const RENEWAL_GRACE_PART: u32 = 8;
-/// How long an extension waits for nodes that have just said that the key is missing, and now set it.
+/// How long a renewal waits at least for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
@@ -83,9 +82,6 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
-/// The pause before an inspection asks again, since the nodes have disagreed. It doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -266,7 +262,7 @@ impl Drop for RunningPing {
 }
 
 /// Whether a request waits for nodes that are slower than the majority.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum SlowNodes {
     /// It waits for [`GRACE`], and not for silent nodes.
     Leave,
@@ -293,7 +289,7 @@ impl SlowNodes {
     fn sets_within(self) -> Duration {
         match self {
             Self::Leave => SETS_WITHIN,
-            Self::Await(grace) => grace,
+            Self::Await(grace) => grace.max(SETS_WITHIN),
         }
     }
 }
@@ -485,9 +481,8 @@ impl QuorumStore {
     }
 
     /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` still returns
-    /// false, the missing votes may decide. Then the wait for slow nodes ends as if it were decided; but with
-    /// [`SlowNodes::Leave`], a few callers wait for silent nodes. Notes the clock of each node that has got a request
-    /// too late.
+    /// false, the missing votes may decide, but most callers do not wait for silent nodes. Notes the clock of each node
+    /// that has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -537,8 +532,7 @@ impl QuorumStore {
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
             };
             // `now` has passed, so this only checks.
-            if slow_nodes == SlowNodes::Leave
-                && !submitted.wait(now, &is_decided)
+            if !submitted.wait(now, &is_decided)
                 && let Some(not_failing) = self.count_split_vote(&nodes)
             {
                 let until = voted_at.after(PROBE_LIMIT).min(deadline);
@@ -881,22 +875,16 @@ impl QuorumStore {
             let of_nodes = outcomes.chunks(holds.len());
             of_nodes.map(|of_node| of_node[lease].clone()).collect()
         };
-        let of_all = |outcomes: &[Option<Outcome>],
-                      is_true: &dyn Fn(&[Option<Outcome>]) -> bool| {
-            (0..holds.len()).all(|lease| is_true(&of_lease(outcomes, lease)))
+        let is_decided = |outcomes: &[Option<Outcome>]| {
+            (0..holds.len()).all(|lease| {
+                let outcomes = of_lease(outcomes, lease);
+                self.count.is_decided(&outcomes, is_granted)
+            })
         };
-        let is_decided = |outcomes: &[Option<Outcome>]| self.count.is_decided(outcomes, is_granted);
-        // One lease whose votes are split does not delay the others for the whole time: its next renewal asks again.
-        let have_voted =
-            |outcomes: &[Option<Outcome>]| is_decided(outcomes) || self.count.has_voted(outcomes);
         let batches = nodes.iter().map(|node| (*node, holds.clone()));
-        let outcomes = self.ask_voters(
-            batches.collect(),
-            deadline,
-            slow_nodes,
-            |outcomes| of_all(outcomes, &is_decided),
-            |outcomes| of_all(outcomes, &have_voted),
-        );
+        let outcomes = self.ask_voters(batches.collect(), deadline, slow_nodes, is_decided, |_| {
+            false
+        });
         let mut by_lease: Vec<Vec<Option<Outcome>>> = (0..holds.len())
             .map(|lease| of_lease(&outcomes, lease))
             .collect();
@@ -954,34 +942,16 @@ impl QuorumStore {
     }
 
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
-        let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         // A majority may agree on one lease, or on none, so each reply may decide.
+        let commands = std::slice::from_ref(command);
         let is_decided = |outcomes: &[Option<Outcome>]| {
-            have_voted(outcomes) && self.count.found(outcomes).is_some()
+            let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
+            outcomes.iter().filter(|one| is_known(one)).count() >= self.count.majority()
+                && self.count.found(outcomes).is_some()
         };
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let batches = self
-                .all()
-                .into_iter()
-                .map(|node| (node, vec![command.clone()]));
-            let outcomes = self.ask_voters(
-                batches.collect(),
-                deadline,
-                SlowNodes::Leave,
-                is_decided,
-                have_voted,
-            );
-            if let Some(found) = self.count.found(&outcomes) {
-                return Ok(found);
-            }
-            // The nodes disagree while the lock changes hands.
-            if !have_voted(&outcomes) || deadline.since(self.clock.now()) <= pause {
-                return Err(self.no_majority(&outcomes));
-            }
-            park_timeout(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
+        let outcomes = self.ask(&self.all(), commands, deadline, is_decided);
+        let found = self.count.found(&outcomes);
+        found.ok_or_else(|| self.no_majority(&outcomes))
     }
 
     /// The error for something that a single server has.

@@ -529,53 +529,6 @@ fn a_slow_node_votes_for_the_holder_of_a_key() {
     }
 }
 
-/// The third node is stopped, and the others disagree until the lock has changed hands.
-#[test]
-fn an_inspection_asks_again_while_nodes_disagree() {
-    let servers = servers::<3>();
-    let client = patient(&servers);
-    let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
-    servers[2].stop();
-    ask(&servers[0], &["DEL", key.in_redis()]);
-    let asked = || servers[0].calls("evalsha").unwrap();
-    let before = asked();
-    std::thread::scope(|scope| {
-        let found = scope.spawn(|| client.ask(Command::Inspect { key: key.clone() }));
-        assert!(eventually(LONG, || asked() >= before + 2), "it asks again");
-        ask(&servers[1], &["DEL", key.in_redis()]);
-        assert_eq!(found.join().unwrap().unwrap(), Reply::Missing);
-    });
-    servers[2].resume();
-}
-
-/// The third node is stopped, and one lease has its key on the first node only. Its vote is split for good, and the
-/// renewals that were sent with it do not wait for the stopped node.
-#[test]
-fn a_split_vote_for_one_lease_delays_no_other_renewal() {
-    let servers = servers::<3>();
-    let client = patient(&servers);
-    let keys = ["a", "b"].map(key);
-    let leases = keys.each_ref().map(|key| {
-        let (lease, token) = client.lock(key);
-        client.hold_on_all(&servers, key, lease, token);
-        (lease, token)
-    });
-    ask(&servers[1], &["DEL", keys[0].in_redis()]);
-    servers[2].stop();
-    let request = |key: &Key, (lease, token)| Request::new(renewal(key, lease, token), soon());
-    let mut requests = [0, 1].map(|n| request(&keys[n], leases[n]));
-    let started = Instant::now();
-    client.store.execute(&mut requests);
-    // One wait for the stopped server would take the whole time-out.
-    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
-    let [split, held] = requests.map(Request::into_outcome);
-    assert_no_quorum(split, "not held");
-    assert_eq!(held.unwrap(), Reply::Done);
-    servers[2].resume();
-}
-
 #[test]
 fn a_stopped_majority_leaves_no_key_behind() {
     let servers = servers::<3>();
