@@ -29,7 +29,9 @@ use crate::event::{EventHandler, EventLock};
 use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Backend, Command, Notifications, Reply, Request, ServerId, Store, Urgency};
+use crate::store::{
+    Backend, Command, Notifications, Reply, Request, ServerId, Store, TrackedKey, Urgency,
+};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
@@ -388,19 +390,19 @@ impl Watchdog {
     /// If there is no notification connection, the keys are tracked once there is such a connection.
     pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
         let tracked = leases.iter().filter(|lease| self.note_tracked(lease));
-        let keys: Vec<_> = tracked.map(|lease| tracked_key(lease)).collect();
-        if !keys.is_empty() {
-            self.notifications.track(keys);
-        }
+        self.ask_to_track(tracked.map(|lease| tracked_key(lease)).collect());
     }
 
-    /// As [`track_keys`](Self::track_keys), for `holders` and for all leases that were to be tracked before, of the keys
-    /// for which `is_wanted` returns true. A lease may be due to be tracked before its caller is among the holders.
+    /// Tracks the leases of `holders`, and all leases that were tracked before, if `is_wanted` returns true for the key.
+    /// The timer of a lease may have fired, so that it counts as tracked, before its caller is among the holders.
     pub(crate) fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
         for lease in holders {
             self.note_tracked(lease);
         }
-        let keys = self.tracked.keys(is_wanted);
+        self.ask_to_track(self.tracked.keys(is_wanted));
+    }
+
+    fn ask_to_track(&self, keys: Vec<TrackedKey>) {
         if !keys.is_empty() {
             self.notifications.track(keys);
         }

@@ -96,6 +96,15 @@ fn patient(servers: &[Server]) -> Fixture {
     client(&urls(servers), &config, config.max_ttl)
 }
 
+/// As [`patient`]. The client reaches one of the servers through the proxy.
+fn patient_behind_proxy(servers: &[Server], proxied: usize) -> (Fixture, Proxy) {
+    let proxy = Proxy::start(servers[proxied].port()).unwrap();
+    let mut urls = urls(servers);
+    urls[proxied] = proxy.url();
+    let config = config(LONG);
+    (client(&urls, &config, config.max_ttl), proxy)
+}
+
 fn urls(servers: &[Server]) -> Vec<String> {
     servers.iter().map(Server::url).collect()
 }
@@ -371,11 +380,7 @@ fn fenced_values_are_left_to_the_nodes_threads() {
 #[test]
 fn a_slightly_slower_node_becomes_silent() {
     let servers = servers::<3>();
-    let proxy = Proxy::start(servers[2].port()).unwrap();
-    let mut urls = urls(&servers);
-    urls[2] = proxy.url();
-    let config = config(LONG);
-    let client = client(&urls, &config, config.max_ttl);
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
     let key = key("k");
     let (lease, token) = client.lock(&key);
     client.hold_on_all(&servers, &key, lease, token);
@@ -494,11 +499,7 @@ fn one_split_vote_in_sixteen_waits() {
 fn a_slow_node_decides_split_votes_sometimes() {
     let key = key("k");
     let servers = servers_with_a_taken_key(&key);
-    let proxy = Proxy::start(servers[0].port()).unwrap();
-    let mut urls = urls(&servers);
-    urls[0] = proxy.url();
-    let config = config(LONG);
-    let client = client(&urls, &config, config.max_ttl);
+    let (client, proxy) = patient_behind_proxy(&servers, 0);
     client.lock(&self::key("other"));
     proxy.delay(2 * GRACE);
     // On a busy machine, the vote may come too late for a caller that waits.
@@ -515,11 +516,7 @@ fn a_slow_node_votes_for_the_holder_of_a_key() {
     let key = key("k");
     let (lease, token) = holder.lock(&key);
     holder.hold_on_all(&servers, &key, lease, token);
-    let proxy = Proxy::start(servers[2].port()).unwrap();
-    let mut urls = urls(&servers);
-    urls[2] = proxy.url();
-    let config = config(LONG);
-    let client = client(&urls, &config, config.max_ttl);
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
     client.lock(&self::key("other"));
     servers[0].kill();
     proxy.delay(4 * GRACE);

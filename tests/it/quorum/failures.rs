@@ -72,6 +72,7 @@ fn a_distant_node_gets_its_keys_by_renewals() {
     let held = || held_keys(&nodes.0[2]).len();
     assert!(eventually(SOON, || held() == LOCKS), "{} keys", held());
     nodes.0[0].kill();
+    // Longer than the ttl: only locks that a majority has renewed are left.
     std::thread::sleep(secs(7));
     for guard in guards {
         assert!(!guard.is_lost(), "{}", guard.key());
