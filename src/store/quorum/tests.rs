@@ -159,6 +159,12 @@ impl Fixture {
         self.store.prober.stop();
     }
 
+    /// Stops the threads of the nodes, and waits until they have ended, so that none of them serves a later request.
+    fn stop_threads(&self) {
+        self.store.stop_threads();
+        assert!(self.threads.wait_until_ended(soon()));
+    }
+
     fn ask(&self, command: Command) -> Outcome {
         self.store.execute_one(command, soon())
     }
@@ -320,7 +326,7 @@ fn lock_without_threads(
     let (lease, token) = client.lock(&key);
     client.hold_on_all(servers, &key, lease, token);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
-    client.store.stop_threads();
+    client.stop_threads();
     prepare(&client.store);
     let in_a_second = || MonotonicTime::now().after(LONG / 20);
     let (lease, outcome) = client.acquire_by(&key, in_a_second());
@@ -367,7 +373,7 @@ fn fenced_values_are_left_to_the_nodes_threads() {
     let read = || Command::Read { key: key("v") };
     assert_eq!(client.ask(read()).unwrap(), Reply::Missing);
     client.end_probes(servers.len());
-    client.store.stop_threads();
+    client.stop_threads();
     let calls = || servers.each_ref().map(|it| it.calls("evalsha").unwrap());
     let before = calls();
     let deadline = MonotonicTime::now().after(LONG / 100);
