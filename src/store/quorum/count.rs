@@ -44,21 +44,24 @@ impl Count {
         outcomes: &[Option<Outcome>],
         agrees: impl Fn(&Reply) -> bool,
     ) -> bool {
-        let (mut agreeing, mut refusing, mut missing) = (0, 0, 0);
+        let (mut agreeing, mut votes, mut missing) = (0, 0, 0);
         for outcome in outcomes {
             match outcome {
-                Some(Ok(reply)) if agrees(reply) => agreeing += 1,
-                Some(Ok(Reply::Contended { .. } | Reply::Taken { .. } | Reply::Missing)) => {
-                    refusing += 1;
-                }
+                Some(Ok(reply)) if agrees(reply) => (agreeing, votes) = (agreeing + 1, votes + 1),
+                outcome if has_voted(outcome) => votes += 1,
                 Some(_) => {}
                 None => missing += 1,
             }
         }
-        let (majority, votes) = (self.majority(), agreeing + refusing);
+        let majority = self.majority();
         let may_agree = agreeing + missing >= majority;
         let may_vote = votes < majority && votes + missing >= majority;
         agreeing >= majority || !(may_agree || may_vote)
+    }
+
+    /// Whether a majority has voted, perhaps for different leases.
+    pub(super) fn has_voted(self, outcomes: &[Option<Outcome>]) -> bool {
+        outcomes.iter().filter(|one| has_voted(one)).count() >= self.majority()
     }
 
     /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
@@ -253,6 +256,18 @@ impl Count {
     }
 }
 
+/// Whether a node has said who holds the key. A node that abstains, or that has got the request too late, has not.
+fn has_voted(outcome: &Option<Outcome>) -> bool {
+    matches!(
+        outcome,
+        Some(Ok(Reply::Granted { .. }
+            | Reply::Contended { .. }
+            | Reply::Taken { .. }
+            | Reply::Found { .. }
+            | Reply::Missing))
+    )
+}
+
 /// Whether the lease does not have the key on a node after a release. A node that never had the key, or has lost it,
 /// need not release it.
 pub(super) fn has_released(outcome: &Option<Outcome>) -> bool {
@@ -398,6 +413,30 @@ mod tests {
             is_decided(&[late.clone(), late, None]),
             "the third vote decides nothing"
         );
+    }
+
+    #[test]
+    fn a_node_that_abstains_has_not_voted() {
+        let three = Count::of(3);
+        let granted = || grants(&[7]).remove(0);
+        let for_another = Duration::from_secs(1);
+        for vote in [
+            granted(),
+            contended(1),
+            taken("x"),
+            Some(Ok(Reply::Missing)),
+        ] {
+            assert!(!three.has_voted(&[vote.clone(), None, None]));
+            assert!(three.has_voted(&[vote.clone(), Some(Ok(Reply::Missing)), None]));
+            for no_vote in [
+                Some(Ok(Reply::Abstained { for_another })),
+                Some(Ok(Reply::TooLate { micros: 7 })),
+                Some(Ok(Reply::TooFarAhead)),
+                failed(ErrorKind::Timeout),
+            ] {
+                assert!(!three.has_voted(&[vote.clone(), no_vote, None]));
+            }
+        }
     }
 
     #[test]

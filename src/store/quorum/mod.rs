@@ -59,6 +59,7 @@ use crate::store::{
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{self, Key};
+use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
@@ -70,6 +71,9 @@ const GRACE: Duration = Duration::from_millis(5);
 /// [`PROBE_LIMIT`] at most. If they did not wait, a node that is farther away than the others would never get the keys
 /// that it lacks, and its keys would expire.
 const RENEWAL_GRACE_PART: u32 = 8;
+/// As [`RENEWAL_GRACE_PART`], if the votes for a lease of the batch are split. The next renewal asks again, so the wait
+/// is no longer than the usual time from one renewal to the next.
+const SPLIT_RENEWAL_PART: u32 = 3;
 /// How long a renewal waits at least for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
 /// For how long callers do not wait for a node that was slower than that.
@@ -82,6 +86,8 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
 /// How long a flush waits for a silent node if the other nodes are a majority.
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
+/// If the nodes disagree, an inspection asks again after this time at first. The time doubles, to [`PROBE_LIMIT`].
+const ASKS_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -262,36 +268,40 @@ impl Drop for RunningPing {
 }
 
 /// Whether a request waits for nodes that are slower than the majority.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum SlowNodes {
-    /// It waits for [`GRACE`], and not for silent nodes.
+    /// It waits for [`GRACE`], and not for silent nodes. After a split vote, a few callers wait for silent nodes: see
+    /// [`WAIT_FOR_SILENT_EVERY`].
     Leave,
-    /// It waits for this time, and not for failing nodes.
-    Await(Duration),
+    /// As `Leave`, but after a split vote, each caller waits for silent nodes for this time: it keeps no key meanwhile.
+    AwaitIfSplit(Duration),
+    /// It waits for a part of this ttl, and not for failing nodes.
+    AwaitFor { ttl: Duration },
 }
 
 impl SlowNodes {
     fn awaits(self, member: &Member) -> bool {
         match self {
-            Self::Leave => !member.is_silent(),
-            Self::Await(_) => !member.health.is_failing(),
+            Self::Leave | Self::AwaitIfSplit(_) => !member.is_silent(),
+            Self::AwaitFor { .. } => !member.health.is_failing(),
         }
     }
 
     fn grace(self) -> Duration {
         match self {
-            Self::Leave => GRACE,
-            Self::Await(grace) => grace,
+            Self::Leave | Self::AwaitIfSplit(_) => GRACE,
+            Self::AwaitFor { ttl } => part(ttl, RENEWAL_GRACE_PART),
         }
     }
 
     /// How long nodes get that set a missing key.
     fn sets_within(self) -> Duration {
-        match self {
-            Self::Leave => SETS_WITHIN,
-            Self::Await(grace) => grace.max(SETS_WITHIN),
-        }
+        self.grace().max(SETS_WITHIN)
     }
+}
+
+fn part(ttl: Duration, part: u32) -> Duration {
+    (ttl / part).clamp(GRACE, PROBE_LIMIT)
 }
 
 /// The lease that a request is about, and the ttl that it asks for.
@@ -481,8 +491,8 @@ impl QuorumStore {
     }
 
     /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` still returns
-    /// false, the missing votes may decide, but most callers do not wait for silent nodes. Notes the clock of each node
-    /// that has got a request too late.
+    /// false, the missing votes may decide; `slow_nodes` says how long to wait for them. Notes the clock of each node that
+    /// has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -533,9 +543,10 @@ impl QuorumStore {
             };
             // `now` has passed, so this only checks.
             if !submitted.wait(now, &is_decided)
-                && let Some(not_failing) = self.count_split_vote(&nodes)
+                && let Some(grace) = self.split_grace(slow_nodes)
             {
-                let until = voted_at.after(PROBE_LIMIT).min(deadline);
+                let not_failing = self.not_failing(&nodes);
+                let until = voted_at.after(grace).min(deadline);
                 let _ = submitted.wait(until, |outcomes| {
                     is_decided(outcomes) || have_replied(outcomes, &not_failing)
                 });
@@ -563,13 +574,23 @@ impl QuorumStore {
         outcomes
     }
 
-    /// Counts a split vote. Returns `None` for 15 of 16 callers. The sixteenth gets, for each node, whether to wait for it:
-    /// not if it is failing.
-    fn count_split_vote(&self, nodes: &[usize]) -> Option<Vec<bool>> {
-        let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
-        let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
+    /// How long a request waits for silent nodes after a split vote.
+    fn split_grace(&self, slow_nodes: SlowNodes) -> Option<Duration> {
+        match slow_nodes {
+            SlowNodes::Leave => {
+                let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
+                let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
+                waits.then_some(PROBE_LIMIT)
+            }
+            SlowNodes::AwaitIfSplit(grace) => Some(grace),
+            SlowNodes::AwaitFor { ttl } => Some(part(ttl, SPLIT_RENEWAL_PART)),
+        }
+    }
+
+    /// For each of `nodes`, whether it is not failing.
+    fn not_failing(&self, nodes: &[usize]) -> Vec<bool> {
         let is_failing = |node: &usize| self.members[*node].health.is_failing();
-        waits.then(|| nodes.iter().map(|node| !is_failing(node)).collect())
+        nodes.iter().map(|node| !is_failing(node)).collect()
     }
 
     /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
@@ -875,16 +896,24 @@ impl QuorumStore {
             let of_nodes = outcomes.chunks(holds.len());
             of_nodes.map(|of_node| of_node[lease].clone()).collect()
         };
-        let is_decided = |outcomes: &[Option<Outcome>]| {
-            (0..holds.len()).all(|lease| {
-                let outcomes = of_lease(outcomes, lease);
-                self.count.is_decided(&outcomes, is_granted)
-            })
+        let is_decided = |outcomes: &[Option<Outcome>]| self.count.is_decided(outcomes, is_granted);
+        // The votes for one lease of a batch may be split. The others do not wait until its missing votes decide: its
+        // next renewal asks again.
+        let is_batch = slow_nodes != SlowNodes::Leave;
+        let may_be_split = |outcomes: &[Option<Outcome>]| {
+            is_decided(outcomes) || (is_batch && self.count.has_voted(outcomes))
         };
-        let batches = nodes.iter().map(|node| (*node, holds.clone()));
-        let outcomes = self.ask_voters(batches.collect(), deadline, slow_nodes, is_decided, |_| {
-            false
-        });
+        let of_all = |outcomes: &[Option<Outcome>],
+                      is_true: &dyn Fn(&[Option<Outcome>]) -> bool| {
+            (0..holds.len()).all(|lease| is_true(&of_lease(outcomes, lease)))
+        };
+        let outcomes = self.ask_voters(
+            nodes.iter().map(|node| (*node, holds.clone())).collect(),
+            deadline,
+            slow_nodes,
+            |outcomes| of_all(outcomes, &is_decided),
+            |outcomes| of_all(outcomes, &may_be_split),
+        );
         let mut by_lease: Vec<Vec<Option<Outcome>>> = (0..holds.len())
             .map(|lease| of_lease(&outcomes, lease))
             .collect();
@@ -941,17 +970,35 @@ impl QuorumStore {
         }
     }
 
+    /// Asks until a majority agrees on one lease, or on none. Nodes disagree while a lock changes hands. That ends soon,
+    /// or the vote of a silent node decides.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
-        // A majority may agree on one lease, or on none, so each reply may decide.
-        let commands = std::slice::from_ref(command);
+        let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
-            let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
-            outcomes.iter().filter(|one| is_known(one)).count() >= self.count.majority()
-                && self.count.found(outcomes).is_some()
+            have_voted(outcomes) && self.count.found(outcomes).is_some()
         };
-        let outcomes = self.ask(&self.all(), commands, deadline, is_decided);
-        let found = self.count.found(&outcomes);
-        found.ok_or_else(|| self.no_majority(&outcomes))
+        // The attempts follow the machine's clock.
+        let until = MonotonicTime::now().after(deadline.since(self.clock.now()));
+        let mut attempt = ASKS_AGAIN_AFTER;
+        loop {
+            let next = MonotonicTime::now().after(attempt);
+            let nodes = self.all().into_iter();
+            let outcomes = self.ask_voters(
+                nodes.map(|node| (node, vec![command.clone()])).collect(),
+                deadline,
+                SlowNodes::AwaitIfSplit(attempt),
+                is_decided,
+                have_voted,
+            );
+            if let Some(found) = self.count.found(&outcomes) {
+                return Ok(found);
+            }
+            if !have_voted(&outcomes) || next.max(MonotonicTime::now()) >= until {
+                return Err(self.no_majority(&outcomes));
+            }
+            park_timeout(next.since(MonotonicTime::now()));
+            attempt = (2 * attempt).min(PROBE_LIMIT);
+        }
     }
 
     /// The error for something that a single server has.
@@ -971,9 +1018,8 @@ impl Store for QuorumStore {
             Command::Renew { ttl, .. } => ttl,
             _ => Duration::MAX,
         });
-        let grace = ttls.min().unwrap_or_default() / RENEWAL_GRACE_PART;
-        let grace = grace.clamp(GRACE, PROBE_LIMIT);
-        self.renew(&mut renewals, SlowNodes::Await(grace));
+        let ttl = ttls.min().unwrap_or_default();
+        self.renew(&mut renewals, SlowNodes::AwaitFor { ttl });
         for request in others {
             let outcome = self.execute_one(request.command.clone(), request.deadline);
             request.outcome = Some(outcome);

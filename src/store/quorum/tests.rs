@@ -483,12 +483,12 @@ fn one_split_vote_in_sixteen_waits() {
     let client = patient(&servers);
     client.lock(&key("k"));
     let store = &client.store;
-    let awaited = || {
-        let split = |_| store.count_split_vote(&[0, 1, 2]);
-        let awaited: Vec<_> = (0..WAIT_FOR_SILENT_EVERY).filter_map(split).collect();
-        assert_eq!(awaited.len(), 1);
-        awaited[0].clone()
-    };
+    for _ in 0..2 {
+        let wait = |_| store.split_grace(SlowNodes::Leave);
+        let waits: Vec<Duration> = (0..WAIT_FOR_SILENT_EVERY).filter_map(wait).collect();
+        assert_eq!(waits, [PROBE_LIMIT]);
+    }
+    let awaited = || store.not_failing(&[0, 1, 2]);
     assert_eq!(awaited(), [true, true, true]);
     servers[0].stop();
     assert!(eventually(LONG, || {
@@ -530,6 +530,87 @@ fn a_slow_node_votes_for_the_holder_of_a_key() {
         let (_, outcome) = client.acquire(&key);
         assert!(contended(&outcome), "{outcome:?}");
     }
+}
+
+/// The third node is stopped, and the others disagree until the lock has changed hands.
+#[test]
+fn an_inspection_asks_again_while_nodes_disagree() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    servers[2].stop();
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    let asked = || servers[0].calls("evalsha").unwrap();
+    let before = asked();
+    std::thread::scope(|scope| {
+        let found = scope.spawn(|| client.ask(Command::Inspect { key: key.clone() }));
+        assert!(eventually(LONG, || asked() >= before + 2), "it asks again");
+        ask(&servers[1], &["DEL", key.in_redis()]);
+        assert_eq!(found.join().unwrap().unwrap(), Reply::Missing);
+    });
+    servers[2].resume();
+}
+
+/// The first two nodes disagree for good. The third one decides, and is slower than callers wait for.
+#[test]
+fn an_inspection_waits_for_a_slow_node_that_decides() {
+    let servers = servers::<3>();
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    proxy.delay(SHORT);
+    *client.store.members[2].silent_until.lock() = Some(soon());
+    let found = client.ask(Command::Inspect { key }).unwrap();
+    assert!(matches!(found, Reply::Found { value, .. } if value.lease == lease));
+    proxy.delay(Duration::ZERO);
+}
+
+/// The third node is stopped, and one lease has its key on the first node only. Its vote is split for good, and the
+/// renewals that were sent with it do not wait for the stopped node.
+#[test]
+fn a_split_vote_for_one_lease_delays_no_other_renewal() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let keys = ["a", "b"].map(key);
+    let leases = keys.each_ref().map(|key| {
+        let (lease, token) = client.lock(key);
+        client.hold_on_all(&servers, key, lease, token);
+        (lease, token)
+    });
+    ask(&servers[1], &["DEL", keys[0].in_redis()]);
+    servers[2].stop();
+    let request = |key: &Key, (lease, token)| Request::new(renewal(key, lease, token), soon());
+    let mut requests = [0, 1].map(|n| request(&keys[n], leases[n]));
+    let started = Instant::now();
+    client.store.execute(&mut requests);
+    // One wait for the stopped server would take the whole time-out.
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    let [split, held] = requests.map(Request::into_outcome);
+    assert_no_quorum(split, "not held");
+    assert_eq!(held.unwrap(), Reply::Done);
+    servers[2].resume();
+}
+
+/// One node has lost the key, and a slow node decides. The ttl is so long that the watchdog's renewals wait for it.
+#[test]
+fn a_batch_of_renewals_waits_for_a_slow_node_that_decides() {
+    let servers = servers::<3>();
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    proxy.delay(SHORT);
+    *client.store.members[2].silent_until.lock() = Some(soon());
+    let mut requests = [Request::new(renewal(&key, lease, token), soon())];
+    client.store.execute(&mut requests);
+    let [renewed] = requests.map(Request::into_outcome);
+    assert_eq!(renewed.unwrap(), Reply::Done);
+    proxy.delay(Duration::ZERO);
 }
 
 #[test]
