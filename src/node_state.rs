@@ -123,7 +123,9 @@ pub enum NodeHealth {
     Unknown,
     /// The node has voted on the client's last request or probe.
     Up,
-    /// The last probe failed, or got no reply within 500 ms. The client probes the node again, at least once a second.
+    /// The last probe failed, or got no reply within 500 ms (within a second in all, if the client has never reached the
+    /// node). The client probes the node again, at least once a second. Only a probe ends this state, since it also finds
+    /// whether the node accepts writes.
     #[non_exhaustive]
     Failing {
         /// How long ago the first of these probes failed.

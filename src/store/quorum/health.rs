@@ -47,6 +47,8 @@ pub(super) struct Health(Mutex<Known>);
 
 struct Known {
     found: Found,
+    /// A probe of a node that was never reached had no reply in time: see [`Known::excuses_silence`].
+    is_excused: bool,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
     /// The reading of the last probe.
@@ -110,6 +112,7 @@ impl Default for Health {
     fn default() -> Self {
         Self(Mutex::new(Known {
             found: Found::Unknown,
+            is_excused: false,
             probe_at: None,
             pause: FIRST_PAUSE,
             reading: None,
@@ -123,7 +126,8 @@ impl Default for Health {
 
 impl Health {
     /// Notes the outcomes of requests: `None` for one without a reply. `are_votes`: only a node that votes carries the
-    /// requests out.
+    /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. Only a
+    /// probe does, which writes.
     pub(super) fn note(
         &self,
         outcomes: &[Option<Outcome>],
@@ -133,7 +137,7 @@ impl Health {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
         match sign {
-            Some(Sign::Votes) if !are_votes => Noted::Nothing,
+            Some(Sign::Votes) if !are_votes || known.is_failing() => Noted::Nothing,
             Some(Sign::Votes) => {
                 let noted = known.votes();
                 match noted {
@@ -169,6 +173,10 @@ impl Health {
             Some(Sign::Votes) => known.votes(),
             Some(Sign::Abstains(left)) => known.abstains(left, clock),
             Some(Sign::Fails(error)) => known.fails(error),
+            None if known.excuses_silence() => {
+                known.probe_at = Some(MonotonicTime::now());
+                Noted::ToProbe
+            }
             None => {
                 let message = format!("{address} did not reply to a probe within {PROBE_LIMIT:?}");
                 known.fails(Error::new(ErrorKind::Unavailable, message))
@@ -220,7 +228,7 @@ impl Health {
     }
 
     pub(super) fn is_failing(&self) -> bool {
-        matches!(self.0.lock().found, Found::Failing { .. })
+        self.0.lock().is_failing()
     }
 
     pub(super) fn state(&self, clock: &Clock) -> NodeHealth {
@@ -239,6 +247,16 @@ impl Health {
 }
 
 impl Known {
+    fn is_failing(&self) -> bool {
+        matches!(self.found, Found::Failing { .. })
+    }
+
+    /// Whether a probe without a reply is repeated before the node counts as failing. The first probe of a node also
+    /// waits for the connection, and the log-in, which take several round trips. The second one finds the connection.
+    fn excuses_silence(&mut self) -> bool {
+        matches!(self.found, Found::Unknown) && !std::mem::replace(&mut self.is_excused, true)
+    }
+
     /// Whether a request at `now` has the node's clock read: the first one, and one in each [`READ_EVERY`].
     fn has_to_be_read(&mut self, now: MonotonicTime) -> bool {
         let is_due = self.read_at.is_none_or(|at| at <= now);
@@ -505,6 +523,31 @@ mod tests {
     }
 
     #[test]
+    fn only_a_probe_ends_a_failure() {
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(failed()), Noted::Changed);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+        assert!(health.is_failing() && health.probe_at().is_some());
+        assert_eq!(probe(voted()), Noted::Changed);
+        assert!(!health.is_failing());
+    }
+
+    #[test]
+    fn the_first_probe_of_a_node_is_repeated() {
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(None), Noted::ToProbe);
+        assert!(!health.is_failing());
+        assert_eq!(pause(&health), Duration::ZERO);
+        assert_eq!(probe(None), Noted::Changed);
+        assert!(health.is_failing());
+        // A node that was reached before has its connection.
+        assert_eq!(probe(voted()), Noted::Changed);
+        assert_eq!(probe(None), Noted::Changed);
+    }
+
+    #[test]
     fn a_node_with_an_error_is_probed_at_once() {
         let (health, clock) = health();
         assert_eq!(health.note(&[failed(), None], true, &clock), Noted::ToProbe);
@@ -514,6 +557,7 @@ mod tests {
     #[test]
     fn pauses_between_failed_probes_grow_to_the_longest() {
         let (health, clock) = health();
+        health.note_probe(voted(), None, "a:1", &clock);
         for expected in [100, 200, 400, 400] {
             health.note_probe(None, None, "a:1", &clock);
             let (pause, expected) = (pause(&health), Duration::from_millis(expected));
@@ -550,6 +594,7 @@ mod tests {
                 _ => panic!("it is failing"),
             }
         };
+        health.note_probe(voted(), None, "a:1", &clock);
         let ((first, _), (second, error)) = (fails(None), fails(failed()));
         assert_eq!(second, first);
         assert!(error.contains("closed"), "{error}");

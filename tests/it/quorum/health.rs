@@ -8,7 +8,7 @@ use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, builder, end_quarantine, impatient};
 use crate::steady::steady;
-use crate::support::{Recorder, SOON, What, ask, lock, millis, secs, server};
+use crate::support::{LONG_TTL, Recorder, SOON, What, ask, lock, millis, secs, server};
 
 fn health(client: &Client, node: usize) -> NodeHealth {
     client.nodes().unwrap()[node].health().clone()
@@ -156,12 +156,20 @@ fn a_failing_node_delays_no_shutdown() {
     nodes.0[2].resume();
 }
 
-/// Such a node still tells its time, so a probe also writes the mark.
+/// Such a node still tells its time, and which keys are taken. So a probe also writes the mark, and only a probe ends the
+/// failure.
 #[test]
 fn a_node_that_refuses_writes_is_failing() {
     let nodes = Nodes::start(3);
-    let client = nodes.client();
+    let recorder = Recorder::new();
+    let builder = nodes.builder().event_handler(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
     assert_all_become_up(&client);
+    let holder = nodes.client();
+    let held = lock(&holder, "held");
+    // An extension brings the key to a node that was slower than the majority.
+    let is_on_all = || held.extend(LONG_TTL).is_ok() && nodes.holding("held") == 3;
+    assert!(eventually(SOON, is_on_all));
     ask(&nodes.0[2], &["CONFIG", "SET", "maxmemory", "1"]);
     lock(&client, "k").unlock().unwrap();
     let says_why = || match health(&client, 2) {
@@ -169,8 +177,15 @@ fn a_node_that_refuses_writes_is_failing() {
         _ => false,
     };
     assert!(eventually(SOON, says_why), "{:?}", client.nodes());
+    for _ in 0..10 {
+        assert!(client.mutex("held").try_lock().unwrap().is_none());
+        lock(&client, "k").unlock().unwrap();
+    }
+    let refusing = address(&nodes.0[2]);
+    assert_eq!(recorder.count(What::NodeUp, &refusing), 0);
     ask(&nodes.0[2], &["CONFIG", "SET", "maxmemory", "0"]);
-    assert_all_become_up(&client);
+    recorder.wait_for(1, What::NodeUp, &refusing);
+    assert_eq!(recorder.count(What::NodeFailing, &refusing), 1);
 }
 
 /// A node in quarantine carries out releases, which are no votes.
