@@ -508,6 +508,8 @@ impl Client {
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
     /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
     ///
+    /// On a quorum, releases count as confirmed once a majority has confirmed them. Then the other nodes have 500 ms.
+    ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. It may be
     /// repeated.
     ///

@@ -384,6 +384,11 @@ impl MemoryNode {
         self.server.micros_at(now)
     }
 
+    /// Gives up the releases that wait for the end of an outage.
+    pub(crate) fn give_up(&self) {
+        self.server.outage.drop_client(&self.holder);
+    }
+
     /// A store that does not report late releases.
     #[cfg(test)]
     pub(crate) fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
@@ -437,7 +442,7 @@ impl MemoryNode {
 
 impl Drop for MemoryNode {
     fn drop(&mut self) {
-        self.server.outage.drop_client(&self.holder);
+        self.give_up();
     }
 }
 

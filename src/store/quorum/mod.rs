@@ -30,9 +30,9 @@ pub(crate) use health::{NodeHook, NodeReport};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
@@ -84,7 +84,8 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
 /// if none waited, a slow node could not outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// How long a flush waits for a silent node if the other nodes are a majority.
+/// After a majority has flushed, how long a flush waits for the other nodes, and if they are silent or failing.
+const SLOW_FLUSH: Duration = PROBE_LIMIT;
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
 /// If the nodes disagree, an inspection asks again after this time at first. The time doubles, to [`PROBE_LIMIT`].
 const ASKS_AGAIN_AFTER: Duration = Duration::from_millis(5);
@@ -1123,7 +1124,7 @@ impl Store for QuorumStore {
 
     /// Checks all nodes at once. A majority has to reply; a finding names each other node.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
-        let checks = self.call_each(|member| member.node.check_environment());
+        let checks = self.call_each(|_, member| member.node.check_environment());
         if checks.iter().flatten().count() < self.count.majority() {
             return Err(self.no_majority(&as_outcomes(&checks)));
         }
@@ -1194,24 +1195,23 @@ impl Store for QuorumStore {
         self.members.iter().for_each(|member| member.node.end());
     }
 
-    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases.
+    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Gives up nodes that are slower.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        let soon = MonotonicTime::now().after(SILENT_FLUSH).min(deadline);
-        let has_majority =
-            |flushes: &[_]| flushes.iter().flatten().count() >= self.count.majority();
-        let mut flushes = self.call_each(|member| {
-            let is_away = member.is_silent() || member.health.is_failing();
-            let deadline = if is_away { soon } else { deadline };
-            member.node.flush(deadline)
+        let (flushed, flushes) = bounded(self.members.len());
+        let outcomes = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
+            // If this thread does not start, a flush waits for slow nodes until `deadline`.
+            let _ = thread.spawn_scoped(scope, move || self.give_up_slow_nodes(&flushes));
+            self.call_each(move |node, member| {
+                member.node.flush(deadline)?;
+                let _ = flushed.send(node);
+                Ok(())
+            })
         });
-        if !has_majority(&flushes) {
-            // Without these nodes there is no majority, so they get the whole time, too.
-            flushes = self.call_each(|member| member.node.flush(deadline));
-        }
-        if has_majority(&flushes) {
+        if outcomes.iter().flatten().count() >= self.count.majority() {
             return Ok(());
         }
-        Err(self.no_majority(&as_outcomes(&flushes)))
+        Err(self.no_majority(&as_outcomes(&outcomes)))
     }
 
     fn close(&self) {
@@ -1221,20 +1221,51 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
+    /// Gives up each node that has not flushed soon after a majority has. Each flush sends its node to `flushes`.
+    fn give_up_slow_nodes(&self, flushes: &Receiver<usize>) {
+        let mut open = self.all();
+        while open.len() > self.count.minority() {
+            // If all flushes have ended, there is no majority.
+            let Ok(flushed) = flushes.recv() else { return };
+            open.retain(|node| *node != flushed);
+        }
+        let is_away = |node: &usize| {
+            let member = &self.members[*node];
+            member.is_silent() || member.health.is_failing()
+        };
+        let limit = match open.iter().all(is_away) {
+            true => SILENT_FLUSH,
+            false => SLOW_FLUSH,
+        };
+        let until = Instant::now() + limit;
+        while !open.is_empty() {
+            match flushes.recv_deadline(until) {
+                Ok(flushed) => open.retain(|node| *node != flushed),
+                Err(RecvTimeoutError::Timeout) => break,
+                // The others have failed by themselves.
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        for node in open {
+            self.members[node].node.give_up();
+        }
+    }
+
     /// Calls `call` for each node, on a thread of its own, and waits for all of them.
     fn call_each<T: Send>(
         &self,
-        call: impl Fn(&Member) -> Result<T, Error> + Sync,
+        call: impl Fn(usize, &Member) -> Result<T, Error> + Sync,
     ) -> Vec<Result<T, Error>> {
         let call = &call;
         std::thread::scope(|scope| {
-            let start = |member| {
+            let start = |node: usize| {
+                let member = &*self.members[node];
                 let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
-                let spawned = thread.spawn_scoped(scope, move || call(member));
+                let spawned = thread.spawn_scoped(scope, move || call(node, member));
                 // If no thread can start, this thread makes the call.
-                spawned.map_err(|_| call(member))
+                spawned.map_err(|_| call(node, member))
             };
-            let calls: Vec<_> = self.members.iter().map(|one| &**one).map(start).collect();
+            let calls: Vec<_> = self.all().into_iter().map(start).collect();
             let result = |call| match call {
                 Ok(thread) => std::thread::ScopedJoinHandle::join(thread).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Timeout, "the call has panicked"))

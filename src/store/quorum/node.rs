@@ -28,6 +28,9 @@ pub(super) trait QuorumNode: Store + Notifications {
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
 
+    /// Gives the node up when the client ends: no thread waits for it any more, and its releases end with their ttl.
+    fn give_up(&self);
+
     /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
     fn naming_the_server(&self, outcome: Outcome) -> Outcome;
 }
@@ -55,6 +58,10 @@ impl QuorumNode for Node {
         Self::queue_undo(self, release);
     }
 
+    fn give_up(&self) {
+        Self::give_up(self);
+    }
+
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         Self::naming_the_server(self, outcome)
     }
@@ -74,6 +81,10 @@ impl QuorumNode for MemoryNode {
 
     fn queue_undo(&self, release: Command) {
         self.send_release(release);
+    }
+
+    fn give_up(&self) {
+        Self::give_up(self);
     }
 
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {

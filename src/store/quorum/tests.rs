@@ -1208,6 +1208,48 @@ fn a_flush_waits_for_a_silent_majority() {
     });
 }
 
+/// Its release is confirmed later than those of the majority.
+#[test]
+fn a_flush_waits_for_a_node_that_is_a_little_slower() {
+    let servers = servers::<3>();
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    proxy.delay(2 * GRACE);
+    client.store.send_release(release(&key, lease));
+    client.store.flush(soon()).unwrap();
+    assert_eq!(holders(&servers, &key, lease), 0);
+    client.store.members[2].node.flush(soon()).unwrap();
+}
+
+#[test]
+fn a_flush_gives_up_a_node_without_replies() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock(&key);
+    client.hold_on_all(&servers, &key, lease, token);
+    servers[2].stop();
+    client.store.send_release(release(&key, lease));
+    client
+        .store
+        .flush(MonotonicTime::now().after(10 * LONG))
+        .unwrap();
+    // Nothing waits for the node, or connects to it again.
+    client.stop_threads();
+    servers[2].resume();
+    let given_up = client.store.members[2].node.flush(soon()).unwrap_err();
+    assert!(
+        given_up.to_string().contains("the client has ended"),
+        "{given_up}"
+    );
+    // The others still release locks.
+    for member in &client.store.members[..2] {
+        member.node.flush(soon()).unwrap();
+    }
+}
+
 /// Two clients, two threads each, one key: no two of them hold it at the same time, and tokens increase.
 #[test]
 fn contending_clients_exclude_each_other() {

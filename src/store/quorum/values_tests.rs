@@ -227,6 +227,9 @@ impl QuorumNode for Faulty {
     fn queue_undo(&self, release: Command) {
         self.node.send_release(release);
     }
+    fn give_up(&self) {
+        self.node.give_up();
+    }
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         outcome
     }

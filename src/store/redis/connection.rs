@@ -97,13 +97,15 @@ struct Failures {
     last: Option<Error>,
 }
 
-/// The attempts to connect that are under way.
+/// The attempts to connect that are under way, and the connections that they have made.
 #[derive(Default)]
 struct Opening {
     /// True once the client has ended: no connection is made any more.
     closed: bool,
-    /// Sockets to servers.
+    /// The sockets of attempts.
     sockets: Vec<Closer>,
+    /// The sockets of connections. Some of them may be closed.
+    made: Vec<Closer>,
 }
 
 impl Opening {
@@ -496,7 +498,7 @@ impl Endpoint {
             let mut closer = None;
             let opened = self.open_once(time, deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
-                self.end_opening(&closer);
+                self.end_opening(&closer, opened.is_ok());
             }
             let again_at = self.note_attempt(opened.as_ref().err());
             let (Some(again_at), Err(error)) = (again_at, &opened) else {
@@ -654,6 +656,13 @@ impl Endpoint {
         self.queries.close();
     }
 
+    /// As [`close`](Self::close), and closes all connections. So no thread waits for the server any more.
+    pub(crate) fn give_up(&self) {
+        self.close();
+        let made = std::mem::take(&mut self.opening.lock().made);
+        made.iter().for_each(Closer::close);
+    }
+
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
     /// [`follow_switch`](Self::follow_switch) can close it. Fails if the client has ended, or if the sentinels have
     /// named another server.
@@ -666,10 +675,14 @@ impl Endpoint {
         self.check_is_named(info)
     }
 
-    /// Forgets a socket of an attempt to connect.
-    fn end_opening(&self, socket: &Closer) {
+    /// Notes that an attempt to connect has ended. If it `is_made`, [`give_up`](Self::give_up) can still close the socket.
+    fn end_opening(&self, socket: &Closer, is_made: bool) {
         let mut opening = self.opening.lock();
-        opening.sockets.retain(|other| !other.is_same(socket));
+        let Opening { sockets, made, .. } = &mut *opening;
+        made.retain(Closer::is_open);
+        let ended = sockets.extract_if(.., |other| other.is_same(socket));
+        // A closed endpoint has no sockets, so this one is closed, too.
+        made.extend(ended.filter(|_| is_made));
     }
 
     /// Returns an error once the client has ended.
@@ -1148,5 +1161,30 @@ mod tests {
         );
         let accepted = listener.accept();
         assert_eq!(accepted.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    #[cfg(not(shuttle))]
+    #[cfg(feature = "__server_tests")]
+    fn an_endpoint_that_is_given_up_closes_its_connections() {
+        let server = leasehold_testbed::Server::start().unwrap();
+        let timeout = Duration::from_secs(60);
+        let endpoint = Endpoint::new(&server.url(), timeout, DEFAULT_MAX_REPLY).unwrap();
+        for _ in 0..3 {
+            drop(endpoint.open().ok().unwrap());
+        }
+        let open = [(); 2].map(|()| endpoint.open().ok().unwrap());
+        assert_eq!(
+            endpoint.opening.lock().made.len(),
+            2,
+            "it forgets closed ones"
+        );
+        let is_closed = |it: &Connection| {
+            let mut read = [std::mem::MaybeUninit::uninit()];
+            matches!(it.socket().peek(&mut read), Ok(0))
+        };
+        endpoint.give_up();
+        assert!(open.iter().all(is_closed));
+        assert!(endpoint.open().is_err());
     }
 }

@@ -83,8 +83,8 @@ impl Connector {
     }
 
     /// Makes a connection within `timeout`. Tries again after a failed attempt, unless its error
-    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired). If no thread can be
-    /// started, makes one attempt on this thread, which may take one connect time-out.
+    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired), or the client has
+    /// ended. If no thread can be started, makes one attempt on this thread, which may take one connect time-out.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
         let mut state = self.pool.lock();
         let kept = state.kept.take();
@@ -107,7 +107,11 @@ impl Connector {
         let until = MonotonicTime::now().after(timeout);
         let endpoint = &self.manager.endpoint;
         let failures = endpoint.failures();
-        let is_over = || endpoint.is_retired() || endpoint.is_refused_since(failures);
+        let is_over = || {
+            endpoint.is_retired()
+                || endpoint.is_refused_since(failures)
+                || endpoint.check_open().is_err()
+        };
         loop {
             // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
             let left = until.since(MonotonicTime::now());

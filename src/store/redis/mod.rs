@@ -183,6 +183,11 @@ impl Node {
         }
     }
 
+    /// Ends the waits for this server, and connects to it no more.
+    pub(crate) fn give_up(&self) {
+        self.shared.endpoint.give_up();
+    }
+
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     pub(crate) fn queue_undo(&self, release: Command) {
         if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
@@ -406,6 +411,7 @@ impl Store for Node {
             match flushed {
                 // The master of a Cluster has no slots any more, so its releases are for other masters.
                 Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
+                Err(error) if self.shared.endpoint.check_open().is_err() => return Err(error),
                 Err(error) if error.is_unavailable() && !left.is_zero() => {
                     park_timeout(left.min(pause));
                     pause = (2 * pause).min(LONGEST_PAUSE);

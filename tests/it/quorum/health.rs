@@ -8,7 +8,7 @@ use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, builder, end_quarantine, impatient};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, Recorder, SOON, What, ask, lock, millis, secs, server};
+use crate::support::{LONG_TTL, Recorder, SOON, What, ask, held_keys, lock, millis, secs, server};
 
 fn health(client: &Client, node: usize) -> NodeHealth {
     client.nodes().unwrap()[node].health().clone()
@@ -138,6 +138,41 @@ fn a_new_node_is_quarantined() {
     end_quarantine(&nodes.0[0]);
     // The client probes a node in quarantine once a second.
     assert_all_become_up(&client);
+}
+
+/// The client does not know yet that the node is away, and its threads wait for replies, or for a connection.
+#[test]
+fn a_node_that_has_just_stopped_delays_no_shutdown() {
+    for is_connected in [true, false] {
+        let nodes = Nodes::start(3);
+        let client = impatient(nodes.urls(), secs(60)).build().unwrap();
+        if is_connected {
+            assert_all_become_up(&client);
+        }
+        let guard = is_connected.then(|| lock(&client, "k"));
+        nodes.0[2].stop();
+        drop(guard.unwrap_or_else(|| lock(&client, "k")));
+        client.shutdown(secs(30)).unwrap();
+        assert!(nodes.0[..2].iter().all(|it| held_keys(it).is_empty()));
+        nodes.0[2].resume();
+    }
+}
+
+#[test]
+fn a_hanging_node_in_memory_delays_no_shutdown() {
+    let quorum = MemoryQuorum::new(3);
+    let client = quorum.client().unwrap();
+    let guard = lock(&client, "k");
+    quorum.hang(2);
+    drop(guard);
+    client.shutdown(secs(60)).unwrap();
+    quorum.recover(2);
+    assert!(
+        lock(&quorum.client().unwrap(), "k")
+            .unlock()
+            .unwrap()
+            .is_confirmed()
+    );
 }
 
 #[test]
