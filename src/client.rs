@@ -438,7 +438,7 @@ impl Client {
         self.handle().backend.store.ping()
     }
 
-    /// The nodes of a quorum, in the order in which they were given, each as the client's last request or probe found
+    /// The nodes of a quorum, in the order in which they were given, each as the client's requests and probes found
     /// it. Empty for a client of any other kind. The call sends nothing and does not block.
     ///
     /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
@@ -508,7 +508,8 @@ impl Client {
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
     /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
     ///
-    /// On a quorum, releases count as confirmed once a majority has confirmed them. Then the other nodes have 500 ms.
+    /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for the other nodes for a
+    /// short time, and closes the connections to those that have not confirmed: docs/quorum.md, "A shutdown".
     ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. It may be
     /// repeated.

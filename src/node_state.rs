@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// One node of a quorum, as the last request or probe of a client found it: see
+/// One node of a quorum, as the requests and probes of a client found it: see
 /// [`Client::nodes`](crate::Client::nodes).
 ///
 /// ```
@@ -123,9 +123,9 @@ pub enum NodeHealth {
     Unknown,
     /// The node has voted on the client's last request or probe.
     Up,
-    /// The last probe failed, or got no reply within 500 ms (within a second in all, if the client has never reached the
-    /// node). The client probes the node again, at least once a second. Only a probe ends this state, since it also finds
-    /// whether the node accepts writes.
+    /// The last probe failed, or had no reply within 500 ms. A node that the client has not reached yet gets two such
+    /// probes. The client probes the node again, at least once a second. A vote does not end this state, but a probe that
+    /// succeeds does, since it also writes.
     #[non_exhaustive]
     Failing {
         /// How long ago the first of these probes failed.

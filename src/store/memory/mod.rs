@@ -384,8 +384,8 @@ impl MemoryNode {
         self.server.micros_at(now)
     }
 
-    /// Gives up the releases that wait for the end of an outage.
-    pub(crate) fn give_up(&self) {
+    /// Drops the releases that wait for the end of an outage.
+    pub(crate) fn drop_releases(&self) {
         self.server.outage.drop_client(&self.holder);
     }
 
@@ -442,7 +442,7 @@ impl MemoryNode {
 
 impl Drop for MemoryNode {
     fn drop(&mut self) {
-        self.give_up();
+        self.drop_releases();
     }
 }
 

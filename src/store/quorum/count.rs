@@ -44,16 +44,16 @@ impl Count {
         outcomes: &[Option<Outcome>],
         agrees: impl Fn(&Reply) -> bool,
     ) -> bool {
-        let (mut agreeing, mut votes, mut missing) = (0, 0, 0);
+        let (mut agreeing, mut refusing, mut missing) = (0, 0, 0);
         for outcome in outcomes {
             match outcome {
-                Some(Ok(reply)) if agrees(reply) => (agreeing, votes) = (agreeing + 1, votes + 1),
-                outcome if has_voted(outcome) => votes += 1,
+                Some(Ok(reply)) if agrees(reply) => agreeing += 1,
+                vote if is_vote(vote) => refusing += 1,
                 Some(_) => {}
                 None => missing += 1,
             }
         }
-        let majority = self.majority();
+        let (majority, votes) = (self.majority(), agreeing + refusing);
         let may_agree = agreeing + missing >= majority;
         let may_vote = votes < majority && votes + missing >= majority;
         agreeing >= majority || !(may_agree || may_vote)
@@ -61,7 +61,7 @@ impl Count {
 
     /// Whether a majority has voted, perhaps for different leases.
     pub(super) fn has_voted(self, outcomes: &[Option<Outcome>]) -> bool {
-        outcomes.iter().filter(|one| has_voted(one)).count() >= self.majority()
+        outcomes.iter().filter(|one| is_vote(one)).count() >= self.majority()
     }
 
     /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
@@ -256,8 +256,8 @@ impl Count {
     }
 }
 
-/// Whether a node has said who holds the key. A node that abstains, or that has got the request too late, has not.
-fn has_voted(outcome: &Option<Outcome>) -> bool {
+/// Whether the outcome says if a lease holds the key. A node that abstains, or got the request too late, does not say.
+fn is_vote(outcome: &Option<Outcome>) -> bool {
     matches!(
         outcome,
         Some(Ok(Reply::Granted { .. }
@@ -359,6 +359,15 @@ mod tests {
         Some(Err(Error::new(kind, "why")))
     }
 
+    fn value(lease: LeaseId, micros: u64) -> LockValue {
+        LockValue {
+            lease,
+            token: Some(micros << 10),
+            holder: HolderId::of_text("host/1/a"),
+            queued: 0,
+        }
+    }
+
     fn token(token: u64, is_stored: bool) -> Grant {
         let token = token << 10;
         Grant::Token { token, is_stored }
@@ -420,12 +429,15 @@ mod tests {
         let three = Count::of(3);
         let granted = || grants(&[7]).remove(0);
         let for_another = Duration::from_secs(1);
-        for vote in [
-            granted(),
-            contended(1),
-            taken("x"),
-            Some(Ok(Reply::Missing)),
-        ] {
+        let found = Reply::Found {
+            value: Box::new(value(LeaseId::random(), 7)),
+            expires_in: None,
+        };
+        let votes = [Reply::Missing, found].map(|reply| Some(Ok(reply)));
+        for vote in votes
+            .into_iter()
+            .chain([granted(), contended(1), taken("x")])
+        {
             assert!(!three.has_voted(&[vote.clone(), None, None]));
             assert!(three.has_voted(&[vote.clone(), Some(Ok(Reply::Missing)), None]));
             for no_vote in [
@@ -610,12 +622,7 @@ mod tests {
         let [a, b] = [LeaseId::random(), LeaseId::random()];
         let found = |lease, micros: u64, seconds| {
             Some(Ok(Reply::Found {
-                value: Box::new(LockValue {
-                    lease,
-                    token: Some(micros << 10),
-                    holder: HolderId::of_text("host/1/a"),
-                    queued: 0,
-                }),
+                value: Box::new(value(lease, micros)),
                 expires_in: Some(Duration::from_secs(seconds)),
             }))
         };

@@ -47,8 +47,8 @@ pub(super) struct Health(Mutex<Known>);
 
 struct Known {
     found: Found,
-    /// A probe of a node that was never reached had no reply in time: see [`Known::excuses_silence`].
-    is_excused: bool,
+    /// See [`Known::take_excuse`].
+    has_excuse: bool,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
     /// The reading of the last probe.
@@ -112,7 +112,7 @@ impl Default for Health {
     fn default() -> Self {
         Self(Mutex::new(Known {
             found: Found::Unknown,
-            is_excused: false,
+            has_excuse: true,
             probe_at: None,
             pause: FIRST_PAUSE,
             reading: None,
@@ -126,8 +126,8 @@ impl Default for Health {
 
 impl Health {
     /// Notes the outcomes of requests: `None` for one without a reply. `are_votes`: only a node that votes carries the
-    /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. Only a
-    /// probe does, which writes.
+    /// requests out. A vote ends no failure: a node that refuses writes still says which keys are taken. A probe ends it,
+    /// since it writes, or a quarantine, which a new process begins.
     pub(super) fn note(
         &self,
         outcomes: &[Option<Outcome>],
@@ -173,7 +173,7 @@ impl Health {
             Some(Sign::Votes) => known.votes(),
             Some(Sign::Abstains(left)) => known.abstains(left, clock),
             Some(Sign::Fails(error)) => known.fails(error),
-            None if known.excuses_silence() => {
+            None if known.take_excuse() => {
                 known.probe_at = Some(MonotonicTime::now());
                 Noted::ToProbe
             }
@@ -251,10 +251,10 @@ impl Known {
         matches!(self.found, Found::Failing { .. })
     }
 
-    /// Whether a probe without a reply is repeated before the node counts as failing. The first probe of a node also
-    /// waits for the connection, and the log-in, which take several round trips. The second one finds the connection.
-    fn excuses_silence(&mut self) -> bool {
-        matches!(self.found, Found::Unknown) && !std::mem::replace(&mut self.is_excused, true)
+    /// Returns true once, if nothing is known of the node yet: then a probe without a reply is repeated, before the node
+    /// counts as failing. The first probe also waits for the connection and the log-in, which take several round trips.
+    fn take_excuse(&mut self) -> bool {
+        matches!(self.found, Found::Unknown) && std::mem::take(&mut self.has_excuse)
     }
 
     /// Whether a request at `now` has the node's clock read: the first one, and one in each [`READ_EVERY`].
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_probe_ends_a_failure() {
+    fn a_vote_ends_no_failure() {
         let (health, clock) = health();
         let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
         assert_eq!(probe(failed()), Noted::Changed);

@@ -30,9 +30,9 @@ pub(crate) use health::{NodeHook, NodeReport};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
@@ -68,27 +68,29 @@ const MAX_NODES: usize = 9;
 /// grant needs fewer write-backs, and the lock has its key on all nodes.
 const GRACE: Duration = Duration::from_millis(5);
 /// After a majority has replied, the watchdog's renewals wait this part of their shortest ttl for slow nodes, and
-/// [`PROBE_LIMIT`] at most. If they did not wait, a node that is farther away than the others would never get the keys
+/// [`LONGEST_GRACE`] at most. If they did not wait, a node that is farther away than the others would never get the keys
 /// that it lacks, and its keys would expire.
 const RENEWAL_GRACE_PART: u32 = 8;
-/// As [`RENEWAL_GRACE_PART`], if the votes for a lease of the batch are split. The next renewal asks again, so the wait
-/// is no longer than the usual time from one renewal to the next.
-const SPLIT_RENEWAL_PART: u32 = 3;
+/// As [`RENEWAL_GRACE_PART`], if the votes for a lease of the batch are split. A third of the ttl is the usual time from
+/// one renewal to the next, which asks again.
+const SPLIT_RENEWAL_GRACE_PART: u32 = 3;
+/// The longest time that a request waits for slow nodes after a majority has replied.
+const LONGEST_GRACE: Duration = PROBE_LIMIT;
 /// How long a renewal waits at least for nodes that have just said that the key is missing, and now set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
-/// After a split vote, one caller in this many waits for silent nodes, for [`PROBE_LIMIT`] at most. While it waits, it
+/// After a split vote, one caller in this many waits for silent nodes, for [`LONGEST_GRACE`] at most. While it waits, it
 /// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
 /// if none waited, a slow node could not outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// After a majority has flushed, how long a flush waits for the other nodes, and if they are silent or failing.
-const SLOW_FLUSH: Duration = PROBE_LIMIT;
+/// After a majority has flushed, how long a flush waits for the other nodes if all of them are silent or failing.
+/// Otherwise, it waits for [`LONGEST_GRACE`].
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
-/// If the nodes disagree, an inspection asks again after this time at first. The time doubles, to [`PROBE_LIMIT`].
-const ASKS_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// If the nodes disagree, an inspection asks again after this time. It doubles each time, up to [`LONGEST_GRACE`].
+const FIRST_INSPECTION_PAUSE: Duration = Duration::from_millis(5);
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -268,15 +270,16 @@ impl Drop for RunningPing {
     }
 }
 
-/// Whether a request waits for nodes that are slower than the majority.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// How long a request waits for nodes that are slower than the majority.
+#[derive(Clone, Copy)]
 enum SlowNodes {
     /// It waits for [`GRACE`], and not for silent nodes. After a split vote, a few callers wait for silent nodes: see
     /// [`WAIT_FOR_SILENT_EVERY`].
     Leave,
-    /// As `Leave`, but after a split vote, each caller waits for silent nodes for this time: it keeps no key meanwhile.
+    /// As `Leave`, but after a split vote, it waits for silent nodes for this time. An inspection keeps no key, so it
+    /// blocks no other client meanwhile.
     AwaitIfSplit(Duration),
-    /// It waits for a part of this ttl, and not for failing nodes.
+    /// It waits for an eighth of this ttl, or for a third after a split vote, and not for failing nodes.
     AwaitFor { ttl: Duration },
 }
 
@@ -291,7 +294,7 @@ impl SlowNodes {
     fn grace(self) -> Duration {
         match self {
             Self::Leave | Self::AwaitIfSplit(_) => GRACE,
-            Self::AwaitFor { ttl } => part(ttl, RENEWAL_GRACE_PART),
+            Self::AwaitFor { ttl } => grace_of(ttl, RENEWAL_GRACE_PART),
         }
     }
 
@@ -301,8 +304,9 @@ impl SlowNodes {
     }
 }
 
-fn part(ttl: Duration, part: u32) -> Duration {
-    (ttl / part).clamp(GRACE, PROBE_LIMIT)
+/// The ttl divided by `part`, but at least [`GRACE`], and at most [`LONGEST_GRACE`].
+fn grace_of(ttl: Duration, part: u32) -> Duration {
+    (ttl / part).clamp(GRACE, LONGEST_GRACE)
 }
 
 /// The lease that a request is about, and the ttl that it asks for.
@@ -491,9 +495,9 @@ impl QuorumStore {
         self.ask_voters(batches, deadline, SlowNodes::Leave, is_decided, |_| false)
     }
 
-    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` still returns
-    /// false, the missing votes may decide; `slow_nodes` says how long to wait for them. Notes the clock of each node that
-    /// has got a request too late.
+    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted, so that only few votes are missing. If
+    /// `is_decided` still returns false, they may decide, and `slow_nodes` says how long to wait for them. Notes the clock
+    /// of each node that has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -526,9 +530,8 @@ impl QuorumStore {
                 node.submit(batch.collect());
             }
         }
-        // The caller waits by the machine's clock.
         let now = MonotonicTime::now();
-        let deadline = now.after(deadline.since(self.clock.now()));
+        let deadline = self.on_machines_clock(deadline);
         let have_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || is_split(outcomes);
         let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, have_voted));
         let voted_at = voted_at.or_else(|| {
@@ -544,7 +547,7 @@ impl QuorumStore {
             };
             // `now` has passed, so this only checks.
             if !submitted.wait(now, &is_decided)
-                && let Some(grace) = self.split_grace(slow_nodes)
+                && let Some(grace) = self.count_split_vote(slow_nodes)
             {
                 let not_failing = self.not_failing(&nodes);
                 let until = voted_at.after(grace).min(deadline);
@@ -575,17 +578,22 @@ impl QuorumStore {
         outcomes
     }
 
-    /// How long a request waits for silent nodes after a split vote.
-    fn split_grace(&self, slow_nodes: SlowNodes) -> Option<Duration> {
+    /// Counts a split vote of a caller. Returns how long the request waits for silent nodes; `None` for 15 of 16 callers.
+    fn count_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
         match slow_nodes {
             SlowNodes::Leave => {
                 let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
                 let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
-                waits.then_some(PROBE_LIMIT)
+                waits.then_some(LONGEST_GRACE)
             }
             SlowNodes::AwaitIfSplit(grace) => Some(grace),
-            SlowNodes::AwaitFor { ttl } => Some(part(ttl, SPLIT_RENEWAL_PART)),
+            SlowNodes::AwaitFor { ttl } => Some(grace_of(ttl, SPLIT_RENEWAL_GRACE_PART)),
         }
+    }
+
+    /// The time of the machine's clock, by which threads wait, at this time of the client's clock.
+    fn on_machines_clock(&self, time: MonotonicTime) -> MonotonicTime {
+        MonotonicTime::now().after(time.since(self.clock.now()))
     }
 
     /// For each of `nodes`, whether it is not failing.
@@ -893,31 +901,20 @@ impl QuorumStore {
         };
         let holds: Vec<Command> = renewals.iter().map(|one| hold(one, None)).collect();
         let nodes = self.all();
-        let of_lease = |outcomes: &[Option<Outcome>], lease: usize| -> Vec<Option<Outcome>> {
-            let of_nodes = outcomes.chunks(holds.len());
-            of_nodes.map(|of_node| of_node[lease].clone()).collect()
-        };
-        let is_decided = |outcomes: &[Option<Outcome>]| self.count.is_decided(outcomes, is_granted);
-        // The votes for one lease of a batch may be split. The others do not wait until its missing votes decide: its
-        // next renewal asks again.
-        let is_batch = slow_nodes != SlowNodes::Leave;
-        let may_be_split = |outcomes: &[Option<Outcome>]| {
-            is_decided(outcomes) || (is_batch && self.count.has_voted(outcomes))
-        };
-        let of_all = |outcomes: &[Option<Outcome>],
-                      is_true: &dyn Fn(&[Option<Outcome>]) -> bool| {
-            (0..holds.len()).all(|lease| is_true(&of_lease(outcomes, lease)))
-        };
+        let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
+        let leases = holds.len();
+        // If the votes for one lease of a batch are split, the batch does not wait until the deadline for the missing
+        // ones: the next renewal of this lease asks again.
+        let is_batch = matches!(slow_nodes, SlowNodes::AwaitFor { .. });
+        let is_split = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
         let outcomes = self.ask_voters(
             nodes.iter().map(|node| (*node, holds.clone())).collect(),
             deadline,
             slow_nodes,
-            |outcomes| of_all(outcomes, &is_decided),
-            |outcomes| of_all(outcomes, &may_be_split),
+            |outcomes| by_lease(outcomes, leases).all(|one| is_decided(&one)),
+            |outcomes| is_batch && by_lease(outcomes, leases).all(|one| is_split(&one)),
         );
-        let mut by_lease: Vec<Vec<Option<Outcome>>> = (0..holds.len())
-            .map(|lease| of_lease(&outcomes, lease))
-            .collect();
+        let mut by_lease: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
         let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
         for (lease, outcomes) in by_lease.iter().enumerate() {
             let request = &renewals[lease];
@@ -971,34 +968,33 @@ impl QuorumStore {
         }
     }
 
-    /// Asks until a majority agrees on one lease, or on none. Nodes disagree while a lock changes hands. That ends soon,
-    /// or the vote of a silent node decides.
+    /// Asks again, until `deadline`, while a majority has voted, but disagrees. Nodes disagree while a lock changes hands.
+    /// If they go on, the vote of a silent node may decide, so each attempt waits longer for it.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
             have_voted(outcomes) && self.count.found(outcomes).is_some()
         };
-        // The attempts follow the machine's clock.
-        let until = MonotonicTime::now().after(deadline.since(self.clock.now()));
-        let mut attempt = ASKS_AGAIN_AFTER;
+        let until = self.on_machines_clock(deadline);
+        let mut pause = FIRST_INSPECTION_PAUSE;
         loop {
-            let next = MonotonicTime::now().after(attempt);
+            let next_at = MonotonicTime::now().after(pause);
             let nodes = self.all().into_iter();
             let outcomes = self.ask_voters(
                 nodes.map(|node| (node, vec![command.clone()])).collect(),
                 deadline,
-                SlowNodes::AwaitIfSplit(attempt),
+                SlowNodes::AwaitIfSplit(pause),
                 is_decided,
                 have_voted,
             );
             if let Some(found) = self.count.found(&outcomes) {
                 return Ok(found);
             }
-            if !have_voted(&outcomes) || next.max(MonotonicTime::now()) >= until {
+            if !have_voted(&outcomes) || next_at.max(MonotonicTime::now()) >= until {
                 return Err(self.no_majority(&outcomes));
             }
-            park_timeout(next.since(MonotonicTime::now()));
-            attempt = (2 * attempt).min(PROBE_LIMIT);
+            park_timeout(next_at.since(MonotonicTime::now()));
+            pause = (2 * pause).min(LONGEST_GRACE);
         }
     }
 
@@ -1124,7 +1120,7 @@ impl Store for QuorumStore {
 
     /// Checks all nodes at once. A majority has to reply; a finding names each other node.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
-        let checks = self.call_each(|_, member| member.node.check_environment());
+        let checks = self.call_each(|member| member.node.check_environment());
         if checks.iter().flatten().count() < self.count.majority() {
             return Err(self.no_majority(&as_outcomes(&checks)));
         }
@@ -1195,23 +1191,53 @@ impl Store for QuorumStore {
         self.members.iter().for_each(|member| member.node.end());
     }
 
-    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Gives up nodes that are slower.
+    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to nodes
+    /// that do not follow soon.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        let (flushed, flushes) = bounded(self.members.len());
-        let outcomes = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
-            // If this thread does not start, a flush waits for slow nodes until `deadline`.
-            let _ = thread.spawn_scoped(scope, move || self.give_up_slow_nodes(&flushes));
-            self.call_each(move |node, member| {
-                member.node.flush(deadline)?;
-                let _ = flushed.send(node);
-                Ok(())
-            })
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
+        let flush = move |node: usize, sender: &Sender<(usize, Outcome)>| {
+            let flushed = self.members[node].node.flush(deadline);
+            let _ = sender.send((node, flushed.map(|()| Reply::Done)));
+        };
+        std::thread::scope(|scope| {
+            let (sender, flushes) = bounded(self.members.len());
+            let mut threads = Vec::new();
+            for node in self.all() {
+                let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
+                let to_caller = sender.clone();
+                match thread.spawn_scoped(scope, move || flush(node, &to_caller)) {
+                    Ok(thread) => threads.push(thread),
+                    // This thread flushes the node.
+                    Err(_) => flush(node, &sender),
+                }
+            }
+            drop(sender);
+            // The loops end early if all flushes have ended.
+            while !self.have_flushed(&outcomes) {
+                let Ok((node, outcome)) = flushes.recv() else {
+                    break;
+                };
+                outcomes[node] = Some(outcome);
+            }
+            let until = MonotonicTime::now().after(self.flush_grace(&outcomes));
+            while let Ok((node, outcome)) = flushes.recv_timeout(until.since(MonotonicTime::now()))
+            {
+                outcomes[node] = Some(outcome);
+            }
+            for (member, outcome) in self.members.iter().zip(&outcomes) {
+                if outcome.is_none() {
+                    member.node.disconnect();
+                }
+            }
+            for thread in threads {
+                // A panic leaves the node without an outcome.
+                let _ = thread.join();
+            }
         });
-        if outcomes.iter().flatten().count() >= self.count.majority() {
-            return Ok(());
+        match self.have_flushed(&outcomes) {
+            true => Ok(()),
+            false => Err(self.no_majority(&outcomes)),
         }
-        Err(self.no_majority(&as_outcomes(&outcomes)))
     }
 
     fn close(&self) {
@@ -1221,51 +1247,36 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
-    /// Gives up each node that has not flushed soon after a majority has. Each flush sends its node to `flushes`.
-    fn give_up_slow_nodes(&self, flushes: &Receiver<usize>) {
-        let mut open = self.all();
-        while open.len() > self.count.minority() {
-            // If all flushes have ended, there is no majority.
-            let Ok(flushed) = flushes.recv() else { return };
-            open.retain(|node| *node != flushed);
-        }
-        let is_away = |node: &usize| {
-            let member = &self.members[*node];
-            member.is_silent() || member.health.is_failing()
-        };
-        let limit = match open.iter().all(is_away) {
+    /// Whether a majority has flushed.
+    fn have_flushed(&self, outcomes: &[Option<Outcome>]) -> bool {
+        let flushed = outcomes.iter().flatten().filter(|outcome| outcome.is_ok());
+        flushed.count() >= self.count.majority()
+    }
+
+    /// How long a flush waits, after a majority has flushed, for the nodes without an outcome.
+    fn flush_grace(&self, outcomes: &[Option<Outcome>]) -> Duration {
+        let members = self.members.iter().zip(outcomes);
+        let mut missing = members.filter(|(_, outcome)| outcome.is_none());
+        match missing.all(|(member, _)| member.is_silent() || member.health.is_failing()) {
             true => SILENT_FLUSH,
-            false => SLOW_FLUSH,
-        };
-        let until = Instant::now() + limit;
-        while !open.is_empty() {
-            match flushes.recv_deadline(until) {
-                Ok(flushed) => open.retain(|node| *node != flushed),
-                Err(RecvTimeoutError::Timeout) => break,
-                // The others have failed by themselves.
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-        for node in open {
-            self.members[node].node.give_up();
+            false => LONGEST_GRACE,
         }
     }
 
     /// Calls `call` for each node, on a thread of its own, and waits for all of them.
     fn call_each<T: Send>(
         &self,
-        call: impl Fn(usize, &Member) -> Result<T, Error> + Sync,
+        call: impl Fn(&Member) -> Result<T, Error> + Sync,
     ) -> Vec<Result<T, Error>> {
         let call = &call;
         std::thread::scope(|scope| {
-            let start = |node: usize| {
-                let member = &*self.members[node];
+            let start = |member| {
                 let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
-                let spawned = thread.spawn_scoped(scope, move || call(node, member));
+                let spawned = thread.spawn_scoped(scope, move || call(member));
                 // If no thread can start, this thread makes the call.
-                spawned.map_err(|_| call(node, member))
+                spawned.map_err(|_| call(member))
             };
-            let calls: Vec<_> = self.all().into_iter().map(start).collect();
+            let calls: Vec<_> = self.members.iter().map(|one| &**one).map(start).collect();
             let result = |call| match call {
                 Ok(thread) => std::thread::ScopedJoinHandle::join(thread).unwrap_or_else(|_| {
                     Err(Error::new(ErrorKind::Timeout, "the call has panicked"))
@@ -1327,6 +1338,18 @@ fn is_vote(command: &Command) -> bool {
             | Command::ReadCopy { .. }
             | Command::WriteCopy { .. }
     )
+}
+
+/// The outcomes of each of `leases`, from batches that have one request for each lease.
+fn by_lease(
+    outcomes: &[Option<Outcome>],
+    leases: usize,
+) -> impl Iterator<Item = Vec<Option<Outcome>>> {
+    let of_lease = move |lease: usize| {
+        let of_nodes = outcomes.chunks(leases);
+        of_nodes.map(|of_node| of_node[lease].clone()).collect()
+    };
+    (0..leases).map(of_lease)
 }
 
 /// The results of calls as outcomes, for an error.

@@ -28,8 +28,9 @@ pub(super) trait QuorumNode: Store + Notifications {
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
 
-    /// Gives the node up when the client ends: no thread waits for it any more, and its releases end with their ttl.
-    fn give_up(&self);
+    /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more. The
+    /// keys that are not released on the node expire with their ttl.
+    fn disconnect(&self);
 
     /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
     fn naming_the_server(&self, outcome: Outcome) -> Outcome;
@@ -58,8 +59,8 @@ impl QuorumNode for Node {
         Self::queue_undo(self, release);
     }
 
-    fn give_up(&self) {
-        Self::give_up(self);
+    fn disconnect(&self) {
+        Self::disconnect(self);
     }
 
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {
@@ -83,8 +84,8 @@ impl QuorumNode for MemoryNode {
         self.send_release(release);
     }
 
-    fn give_up(&self) {
-        Self::give_up(self);
+    fn disconnect(&self) {
+        self.drop_releases();
     }
 
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {

@@ -227,8 +227,8 @@ impl QuorumNode for Faulty {
     fn queue_undo(&self, release: Command) {
         self.node.send_release(release);
     }
-    fn give_up(&self) {
-        self.node.give_up();
+    fn disconnect(&self) {
+        self.node.drop_releases();
     }
     fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         outcome

@@ -60,6 +60,8 @@ pub(crate) struct Endpoint {
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
     is_retired: Arc<AtomicBool>,
     opening: Mutex<Opening>,
+    /// The connections that were opened.
+    connections: Sockets,
     /// Sockets to sentinels that attempts to connect ask for the primary. A switch-over does not close them.
     queries: Sockets,
     /// Whether the server must be a node of a Cluster. If false, it must not be one.
@@ -97,15 +99,13 @@ struct Failures {
     last: Option<Error>,
 }
 
-/// The attempts to connect that are under way, and the connections that they have made.
+/// The attempts to connect that are under way.
 #[derive(Default)]
 struct Opening {
     /// True once the client has ended: no connection is made any more.
     closed: bool,
-    /// The sockets of attempts.
+    /// Sockets to servers.
     sockets: Vec<Closer>,
-    /// The sockets of connections. Some of them may be closed.
-    made: Vec<Closer>,
 }
 
 impl Opening {
@@ -162,6 +162,7 @@ impl Endpoint {
             epoch: Arc::default(),
             is_retired: Arc::default(),
             opening: Mutex::default(),
+            connections: Sockets::default(),
             queries: Sockets::default(),
             is_in_cluster: false,
             data_check: None,
@@ -498,7 +499,11 @@ impl Endpoint {
             let mut closer = None;
             let opened = self.open_once(time, deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
-                self.end_opening(&closer, opened.is_ok());
+                self.end_opening(&closer);
+                if opened.is_ok() {
+                    // After `close_connections`, this closes the socket.
+                    let _ = self.connections.register(closer);
+                }
             }
             let again_at = self.note_attempt(opened.as_ref().err());
             let (Some(again_at), Err(error)) = (again_at, &opened) else {
@@ -656,11 +661,11 @@ impl Endpoint {
         self.queries.close();
     }
 
-    /// As [`close`](Self::close), and closes all connections. So no thread waits for the server any more.
-    pub(crate) fn give_up(&self) {
+    /// As [`close`](Self::close), and closes the connections that [`open`](Self::open) has made. So no caller waits for
+    /// their replies any more.
+    pub(crate) fn close_connections(&self) {
         self.close();
-        let made = std::mem::take(&mut self.opening.lock().made);
-        made.iter().for_each(Closer::close);
+        self.connections.close();
     }
 
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
@@ -675,14 +680,10 @@ impl Endpoint {
         self.check_is_named(info)
     }
 
-    /// Notes that an attempt to connect has ended. If it `is_made`, [`give_up`](Self::give_up) can still close the socket.
-    fn end_opening(&self, socket: &Closer, is_made: bool) {
+    /// Forgets a socket of an attempt to connect.
+    fn end_opening(&self, socket: &Closer) {
         let mut opening = self.opening.lock();
-        let Opening { sockets, made, .. } = &mut *opening;
-        made.retain(Closer::is_open);
-        let ended = sockets.extract_if(.., |other| other.is_same(socket));
-        // A closed endpoint has no sockets, so this one is closed, too.
-        made.extend(ended.filter(|_| is_made));
+        opening.sockets.retain(|other| !other.is_same(socket));
     }
 
     /// Returns an error once the client has ended.
@@ -1166,7 +1167,7 @@ mod tests {
     #[test]
     #[cfg(not(shuttle))]
     #[cfg(feature = "__server_tests")]
-    fn an_endpoint_that_is_given_up_closes_its_connections() {
+    fn close_connections_closes_open_ones() {
         let server = leasehold_testbed::Server::start().unwrap();
         let timeout = Duration::from_secs(60);
         let endpoint = Endpoint::new(&server.url(), timeout, DEFAULT_MAX_REPLY).unwrap();
@@ -1174,16 +1175,12 @@ mod tests {
             drop(endpoint.open().ok().unwrap());
         }
         let open = [(); 2].map(|()| endpoint.open().ok().unwrap());
-        assert_eq!(
-            endpoint.opening.lock().made.len(),
-            2,
-            "it forgets closed ones"
-        );
+        assert_eq!(endpoint.connections.count(), 2);
         let is_closed = |it: &Connection| {
             let mut read = [std::mem::MaybeUninit::uninit()];
             matches!(it.socket().peek(&mut read), Ok(0))
         };
-        endpoint.give_up();
+        endpoint.close_connections();
         assert!(open.iter().all(is_closed));
         assert!(endpoint.open().is_err());
     }

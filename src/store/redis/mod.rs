@@ -183,9 +183,9 @@ impl Node {
         }
     }
 
-    /// Ends the waits for this server, and connects to it no more.
-    pub(crate) fn give_up(&self) {
-        self.shared.endpoint.give_up();
+    /// Closes the connections of requests for good.
+    pub(crate) fn disconnect(&self) {
+        self.shared.endpoint.close_connections();
     }
 
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
@@ -404,6 +404,7 @@ impl Store for Node {
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let may_go_on = || self.shared.endpoint.check_open().is_ok();
         let mut pause = FIRST_PAUSE;
         loop {
             let flushed = self.flush_once(deadline);
@@ -411,8 +412,7 @@ impl Store for Node {
             match flushed {
                 // The master of a Cluster has no slots any more, so its releases are for other masters.
                 Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
-                Err(error) if self.shared.endpoint.check_open().is_err() => return Err(error),
-                Err(error) if error.is_unavailable() && !left.is_zero() => {
+                Err(error) if error.is_unavailable() && may_go_on() && !left.is_zero() => {
                     park_timeout(left.min(pause));
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
