@@ -593,6 +593,13 @@ fn an_inspection_waits_for_a_deciding_slow_node() {
     assert!(matches!(found, Reply::Found { value, .. } if value.lease == it.lease));
 }
 
+#[test]
+fn an_extension_waits_for_a_deciding_slow_node() {
+    let it = SlowDecider::new();
+    let renewed = it.client.renew(&it.key, it.lease, it.token);
+    assert_eq!(renewed, Ok(Reply::Done));
+}
+
 /// The node needs 200 ms. That is more than an eighth of the ttl, and less than a third.
 #[test]
 fn renewals_wait_for_a_deciding_slow_node() {
