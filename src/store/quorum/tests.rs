@@ -182,6 +182,14 @@ impl Fixture {
         }));
     }
 
+    /// As [`lock`](Self::lock), on all nodes.
+    #[track_caller]
+    fn lock_on_all(&self, servers: &[Server], key: &Key) -> (LeaseId, u64) {
+        let (lease, token) = self.lock(key);
+        self.hold_on_all(servers, key, lease, token);
+        (lease, token)
+    }
+
     fn unlock(&self, key: &Key, lease: LeaseId) -> Said {
         said(self.ask(release(key, lease)))
     }
@@ -294,8 +302,7 @@ fn another_lease_is_contended() {
     let servers = servers::<3>();
     let [first, second] = [(); 2].map(|()| patient(&servers));
     let key = key("k");
-    let (lease, token) = first.lock(&key);
-    first.hold_on_all(&servers, &key, lease, token);
+    let (lease, token) = first.lock_on_all(&servers, &key);
     let (other, outcome) = second.acquire(&key);
     let Ok(Reply::Contended { expires_in, queued }) = outcome else {
         panic!("{outcome:?}");
@@ -323,8 +330,7 @@ fn lock_without_threads(
 ) -> Option<[bool; 3]> {
     let client = patient(servers);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(servers, &key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     client.stop_and_join_threads();
     prepare(&client.store);
@@ -388,8 +394,7 @@ fn a_slightly_slower_node_becomes_silent() {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     let slow = &client.store.members[2];
     assert!(eventually(LONG, || !slow.is_silent()));
@@ -441,8 +446,7 @@ fn a_stopped_minority_delays_nobody() {
 fn servers_with_a_taken_key(key: &Key) -> [Server; 3] {
     let servers = servers::<3>();
     let other = patient(&servers);
-    let (lease, token) = other.lock(key);
-    other.hold_on_all(&servers, key, lease, token);
+    other.lock_on_all(&servers, key);
     for free in [&servers[0], &servers[2]] {
         ask(free, &["DEL", key.in_redis()]);
     }
@@ -520,8 +524,7 @@ fn a_slow_node_votes_for_the_holder_of_a_key() {
     let mut servers = servers::<3>();
     let holder = patient(&servers);
     let key = key("k");
-    let (lease, token) = holder.lock(&key);
-    holder.hold_on_all(&servers, &key, lease, token);
+    holder.lock_on_all(&servers, &key);
     let (client, proxy) = patient_behind_proxy(&servers, 2);
     client.lock(&self::key("other"));
     servers[0].kill();
@@ -538,8 +541,7 @@ fn an_inspection_asks_again_while_nodes_disagree() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    client.lock_on_all(&servers, &key);
     servers[2].stop();
     ask(&servers[0], &["DEL", key.in_redis()]);
     let asked = || servers[0].calls("evalsha").unwrap();
@@ -569,8 +571,7 @@ impl SlowDecider {
         let servers = servers::<3>();
         let (client, proxy) = patient_behind_proxy(&servers, 2);
         let key = key("k");
-        let (lease, token) = client.lock(&key);
-        client.hold_on_all(&servers, &key, lease, token);
+        let (lease, token) = client.lock_on_all(&servers, &key);
         ask(&servers[0], &["DEL", key.in_redis()]);
         proxy.delay(SHORT);
         *client.store.members[2].silent_until.lock() = Some(soon());
@@ -633,8 +634,7 @@ fn a_split_vote_delays_no_other_renewal() {
     let client = patient(&servers);
     let keys = ["a", "b"].map(key);
     let leases = keys.each_ref().map(|key| {
-        let (lease, token) = client.lock(key);
-        client.hold_on_all(&servers, key, lease, token);
+        let (lease, token) = client.lock_on_all(&servers, key);
         (lease, token)
     });
     ask(&servers[1], &["DEL", keys[0].in_redis()]);
@@ -690,8 +690,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     let config = config(Duration::from_millis(300));
     let client = client(&urls(&servers), &config, TTL);
     let [key, other] = ["k", "other"].map(key);
-    let (lease, token) = client.lock(&other);
-    client.hold_on_all(&servers, &other, lease, token);
+    client.lock_on_all(&servers, &other);
     client.end_probes(servers.len());
     let stopped = &servers[..2];
     let calls = || [0, 1].map(|n: usize| stopped[n].calls("evalsha").unwrap());
@@ -764,8 +763,7 @@ fn a_lost_reply_leaves_no_key_behind() {
     let client = client(&urls, &config(LONG), TTL);
     let key = key("k");
     // All nodes are connected.
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     let limit = Duration::from_secs(3);
     let lose_replies = |cuts| {
@@ -1008,8 +1006,7 @@ fn nodes_without_data_report_no_loss() {
     let mut servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     servers[..2]
         .iter_mut()
         .for_each(|one| one.restart().unwrap());
@@ -1033,8 +1030,7 @@ fn a_majority_says_who_holds_the_lock() {
     let key = key("k");
     let inspect = || said(client.ask(Command::Inspect { key: key.clone() }));
     assert_eq!(inspect(), Ok(Reply::Missing));
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, token) = client.lock_on_all(&servers, &key);
     ask(&servers[0], &["DEL", key.in_redis()]);
     let Ok(Reply::Found { value, expires_in }) = inspect() else {
         panic!("two nodes have the key");
@@ -1075,8 +1071,7 @@ fn a_forced_release_reaches_a_node_that_is_back() {
     let servers = servers::<3>();
     let [client, operator] = [(); 2].map(|()| patient(&servers));
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     // Each node is stopped once, since the calls also end in the order of the nodes.
     for stopped in &servers {
         stopped.stop();
@@ -1252,8 +1247,7 @@ fn a_flush_waits_for_a_slower_node() {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     proxy.delay(2 * GRACE);
     client.store.send_release(release(&key, lease));
     client.store.flush(soon()).unwrap();
@@ -1267,8 +1261,7 @@ fn a_flush_closes_connections_to_a_node_without_replies() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
-    client.hold_on_all(&servers, &key, lease, token);
+    let (lease, _) = client.lock_on_all(&servers, &key);
     servers[2].stop();
     client.store.send_release(release(&key, lease));
     let started = Instant::now();
@@ -1397,8 +1390,7 @@ fn acquire_after_restarts_with_data(nodes_keep_data: bool) -> Outcome {
     };
     let [first, second] = [(); 2].map(|()| client(&urls(&servers), &config, TTL));
     let key = key("k");
-    let (lease, token) = first.lock(&key);
-    first.hold_on_all(&servers, &key, lease, token);
+    let (lease, token) = first.lock_on_all(&servers, &key);
     for server in &mut servers {
         server.restart().unwrap();
     }
