@@ -15,6 +15,11 @@ pub(super) struct Reading {
 }
 
 impl Reading {
+    /// The time from the request to the reply, or a little less.
+    pub(super) fn round_trip(&self) -> Duration {
+        2 * self.error
+    }
+
     /// The node's clock showed `micros` at some time between `sent` and `seen`.
     pub(super) fn new(micros: u64, sent: MonotonicTime, seen: MonotonicTime) -> Self {
         let error = seen.since(sent) / 2;

@@ -16,8 +16,14 @@ use crate::store::quorum::Member;
 use crate::store::quorum::clocks::{self, Reading};
 use crate::util::clock::{Clock, MonotonicTime};
 
-/// How long a probe waits for its reply.
+/// How long a probe waits for its reply at least.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// A probe of a distant node waits longer: so many of its round trips, since the probe may wait for replies to earlier
+/// requests of several pipelines; but [`LONGEST_PROBE`] at most.
+const PROBE_ROUND_TRIPS: u32 = 4;
+const LONGEST_PROBE: Duration = Duration::from_secs(2);
+/// How many probes of a node that was never reached may have no reply before the node is failing.
+const MOST_EXCUSES: u32 = 3;
 /// How often a waiting probe looks whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);
 /// The time from a request without a reply to the probe. A vote in between makes the probe unnecessary.
@@ -47,8 +53,10 @@ pub(super) struct Health(Mutex<Known>);
 
 struct Known {
     found: Found,
-    /// See [`Known::take_excuse`].
-    has_excuse: bool,
+    /// How many probes may have no reply before a node that was never reached is failing.
+    excuses: u32,
+    /// The time of the last probe with a reply.
+    round_trip: Duration,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
     /// The reading of the last probe.
@@ -112,7 +120,8 @@ impl Default for Health {
     fn default() -> Self {
         Self(Mutex::new(Known {
             found: Found::Unknown,
-            has_excuse: true,
+            excuses: MOST_EXCUSES,
+            round_trip: Duration::ZERO,
             probe_at: None,
             pause: FIRST_PAUSE,
             reading: None,
@@ -164,7 +173,8 @@ impl Health {
         let sign = Sign::of(std::slice::from_ref(&outcome));
         let mut known = self.0.lock();
         known.reading = reading;
-        if reading.is_some() {
+        if let Some(reading) = reading {
+            known.round_trip = reading.round_trip();
             known.read_at = Some(clock.now().after(READ_EVERY));
             // A request may have asked for another reading meanwhile.
             known.is_reading_due = false;
@@ -178,7 +188,7 @@ impl Health {
                 Noted::ToProbe
             }
             None => {
-                let message = format!("{address} did not reply to a probe within {PROBE_LIMIT:?}");
+                let message = format!("{address} did not reply to a probe");
                 known.fails(Error::new(ErrorKind::Unavailable, message))
             }
         }
@@ -210,6 +220,12 @@ impl Health {
             true => Noted::ToProbe,
             false => Noted::Nothing,
         }
+    }
+
+    /// How long a probe waits for its reply.
+    fn probe_limit(&self) -> Duration {
+        let round_trips = PROBE_ROUND_TRIPS * self.0.lock().round_trip;
+        round_trips.clamp(PROBE_LIMIT, LONGEST_PROBE)
     }
 
     fn probe_at(&self) -> Option<MonotonicTime> {
@@ -251,10 +267,12 @@ impl Known {
         matches!(self.found, Found::Failing { .. })
     }
 
-    /// Returns true once, if nothing is known of the node yet: then a probe without a reply is repeated, before the node
-    /// counts as failing. The first probe also waits for the connection and the log-in, which take several round trips.
+    /// Whether a probe without a reply is repeated before the node counts as failing. If the client has not reached the
+    /// node yet, the probe waits for the connection and the log-in, too, and those of other pipelines.
     fn take_excuse(&mut self) -> bool {
-        matches!(self.found, Found::Unknown) && std::mem::take(&mut self.has_excuse)
+        let is_excused = matches!(self.found, Found::Unknown) && self.excuses > 0;
+        self.excuses = self.excuses.saturating_sub(1);
+        is_excused
     }
 
     /// Whether a request at `now` has the node's clock read: the first one, and one in each [`READ_EVERY`].
@@ -388,7 +406,9 @@ impl Prober {
             for (member, completion) in due.iter().zip(completions) {
                 member.node.submit(vec![(probe.clone(), completion)]);
             }
-            let deadline = MonotonicTime::now().after(PROBE_LIMIT);
+            let limits = due.iter().map(|member| member.health.probe_limit());
+            let limit = limits.max().unwrap_or(PROBE_LIMIT);
+            let deadline = MonotonicTime::now().after(limit);
             let seen: Vec<Cell<Option<MonotonicTime>>> = vec![Cell::default(); due.len()];
             let have_come = |outcomes: &[Option<Outcome>]| {
                 for (seen, _) in seen.iter().zip(outcomes).filter(|(_, one)| one.is_some()) {
@@ -534,17 +554,35 @@ mod tests {
     }
 
     #[test]
-    fn the_first_probe_of_a_node_is_repeated() {
+    fn the_first_probes_of_a_node_are_repeated() {
         let (health, clock) = health();
         let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
-        assert_eq!(probe(None), Noted::ToProbe);
-        assert!(!health.is_failing());
-        assert_eq!(pause(&health), Duration::ZERO);
+        for _ in 0..MOST_EXCUSES {
+            assert_eq!(probe(None), Noted::ToProbe);
+            assert!(!health.is_failing());
+            assert_eq!(pause(&health), Duration::ZERO);
+        }
         assert_eq!(probe(None), Noted::Changed);
         assert!(health.is_failing());
         // A node that was reached before has its connection.
         assert_eq!(probe(voted()), Noted::Changed);
         assert_eq!(probe(None), Noted::Changed);
+    }
+
+    #[test]
+    fn a_probe_of_a_distant_node_waits_longer() {
+        let (health, clock) = health();
+        let limit_after = |round_trip: u64| {
+            let (sent, round_trip) = (clock.now(), Duration::from_millis(round_trip));
+            let reading = Reading::new(5, sent, sent.after(round_trip));
+            health.note_probe(voted(), Some(reading), "a:1", &clock);
+            health.probe_limit().as_millis()
+        };
+        assert_eq!(health.probe_limit(), PROBE_LIMIT);
+        assert_eq!([1, 200, 240, 900].map(limit_after), [500, 800, 960, 2_000]);
+        // A lost probe says nothing of the distance.
+        health.note_probe(None, None, "a:1", &clock);
+        assert_eq!(health.probe_limit(), LONGEST_PROBE);
     }
 
     #[test]

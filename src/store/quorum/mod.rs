@@ -16,6 +16,7 @@ mod late_releases;
 mod memory_tests;
 mod node;
 mod proposals;
+mod slow_nodes;
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
@@ -43,10 +44,11 @@ use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released};
-use crate::store::quorum::health::{Health, PROBE_LIMIT, Prober};
+use crate::store::quorum::health::{Health, Prober};
 use crate::store::quorum::late_releases::QuorumLateReleases;
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
+use crate::store::quorum::slow_nodes::{LONGEST_GRACE, ShortestTtl, SlowNodes};
 use crate::store::quorum::values::Change;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
@@ -64,20 +66,6 @@ use crate::util::threads::ThreadGroup;
 
 /// The greatest number of nodes.
 const MAX_NODES: usize = 9;
-/// After a majority has replied, how long a caller waits for nodes that are a little slower. With their replies, a
-/// grant needs fewer write-backs, and the lock has its key on all nodes.
-const GRACE: Duration = Duration::from_millis(5);
-/// After a majority has replied, the watchdog's renewals wait this part of their shortest ttl for slow nodes, and
-/// [`LONGEST_GRACE`] at most. If they did not wait, a node that is farther away than the others would never get the keys
-/// that it lacks, and its keys would expire.
-const RENEWAL_GRACE_PART: u32 = 8;
-/// As [`RENEWAL_GRACE_PART`], if the votes for a lease of the batch are split. A third of the ttl is the usual time from
-/// one renewal to the next, which asks again.
-const SPLIT_RENEWAL_GRACE_PART: u32 = 3;
-/// The longest time that a request waits for slow nodes after a majority has replied.
-const LONGEST_GRACE: Duration = PROBE_LIMIT;
-/// How long a renewal waits at least for nodes that have just said that the key is missing, and now set it.
-const SETS_WITHIN: Duration = Duration::from_millis(100);
 /// For how long callers do not wait for a node that was slower than that.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
@@ -89,8 +77,10 @@ const WAIT_FOR_SILENT_EVERY: u32 = 16;
 /// After a majority has flushed, how long a flush waits for the other nodes if all of them are silent or failing.
 /// Otherwise, it waits for [`LONGEST_GRACE`].
 const SILENT_FLUSH: Duration = Duration::from_millis(100);
-/// If the nodes disagree, an inspection asks again after this time. It doubles each time, up to [`LONGEST_GRACE`].
-const FIRST_INSPECTION_PAUSE: Duration = Duration::from_millis(5);
+/// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to [`LONGEST_GRACE`].
+const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
+/// An inspection asks again after this time at most, if it waits for no node.
+const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client waits for nodes that give a key back to a ticket.
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
@@ -153,6 +143,7 @@ pub(crate) struct QuorumStore {
     proposals: Proposals,
     /// How long a node does not vote after it may have lost data.
     quarantine: Duration,
+    shortest_ttl: ShortestTtl,
     /// How many times votes were split so far, wrapping.
     split_vote_count: AtomicU32,
     clock: Clock,
@@ -270,45 +261,6 @@ impl Drop for RunningPing {
     }
 }
 
-/// How long a request waits for nodes that are slower than the majority.
-#[derive(Clone, Copy)]
-enum SlowNodes {
-    /// It waits for [`GRACE`], and not for silent nodes. After a split vote, a few callers wait for silent nodes: see
-    /// [`WAIT_FOR_SILENT_EVERY`].
-    Leave,
-    /// As `Leave`, but after a split vote, it waits for silent nodes for this time. An inspection keeps no key, so it
-    /// blocks no other client meanwhile.
-    AwaitIfSplit(Duration),
-    /// It waits for an eighth of this ttl, or for a third after a split vote, and not for failing nodes.
-    AwaitFor { ttl: Duration },
-}
-
-impl SlowNodes {
-    fn awaits(self, member: &Member) -> bool {
-        match self {
-            Self::Leave | Self::AwaitIfSplit(_) => !member.is_silent(),
-            Self::AwaitFor { .. } => !member.health.is_failing(),
-        }
-    }
-
-    fn grace(self) -> Duration {
-        match self {
-            Self::Leave | Self::AwaitIfSplit(_) => GRACE,
-            Self::AwaitFor { ttl } => grace_of(ttl, RENEWAL_GRACE_PART),
-        }
-    }
-
-    /// How long nodes get that set a missing key.
-    fn sets_within(self) -> Duration {
-        self.grace().max(SETS_WITHIN)
-    }
-}
-
-/// The ttl divided by `part`, but at least [`GRACE`], and at most [`LONGEST_GRACE`].
-fn grace_of(ttl: Duration, part: u32) -> Duration {
-    (ttl / part).clamp(GRACE, LONGEST_GRACE)
-}
-
 /// The lease that a request is about, and the ttl that it asks for.
 struct Lease<'a> {
     key: &'a Key,
@@ -421,6 +373,7 @@ impl QuorumStore {
             probe: Command::Probe { mark },
             proposals,
             quarantine,
+            shortest_ttl: ShortestTtl::default(),
             split_vote_count: AtomicU32::new(0),
             clock,
             late_releases,
@@ -587,7 +540,7 @@ impl QuorumStore {
                 waits.then_some(LONGEST_GRACE)
             }
             SlowNodes::AwaitIfSplit(grace) => Some(grace),
-            SlowNodes::AwaitFor { ttl } => Some(grace_of(ttl, SPLIT_RENEWAL_GRACE_PART)),
+            SlowNodes::Await { if_split, .. } => Some(if_split),
         }
     }
 
@@ -615,6 +568,7 @@ impl QuorumStore {
 
     /// Acquires a key that no lease holds.
     fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
+        self.shortest_ttl.note(lease.ttl, MonotonicTime::now());
         // Later, the client would not believe the grant.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
         let (token, outcomes) = self.propose(lease, None, deadline);
@@ -903,16 +857,16 @@ impl QuorumStore {
         let nodes = self.all();
         let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
         let leases = holds.len();
-        // If the votes for one lease of a batch are split, the batch does not wait until the deadline for the missing
-        // ones: the next renewal of this lease asks again.
-        let is_batch = matches!(slow_nodes, SlowNodes::AwaitFor { .. });
+        // If the votes for a lease are split, the watchdog does not wait until the deadline for the missing ones: the
+        // next renewal of this lease asks again.
+        let is_of_watchdog = matches!(slow_nodes, SlowNodes::Await { .. });
         let is_split = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
         let outcomes = self.ask_voters(
             nodes.iter().map(|node| (*node, holds.clone())).collect(),
             deadline,
             slow_nodes,
             |outcomes| by_lease(outcomes, leases).all(|one| is_decided(&one)),
-            |outcomes| is_batch && by_lease(outcomes, leases).all(|one| is_split(&one)),
+            |outcomes| is_of_watchdog && by_lease(outcomes, leases).all(|one| is_split(&one)),
         );
         let mut by_lease: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
         let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
@@ -969,32 +923,34 @@ impl QuorumStore {
     }
 
     /// Asks again, until `deadline`, while a majority has voted, but disagrees. Nodes disagree while a lock changes hands.
-    /// If they go on, the vote of a silent node may decide, so each attempt waits longer for it.
+    /// If they do so for longer, the vote of a silent node may decide, so each attempt waits longer for it.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
             have_voted(outcomes) && self.count.found(outcomes).is_some()
         };
         let until = self.on_machines_clock(deadline);
-        let mut pause = FIRST_INSPECTION_PAUSE;
+        let mut grace = FIRST_INSPECTION_GRACE;
         loop {
-            let next_at = MonotonicTime::now().after(pause);
+            let asked = MonotonicTime::now();
             let nodes = self.all().into_iter();
             let outcomes = self.ask_voters(
                 nodes.map(|node| (node, vec![command.clone()])).collect(),
                 deadline,
-                SlowNodes::AwaitIfSplit(pause),
+                SlowNodes::AwaitIfSplit(grace),
                 is_decided,
                 have_voted,
             );
             if let Some(found) = self.count.found(&outcomes) {
                 return Ok(found);
             }
-            if !have_voted(&outcomes) || next_at.max(MonotonicTime::now()) >= until {
+            let now = MonotonicTime::now();
+            let again_at = now.max(asked.after(grace.min(LONGEST_INSPECTION_PAUSE)));
+            if !have_voted(&outcomes) || again_at >= until {
                 return Err(self.no_majority(&outcomes));
             }
-            park_timeout(next_at.since(MonotonicTime::now()));
-            pause = (2 * pause).min(LONGEST_GRACE);
+            park_timeout(again_at.since(now));
+            grace = (2 * grace).min(LONGEST_GRACE);
         }
     }
 
@@ -1011,12 +967,14 @@ impl Store for QuorumStore {
         let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
             requests.iter_mut().partition(is_renewal);
         // Only the watchdog sends batches, and no caller waits for it.
-        let ttls = renewals.iter().map(|request| match request.command {
-            Command::Renew { ttl, .. } => ttl,
-            _ => Duration::MAX,
-        });
-        let ttl = ttls.min().unwrap_or_default();
-        self.renew(&mut renewals, SlowNodes::AwaitFor { ttl });
+        let now = MonotonicTime::now();
+        for request in &renewals {
+            if let Command::Renew { ttl, .. } = request.command {
+                self.shortest_ttl.note(ttl, now);
+            }
+        }
+        let slow_nodes = SlowNodes::of_renewals(renewals.len(), self.shortest_ttl.get());
+        self.renew(&mut renewals, slow_nodes);
         for request in others {
             let outcome = self.execute_one(request.command.clone(), request.deadline);
             request.outcome = Some(outcome);

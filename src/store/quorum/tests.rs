@@ -10,6 +10,7 @@ use crate::config::DEFAULT_MAX_REPLY;
 use crate::loss::LossReason;
 use crate::store::LateRelease;
 use crate::store::command::Held;
+use crate::store::quorum::slow_nodes::GRACE;
 use crate::store::value::LockValue;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -190,6 +191,16 @@ impl Fixture {
         (lease, token)
     }
 
+    /// Waits until a node that is stopped is failing.
+    #[track_caller]
+    fn fail_soon(&self, node: usize) {
+        assert!(eventually(LONG, || {
+            let (lease, _) = self.acquire(&key("other"));
+            self.unlock(&key("other"), lease).unwrap();
+            self.store.members[node].health.is_failing()
+        }));
+    }
+
     fn unlock(&self, key: &Key, lease: LeaseId) -> Said {
         said(self.ask(release(key, lease)))
     }
@@ -203,11 +214,15 @@ fn said(outcome: Outcome) -> Said {
 }
 
 fn renewal(key: &Key, lease: LeaseId, token: u64) -> Command {
+    renewal_for(key, lease, token, TTL)
+}
+
+fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command {
     Command::Renew {
         key: key.clone(),
         lease,
         token,
-        ttl: TTL,
+        ttl,
         replicas: None,
     }
 }
@@ -495,11 +510,7 @@ fn one_split_vote_in_sixteen_waits() {
     let not_failing = || store.not_failing(&[0, 1, 2]);
     assert_eq!(not_failing(), [true, true, true]);
     servers[0].stop();
-    assert!(eventually(LONG, || {
-        let (lease, _) = client.acquire(&key("other"));
-        client.unlock(&key("other"), lease).unwrap();
-        store.members[0].health.is_failing()
-    }));
+    client.fail_soon(0);
     assert_eq!(not_failing(), [false, true, true]);
     servers[0].resume();
 }
@@ -555,6 +566,26 @@ fn an_inspection_asks_again_while_nodes_disagree() {
     servers[2].resume();
 }
 
+/// The third node is failing, so no attempt waits for it.
+#[test]
+fn an_inspection_uses_its_time_while_nodes_disagree() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    client.lock_on_all(&servers, &key);
+    servers[2].stop();
+    client.fail_soon(2);
+    ask(&servers[0], &["DEL", key.in_redis()]);
+    let (inspect, time) = (Command::Inspect { key }, 6 * SHORT);
+    let started = Instant::now();
+    let outcome = client
+        .store
+        .execute_one(inspect, MonotonicTime::now().after(time));
+    assert_no_quorum(outcome, "held");
+    assert!(started.elapsed() >= time - 2 * LONGEST_INSPECTION_PAUSE);
+    servers[2].resume();
+}
+
 /// The first two nodes disagree for good. The third one decides, and is slower than callers wait for. The client knows
 /// that it is silent.
 struct SlowDecider {
@@ -607,15 +638,8 @@ fn renewals_wait_for_a_deciding_slow_node() {
     let it = SlowDecider::new();
     let ttl = Duration::from_millis(1_500);
     let renew = || {
-        let (key, lease, token) = (it.key.clone(), it.lease, it.token);
-        let renew = Command::Renew {
-            key,
-            lease,
-            token,
-            ttl,
-            replicas: None,
-        };
-        let mut requests = [Request::new(renew, soon())];
+        let renewal = renewal_for(&it.key, it.lease, it.token, ttl);
+        let mut requests = [Request::new(renewal, soon())];
         it.client.store.execute(&mut requests);
         let [renewed] = requests.map(Request::into_outcome);
         // A renewal has set the key on the first node, so the slow one would not decide.
@@ -624,6 +648,36 @@ fn renewals_wait_for_a_deciding_slow_node() {
     };
     // On a busy machine, the reply may come too late.
     assert!(eventually(LONG, renew));
+}
+
+/// The third node is silent. The renewals of a long ttl wait for it, but not so long that a short one would end.
+#[test]
+fn renewals_wait_a_part_of_the_shortest_ttl() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let keys = ["long", "short"].map(key);
+    let leases = keys.each_ref().map(|key| client.lock_on_all(&servers, key));
+    client.store.prober.stop();
+    servers[2].stop();
+    let renew = |lock: usize, ttl| {
+        let (lease, token) = leases[lock];
+        let mut requests = [Request::new(
+            renewal_for(&keys[lock], lease, token, ttl),
+            soon(),
+        )];
+        let started = Instant::now();
+        client.store.execute(&mut requests);
+        let [renewed] = requests.map(Request::into_outcome);
+        assert_eq!(renewed.unwrap(), Reply::Done);
+        started.elapsed()
+    };
+    assert!(renew(0, TTL) >= LONGEST_GRACE);
+    // On a busy machine, each renewal may take longer.
+    assert!(eventually(LONG, || {
+        renew(1, LONGEST_GRACE);
+        renew(0, TTL) < LONGEST_GRACE
+    }));
+    servers[2].resume();
 }
 
 /// The third node is stopped, and one lease has its key on the first node only. The votes for it stay split, and the

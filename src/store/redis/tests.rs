@@ -46,6 +46,23 @@ fn slots_are_those_of_a_cluster() {
     }
 }
 
+#[test]
+fn close_connections_closes_open_ones() {
+    let server = Server::start().unwrap();
+    let endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    for _ in 0..3 {
+        drop(endpoint.open().ok().unwrap());
+    }
+    let open = [(); 2].map(|()| endpoint.open().ok().unwrap());
+    assert_eq!(endpoint.open_connections(), 2);
+    endpoint.close_connections();
+    for connection in open {
+        let mut read = [std::mem::MaybeUninit::uninit()];
+        assert_eq!(connection.socket().peek(&mut read).unwrap(), 0);
+    }
+    assert!(endpoint.open().is_err());
+}
+
 /// A connection for a transaction under `lease`, which holds `lock`.
 fn transaction(url: &str, lock: &Key, lease: LeaseId) -> TransactionConnection {
     let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
