@@ -32,7 +32,8 @@ fn holders_exclude_each_other_while_slots_move() {
                     let guard = mutex.lock().unwrap();
                     drop(witness.enter(&guard));
                     if witness.entries() % 2 == 0 {
-                        assert!(guard.unlock().unwrap().is_confirmed());
+                        let released = guard.unlock().unwrap();
+                        assert!(released.is_confirmed(), "{released:?}");
                     }
                 }
             }));
