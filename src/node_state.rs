@@ -124,8 +124,8 @@ pub enum NodeHealth {
     /// The node has voted on the client's last request or probe.
     Up,
     /// The last probe failed, or had no reply within 500 ms, or within four round trips if that is longer. A node that the
-    /// client has not reached yet gets four such probes. The client probes the node again, at least once a second. A vote does not end this state, but a probe that
-    /// succeeds does, since it also writes.
+    /// client has not reached yet gets four such probes. The client probes the node again, at least once a second. A vote
+    /// does not end this state, but a probe that succeeds does, since it also writes.
     #[non_exhaustive]
     Failing {
         /// How long ago the first of these probes failed.

@@ -22,7 +22,7 @@ pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// requests of several pipelines; but [`LONGEST_PROBE`] at most.
 const PROBE_ROUND_TRIPS: u32 = 4;
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
-/// How many probes of a node that was never reached may have no reply before the node is failing.
+/// So many probes without a reply do not make a node failing that was never reached.
 const MOST_EXCUSES: u32 = 3;
 /// How often a waiting probe looks whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);
@@ -53,9 +53,9 @@ pub(super) struct Health(Mutex<Known>);
 
 struct Known {
     found: Found,
-    /// How many probes may have no reply before a node that was never reached is failing.
+    /// See [`take_excuse`](Self::take_excuse).
     excuses: u32,
-    /// The time of the last probe with a reply.
+    /// How long the last probe with a reply took.
     round_trip: Duration,
     probe_at: Option<MonotonicTime>,
     pause: Duration,
@@ -135,8 +135,8 @@ impl Default for Health {
 
 impl Health {
     /// Notes the outcomes of requests: `None` for one without a reply. `are_votes`: only a node that votes carries the
-    /// requests out. A vote ends no failure: a node that refuses writes still says which keys are taken. A probe ends it,
-    /// since it writes, or a quarantine, which a new process begins.
+    /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. A probe
+    /// ends it, since it writes, and so does a reply that the node does not vote.
     pub(super) fn note(
         &self,
         outcomes: &[Option<Outcome>],
@@ -194,6 +194,14 @@ impl Health {
         }
     }
 
+    /// Notes a probe that has failed.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
+    pub(super) fn note_failed_probe(&self, error: Error, clock: &Clock) {
+        self.note_probe(Some(Err(error)), None, "", clock);
+    }
+
     /// Notes the comparison of the node's clock with the others.
     fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
         let mut known = self.0.lock();
@@ -228,7 +236,7 @@ impl Health {
         round_trips.clamp(PROBE_LIMIT, LONGEST_PROBE)
     }
 
-    fn probe_at(&self) -> Option<MonotonicTime> {
+    pub(super) fn probe_at(&self) -> Option<MonotonicTime> {
         self.0.lock().probe_at
     }
 
@@ -268,7 +276,7 @@ impl Known {
     }
 
     /// Whether a probe without a reply is repeated before the node counts as failing. If the client has not reached the
-    /// node yet, the probe waits for the connection and the log-in, too, and those of other pipelines.
+    /// node yet, the probe also waits for connections and their log-ins, one after the other.
     fn take_excuse(&mut self) -> bool {
         let is_excused = matches!(self.found, Found::Unknown) && self.excuses > 0;
         self.excuses = self.excuses.saturating_sub(1);

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
@@ -502,10 +502,13 @@ impl QuorumStore {
             if !submitted.wait(now, &is_decided)
                 && let Some(grace) = self.count_split_vote(slow_nodes)
             {
-                let not_failing = self.not_failing(&nodes);
+                let may_decide = match slow_nodes.is_alone() {
+                    true => vec![true; nodes.len()],
+                    false => self.not_failing(&nodes),
+                };
                 let until = voted_at.after(grace).min(deadline);
                 let _ = submitted.wait(until, |outcomes| {
-                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
+                    is_decided(outcomes) || have_replied(outcomes, &may_decide)
                 });
             }
             let soon = voted_at.after(slow_nodes.grace()).min(deadline);
@@ -1078,7 +1081,14 @@ impl Store for QuorumStore {
 
     /// Checks all nodes at once. A majority has to reply; a finding names each other node.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
-        let checks = self.call_each(|member| member.node.check_environment());
+        let panicked = || Err(Error::new(ErrorKind::Timeout, "the check has panicked"));
+        let mut checks: Vec<_> = self.members.iter().map(|_| panicked()).collect();
+        let check = |member: &Member| member.node.check_environment();
+        self.call_each(check, |results| {
+            results
+                .iter()
+                .for_each(|(node, check)| checks[node] = check);
+        });
         if checks.iter().flatten().count() < self.count.majority() {
             return Err(self.no_majority(&as_outcomes(&checks)));
         }
@@ -1153,23 +1163,8 @@ impl Store for QuorumStore {
     /// that do not follow soon.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
-        let flush = move |node: usize, sender: &Sender<(usize, Outcome)>| {
-            let flushed = self.members[node].node.flush(deadline);
-            let _ = sender.send((node, flushed.map(|()| Reply::Done)));
-        };
-        std::thread::scope(|scope| {
-            let (sender, flushes) = bounded(self.members.len());
-            let mut threads = Vec::new();
-            for node in self.all() {
-                let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
-                let to_caller = sender.clone();
-                match thread.spawn_scoped(scope, move || flush(node, &to_caller)) {
-                    Ok(thread) => threads.push(thread),
-                    // This thread flushes the node.
-                    Err(_) => flush(node, &sender),
-                }
-            }
-            drop(sender);
+        let flush = |member: &Member| member.node.flush(deadline).map(|()| Reply::Done);
+        self.call_each(flush, |flushes| {
             // The loops end early if all flushes have ended.
             while !self.have_flushed(&outcomes) {
                 let Ok((node, outcome)) = flushes.recv() else {
@@ -1178,18 +1173,14 @@ impl Store for QuorumStore {
                 outcomes[node] = Some(outcome);
             }
             let until = MonotonicTime::now().after(self.flush_grace(&outcomes));
-            while let Ok((node, outcome)) = flushes.recv_timeout(until.since(MonotonicTime::now()))
-            {
+            let left = || until.since(MonotonicTime::now());
+            while let Ok((node, outcome)) = flushes.recv_timeout(left()) {
                 outcomes[node] = Some(outcome);
             }
             for (member, outcome) in self.members.iter().zip(&outcomes) {
                 if outcome.is_none() {
                     member.node.disconnect();
                 }
-            }
-            for thread in threads {
-                // A panic leaves the node without an outcome.
-                let _ = thread.join();
             }
         });
         match self.have_flushed(&outcomes) {
@@ -1221,28 +1212,34 @@ impl QuorumStore {
         }
     }
 
-    /// Calls `call` for each node, on a thread of its own, and waits for all of them.
+    /// Calls `call` for each node, on a thread of its own. `collect` receives each result with its node, until all calls
+    /// have ended; a call that panics has no result. Returns after all calls have ended.
     fn call_each<T: Send>(
         &self,
-        call: impl Fn(&Member) -> Result<T, Error> + Sync,
-    ) -> Vec<Result<T, Error>> {
+        call: impl Fn(&Member) -> T + Sync,
+        collect: impl FnOnce(&Receiver<(usize, T)>),
+    ) {
+        let call = |node: usize, results: &Sender<(usize, T)>| {
+            let _ = results.send((node, call(&self.members[node])));
+        };
         let call = &call;
         std::thread::scope(|scope| {
-            let start = |member| {
+            let (sender, results) = bounded(self.members.len());
+            let mut threads = Vec::new();
+            for node in self.all() {
                 let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
-                let spawned = thread.spawn_scoped(scope, move || call(member));
-                // If no thread can start, this thread makes the call.
-                spawned.map_err(|_| call(member))
-            };
-            let calls: Vec<_> = self.members.iter().map(|one| &**one).map(start).collect();
-            let result = |call| match call {
-                Ok(thread) => std::thread::ScopedJoinHandle::join(thread).unwrap_or_else(|_| {
-                    Err(Error::new(ErrorKind::Timeout, "the call has panicked"))
-                }),
-                Err(result) => result,
-            };
-            calls.into_iter().map(result).collect()
-        })
+                let of_thread = sender.clone();
+                match thread.spawn_scoped(scope, move || call(node, &of_thread)) {
+                    Ok(thread) => threads.push(thread),
+                    // This thread makes the call.
+                    Err(_) => call(node, &sender),
+                }
+            }
+            drop(sender);
+            collect(&results);
+            // A panic of a call must not reach the caller.
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        });
     }
 }
 

@@ -35,8 +35,13 @@ pub(super) enum SlowNodes {
     /// As `Leave`, but after a split vote, it waits for silent nodes for this time. An inspection keeps no key, so it
     /// blocks no other client meanwhile.
     AwaitIfSplit(Duration),
-    /// It waits for `grace`, or for `if_split` after a split vote, and not for failing nodes.
-    Await { grace: Duration, if_split: Duration },
+    /// It waits for `grace`, and not for failing nodes. After a split vote, it waits for `if_split`. If it `is_alone`, it
+    /// then waits for failing nodes, too: it delays no other renewal, and the vote may save its lease.
+    Await {
+        grace: Duration,
+        if_split: Duration,
+        is_alone: bool,
+    },
 }
 
 impl SlowNodes {
@@ -52,7 +57,12 @@ impl SlowNodes {
             } else {
                 SPLIT_BATCH_PART
             }),
+            is_alone,
         }
+    }
+
+    pub(super) fn is_alone(self) -> bool {
+        matches!(self, Self::Await { is_alone: true, .. })
     }
 
     pub(super) fn awaits(self, member: &Member) -> bool {
@@ -134,8 +144,9 @@ mod tests {
             (2, 12, (5, 5)),
             (1, 60_000, (500, 500)),
         ] {
-            let SlowNodes::Await { grace, if_split } =
-                SlowNodes::of_renewals(renewals, Duration::from_millis(ttl))
+            let SlowNodes::Await {
+                grace, if_split, ..
+            } = SlowNodes::of_renewals(renewals, Duration::from_millis(ttl))
             else {
                 panic!("renewals wait for silent nodes");
             };

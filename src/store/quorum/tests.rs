@@ -603,6 +603,8 @@ impl SlowDecider {
         let (client, proxy) = patient_behind_proxy(&servers, 2);
         let key = key("k");
         let (lease, token) = client.lock_on_all(&servers, &key);
+        // The probes have their connections, so no request waits for the log-in of a probe.
+        client.end_probes(servers.len());
         ask(&servers[0], &["DEL", key.in_redis()]);
         proxy.delay(SHORT);
         *client.store.members[2].silent_until.lock() = Some(soon());
@@ -648,6 +650,42 @@ fn renewals_wait_for_a_deciding_slow_node() {
     };
     // On a busy machine, the reply may come too late.
     assert!(eventually(LONG, renew));
+}
+
+/// The node counts as failing, but it only replies late.
+#[test]
+fn a_lone_renewal_waits_for_a_failing_node() {
+    let it = SlowDecider::new();
+    let slow = &it.client.store.members[2];
+    let error = Error::new(ErrorKind::Unavailable, "it was away");
+    slow.health.note_failed_probe(error, &it.client.store.clock);
+    let mut requests = [Request::new(renewal(&it.key, it.lease, it.token), soon())];
+    it.client.store.execute(&mut requests);
+    let [renewed] = requests.map(Request::into_outcome);
+    assert_eq!(renewed.unwrap(), Reply::Done);
+    assert!(slow.health.is_failing(), "a vote does not end a failure");
+}
+
+/// Each probe waits for four round trips of the node, as the last probe has measured them.
+#[test]
+fn a_distant_node_is_not_failing() {
+    let servers = servers::<3>();
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
+    let distant = &client.store.members[2];
+    proxy.delay(3 * SHORT / 2);
+    client.lock(&key("k"));
+    let is_read = || client.store.nodes()[2].clock.is_some();
+    assert!(eventually(LONG, is_read));
+    // The reply to the next probe takes longer than the shortest limit.
+    proxy.delay(3 * SHORT);
+    let noted = distant.health.note(&[None], true, &client.store.clock);
+    client
+        .store
+        .prober
+        .follow_up(noted, distant, &client.store.clock);
+    let is_known = || distant.health.is_failing() || distant.health.probe_at().is_none();
+    assert!(eventually(LONG, is_known));
+    assert!(!distant.health.is_failing());
 }
 
 /// The third node is silent. The renewals of a long ttl wait for it, but not so long that a short one would end.
