@@ -194,14 +194,6 @@ impl Health {
         }
     }
 
-    /// Notes a probe that has failed.
-    #[cfg(test)]
-    #[cfg(feature = "__server_tests")]
-    #[cfg(not(shuttle))]
-    pub(super) fn note_failed_probe(&self, error: Error, clock: &Clock) {
-        self.note_probe(Some(Err(error)), None, "", clock);
-    }
-
     /// Notes the comparison of the node's clock with the others.
     fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
         let mut known = self.0.lock();

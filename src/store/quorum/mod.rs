@@ -502,13 +502,10 @@ impl QuorumStore {
             if !submitted.wait(now, &is_decided)
                 && let Some(grace) = self.count_split_vote(slow_nodes)
             {
-                let may_decide = match slow_nodes.is_alone() {
-                    true => vec![true; nodes.len()],
-                    false => self.not_failing(&nodes),
-                };
+                let not_failing = self.not_failing(&nodes);
                 let until = voted_at.after(grace).min(deadline);
                 let _ = submitted.wait(until, |outcomes| {
-                    is_decided(outcomes) || have_replied(outcomes, &may_decide)
+                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
                 });
             }
             let soon = voted_at.after(slow_nodes.grace()).min(deadline);

@@ -35,13 +35,8 @@ pub(super) enum SlowNodes {
     /// As `Leave`, but after a split vote, it waits for silent nodes for this time. An inspection keeps no key, so it
     /// blocks no other client meanwhile.
     AwaitIfSplit(Duration),
-    /// It waits for `grace`, and not for failing nodes. After a split vote, it waits for `if_split`. If it `is_alone`, it
-    /// then waits for failing nodes, too: it delays no other renewal, and the vote may save its lease.
-    Await {
-        grace: Duration,
-        if_split: Duration,
-        is_alone: bool,
-    },
+    /// It waits for `grace`, or for `if_split` after a split vote, and not for failing nodes.
+    Await { grace: Duration, if_split: Duration },
 }
 
 impl SlowNodes {
@@ -49,20 +44,14 @@ impl SlowNodes {
     /// the shortest ttl that the client renews, and not only those of this batch.
     pub(super) fn of_renewals(renewals: usize, shortest_ttl: Duration) -> Self {
         let part = |part: u32| (shortest_ttl / part).clamp(GRACE, LONGEST_GRACE);
-        let is_alone = renewals == 1;
+        let split_part = match renewals {
+            1 => SPLIT_RENEWAL_PART,
+            _ => SPLIT_BATCH_PART,
+        };
         Self::Await {
             grace: part(RENEWAL_GRACE_PART),
-            if_split: part(if is_alone {
-                SPLIT_RENEWAL_PART
-            } else {
-                SPLIT_BATCH_PART
-            }),
-            is_alone,
+            if_split: part(split_part),
         }
-    }
-
-    pub(super) fn is_alone(self) -> bool {
-        matches!(self, Self::Await { is_alone: true, .. })
     }
 
     pub(super) fn awaits(self, member: &Member) -> bool {
@@ -144,9 +133,8 @@ mod tests {
             (2, 12, (5, 5)),
             (1, 60_000, (500, 500)),
         ] {
-            let SlowNodes::Await {
-                grace, if_split, ..
-            } = SlowNodes::of_renewals(renewals, Duration::from_millis(ttl))
+            let SlowNodes::Await { grace, if_split } =
+                SlowNodes::of_renewals(renewals, Duration::from_millis(ttl))
             else {
                 panic!("renewals wait for silent nodes");
             };

@@ -120,11 +120,15 @@ fn soon() -> MonotonicTime {
 
 impl Fixture {
     fn acquire_by(&self, key: &Key, deadline: MonotonicTime) -> (LeaseId, Outcome) {
+        self.acquire_for(key, TTL, deadline)
+    }
+
+    fn acquire_for(&self, key: &Key, ttl: Duration, deadline: MonotonicTime) -> (LeaseId, Outcome) {
         let lease = LeaseId::random();
         let acquire = Command::Acquire {
             key: key.clone(),
             lease,
-            ttl: TTL,
+            ttl,
             queue_mode: QueueMode::None,
             replicas: None,
         };
@@ -652,20 +656,6 @@ fn renewals_wait_for_a_deciding_slow_node() {
     assert!(eventually(LONG, renew));
 }
 
-/// The node counts as failing, but it only replies late.
-#[test]
-fn a_lone_renewal_waits_for_a_failing_node() {
-    let it = SlowDecider::new();
-    let slow = &it.client.store.members[2];
-    let error = Error::new(ErrorKind::Unavailable, "it was away");
-    slow.health.note_failed_probe(error, &it.client.store.clock);
-    let mut requests = [Request::new(renewal(&it.key, it.lease, it.token), soon())];
-    it.client.store.execute(&mut requests);
-    let [renewed] = requests.map(Request::into_outcome);
-    assert_eq!(renewed.unwrap(), Reply::Done);
-    assert!(slow.health.is_failing(), "a vote does not end a failure");
-}
-
 /// Each probe waits for four round trips of the node, as the last probe has measured them.
 #[test]
 fn a_distant_node_is_not_failing() {
@@ -714,6 +704,16 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
     assert!(eventually(LONG, || {
         renew(1, LONGEST_GRACE);
         renew(0, TTL) < LONGEST_GRACE
+    }));
+    std::thread::sleep(LONGEST_GRACE);
+    assert!(renew(0, TTL) >= LONGEST_GRACE, "the short ttl has ended");
+    // A lock with a short ttl counts before its first renewal.
+    assert!(eventually(LONG, || {
+        let (lease, outcome) = client.acquire_for(&key("new"), LONGEST_GRACE, soon());
+        assert_granted(outcome);
+        let took = renew(0, TTL);
+        assert_eq!(client.unlock(&key("new"), lease), Ok(Reply::Done));
+        took < LONGEST_GRACE
     }));
     servers[2].resume();
 }
