@@ -15,11 +15,6 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// The time from the request to the reply, or a little less.
-    pub(super) fn round_trip(&self) -> Duration {
-        2 * self.error
-    }
-
     /// The node's clock showed `micros` at some time between `sent` and `seen`.
     pub(super) fn new(micros: u64, sent: MonotonicTime, seen: MonotonicTime) -> Self {
         let error = seen.since(sent) / 2;
@@ -30,6 +25,11 @@ impl Reading {
             ahead: signed(micros) - middle,
             error,
         }
+    }
+
+    /// The time from the request to the reply.
+    pub(super) fn round_trip(&self) -> Duration {
+        2 * self.error
     }
 }
 

@@ -18,11 +18,11 @@ use crate::util::clock::{Clock, MonotonicTime};
 
 /// How long a probe waits for its reply at least.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
-/// A probe of a distant node waits longer: so many of its round trips, since the probe may wait for replies to earlier
-/// requests of several pipelines; but [`LONGEST_PROBE`] at most.
+/// A probe waits for this many round trips of its node, if they take longer than [`PROBE_LIMIT`], but for
+/// [`LONGEST_PROBE`] at most: earlier requests of several pipelines may delay the reply.
 const PROBE_ROUND_TRIPS: u32 = 4;
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
-/// So many probes without a reply do not make a node failing that was never reached.
+/// How many probes without a reply a node may have before it is failing, if the client has never reached it.
 const MOST_EXCUSES: u32 = 3;
 /// How often a waiting probe looks whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);

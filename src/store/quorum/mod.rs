@@ -448,9 +448,9 @@ impl QuorumStore {
         self.ask_voters(batches, deadline, SlowNodes::Leave, is_decided, |_| false)
     }
 
-    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted, so that only few votes are missing. If
-    /// `is_decided` still returns false, they may decide, and `slow_nodes` says how long to wait for them. Notes the clock
-    /// of each node that has got a request too late.
+    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` returns
+    /// false, the missing votes may decide, and `slow_nodes` says how long to wait for them. Notes the clock of each node
+    /// that has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -922,8 +922,9 @@ impl QuorumStore {
         }
     }
 
-    /// Asks again, until `deadline`, while a majority has voted, but disagrees. Nodes disagree while a lock changes hands.
-    /// If they do so for longer, the vote of a silent node may decide, so each attempt waits longer for it.
+    /// Inspects the key. If the nodes that have voted disagree, asks again until `deadline`: nodes disagree while a lock
+    /// changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits longer for
+    /// that vote.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {

@@ -40,8 +40,8 @@ pub(super) enum SlowNodes {
 }
 
 impl SlowNodes {
-    /// For `renewals` of the watchdog that are sent together. All workers may wait at the same time, so the wait follows
-    /// the shortest ttl that the client renews, and not only those of this batch.
+    /// For so many renewals of the watchdog that are sent together. All workers of the watchdog may wait at the same time.
+    /// So the wait follows the shortest ttl of all locks of the client, also of those that are in no batch now.
     pub(super) fn of_renewals(renewals: usize, shortest_ttl: Duration) -> Self {
         let part = |part: u32| (shortest_ttl / part).clamp(GRACE, LONGEST_GRACE);
         let split_part = match renewals {
@@ -80,7 +80,7 @@ pub(super) struct ShortestTtl(Mutex<Option<(Duration, MonotonicTime)>>);
 
 impl ShortestTtl {
     /// Notes a ttl at `now`. It counts until it has ended: a lock that is still held is renewed before that. A ttl below
-    /// [`MIN_TTL`] only asks for the lease.
+    /// [`MIN_TTL`] does not count: such a renewal only asks whether the lease is held.
     pub(super) fn note(&self, ttl: Duration, now: MonotonicTime) {
         if ttl < MIN_TTL {
             return;

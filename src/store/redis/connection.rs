@@ -60,7 +60,7 @@ pub(crate) struct Endpoint {
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
     is_retired: Arc<AtomicBool>,
     opening: Mutex<Opening>,
-    /// The connections that were opened.
+    /// The sockets of the connections that were opened.
     connections: Sockets,
     /// Sockets to sentinels that attempts to connect ask for the primary. A switch-over does not close them.
     queries: Sockets,

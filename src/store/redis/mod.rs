@@ -404,7 +404,7 @@ impl Store for Node {
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        let may_go_on = || self.shared.endpoint.check_open().is_ok();
+        let is_open = || self.shared.endpoint.check_open().is_ok();
         let mut pause = FIRST_PAUSE;
         loop {
             let flushed = self.flush_once(deadline);
@@ -412,7 +412,7 @@ impl Store for Node {
             match flushed {
                 // The master of a Cluster has no slots any more, so its releases are for other masters.
                 Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
-                Err(error) if error.is_unavailable() && may_go_on() && !left.is_zero() => {
+                Err(error) if error.is_unavailable() && is_open() && !left.is_zero() => {
                     park_timeout(left.min(pause));
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
