@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::config::{Config, MIN_TTL};
@@ -1158,7 +1158,7 @@ impl Store for QuorumStore {
     }
 
     /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to nodes
-    /// that do not follow soon.
+    /// that neither follow soon nor make progress.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
         let flush = |member: &Member| member.node.flush(deadline).map(|()| Reply::Done);
@@ -1170,14 +1170,25 @@ impl Store for QuorumStore {
                 };
                 outcomes[node] = Some(outcome);
             }
-            let until = MonotonicTime::now().after(self.flush_grace(&outcomes));
-            let left = || until.since(MonotonicTime::now());
-            while let Ok((node, outcome)) = flushes.recv_timeout(left()) {
-                outcomes[node] = Some(outcome);
-            }
-            for (member, outcome) in self.members.iter().zip(&outcomes) {
-                if outcome.is_none() {
-                    member.node.disconnect();
+            let queued_of = |member: &Arc<Member>| member.node.queued_releases();
+            let mut queued: Vec<usize> = self.members.iter().map(queued_of).collect();
+            while outcomes.iter().any(Option::is_none) {
+                let until = MonotonicTime::now().after(self.flush_grace(&outcomes));
+                let left = || until.since(MonotonicTime::now());
+                let ended = loop {
+                    match flushes.recv_timeout(left()) {
+                        Ok((node, outcome)) => outcomes[node] = Some(outcome),
+                        Err(ended) => break ended,
+                    }
+                };
+                if ended == RecvTimeoutError::Disconnected {
+                    break;
+                }
+                for (node, member) in self.members.iter().enumerate() {
+                    let before = std::mem::replace(&mut queued[node], queued_of(member));
+                    if outcomes[node].is_none() && queued[node] >= before {
+                        member.node.disconnect();
+                    }
                 }
             }
         });

@@ -28,6 +28,9 @@ pub(super) trait QuorumNode: Store + Notifications {
     /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
     fn queue_undo(&self, release: Command);
 
+    /// How many releases wait to be sent. While this number falls, the node makes progress.
+    fn queued_releases(&self) -> usize;
+
     /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more. The
     /// keys that are not released on the node expire with their ttl.
     fn disconnect(&self);
@@ -59,6 +62,10 @@ impl QuorumNode for Node {
         Self::queue_undo(self, release);
     }
 
+    fn queued_releases(&self) -> usize {
+        Self::queued_releases(self)
+    }
+
     fn disconnect(&self) {
         Self::disconnect(self);
     }
@@ -82,6 +89,10 @@ impl QuorumNode for MemoryNode {
 
     fn queue_undo(&self, release: Command) {
         self.send_release(release);
+    }
+
+    fn queued_releases(&self) -> usize {
+        self.failed_releases()
     }
 
     fn disconnect(&self) {

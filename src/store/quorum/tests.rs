@@ -1348,6 +1348,25 @@ fn a_flush_waits_for_a_slower_node() {
     client.store.members[2].node.ping().unwrap();
 }
 
+/// The slower node needs some seconds for its releases, and the others some milliseconds.
+#[test]
+fn a_flush_waits_while_a_node_makes_progress() {
+    let servers = servers::<3>();
+    let (client, proxy) = patient_behind_proxy(&servers, 2);
+    let key = key("k");
+    let (lease, _) = client.lock_on_all(&servers, &key);
+    client.end_probes(servers.len());
+    proxy.delay(6 * GRACE);
+    for _ in 0..10_000 {
+        client.store.send_release(release(&key, LeaseId::random()));
+    }
+    client.store.send_release(release(&key, lease));
+    let far = MonotonicTime::now().after(4 * LONG);
+    client.store.flush(far).unwrap();
+    assert_eq!(holders(&servers, &key, lease), 0);
+    client.store.members[2].node.ping().unwrap();
+}
+
 #[test]
 fn a_flush_closes_connections_to_a_node_without_replies() {
     let servers = servers::<3>();

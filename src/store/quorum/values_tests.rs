@@ -227,6 +227,9 @@ impl QuorumNode for Faulty {
     fn queue_undo(&self, release: Command) {
         self.node.send_release(release);
     }
+    fn queued_releases(&self) -> usize {
+        self.node.failed_releases()
+    }
     fn disconnect(&self) {
         self.node.drop_releases();
     }

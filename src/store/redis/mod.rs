@@ -183,6 +183,11 @@ impl Node {
         }
     }
 
+    /// How many releases are queued that no caller awaits.
+    pub(crate) fn queued_releases(&self) -> usize {
+        self.pipelines.iter().map(Pipeline::releases).sum()
+    }
+
     /// Closes the connections of requests for good.
     pub(crate) fn disconnect(&self) {
         self.shared.endpoint.close_connections();

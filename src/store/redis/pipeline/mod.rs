@@ -512,9 +512,6 @@ impl Pipeline {
     }
 
     /// How many releases are queued that no caller awaits.
-    #[cfg(test)]
-    #[cfg(feature = "__server_tests")]
-    #[cfg(not(shuttle))]
     pub(crate) fn releases(&self) -> usize {
         self.state.lock().releases()
     }
