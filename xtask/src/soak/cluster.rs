@@ -130,7 +130,7 @@ pub fn work(
     })
 }
 
-/// Ends the thread that looks at keys.
+/// Sets a flag that ends threads.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

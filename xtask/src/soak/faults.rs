@@ -252,6 +252,8 @@ impl Faults {
                 return Ok(Then::GoOn);
             }
             self.wants_quiet = None;
+            // A proxy may still have to cut a connection after some more bytes.
+            subjects.proxies.iter().for_each(mend);
             return match kind {
                 Kind::Raced => self.race(subjects, stop),
                 _ => self.drop_many(subjects),

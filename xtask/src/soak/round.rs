@@ -92,7 +92,7 @@ impl Round<'_> {
             found,
             left,
         } = events;
-        fs::write(folder.join("faults"), format!("{faults:#?}\n"))?;
+        save(&faults, folder)?;
         if let Some(what) = self.inject {
             inject(what, folder, &faults)?;
         }
@@ -130,7 +130,11 @@ impl Round<'_> {
         });
         match ended {
             Err(error) if error.is::<Stopped>() => {}
-            other => other?,
+            Err(error) => {
+                save(&faults.done, folder)?;
+                return Err(error);
+            }
+            Ok(()) => {}
         }
         tick(format!("round {number}: finishing"));
         faults.end_all(&mut subjects)?;
@@ -189,4 +193,10 @@ impl Round<'_> {
             proxies,
         })
     }
+}
+
+/// Saves the faults beside the records, to explain a finding.
+fn save(faults: &[Fault], folder: &Path) -> anyhow::Result<()> {
+    let text = format!("{faults:#?}\n");
+    fs::write(folder.join("faults"), text).context("the faults cannot be saved")
 }

@@ -1,7 +1,7 @@
 //! A process of the soak: threads that use locks, and one client at a time that they share. Judges nothing.
 
 use std::fs;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -13,6 +13,7 @@ use leasehold::{Builder, Client};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::eventually;
 
+use super::cluster::SetOnDrop;
 use super::mass::Mass;
 use super::messages::{
     Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, OUTAGE_TIMEOUT, Order,
@@ -44,6 +45,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
             .into_iter()
             .map(|thread| scope.spawn(|| thread.run()))
             .collect();
+        // Also after an error: the end of the scope waits for these threads.
+        let ending = SetOnDrop(&shared.is_ending);
         say(&Message::Ready)?;
         let mut race = Vec::new();
         loop {
@@ -76,7 +79,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
                 }
             }
         }
-        shared.is_ending.store(true, Ordering::Relaxed);
+        drop(ending);
         for thread in running {
             thread.join().map_err(|_| anyhow!("a thread panicked"))?;
         }
@@ -108,7 +111,10 @@ fn run_race(racers: Vec<Racers<'_>>, until: u64) {
         let raised = raced.sum::<anyhow::Result<u64>>()?;
         say(&Message::Raced(Raced { raised }))
     });
-    raced.expect("a race fails only with its server or its parent");
+    if let Err(error) = raced {
+        child::fail(&format!("a race failed: {error:#}"));
+        process::exit(1);
+    }
 }
 
 /// The names of threads that clients of this process have left. Empty on systems where threads cannot be listed.
@@ -284,4 +290,38 @@ pub fn settings(url: &str, ttl: Duration) -> Builder {
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(CONNECT_TIMEOUT)
         .outage_timeout(OUTAGE_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+
+    /// No server listens at this address.
+    const NOWHERE: &str = "redis://127.0.0.1:1";
+
+    #[test]
+    fn a_failed_order_ends_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let assignment = Assignment {
+            url: NOWHERE.to_owned(),
+            folder: folder.path().to_owned(),
+            seed: 1,
+            round: 1,
+            process: 0,
+            life: 0,
+            threads: 2,
+        };
+        let (sender, orders) = unbounded();
+        let race = Order::Race { threads: vec![1] };
+        sender.send(race).unwrap();
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || ended.send(work(assignment, orders)));
+        let outcome = end.recv_timeout(Duration::from_secs(60));
+        let error = outcome.expect("the threads go on").unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error:#}");
+    }
 }
