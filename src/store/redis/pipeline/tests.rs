@@ -201,7 +201,8 @@ impl Fixture {
             .map_or(0, PipelinedConnection::unanswered)
     }
 
-    /// The number that the server gave to the pipeline's connection.
+    /// The number that the server gave to the pipeline's newest connection. The server may not have noticed yet that an
+    /// older one is closed.
     fn connection(&self) -> Option<String> {
         let list = self.server.command(&["CLIENT", "LIST"]).unwrap();
         let mut lines = list.as_text().unwrap().lines();
@@ -210,8 +211,8 @@ impl Fixture {
                 .iter()
                 .any(|name| line.contains(&format!(" cmd={name}")))
         };
-        let own = lines.find(own)?;
-        own.split(' ').next().map(str::to_owned)
+        let newest = lines.rfind(own)?;
+        newest.split(' ').next().map(str::to_owned)
     }
 
     /// From now on, no acquire uses plain commands.

@@ -1,11 +1,11 @@
 //! Tests of requests that a replica has to acknowledge. Tests that need a missing acknowledgement stop the replica.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
 use crate::config::Replicas;
+use crate::store::redis::fake_server;
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -190,35 +190,6 @@ fn a_script_that_is_loaded_late_is_acknowledged() {
     }
 }
 
-/// A proxy to the server. If `WAIT` replies that no replica has acknowledged, the proxy replaces this reply by `said`.
-fn replaces_wait(server: &Server, said: &'static str) -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let (port, to) = (listener.local_addr().unwrap().port(), server.port());
-    thread::spawn(move || {
-        while let Ok((mut client, _)) = listener.accept() {
-            let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
-            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            thread::spawn(move || {
-                std::io::copy(&mut from, &mut into).ok();
-                into.shutdown(Shutdown::Both)
-            });
-            thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                while let Ok(count @ 1..) = server.read(&mut bytes) {
-                    let reply = match &bytes[..count] {
-                        b":0\r\n" => said.as_bytes(),
-                        other => other,
-                    };
-                    if client.write_all(reply).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    port
-}
-
 #[test]
 fn replies_to_wait_are_read_strictly() {
     let good = [(":7\r\n", None), (":4294967296\r\n", None)];
@@ -245,9 +216,20 @@ fn replies_to_wait_are_read_strictly() {
     let all = good.into_iter().chain(refused).chain(misshapen);
     for (n, (said, error)) in all.enumerate() {
         let server = Server::start().unwrap();
-        let port = replaces_wait(&server, said);
+        // No replica acknowledges, so `WAIT` replies 0. After the warm-up, no other reply ends with a 0.
+        let is_warm = Arc::new(AtomicBool::new(false));
+        let port = fake_server::proxy(server.port(), {
+            let is_warm = Arc::clone(&is_warm);
+            move |reply| match reply.strip_suffix(b":0\r\n") {
+                Some(others) if is_warm.load(Ordering::SeqCst) => {
+                    [others, said.as_bytes()].concat()
+                }
+                _ => reply.to_vec(),
+            }
+        });
         let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
         f.warm_up("warm-up");
+        is_warm.store(true, Ordering::SeqCst);
         let before = f.connection();
         let outcome = f.ask(acquire_within(SHORT, "a"), LONG);
         let kind = outcome.as_ref().err().map(Error::kind);
