@@ -378,9 +378,14 @@ impl Cluster {
     /// Makes a replica of the node `master` the new master, without loss of data (`CLUSTER FAILOVER`). Returns the new
     /// master once it serves slots.
     ///
+    /// Before, waits until all running nodes agree: a replica that takes over claims the slots that its master had as
+    /// far as it knows. Just after a move, it may not know the slot yet, which then has no master, or claim it back
+    /// without its keys.
+    ///
     /// # Errors
-    /// The replica refuses, or does not take over within a minute.
+    /// The nodes do not agree within a minute. The replica refuses, or does not take over within a minute.
     pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
+        self.wait_until_ok()?;
         let replica = self.replica_of(master);
         run_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
         let mut asked = Instant::now();
