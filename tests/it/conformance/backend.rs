@@ -11,10 +11,10 @@ use leasehold_testbed::{
 use crate::cluster::pool::PooledCluster;
 use crate::cluster::{Login, announce_proxies};
 use crate::least_privilege::{as_limited, commands, create_limited_user, refused};
-use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of};
+use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of, fence_counter};
 use crate::sentinel::rights::{create_user_at_sentinel, limited_login};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, in_redis, secs, server};
+use crate::support::{LONG_TTL, SOON, in_redis, micros_now, secs, server};
 #[cfg(feature = "tls")]
 use crate::tls::TlsServer;
 
@@ -131,7 +131,11 @@ impl Backend for Quorum {
     }
 
     fn forget(&self) {
+        let last = self.0.0.iter().map(fence_counter).max().unwrap();
         self.0.0.iter().for_each(delete_all_but_the_mark);
+        // In place of a quarantine, which lasts until no token is ahead of the clocks any more.
+        let is_past = |node: &Server| micros_now(node) > last;
+        assert!(eventually(SOON, || self.0.0.iter().all(is_past)));
     }
 }
 

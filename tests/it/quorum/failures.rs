@@ -196,7 +196,7 @@ fn a_forced_release_at_one_node_after_the_other_is_reported() {
     urls.extend(proxies.iter().map(Proxy::url));
     let holder = impatient(urls, millis(300)).build().unwrap();
     let guard = lock(&holder, "k");
-    assert!(eventually(SOON, || nodes.holding("k") == 3));
+    nodes.bring_to_all(&guard, "k");
     let listens = |server: &Server| {
         let channels = ask(server, &["PUBSUB", "CHANNELS"]);
         matches!(channels, Reply::Array(channels) if !channels.is_empty())

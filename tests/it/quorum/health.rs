@@ -8,7 +8,7 @@ use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, builder, end_quarantine, impatient};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, Recorder, SOON, What, ask, held_keys, lock, millis, secs, server};
+use crate::support::{Recorder, SOON, What, ask, held_keys, lock, millis, secs, server};
 
 fn health(client: &Client, node: usize) -> NodeHealth {
     client.nodes().unwrap()[node].health().clone()
@@ -154,9 +154,7 @@ fn a_newly_stopped_node_delays_no_shutdown() {
     let nodes = Nodes::start(3);
     let client = impatient(nodes.urls(), secs(60)).build().unwrap();
     let guard = lock(&client, "k");
-    // An extension brings the key to a node that was slower than the majority.
-    let is_on_all = || guard.extend(LONG_TTL).is_ok() && nodes.holding("k") == 3;
-    assert!(eventually(SOON, is_on_all));
+    nodes.bring_to_all(&guard, "k");
     nodes.0[2].stop();
     drop(guard);
     assert_shuts_down_early(&client);
@@ -211,9 +209,7 @@ fn a_node_that_refuses_writes_is_failing() {
     assert_all_become_up(&client);
     let holder = nodes.client();
     let held = lock(&holder, "held");
-    // An extension brings the key to a node that was slower than the majority.
-    let is_on_all = || held.extend(LONG_TTL).is_ok() && nodes.holding("held") == 3;
-    assert!(eventually(SOON, is_on_all));
+    nodes.bring_to_all(&held, "held");
     ask(&nodes.0[2], &["CONFIG", "SET", "maxmemory", "1"]);
     lock(&client, "k").unlock().unwrap();
     let says_why = || match health(&client, 2) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Builder, Client};
+use leasehold::{Builder, Client, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 
 use crate::support::{LONG_TTL, SOON, ask, held_keys, in_redis, secs, value_of};
@@ -41,6 +41,13 @@ impl Nodes {
     pub fn holding(&self, key: &str) -> usize {
         let has_key = |server: &&Server| value_of(server, key).is_some();
         self.0.iter().filter(has_key).count()
+    }
+
+    /// Extends the lease until all nodes have its key. A node that was slower than the majority may not have it before.
+    #[track_caller]
+    pub fn bring_to_all(&self, guard: &MutexGuard, key: &str) {
+        let is_on_all = || guard.extend(LONG_TTL).is_ok() && self.holding(key) == self.0.len();
+        assert!(eventually(SOON, is_on_all));
     }
 
     /// Fails unless all nodes have no lock soon.
@@ -86,6 +93,12 @@ pub fn end_quarantine_of(server: &Server, prefixes: &[&str]) {
     for prefix in prefixes {
         ask(server, &["SET", &format!("{prefix}~data"), &mark]);
     }
+}
+
+/// The time of the latest token that the node has granted, in µs.
+pub fn fence_counter(server: &Server) -> u64 {
+    let micros = ask(server, &["ZSCORE", &in_redis("~fence"), "t"]);
+    micros.as_int().map_or(0, i64::cast_unsigned)
 }
 
 /// Deletes all keys of a node but its mark, in one step. So no request finds a node without its mark, which would begin

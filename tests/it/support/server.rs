@@ -147,6 +147,15 @@ pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
     number.parse().expect("a number")
 }
 
+/// The time of the server in µs.
+pub fn micros_now(server: &Server) -> u64 {
+    let Reply::Array(time) = ask(server, &["TIME"]) else {
+        panic!("TIME answers with an array");
+    };
+    let number = |n: usize| time[n].as_text().unwrap().parse::<u64>().unwrap();
+    1_000_000 * number(0) + number(1)
+}
+
 /// How many connections the server accepts during `work`.
 pub fn connections_made(server: &Server, work: impl FnOnce()) -> u64 {
     let before = connections_accepted(server);
