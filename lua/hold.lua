@@ -41,20 +41,19 @@ for i = 1, n do
       local written = token > last and redis.pcall('ZADD', counter, token, 't')
       if type(written) ~= 'table' then
         if written then last = token end
-        if value then
+        if value and ttl == '1' then
+          -- A write that changes nothing would still wake the waiters that watch the key.
+          -- part: primary.lua
+          written = result or 1
+        elseif value then
           local left = redis.pcall('PTTL', key)
-          if left == -1 and ttl == '1' then
-            -- part: primary.lua
-            written = result or 1
-          else
-            -- Writes in any case, so a replica answers READONLY.
-            written = type(left) == 'number' and redis.pcall('PEXPIRE', key, math.max(left, tonumber(ttl))) or left
-          end
-          if written == 1 and string.sub(value, 38, 53) ~= token then
-            written = redis.pcall('SETRANGE', key, 37, token)
-          end
+          -- Writes in any case, so a replica answers READONLY.
+          written = type(left) == 'number' and redis.pcall('PEXPIRE', key, math.max(left, tonumber(ttl))) or left
         else
           written = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. token .. ' ' .. holder, 'PX', ttl)
+        end
+        if value and written == 1 and string.sub(value, 38, 53) ~= token then
+          written = redis.pcall('SETRANGE', key, 37, token)
         end
       end
       result = type(written) == 'table' and written.err and written or token

@@ -14,6 +14,9 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
 
+/// A hold with this ttl sets no ttl, as in lua/hold.lua.
+const ONLY_ASKS: Duration = Duration::from_millis(1);
+
 /// The most waiters in a queue, and the most waiters that one grant skips.
 const MAX_QUEUE: usize = 10_000;
 /// How many of the first waiters are near the front, and send a request each second.
@@ -770,9 +773,14 @@ impl Keyspace {
             }
             Some(Entry::Lock(_)) if is_too_far_ahead => return Ok(Reply::TooFarAhead),
             Some(Entry::Lock(lock)) => {
-                lock.expires_at = lock.expires_at.max(step.now.after(ttl));
+                let only_asks = ttl <= ONLY_ASKS;
+                if !only_asks {
+                    lock.expires_at = lock.expires_at.max(step.now.after(ttl));
+                }
+                if !only_asks || lock.micros != micros {
+                    step.notifications.push(Notification::Changed(key.clone()));
+                }
                 lock.micros = micros;
-                step.notifications.push(Notification::Changed(key.clone()));
             }
             None => {
                 let Some(until) = sets_missing else {

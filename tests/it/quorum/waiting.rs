@@ -19,8 +19,10 @@ fn a_waiter_is_notified_by_the_nodes() {
     let nodes = Nodes::start(3);
     let (holder, other) = (nodes.client(), nodes.client());
     let guard = lock(&holder, "k");
+    nodes.bring_to_all(&guard, "k");
     let waits = Task::start(move || drop(other.mutex("k").lock().unwrap()));
-    let are_tracked = || nodes.0.iter().all(|node| tracked(node) > 0);
+    // The holder tracks the key, too.
+    let are_tracked = || nodes.0.iter().all(|node| tracked(node) == 2);
     assert!(eventually(SOON, are_tracked));
     let calls = || nodes.0.iter().map(script_calls).sum::<u64>();
     // The notification connections are new, and each of them lets the waiter ask.
@@ -30,6 +32,28 @@ fn a_waiter_is_notified_by_the_nodes() {
     let asked = (calls() - before) / 3;
     assert!(asked <= 8, "{asked} attempts");
     assert!(!waits.is_done());
+    guard.unlock().unwrap();
+    waits.within(SOON, "the waiter's turn");
+    nodes.assert_all_become_free();
+}
+
+/// The node that lacks the key grants it to the waiter, which gives it up. The holder then asks all nodes whether it still
+/// has the lock, which must not wake the waiter again.
+#[test]
+fn a_waiter_asks_seldom_while_a_node_lacks_the_key() {
+    let nodes = Nodes::start(3);
+    let (holder, other) = (nodes.client(), nodes.client());
+    let guard = lock(&holder, "k");
+    nodes.bring_to_all(&guard, "k");
+    let waits = Task::start(move || drop(other.mutex("k").lock().unwrap()));
+    assert!(eventually(SOON, || tracked(&nodes.0[0]) == 2));
+    ask(&nodes.0[1], &["DEL", &in_redis("k")]);
+    thread::sleep(millis(500));
+    let before = script_calls(&nodes.0[0]);
+    thread::sleep(millis(1_500));
+    // Up to three attempts, and two questions of the holder after each.
+    let scripts = script_calls(&nodes.0[0]) - before;
+    assert!(scripts <= 12, "{scripts} scripts");
     guard.unlock().unwrap();
     waits.within(SOON, "the waiter's turn");
     nodes.assert_all_become_free();

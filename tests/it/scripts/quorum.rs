@@ -6,7 +6,7 @@ use super::{
     DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROPOSE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE,
     TTL, TWO, WRITE_COPY, counter_of, has_selectors, release, say, text_of, ttl_of, value,
 };
-use crate::support::{SOON, ask, server};
+use crate::support::{SOON, ask, changes, micros_now, server};
 
 const MARK: &str = "p:~data";
 /// A time in µs that is ahead of the clock of Redis.
@@ -98,14 +98,6 @@ fn run_id(server: &Server) -> String {
     let mut lines = info.as_text().unwrap().lines();
     let id = lines.find_map(|line| line.strip_prefix("run_id:"));
     id.unwrap().trim().to_owned()
-}
-
-fn micros_now(server: &Server) -> u64 {
-    let Reply::Array(time) = ask(server, &["TIME"]) else {
-        panic!("TIME answers with an array");
-    };
-    let number = |n: usize| time[n].as_text().unwrap().parse::<u64>().unwrap();
-    1_000_000 * number(0) + number(1)
 }
 
 fn stored(micros: &str) -> Vote {
@@ -407,6 +399,24 @@ fn a_hold_that_only_asks_gives_no_ttl() {
         matches!(&said[..], [Vote::Refused(error)] if error.starts_with("READONLY")),
         "{said:?}"
     );
+}
+
+/// A change of the key would wake the waiters of all clients. Each of their attempts can make the holder ask again.
+#[test]
+fn a_hold_that_only_asks_changes_nothing() {
+    let node = node_ahead();
+    ask(&node, &["SET", "k", &value(ONE), "PX", "60000"]);
+    for (ttl, does_change) in [("1", false), ("90000", true)] {
+        let before = changes(&node);
+        let held = call_with(
+            &node,
+            &HOLD,
+            [QUARANTINE, ttl, NEVER],
+            &[["k", ONE, MICROS]],
+        );
+        assert_eq!(held, [stored(MICROS)]);
+        assert_eq!(changes(&node) > before, does_change, "ttl {ttl}");
+    }
 }
 
 /// After a write-back, all nodes of the majority have the same token in their values.
