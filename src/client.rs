@@ -617,6 +617,7 @@ impl Handle {
             .inspect_err(|_| callbacks.stop())?;
         let queues = Arc::new(LocalQueues::new(clock));
         let notification_handler = NotificationHandler::new(
+            holder.clone(),
             backend.clone(),
             Arc::clone(&watchdog),
             Arc::clone(&callbacks),

@@ -18,7 +18,7 @@ use crate::loss::LossReason;
 use crate::store::QueueMode;
 use crate::store::model::{Direct, Server};
 use crate::util::clock::Clock;
-use crate::util::id::LeaseId;
+use crate::util::id::{HolderId, LeaseId};
 use crate::util::sync::model::{chance, check, choice, pass};
 use crate::util::sync::{Mutex, Ordering};
 use crate::watchdog::Scheduler;
@@ -45,6 +45,7 @@ impl Client {
         let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let handler = NotificationHandler::new(
+            HolderId::of_text("host/1/a"),
             backend.clone(),
             watchdog.clone(),
             callbacks.clone(),

@@ -13,6 +13,8 @@ use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 pub(crate) struct NotificationHandler {
+    /// The name of this client in Redis.
+    holder: HolderId,
     backend: Backend,
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
@@ -24,6 +26,7 @@ pub(crate) struct NotificationHandler {
 impl NotificationHandler {
     /// Also sets the loss hook: it stops the tracking of the lost lease's key, and wakes the key's first waiter.
     pub(crate) fn new(
+        holder: HolderId,
         backend: Backend,
         watchdog: Arc<Watchdog>,
         callbacks: Arc<CallbackExecutor>,
@@ -42,6 +45,7 @@ impl NotificationHandler {
             }
         });
         Self {
+            holder,
             backend,
             watchdog,
             callbacks,
@@ -120,7 +124,9 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None if let Some(majority) = self.backend.notifications.free_servers() => {
-                if let Some(turn) = state.turn() {
+                // A key of this client, which it gives up on a minority, is not the turn of another client.
+                let turn = state.turn().filter(|turn| turn.holder != self.holder);
+                if let Some(turn) = turn {
                     self.queues.note_turn(key, turn);
                 }
                 self.queues.note_read(key, server, state.exists(), majority);
@@ -155,7 +161,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::lease::{Grant, Lease};
+    use crate::lease::{Grant, Lease, Options};
     use crate::loss::LossReason;
     use crate::store::Scripted;
     use crate::util::clock::{Clock, MonotonicTime};
@@ -171,16 +177,29 @@ mod tests {
     }
 
     fn fixture() -> Fixture {
+        fixture_on(Scripted::default())
+    }
+
+    fn holder() -> HolderId {
+        HolderId::of_text("host/1/a")
+    }
+
+    fn fixture_on(store: Scripted) -> Fixture {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let store = Arc::new(Scripted::default());
+        let store = Arc::new(store);
         let backend = Backend::new(Arc::clone(&store));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
         let second = Duration::from_secs(1);
         let watchdog = Watchdog::new(scheduler, &backend, Arc::clone(&callbacks), second);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
-        let dog = Arc::clone(&watchdog);
-        let handler =
-            NotificationHandler::new(backend, dog, Arc::clone(&callbacks), queues, second);
+        let handler = NotificationHandler::new(
+            holder(),
+            backend,
+            Arc::clone(&watchdog),
+            Arc::clone(&callbacks),
+            queues,
+            second,
+        );
         let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
         let lease = Lease::new(Grant::usual(key, now), callbacks, None);
         Fixture {
@@ -221,5 +240,26 @@ mod tests {
         assert_eq!(asked(), 1, "the key is on another server");
         f.handler.all_changed(ServerId::ONLY, &|_| true);
         assert_eq!(asked(), 2);
+    }
+
+    #[test]
+    fn a_key_of_this_client_is_no_turn_of_another() {
+        let mut store = Scripted::default();
+        store.free_servers = Some(2);
+        let f = fixture_on(store);
+        let key = &f.lease.grant().key;
+        let waiter = f.handler.queues.join(key, Options::USUAL, None);
+        waiter.watch(true);
+        let tracked = TrackedKey {
+            key: key.clone(),
+            lease: None,
+        };
+        for by in [holder(), HolderId::of_text("host/2/b")] {
+            let value = format!("lh1 {} 1500000000000000 {by}", LeaseId::random());
+            let state = KeyState::new(Some(value.as_bytes()));
+            f.handler.seen(ServerId(0), &tracked, state);
+            let turn = waiter.take_turn().map(|turn| turn.holder);
+            assert_eq!(turn, (by != holder()).then_some(by));
+        }
     }
 }

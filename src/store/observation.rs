@@ -36,7 +36,7 @@ pub(crate) struct KeyState<'a>(Option<&'a [u8]>);
 
 impl<'a> KeyState<'a> {
     /// `value` is `None` for a missing key. A program other than this library may have written the value.
-    pub(in crate::store) fn new(value: Option<&'a [u8]>) -> Self {
+    pub(crate) fn new(value: Option<&'a [u8]>) -> Self {
         Self(value)
     }
 
