@@ -504,9 +504,10 @@ impl Builder {
     /// Builds the client without connecting. Redis may start later: the first call that needs Redis connects.
     ///
     /// # Errors
-    /// `InvalidConfig` if a setting is out of its bounds; the message names the setting and its value. `Forked` in a
-    /// process whose parent had clients when it forked, or for a [`MemoryStore`](crate::MemoryStore) that another
-    /// process made. `Unavailable` if the client's threads cannot be started.
+    /// `InvalidConfig` if a setting is out of its bounds; the message names the setting and its value. For a wrong
+    /// address among those of a quorum, it names the node's number, from 1 on. `Forked` in a process whose parent had
+    /// clients when it forked, or for a [`MemoryStore`](crate::MemoryStore) that another process made. `Unavailable` if
+    /// the client's threads cannot be started.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
@@ -551,9 +552,14 @@ impl Builder {
                 endpoint.set_up_tls(node.tls.as_ref().or(self.tls.as_ref()))?;
                 Ok(endpoint)
             };
+            // An error does not show a wrong URL, which may contain a password.
+            let numbered = |(node, index)| {
+                endpoint(node).map_err(|error: Error| error.at(&format!("node {index}")))
+            };
             let endpoints = nodes
                 .into_iter()
-                .map(endpoint)
+                .zip(1..)
+                .map(numbered)
                 .collect::<Result<_, Error>>()?;
             let quorum = QuorumAddress::new(endpoints, &config)?;
             return Ok((Server::Quorum(Box::new(quorum)), config));

@@ -187,7 +187,12 @@ impl Config {
     }
 
     pub(crate) fn check_ttl(&self, field: &str, ttl: Duration) -> Result<(), Error> {
-        duration(field, ttl, MIN_TTL, self.max_ttl)
+        let longest = self.max_ttl;
+        if longest < MAX_TTL && ttl > longest {
+            let wanted = format!("{MIN_TTL:?} to {longest:?} (`max_ttl`)");
+            return Err(Error::invalid(field, &wanted, format_args!("{ttl:?}")));
+        }
+        duration(field, ttl, MIN_TTL, longest)
     }
 }
 

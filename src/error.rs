@@ -226,9 +226,9 @@ impl Error {
         self.0.message.contains(address)
     }
 
-    /// This error with `address` before its message.
-    pub(crate) fn at(mut self, address: &str) -> Self {
-        self.0.message = format!("{address}: {}", self.0.message);
+    /// This error with `place`, an address or the number of a node, before its message.
+    pub(crate) fn at(mut self, place: &str) -> Self {
+        self.0.message = format!("{place}: {}", self.0.message);
         self
     }
 

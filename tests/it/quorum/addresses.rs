@@ -26,7 +26,7 @@ fn errors_name_the_wrong_node() {
         ),
         (
             of(&["redis://h:1", "redis+sentinel://me:s3cret@h:2/group"]),
-            "addresses of single servers (redis:// or rediss://), not redis+sentinel://h:2",
+            "node 2: the nodes must be addresses of single servers (redis:// or rediss://), not redis+sentinel://h:2",
         ),
         (
             of(&["valkey+sentinel://h/group"]),
@@ -37,7 +37,10 @@ fn errors_name_the_wrong_node() {
             "not redis+cluster://h:3",
         ),
         (of(&["memory://a"]), "not memory://"),
-        (of(&["http://h"]), "unknown scheme"),
+        (
+            of(&["redis://h:1", "redis://h:2", "http://h", "redis://h:3"]),
+            "node 3: url: has an unknown scheme",
+        ),
     ] {
         assert!(message.contains(part), "{message:?} lacks {part:?}");
         assert!(!message.contains("s3cret"), "{message}");
@@ -50,7 +53,7 @@ fn settings_without_meaning_for_a_quorum_are_refused() {
     for (message, part) in [
         (
             refused(builder().ttl(secs(31))),
-            "ttl must be 10ms to 30s, not 31s",
+            "ttl must be 10ms to 30s (`max_ttl`), not 31s",
         ),
         (refused(builder().replicas(1, secs(1) / 10)), "replicas: "),
         (
