@@ -30,6 +30,36 @@ pub(crate) fn sleep_unless<T>(
     }
 }
 
+/// Calls `call` for each item, on a thread of its own. `collect` receives each result with the index of its item, until
+/// all calls have ended; a call that panics has no result. Returns after all calls have ended.
+pub(crate) fn call_each<I: Sync, T: Send>(
+    items: &[I],
+    call: impl Fn(&I) -> T + Sync,
+    collect: impl FnOnce(&Receiver<(usize, T)>),
+) {
+    let call_one = |index: usize, results: &Sender<(usize, T)>| {
+        let _ = results.send((index, call(&items[index])));
+    };
+    let call_one = &call_one;
+    std::thread::scope(|scope| {
+        let (sender, results) = bounded(items.len());
+        let mut threads = Vec::new();
+        for index in 0..items.len() {
+            let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
+            let of_thread = sender.clone();
+            match thread.spawn_scoped(scope, move || call_one(index, &of_thread)) {
+                Ok(thread) => threads.push(thread),
+                // This thread makes the call.
+                Err(_) => call_one(index, &sender),
+            }
+        }
+        drop(sender);
+        collect(&results);
+        // A panic of a call must not reach the caller.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+    });
+}
+
 thread_local! {
     /// Whether a thread group started this thread.
     static IN_GROUP: Cell<bool> = const { Cell::new(false) };

@@ -44,7 +44,7 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyLayout};
 use crate::util::slot::{self, Redirect, RedirectTarget, Slot};
-use crate::util::threads::ThreadGroup;
+use crate::util::threads::{ThreadGroup, call_each};
 
 pub(crate) use address::ClusterAddress;
 
@@ -800,11 +800,17 @@ impl Store for ClusterStore {
             let members = self.members.all().into_iter();
             let open: Vec<_> = members.filter(|member| member.node().is_some()).collect();
             let flush = |member: &Arc<Member>| self.flush_node(member, deadline);
-            match open.as_slice() {
-                [] => Ok(()),
-                [member] => flush(member),
-                members => flush_all(members, &flush),
+            if let [member] = open.as_slice() {
+                return flush(member);
             }
+            let failed = || Err(Error::new(ErrorKind::Timeout, "the flush has failed"));
+            let mut flushed: Vec<_> = open.iter().map(|_| failed()).collect();
+            call_each(&open, flush, |results| {
+                results
+                    .iter()
+                    .for_each(|(node, result)| flushed[node] = result);
+            });
+            flushed.into_iter().collect()
         })
     }
 
@@ -817,28 +823,6 @@ impl Store for ClusterStore {
             }
         }
     }
-}
-
-/// Flushes each node on a thread of its own. Returns the first error.
-fn flush_all(
-    members: &[Arc<Member>],
-    flush: &(impl Fn(&Arc<Member>) -> Result<(), Error> + Sync),
-) -> Result<(), Error> {
-    std::thread::scope(|scope| {
-        let start = |member| {
-            let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
-            let spawned = thread.spawn_scoped(scope, move || flush(member));
-            // If no thread can start, this thread flushes the node.
-            spawned.map_err(|_| flush(member))
-        };
-        let flushes: Vec<_> = members.iter().map(start).collect();
-        let outcome = |flush| match flush {
-            Ok(thread) => std::thread::ScopedJoinHandle::join(thread)
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "the flush has failed"))),
-            Err(flushed) => flushed,
-        };
-        flushes.into_iter().map(outcome).fold(Ok(()), Result::and)
-    })
 }
 
 impl Notifications for ClusterStore {
