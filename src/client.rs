@@ -442,7 +442,8 @@ impl Client {
     /// it. Empty for a client of any other kind. The call sends nothing and does not block.
     ///
     /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
-    /// background probes it; a caller never waits for a probe. A node that fails is probed again until it replies.
+    /// background probes it; a caller never waits for a probe. A node that fails is probed again until a probe
+    /// succeeds.
     /// While no requests are sent, a node that fails stays unnoticed. The event
     /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
     /// the others.
@@ -508,11 +509,12 @@ impl Client {
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
     /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
     ///
-    /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for the other nodes for a
-    /// short time, and closes the connections to those that have not confirmed: docs/quorum.md, "A shutdown".
+    /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for each other node while
+    /// it makes progress, and otherwise closes the connections to it: docs/quorum.md, "A shutdown".
     ///
-    /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. It may be
-    /// repeated.
+    /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. After the
+    /// call, no thread waits for the replies to releases, so drops of very many guards may leave keys until their ttl
+    /// ends. Drop the guards first, or repeat the call after the drops.
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The

@@ -104,7 +104,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// tries again. Called once per client, at the first refusal.
     fn plain_acquires_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
-    /// too much from those of the other nodes, or does no longer ([`NodeClock`](crate::NodeClock)). The client's first
+    /// too much from those of the other nodes, or no longer does ([`NodeClock`](crate::NodeClock)). The client's first
     /// request to a node that votes reports nothing. See [`Client::nodes`](crate::Client::nodes).
     fn node_changed(&self, node: &NodeState) {}
     /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part

@@ -57,7 +57,7 @@ impl NodeState {
         self.clock.as_ref()
     }
 
-    /// Whether the node has voted on the client's last request or probe.
+    /// Whether the node has voted, and no probe has failed since.
     pub fn is_up(&self) -> bool {
         matches!(self.health, NodeHealth::Up)
     }
@@ -95,12 +95,13 @@ impl NodeClock {
     }
 
     /// The greatest error of the offset: half the round trip of the probe that read this clock, and half the longest
-    /// round trip of those that read the others. The drift of the clocks since then, up to 10 s or more, comes on top.
+    /// round trip of those that read the others. The reading may be 10 s old or older; the drift of the clocks since
+    /// then is not included.
     pub fn error(&self) -> Duration {
         self.error
     }
 
-    /// Whether the clock may differ from the median by no more than half of the bound, considering the error.
+    /// False if the offset exceeds half of the bound by more than the error.
     pub fn is_within_bound(&self) -> bool {
         self.is_within_bound
     }
@@ -119,21 +120,22 @@ impl NodeClock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum NodeHealth {
-    /// No probe has had an outcome yet, and no request that only a node carries out that votes.
+    /// The node has not voted or abstained yet, and no probe has failed.
     Unknown,
-    /// The node has voted on the client's last request or probe.
+    /// The node has voted, and no probe has failed since.
     Up,
-    /// The last probe failed, or had no reply within 500 ms, or within four round trips if that is longer. A node that the
-    /// client has not reached yet gets four such probes. The client probes the node again, at least once a second. A vote
-    /// does not end this state, but a probe that succeeds does, since it also writes.
+    /// The last probe failed, or had no reply within 500 ms, or within four round trips if that is longer (2 s at
+    /// most). A node that the client has not reached yet gets four such probes. The client probes the node again within
+    /// a second (2.4 s if a node is distant). A vote does not end this state, but a probe that succeeds does, since it
+    /// also writes.
     #[non_exhaustive]
     Failing {
-        /// How long ago the first of these probes failed.
+        /// How long ago the node was found failing.
         since: Duration,
         /// The reason why the last probe failed.
         error: Error,
     },
-    /// The node does not vote, because it has lost its data or may have lost them: it was restarted or flushed less
+    /// The node does not vote, because it has lost its data or may have lost it: it was restarted or flushed less
     /// than one [`max_ttl`](crate::Builder::max_ttl) ago.
     #[non_exhaustive]
     Quarantined {

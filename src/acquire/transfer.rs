@@ -38,6 +38,7 @@ impl Acquirer {
             return Err(lost);
         }
         self.queues.remove_holder(lease);
+        self.store.end_renewals(grant.id);
         options.max_hold = grant.hold_until().map(|until| until.since(now));
         Ok(Ticket {
             key: grant.key.clone(),

@@ -218,6 +218,11 @@ impl Submitted {
         self.0.wait_until(deadline, are_enough)
     }
 
+    /// Whether all outcomes have come.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
     /// The outcomes so far.
     #[cfg(test)]
     #[cfg(feature = "__server_tests")]

@@ -25,6 +25,7 @@ use crate::environment::EnvironmentFinding;
 use crate::error::Error;
 use crate::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
@@ -135,6 +136,10 @@ pub(crate) trait Store: Send + Sync {
     fn renewals_set_keys(&self) -> bool {
         false
     }
+
+    /// Withdraws the renewals of a lease that were not written yet and that no caller awaits. The lease has become a
+    /// ticket, so they could come after its adoption.
+    fn end_renewals(&self, _lease: LeaseId) {}
 
     /// Marks all connections to the server of `key` as suspect, since they may lead to a server that is no longer the
     /// primary. Each is replaced before its next use, but not within the first second of its life.

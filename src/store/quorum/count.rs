@@ -37,26 +37,32 @@ impl Count {
         self.0 - self.majority()
     }
 
-    /// Whether a majority agrees; or cannot agree any more, and has voted or cannot vote any more. `outcomes` are those
-    /// of all nodes.
+    /// Whether further replies change nothing: a majority agrees; or none can agree any more, and a majority has voted
+    /// or cannot vote any more. `outcomes` are those of all nodes.
     pub(super) fn is_decided(
         self,
         outcomes: &[Option<Outcome>],
         agrees: impl Fn(&Reply) -> bool,
     ) -> bool {
-        let (mut agreeing, mut refusing, mut missing) = (0, 0, 0);
+        let (mut agreeing, mut refusing, mut pending) = (0, 0, 0);
         for outcome in outcomes {
             match outcome {
                 Some(Ok(reply)) if agrees(reply) => agreeing += 1,
                 vote if is_vote(vote) => refusing += 1,
                 Some(_) => {}
-                None => missing += 1,
+                None => pending += 1,
             }
         }
         let (majority, votes) = (self.majority(), agreeing + refusing);
-        let may_agree = agreeing + missing >= majority;
-        let may_vote = votes < majority && votes + missing >= majority;
+        let may_agree = agreeing + pending >= majority;
+        let may_vote = votes < majority && votes + pending >= majority;
         agreeing >= majority || !(may_agree || may_vote)
+    }
+
+    /// Whether a majority has replied without an error.
+    pub(super) fn has_succeeded(self, outcomes: &[Option<Outcome>]) -> bool {
+        let succeeded = outcomes.iter().flatten().filter(|outcome| outcome.is_ok());
+        succeeded.count() >= self.majority()
     }
 
     /// Whether a majority has voted, perhaps for different leases.
@@ -69,12 +75,13 @@ impl Count {
     pub(super) fn grant(self, outcomes: &[Option<Outcome>]) -> Grant {
         let mut tokens: Vec<u64> = outcomes.iter().filter_map(granted).collect();
         tokens.sort_unstable();
-        match tokens.get(self.majority() - 1) {
-            None => Grant::None,
-            Some(&token) => Grant::Token {
-                token,
-                is_stored: stored(outcomes, token) >= self.majority(),
-            },
+        let Some(&token) = tokens.get(self.majority() - 1) else {
+            return Grant::None;
+        };
+        let stored = outcomes.iter().filter(|one| has_stored(one, token));
+        Grant::Token {
+            token,
+            is_stored: stored.count() >= self.majority(),
         }
     }
 
@@ -92,8 +99,8 @@ impl Count {
         }
         lefts.sort_unstable();
         // When so many of the keys have expired, a majority is free.
-        let missing = self.majority().saturating_sub(granted).max(1);
-        let expires_in = lefts[missing.min(lefts.len()) - 1];
+        let needed = self.majority().saturating_sub(granted).max(1);
+        let expires_in = lefts[needed.min(lefts.len()) - 1];
         let may_be_taken = lefts.len() >= self.majority();
         Some(if granted == 0 && may_be_taken {
             Reply::Contended {
@@ -108,8 +115,7 @@ impl Count {
         })
     }
 
-    /// The reply to a renewal from those to its holds, which set no missing key. `None` if no majority holds the key,
-    /// but may yet.
+    /// The reply to a renewal from those to its holds. `None` if it is unknown whether a majority holds the key.
     pub(super) fn renewed(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let held = outcomes.iter().filter_map(granted).count();
         if held >= self.majority() {
@@ -119,7 +125,7 @@ impl Count {
     }
 
     /// Whether to set a key that some nodes lack, by the replies to the holds of a renewal: if a majority holds the
-    /// lease, or may hold it with them, since each other node has replied that it does not vote.
+    /// lease; or if all nodes have replied, at least one holds the lease, and so few lack it that it is not lost.
     pub(super) fn may_set(self, outcomes: &[Option<Outcome>]) -> bool {
         let held = outcomes.iter().filter_map(granted).count();
         let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
@@ -288,12 +294,9 @@ fn granted(outcome: &Option<Outcome>) -> Option<u64> {
     }
 }
 
-/// How many nodes have stored the token or a greater one under the lease.
-fn stored(outcomes: &[Option<Outcome>], token: u64) -> usize {
-    let tokens = outcomes.iter().filter_map(granted);
-    tokens
-        .filter(|stored| micros_of(*stored) >= micros_of(token))
-        .count()
+/// Whether the node has stored the token or a greater one under the lease.
+pub(super) fn has_stored(outcome: &Option<Outcome>, token: u64) -> bool {
+    granted(outcome).is_some_and(|stored| micros_of(stored) >= micros_of(token))
 }
 
 /// The answer of a node that refuses a token.

@@ -1,6 +1,6 @@
-//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes without votes. Requests only
-//! note that a node gave no vote: a node is failing once a probe has failed, too. So a reply that comes a little late
-//! is no failure, and no caller waits for a probe.
+//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes without votes and reads the
+//! clocks of all. Requests only note that a node gave no vote: a node is failing once a probe has failed, too. So a
+//! reply that comes a little late is no failure, and no caller waits for a probe.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// [`LONGEST_PROBE`] at most: earlier requests of several pipelines may delay the reply.
 const PROBE_ROUND_TRIPS: u32 = 4;
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
-/// How many probes without a reply a node may have before it is failing, if the client has never reached it.
+/// If the client has never reached a node: after so many probes without a reply, the node is not failing yet.
 const MOST_EXCUSES: u32 = 3;
 /// How often a waiting probe looks whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);
@@ -31,7 +31,7 @@ const SUSPECTED_FOR: Duration = Duration::from_millis(200);
 /// The pauses between the probes of a failing node double, from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-/// The longest time between the probes of a node in quarantine.
+/// The longest time from a reply that the node does not vote to the next probe.
 const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
 
 /// While requests are sent, the time from one reading of a node's clock to the next.
@@ -57,7 +57,9 @@ struct Known {
     excuses: u32,
     /// How long the last probe with a reply took.
     round_trip: Duration,
+    /// When the next probe is due, by the machine's clock.
     probe_at: Option<MonotonicTime>,
+    /// The pause after the next failed probe.
     pause: Duration,
     /// The reading of the last probe.
     reading: Option<Reading>,
@@ -65,7 +67,7 @@ struct Known {
     clock: Option<NodeClock>,
     /// The last comparison found that the clock breaks the bound.
     breaks_bound: bool,
-    /// When the next request has the clock read, by the client's clock.
+    /// From this time of the client's clock on, the next vote requests a reading.
     read_at: Option<MonotonicTime>,
     /// The next probes are to read the clock.
     is_reading_due: bool,
@@ -106,7 +108,7 @@ impl Sign {
     }
 }
 
-/// The step that has to follow when outcomes were noted.
+/// The next step after a note, which [`Prober::follow_up`] takes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     Nothing,
@@ -134,28 +136,26 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Notes the outcomes of requests: `None` for one without a reply. `are_votes`: only a node that votes carries the
+    /// Notes the outcomes of requests: `None` for one without a reply. `need_votes`: only a node that votes carries the
     /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. A probe
     /// ends it, since it writes, and so does a reply that the node does not vote.
     pub(super) fn note(
         &self,
         outcomes: &[Option<Outcome>],
-        are_votes: bool,
+        need_votes: bool,
         clock: &Clock,
     ) -> Noted {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
         match sign {
-            Some(Sign::Votes) if !are_votes || known.is_failing() => Noted::Nothing,
+            Some(Sign::Votes) if !need_votes || known.is_failing() => Noted::Nothing,
             Some(Sign::Votes) => {
-                let noted = known.votes();
-                match noted {
-                    Noted::Nothing if known.has_to_be_read(clock.now()) => Noted::ToProbe,
-                    noted => noted,
-                }
+                let noted = known.note_vote();
+                let is_read = noted == Noted::Nothing && known.request_reading_if_old(clock.now());
+                if is_read { Noted::ToProbe } else { noted }
             }
-            Some(Sign::Abstains(left)) => known.abstains(left, clock),
-            failure => known.suspect(match failure {
+            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
+            failure => known.schedule_probe(match failure {
                 Some(_) => Duration::ZERO,
                 None => SUSPECTED_FOR,
             }),
@@ -180,16 +180,16 @@ impl Health {
             known.is_reading_due = false;
         }
         match sign {
-            Some(Sign::Votes) => known.votes(),
-            Some(Sign::Abstains(left)) => known.abstains(left, clock),
-            Some(Sign::Fails(error)) => known.fails(error),
+            Some(Sign::Votes) => known.note_vote(),
+            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
+            Some(Sign::Fails(error)) => known.note_failure(error),
             None if known.take_excuse() => {
                 known.probe_at = Some(MonotonicTime::now());
                 Noted::ToProbe
             }
             None => {
                 let message = format!("{address} did not reply to a probe");
-                known.fails(Error::new(ErrorKind::Unavailable, message))
+                known.note_failure(Error::new(ErrorKind::Unavailable, message))
             }
         }
     }
@@ -209,14 +209,14 @@ impl Health {
         }
     }
 
-    /// Requests a probe if no request was sent to the node yet, or if the last reading of its clock is older than
+    /// Requests a probe if the health of the node is unknown, or if the last reading of its clock is older than
     /// [`READ_EVERY`].
     pub(super) fn probe_if_outdated(&self, clock: &Clock) -> Noted {
         let mut known = self.0.lock();
         if matches!(known.found, Found::Unknown) {
-            return known.suspect(Duration::ZERO);
+            return known.schedule_probe(Duration::ZERO);
         }
-        match matches!(known.found, Found::Up) && known.has_to_be_read(clock.now()) {
+        match matches!(known.found, Found::Up) && known.request_reading_if_old(clock.now()) {
             true => Noted::ToProbe,
             false => Noted::Nothing,
         }
@@ -232,7 +232,8 @@ impl Health {
         self.0.lock().probe_at
     }
 
-    /// Whether a probe of the node is due at `now`, or a reading of its clock. Notes that both are under way.
+    /// Whether a probe of the node is due at `now`, or a reading of its clock. The reading is not due any more then; a
+    /// probe stays due until its outcome is noted.
     fn take_due(&self, now: MonotonicTime) -> bool {
         let mut known = self.0.lock();
         let is_reading_due = std::mem::take(&mut known.is_reading_due);
@@ -275,8 +276,9 @@ impl Known {
         is_excused
     }
 
-    /// Whether a request at `now` has the node's clock read: the first one, and one in each [`READ_EVERY`].
-    fn has_to_be_read(&mut self, now: MonotonicTime) -> bool {
+    /// Requests a reading of the node's clock at the first vote, and once in each [`READ_EVERY`]. Returns whether it
+    /// has done so.
+    fn request_reading_if_old(&mut self, now: MonotonicTime) -> bool {
         let is_due = self.read_at.is_none_or(|at| at <= now);
         if is_due {
             self.read_at = Some(now.after(READ_EVERY));
@@ -285,7 +287,7 @@ impl Known {
         is_due
     }
 
-    fn votes(&mut self) -> Noted {
+    fn note_vote(&mut self) -> Noted {
         self.probe_at = None;
         self.pause = FIRST_PAUSE;
         let before = std::mem::replace(&mut self.found, Found::Up);
@@ -296,7 +298,7 @@ impl Known {
         }
     }
 
-    fn abstains(&mut self, left: Duration, clock: &Clock) -> Noted {
+    fn note_abstention(&mut self, left: Duration, clock: &Clock) -> Noted {
         self.pause = FIRST_PAUSE;
         let pause = left.min(QUARANTINE_PAUSE).max(FIRST_PAUSE);
         self.probe_at = Some(MonotonicTime::now().after(pause));
@@ -308,7 +310,7 @@ impl Known {
         }
     }
 
-    fn fails(&mut self, error: Error) -> Noted {
+    fn note_failure(&mut self, error: Error) -> Noted {
         let now = MonotonicTime::now();
         self.probe_at = Some(now.after(self.pause));
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
@@ -327,7 +329,7 @@ impl Known {
     }
 
     /// Has the node probed after `pause`, unless a probe is due already.
-    fn suspect(&mut self, pause: Duration) -> Noted {
+    fn schedule_probe(&mut self, pause: Duration) -> Noted {
         if self.probe_at.is_some() {
             return Noted::Nothing;
         }
@@ -365,7 +367,7 @@ impl Prober {
         *self.hook.lock() = Some(hook);
     }
 
-    /// Does what has to follow when outcomes of `member` were noted.
+    /// Reports a change of `member` to the hook, and wakes the prober.
     pub(super) fn follow_up(&self, noted: Noted, member: &Member, clock: &Clock) {
         if noted == Noted::Nothing {
             return;
@@ -495,7 +497,7 @@ mod tests {
     /// The health of a node whose clock was read lately.
     fn health() -> (Health, Clock) {
         let (health, clock) = (Health::default(), Clock::default());
-        assert!(health.0.lock().has_to_be_read(clock.now()));
+        assert!(health.0.lock().request_reading_if_old(clock.now()));
         assert!(health.take_due(MonotonicTime::now()));
         (health, clock)
     }

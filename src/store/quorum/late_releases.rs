@@ -21,7 +21,7 @@ pub(super) struct QuorumLateReleases {
     open: Mutex<HashMap<(Key, u64), Progress>>,
 }
 
-/// The progress of one release. A set of nodes has a bit for each node.
+/// The progress of one release. Each `u16` is a set of nodes, with one bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     /// The nodes that did not confirm the release at first.

@@ -10,6 +10,7 @@
 mod clocks;
 mod count;
 mod health;
+mod late_holds;
 mod late_releases;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -43,12 +44,13 @@ use crate::node_state::NodeState;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::maintenance::MaintenanceRequests;
-use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released};
+use crate::store::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released, has_stored};
 use crate::store::quorum::health::{Health, Prober};
+use crate::store::quorum::late_holds::LateHolds;
 use crate::store::quorum::late_releases::QuorumLateReleases;
 use crate::store::quorum::node::QuorumNode;
 use crate::store::quorum::proposals::{LONGEST_MICROS, Proposals};
-use crate::store::quorum::slow_nodes::{LONGEST_GRACE, ShortestTtl, SlowNodes};
+use crate::store::quorum::slow_nodes::{GRACE, LONGEST_GRACE, RecentTtls, SlowNodes};
 use crate::store::quorum::values::Change;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::data_check::DataCheck;
@@ -62,11 +64,11 @@ use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{self, Key};
 use crate::util::sync::park_timeout;
-use crate::util::threads::ThreadGroup;
+use crate::util::threads::{ThreadGroup, call_each};
 
 /// The greatest number of nodes.
 const MAX_NODES: usize = 9;
-/// For how long callers do not wait for a node that was slower than that.
+/// How long a node is silent after a request got no reply from it in time.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
@@ -74,9 +76,9 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
 /// if none waited, a slow node could not outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// After a majority has flushed, how long a flush waits for the other nodes if all of them are silent or failing.
-/// Otherwise, it waits for [`LONGEST_GRACE`].
-const SILENT_FLUSH: Duration = Duration::from_millis(100);
+/// After a majority has flushed, the time to the first check whether the other nodes make progress, if all of them are
+/// failing. Otherwise, and between two checks, it is [`LONGEST_GRACE`].
+const FAILING_FLUSH: Duration = Duration::from_millis(100);
 /// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to [`LONGEST_GRACE`].
 const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
 /// An inspection asks again after this time at most, if it waits for no node.
@@ -90,7 +92,7 @@ const KEEPS_TTL: Duration = Duration::from_millis(1);
 pub(crate) struct QuorumAddress {
     endpoints: Vec<Endpoint>,
     names: Vec<String>,
-    /// How long a node does not vote after it may have lost data.
+    /// How long a node does not vote after it may have lost data: `max_ttl`, except in tests.
     quarantine: Duration,
 }
 
@@ -111,7 +113,8 @@ impl QuorumAddress {
             return Err(Error::invalid("the number of nodes", &wanted, names.len()));
         }
         for (index, name) in names.iter().enumerate() {
-            if names[..index].contains(name) {
+            let is_same = |other: &String| is_same_address(other, name);
+            if names[..index].iter().any(is_same) {
                 let wanted = "different servers";
                 return Err(Error::invalid("the nodes", wanted, format!("twice {name}")));
             }
@@ -133,6 +136,11 @@ impl QuorumAddress {
     }
 }
 
+/// Names of hosts are the same in upper and lower case; paths of Unix sockets are not.
+fn is_same_address(one: &str, other: &str) -> bool {
+    one == other || (!one.contains('/') && one.eq_ignore_ascii_case(other))
+}
+
 /// The nodes of a client's quorum.
 pub(crate) struct QuorumStore {
     members: Vec<Arc<Member>>,
@@ -141,9 +149,10 @@ pub(crate) struct QuorumStore {
     probe: Command,
     count: Count,
     proposals: Proposals,
-    /// How long a node does not vote after it may have lost data.
+    /// See [`QuorumAddress::quarantine`].
     quarantine: Duration,
-    shortest_ttl: ShortestTtl,
+    ttls: RecentTtls,
+    late_holds: LateHolds,
     /// How many times votes were split so far, wrapping.
     split_vote_count: AtomicU32,
     clock: Clock,
@@ -158,8 +167,8 @@ struct Member {
     node: Arc<dyn QuorumNode>,
     health: Health,
     maintenance: Arc<MaintenanceRequests>,
-    /// The node has not replied to a request in time. Until then, callers do not wait for it once a majority has
-    /// replied.
+    /// Until this time, callers do not wait for the node once a majority has voted: it did not reply to a request in
+    /// time.
     silent_until: Mutex<Option<MonotonicTime>>,
     pings: Pings,
 }
@@ -203,6 +212,20 @@ impl Member {
             Some(until) if now < until => Some(until),
             _ => Some(now.after(SILENT_FOR)),
         };
+    }
+
+    /// Notes the node's clock if a request came too late, and adds the node's address to an error. `sent` and `seen`:
+    /// when the request was sent, and when its outcome was seen, by the client's clock.
+    fn note_outcome(
+        &self,
+        outcome: &mut Option<Outcome>,
+        sent: MonotonicTime,
+        seen: MonotonicTime,
+    ) {
+        if let Some(Ok(Reply::TooLate { micros })) = outcome {
+            self.node.note_micros(*micros, sent, seen);
+        }
+        *outcome = outcome.take().map(|one| self.node.naming_the_server(one));
     }
 }
 
@@ -295,7 +318,7 @@ fn is_granted(reply: &Reply) -> bool {
 }
 
 impl QuorumStore {
-    /// Does not connect.
+    /// The store of a quorum of servers. Makes no connection.
     pub(crate) fn new(
         address: QuorumAddress,
         config: &Config,
@@ -373,7 +396,8 @@ impl QuorumStore {
             probe: Command::Probe { mark },
             proposals,
             quarantine,
-            shortest_ttl: ShortestTtl::default(),
+            ttls: RecentTtls::default(),
+            late_holds: LateHolds::default(),
             split_vote_count: AtomicU32::new(0),
             clock,
             late_releases,
@@ -381,7 +405,7 @@ impl QuorumStore {
         })
     }
 
-    /// Starts the thread of each node.
+    /// Starts the thread of each node, and the thread of the probes.
     fn start_threads(&self, threads: &ThreadGroup) -> Result<(), Error> {
         for member in &self.members {
             let (node, requests) = (Arc::downgrade(&member.node), &member.maintenance);
@@ -412,22 +436,9 @@ impl QuorumStore {
         (0..self.members.len()).collect()
     }
 
-    /// Sends a batch of commands to each of `nodes`, and waits until `is_decided` returns true, or all have replied,
-    /// but at most until `deadline`. The outcomes are in the order of `nodes`, and within a node in the order of
-    /// `commands`; `None` for a command without a reply.
+    /// Sends a command to each of `nodes`, and waits until `is_decided` returns true, or all have replied, but at most
+    /// until `deadline`. The outcomes are in the order of `nodes`; `None` for a node without a reply.
     fn ask(
-        &self,
-        nodes: &[usize],
-        commands: &[Command],
-        deadline: MonotonicTime,
-        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
-    ) -> Vec<Option<Outcome>> {
-        let batches = nodes.iter().map(|node| (*node, commands.to_vec()));
-        self.ask_each(batches.collect(), deadline, is_decided)
-    }
-
-    /// As [`ask`](Self::ask), with one command for each node.
-    fn ask_for(
         &self,
         nodes: &[usize],
         command: impl Fn(usize) -> Command,
@@ -435,44 +446,92 @@ impl QuorumStore {
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
         let batches = nodes.iter().map(|node| (*node, vec![command(*node)]));
-        self.ask_each(batches.collect(), deadline, is_decided)
+        self.ask_voters(
+            batches.collect(),
+            deadline,
+            SlowNodes::Leave,
+            is_decided,
+            |_| false,
+        )
     }
 
-    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length.
-    fn ask_each(
-        &self,
-        batches: Vec<(usize, Vec<Command>)>,
-        deadline: MonotonicTime,
-        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
-    ) -> Vec<Option<Outcome>> {
-        self.ask_voters(batches, deadline, SlowNodes::Leave, is_decided, |_| false)
-    }
-
-    /// As [`ask_each`](Self::ask_each). `is_split`: whether a majority has voted. If it has, but `is_decided` returns
-    /// false, the missing votes may decide, and `slow_nodes` says how long to wait for them. Notes the clock of each node
-    /// that has got a request too late.
+    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length; within a node, the outcomes
+    /// are in the order of its batch. `has_voted`: whether a majority has voted. If it has, but `is_decided` returns
+    /// false, the votes of the other nodes may decide, and `slow_nodes` says how long to wait for them. Notes the clock
+    /// of each node that has got a request too late.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
         deadline: MonotonicTime,
         slow_nodes: SlowNodes,
         is_decided: impl Fn(&[Option<Outcome>]) -> bool,
-        is_split: impl Fn(&[Option<Outcome>]) -> bool,
+        has_voted: impl Fn(&[Option<Outcome>]) -> bool,
     ) -> Vec<Option<Outcome>> {
         let sent = self.clock.now();
         let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
-        let are_votes = batches
+        let need_votes = batches
             .first()
-            .is_some_and(|(_, batch)| batch.iter().all(is_vote));
+            .is_some_and(|(_, batch)| batch.iter().all(needs_vote));
         let length = batches.first().map_or(1, |(_, batch)| batch.len());
         let (submitted, completions) = Submitted::new(nodes.len() * length);
-        let mut completions = completions.into_iter();
         let awaited: Vec<bool> = nodes
             .iter()
-            .map(|node| slow_nodes.awaits(&self.members[*node]))
+            .map(|node| !self.members[*node].is_silent())
             .collect();
+        let sent_requests = self.send_batches(batches, &awaited, completions);
+        let now = MonotonicTime::now();
+        let deadline = self.on_machines_clock(deadline);
+        let has_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || has_voted(outcomes);
+        let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, has_voted));
+        let voted_at = voted_at.or_else(|| {
+            let has_voted = submitted.wait(deadline, has_voted);
+            has_voted.then(MonotonicTime::now)
+        });
+        if let Some(voted_at) = voted_at {
+            let have_replied = |outcomes: &[Option<Outcome>], awaited: &[bool]| {
+                let mut of_nodes = outcomes.chunks(length).zip(awaited);
+                of_nodes
+                    .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
+            };
+            // `now` has passed, so this only checks.
+            if !submitted.wait(now, &is_decided)
+                && let Some(grace) = self.grace_after_split_vote(slow_nodes)
+            {
+                let not_failing = self.not_failing(&nodes);
+                let until = voted_at.after(grace).min(deadline);
+                let _ = submitted.wait(until, |outcomes| {
+                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
+                });
+            }
+            let soon = voted_at.after(GRACE).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
+        }
+        // The nodes drop the requests that are not written yet.
+        let mut outcomes = submitted.leave();
+        let seen = self.clock.now();
+        for (node, of_node) in nodes.into_iter().zip(outcomes.chunks_mut(length)) {
+            let member = &self.members[node];
+            member.note_reply(of_node.iter().all(Option::is_some));
+            let noted = member.health.note(of_node, need_votes, &self.clock);
+            self.prober.follow_up(noted, member, &self.clock);
+            for outcome in of_node {
+                member.note_outcome(outcome, sent, seen);
+            }
+        }
+        outcomes
+    }
+
+    /// Sends a batch to each node. Writes a single command on this thread, if the node is awaited. Returns the requests
+    /// that this thread has written.
+    fn send_batches(
+        &self,
+        batches: Vec<(usize, Vec<Command>)>,
+        awaited: &[bool],
+        completions: Vec<Completion>,
+    ) -> Vec<SentRequest<'_>> {
+        let mut completions = completions.into_iter();
         let mut sent_requests = Vec::new();
-        for ((node, batch), is_awaited) in batches.into_iter().zip(&awaited) {
+        for ((node, batch), is_awaited) in batches.into_iter().zip(awaited) {
             let node = &self.members[node].node;
             let may_send =
                 *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
@@ -483,56 +542,11 @@ impl QuorumStore {
                 node.submit(batch.collect());
             }
         }
-        let now = MonotonicTime::now();
-        let deadline = self.on_machines_clock(deadline);
-        let have_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || is_split(outcomes);
-        let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, have_voted));
-        let voted_at = voted_at.or_else(|| {
-            submitted
-                .wait(deadline, have_voted)
-                .then(MonotonicTime::now)
-        });
-        if let Some(voted_at) = voted_at {
-            let have_replied = |outcomes: &[Option<Outcome>], awaited: &[bool]| {
-                let mut of_nodes = outcomes.chunks(length).zip(awaited);
-                of_nodes
-                    .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
-            };
-            // `now` has passed, so this only checks.
-            if !submitted.wait(now, &is_decided)
-                && let Some(grace) = self.count_split_vote(slow_nodes)
-            {
-                let not_failing = self.not_failing(&nodes);
-                let until = voted_at.after(grace).min(deadline);
-                let _ = submitted.wait(until, |outcomes| {
-                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
-                });
-            }
-            let soon = voted_at.after(slow_nodes.grace()).min(deadline);
-            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
-        }
-        // The nodes drop the requests that are not written yet.
-        let mut outcomes = submitted.leave();
-        let seen = self.clock.now();
-        for (node, of_node) in nodes.iter().zip(outcomes.chunks_mut(length)) {
-            let member = &self.members[*node];
-            member.note_reply(of_node.iter().all(Option::is_some));
-            let noted = member.health.note(of_node, are_votes, &self.clock);
-            self.prober.follow_up(noted, member, &self.clock);
-            for outcome in of_node {
-                if let Some(Ok(Reply::TooLate { micros })) = outcome {
-                    member.node.note_micros(*micros, sent, seen);
-                }
-                *outcome = outcome
-                    .take()
-                    .map(|outcome| member.node.naming_the_server(outcome));
-            }
-        }
-        outcomes
+        sent_requests
     }
 
-    /// Counts a split vote of a caller. Returns how long the request waits for silent nodes; `None` for 15 of 16 callers.
-    fn count_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
+    /// How long a request with a split vote waits for silent nodes; `None` for 15 of 16 callers. Counts the caller.
+    fn grace_after_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
         match slow_nodes {
             SlowNodes::Leave => {
                 let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
@@ -540,7 +554,6 @@ impl QuorumStore {
                 waits.then_some(LONGEST_GRACE)
             }
             SlowNodes::AwaitIfSplit(grace) => Some(grace),
-            SlowNodes::Await { if_split, .. } => Some(if_split),
         }
     }
 
@@ -568,8 +581,8 @@ impl QuorumStore {
 
     /// Acquires a key that no lease holds.
     fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
-        self.shortest_ttl.note(lease.ttl, MonotonicTime::now());
-        // Later, the client would not believe the grant.
+        self.ttls.note(lease.ttl, MonotonicTime::now());
+        // A grant that comes after the ttl has no validity left.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
         let (token, outcomes) = self.propose(lease, None, deadline);
         if let Some(token) = token {
@@ -584,6 +597,7 @@ impl QuorumStore {
     /// client has not adopted the ticket, the nodes give the key back, so the ticket can still be adopted.
     fn adopt(&self, key: &Key, id: LeaseId, ticket: &Adoption, deadline: MonotonicTime) -> Outcome {
         let ttl = if ticket.renew { ticket.ttl } else { KEEPS_TTL };
+        self.ttls.note(ttl, MonotonicTime::now());
         let lease = Lease { key, id, ttl };
         let from = TicketLease {
             lease: ticket.from,
@@ -593,6 +607,8 @@ impl QuorumStore {
         if let Some(token) = token
             && let Some(expires_in) = self.time_left(&lease, deadline)
         {
+            let (id, ttl) = (ticket.from, ticket.longest);
+            self.end_ticket(&Lease { key, id, ttl }, &outcomes);
             return Ok(Reply::Adopted { expires_in, token });
         }
         let refused = self.count.refused_ticket(&outcomes);
@@ -603,6 +619,18 @@ impl QuorumStore {
         let ttl = ticket.longest;
         self.give_up(&Lease { ttl, ..lease }, &outcomes);
         refused
+    }
+
+    /// Releases the lease of a ticket that was adopted, on each node that has not passed the key on. The key would block
+    /// the node for a ttl if another adopter gives it back there later, or a request of the old holder still arrives.
+    fn end_ticket(&self, ticket: &Lease<'_>, outcomes: &[Option<Outcome>]) {
+        let release = ticket.release(self.clock.now());
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            let has_passed_on = matches!(outcome, Some(Ok(reply)) if is_granted(reply));
+            if !has_passed_on {
+                member.node.queue_undo(release.clone());
+            }
+        }
     }
 
     /// How long a majority keeps the key for this lease; `None` if it is unknown whether a majority has the lease.
@@ -635,9 +663,8 @@ impl QuorumStore {
             let outcome = outcomes[*node].as_ref();
             outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
         });
-        let given = self.ask(&nodes, std::slice::from_ref(&back), soon, |given| {
-            given.iter().all(Option::is_some)
-        });
+        let all_have_replied = |given: &[Option<Outcome>]| given.iter().all(Option::is_some);
+        let given = self.ask(&nodes, |_| back.clone(), soon, all_have_replied);
         for (node, outcome) in nodes.into_iter().zip(given) {
             if matches!(outcome, Some(Ok(Reply::Granted { .. }))) {
                 outcomes[node] = Some(Ok(Reply::Done));
@@ -676,7 +703,8 @@ impl QuorumStore {
             |outcomes| self.count.is_decided(outcomes, is_granted),
             |outcomes| self.count.contention(outcomes).is_some(),
         );
-        // The clocks of these nodes were set forward since the client has read them. Now it knows their times.
+        // A node that got the request too late had its clock set forward since the client read it. Its reply has the
+        // time, so the client asks once more.
         let mut late = self.all();
         late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
         if !late.is_empty()
@@ -690,7 +718,7 @@ impl QuorumStore {
                 }
                 outcomes
             };
-            let again = self.ask_for(&late, proposal, deadline, |again| {
+            let again = self.ask(&late, proposal, deadline, |again| {
                 self.count.is_decided(&with(again.to_vec()), is_granted)
             });
             outcomes = with(again);
@@ -717,28 +745,22 @@ impl QuorumStore {
         outcomes: &mut [Option<Outcome>],
         deadline: MonotonicTime,
     ) -> bool {
-        let has_stored = |outcome: &Option<Outcome>| {
-            let stored = match outcome {
-                Some(Ok(Reply::Granted { token, .. })) => *token,
-                _ => return false,
-            };
-            micros_of(stored) >= micros_of(token)
-        };
+        let has_stored = |outcome: &Option<Outcome>| has_stored(outcome, token);
         let (done, asked): (Vec<usize>, Vec<usize>) = self
             .all()
             .into_iter()
             .partition(|node| has_stored(&outcomes[*node]));
-        let missing = self.count.majority().saturating_sub(done.len());
+        let needed = self.count.majority().saturating_sub(done.len());
         // An adoption without renewal keeps the ttl that each key has. It sets no missing key, which would have no ttl.
         let may_set = lease.ttl >= MIN_TTL;
         let hold = |node: usize| {
             let sets_missing = may_set.then(|| self.shown_at(node, deadline));
             lease.hold(micros_of(token), sets_missing)
         };
-        let written = self.ask_for(&asked, hold, deadline, |written| {
+        let written = self.ask(&asked, hold, deadline, |written| {
             let stored = written.iter().filter(|one| has_stored(one)).count();
             let failed = written.iter().flatten().count() - stored;
-            stored >= missing || asked.len() - failed < missing
+            stored >= needed || asked.len() - failed < needed
         });
         let stored = written.iter().filter(|one| has_stored(one)).count();
         for (node, outcome) in asked.into_iter().zip(written) {
@@ -757,10 +779,10 @@ impl QuorumStore {
                 outcomes[node] = outcome;
             }
         }
-        stored >= missing
+        stored >= needed
     }
 
-    /// Releases a lease that no majority has granted, on each node that has granted it or has not said.
+    /// Releases a lease that no majority has granted, on each node that has granted it, or whose outcome is unknown.
     fn give_up(&self, lease: &Lease<'_>, outcomes: &[Option<Outcome>]) {
         let release = lease.release(self.clock.now());
         for (member, outcome) in self.members.iter().zip(outcomes) {
@@ -773,14 +795,22 @@ impl QuorumStore {
         }
     }
 
-    /// Releases a lease.
+    /// Sends a release to all nodes. Without the reply of a majority, the release is tracked as late.
     fn release(&self, release: &Command, deadline: MonotonicTime) -> Outcome {
+        self.end_late_holds(release);
         let tracked = self.track_release(release, true);
         let (released, _) = self.release_on_all(release, deadline);
         if let Some((late_releases, key, token)) = tracked {
             late_releases.leave(key, token, &released);
         }
         released
+    }
+
+    /// A late hold that is not written yet must not set the key again after this release.
+    fn end_late_holds(&self, release: &Command) {
+        if let Command::Release { lease, .. } = release {
+            self.late_holds.end(*lease, self.members.len());
+        }
     }
 
     /// Notes the release of a guard's lease before it is sent. Returns the key and the token for
@@ -802,8 +832,8 @@ impl QuorumStore {
         release: &Command,
         deadline: MonotonicTime,
     ) -> (Outcome, Vec<Option<Outcome>>) {
-        let commands = std::slice::from_ref(release);
-        let outcomes = self.ask(&self.all(), commands, deadline, |outcomes| {
+        let command = |_| release.clone();
+        let outcomes = self.ask(&self.all(), command, deadline, |outcomes| {
             self.count.is_release_decided(outcomes)
         });
         let released = self.count.released(&outcomes);
@@ -832,13 +862,24 @@ impl QuorumStore {
 
     /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost.
     /// (A node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so
-    /// many nodes lack its key that the lease is lost.)
-    fn renew(&self, renewals: &mut [&mut Request], slow_nodes: SlowNodes) {
+    /// many nodes lack its key that the lease is lost.) Waits for these keys only if a lease has no majority without
+    /// them. `by_watchdog`: the watchdog sends these renewals, so no caller waits.
+    fn renew(&self, renewals: &mut [&mut Request], by_watchdog: bool) {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;
         };
         let now = self.clock.now();
-        // The next renewal comes within a ttl, so then this hold is not needed any more.
+        for request in &*renewals {
+            if let Command::Renew { ttl, .. } = request.command {
+                self.ttls.note(ttl, MonotonicTime::now());
+            }
+        }
+        let slow_nodes = match by_watchdog {
+            true => {
+                SlowNodes::of_renewals(renewals.len(), self.ttls.shortest(MonotonicTime::now()))
+            }
+            false => SlowNodes::Leave,
+        };
         let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
             Command::Renew {
                 key,
@@ -848,6 +889,7 @@ impl QuorumStore {
                 ..
             } => {
                 let (id, ttl) = (*lease, *ttl);
+                // The next renewal comes within one ttl, so a later hold need not set the key.
                 let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
                 Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
             }
@@ -857,44 +899,64 @@ impl QuorumStore {
         let nodes = self.all();
         let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
         let leases = holds.len();
-        // If the votes for a lease are split, the watchdog does not wait until the deadline for the missing ones: the
+        // If the votes for a lease are split, the watchdog does not wait until the deadline for the other nodes: the
         // next renewal of this lease asks again.
-        let is_of_watchdog = matches!(slow_nodes, SlowNodes::Await { .. });
-        let is_split = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
+        let has_voted = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
         let outcomes = self.ask_voters(
             nodes.iter().map(|node| (*node, holds.clone())).collect(),
             deadline,
             slow_nodes,
             |outcomes| by_lease(outcomes, leases).all(|one| is_decided(&one)),
-            |outcomes| is_of_watchdog && by_lease(outcomes, leases).all(|one| is_split(&one)),
+            |outcomes| by_watchdog && by_lease(outcomes, leases).all(|one| has_voted(&one)),
         );
-        let mut by_lease: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
+        let mut of_leases: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
         let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
-        for (lease, outcomes) in by_lease.iter().enumerate() {
-            let request = &renewals[lease];
+        let mut late: Vec<Vec<(Command, Completion)>> = nodes.iter().map(|_| Vec::new()).collect();
+        for (index, outcomes) in of_leases.iter().enumerate() {
+            let request = &renewals[index];
+            let Command::Renew { lease, ttl, .. } = request.command else {
+                continue;
+            };
             // A renewal with a shorter ttl only asks whether the lease is held.
-            let sets = matches!(request.command, Command::Renew { ttl, .. } if ttl >= MIN_TTL);
-            if sets && self.count.may_set(outcomes) {
-                let is_missing = |node: &usize| matches!(outcomes[*node], Some(Ok(Reply::Missing)));
-                let lacking = nodes.iter().copied().filter(is_missing);
-                to_set.extend(lacking.map(|node| (node, lease, hold(request, Some(node)))));
+            if ttl < MIN_TTL || !self.count.may_set(outcomes) {
+                continue;
+            }
+            let is_held = self.count.renewed(outcomes) == Some(Reply::Done);
+            for (node, outcome) in outcomes.iter().enumerate() {
+                let lacks_key = match outcome {
+                    Some(Ok(Reply::Missing)) => true,
+                    // The node may lack the key. Its pipeline drops this renewal, unless it was written.
+                    None => !self.members[node].health.is_failing(),
+                    _ => false,
+                };
+                if lacks_key && !is_held {
+                    to_set.push((node, index, hold(request, Some(node))));
+                } else if lacks_key
+                    && let Some(completion) = self.late_holds.begin(lease, node, ttl, now)
+                {
+                    late[node].push((hold(request, Some(node)), completion));
+                }
+            }
+        }
+        for (member, holds) in self.members.iter().zip(late) {
+            if !holds.is_empty() {
+                member.node.submit(holds);
             }
         }
         let left = deadline.since(self.clock.now());
-        let sets_within = slow_nodes.sets_within().min(left);
-        self.set_missing(to_set, &mut by_lease, sets_within);
-        for (request, outcomes) in renewals.iter_mut().zip(by_lease) {
+        self.set_missing(to_set, &mut of_leases, slow_nodes.sets_within().min(left));
+        for (request, outcomes) in renewals.iter_mut().zip(of_leases) {
             let reply = self.count.renewed(&outcomes);
             request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
         }
     }
 
-    /// Sends holds, each with its node and the index of its lease, and replaces the outcomes of the nodes that reply
-    /// `within` this time.
+    /// Sends holds, each with its node and the index of its lease, and waits for them `within` this time. Replaces the
+    /// outcomes of these nodes, by `None` without a reply.
     fn set_missing(
         &self,
         mut holds: Vec<(usize, usize, Command)>,
-        by_lease: &mut [Vec<Option<Outcome>>],
+        of_leases: &mut [Vec<Option<Outcome>>],
         within: Duration,
     ) {
         if holds.is_empty() {
@@ -912,13 +974,10 @@ impl QuorumStore {
         let soon = MonotonicTime::now().after(within);
         let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
         let seen = self.clock.now();
-        for ((node, lease, _), outcome) in holds.into_iter().zip(submitted.leave()) {
-            if let Some(Ok(Reply::TooLate { micros })) = outcome {
-                // The next renewal then asks in time.
-                self.members[node].node.note_micros(micros, sent, seen);
-            }
-            let outcome = outcome.map(|one| self.members[node].node.naming_the_server(one));
-            by_lease[lease][node] = outcome;
+        for ((node, lease, _), mut outcome) in holds.into_iter().zip(submitted.leave()) {
+            // After a hold that came too late, the next renewal asks in time.
+            self.members[node].note_outcome(&mut outcome, sent, seen);
+            of_leases[lease][node] = outcome;
         }
     }
 
@@ -926,9 +985,9 @@ impl QuorumStore {
     /// changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits longer for
     /// that vote.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
-        let have_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
+        let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
-            have_voted(outcomes) && self.count.found(outcomes).is_some()
+            has_voted(outcomes) && self.count.found(outcomes).is_some()
         };
         let until = self.on_machines_clock(deadline);
         let mut grace = FIRST_INSPECTION_GRACE;
@@ -940,14 +999,14 @@ impl QuorumStore {
                 deadline,
                 SlowNodes::AwaitIfSplit(grace),
                 is_decided,
-                have_voted,
+                has_voted,
             );
             if let Some(found) = self.count.found(&outcomes) {
                 return Ok(found);
             }
             let now = MonotonicTime::now();
             let again_at = now.max(asked.after(grace.min(LONGEST_INSPECTION_PAUSE)));
-            if !have_voted(&outcomes) || again_at >= until {
+            if !has_voted(&outcomes) || again_at >= until {
                 return Err(self.no_majority(&outcomes));
             }
             park_timeout(again_at.since(now));
@@ -967,15 +1026,8 @@ impl Store for QuorumStore {
         let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew { .. });
         let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
             requests.iter_mut().partition(is_renewal);
-        // Only the watchdog sends batches, and no caller waits for it.
-        let now = MonotonicTime::now();
-        for request in &renewals {
-            if let Command::Renew { ttl, .. } = request.command {
-                self.shortest_ttl.note(ttl, now);
-            }
-        }
-        let slow_nodes = SlowNodes::of_renewals(renewals.len(), self.shortest_ttl.get());
-        self.renew(&mut renewals, slow_nodes);
+        // Only the watchdog sends batches.
+        self.renew(&mut renewals, true);
         for request in others {
             let outcome = self.execute_one(request.command.clone(), request.deadline);
             request.outcome = Some(outcome);
@@ -999,11 +1051,13 @@ impl Store for QuorumStore {
             }
             Command::Renew { .. } => {
                 let mut request = Request::new(command, deadline);
-                self.renew(&mut [&mut request], SlowNodes::Leave);
+                self.renew(&mut [&mut request], false);
                 request.into_outcome()
             }
             Command::Release { .. } => self.release(&command, deadline),
             Command::ForceUnlock { key, lease, .. } => {
+                // The lease may be one of this client.
+                self.late_holds.end(*lease, self.members.len());
                 let (released, outcomes) = self.release_on_all(&command, deadline);
                 if matches!(released, Ok(Reply::Done)) {
                     self.release_elsewhere(key, *lease, &outcomes);
@@ -1036,7 +1090,7 @@ impl Store for QuorumStore {
         }
     }
 
-    /// Refuses the requests: no caller needs one outcome of several quorums.
+    /// Refuses the requests: no caller submits requests to a quorum.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (_, completion) in requests {
             let _ = completion.complete(Err(Self::unsupported("submitted requests")));
@@ -1070,8 +1124,7 @@ impl Store for QuorumStore {
             longest = longest.max(*took.as_ref().unwrap_or(&longest));
             outcomes[index] = Some(took.map(|_| Reply::Done));
         }
-        let replied = outcomes.iter().flatten().filter(|one| one.is_ok()).count();
-        if replied < self.count.majority() {
+        if !self.count.has_succeeded(&outcomes) {
             return Err(self.no_majority(&outcomes));
         }
         Ok(longest)
@@ -1081,8 +1134,8 @@ impl Store for QuorumStore {
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
         let panicked = || Err(Error::new(ErrorKind::Timeout, "the check has panicked"));
         let mut checks: Vec<_> = self.members.iter().map(|_| panicked()).collect();
-        let check = |member: &Member| member.node.check_environment();
-        self.call_each(check, |results| {
+        let check = |member: &Arc<Member>| member.node.check_environment();
+        call_each(&self.members, check, |results| {
             results
                 .iter()
                 .for_each(|(node, check)| checks[node] = check);
@@ -1124,6 +1177,7 @@ impl Store for QuorumStore {
     }
 
     fn send_release(&self, release: Command) {
+        self.end_late_holds(&release);
         let _ = self.track_release(&release, false);
         for member in &self.members {
             member.node.send_release(release.clone());
@@ -1153,46 +1207,31 @@ impl Store for QuorumStore {
         true
     }
 
+    fn end_renewals(&self, lease: LeaseId) {
+        self.late_holds.end(lease, self.members.len());
+    }
+
     fn end(&self) {
         self.members.iter().for_each(|member| member.node.end());
     }
 
-    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to nodes
-    /// that neither follow soon nor make progress.
+    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to
+    /// each other node that neither confirms its releases soon nor makes progress.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        // The flushes of the nodes would wait for them.
+        self.late_holds.end_all();
         let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
-        let flush = |member: &Member| member.node.flush(deadline).map(|()| Reply::Done);
-        self.call_each(flush, |flushes| {
-            // The loops end early if all flushes have ended.
-            while !self.have_flushed(&outcomes) {
+        let flush = |member: &Arc<Member>| member.node.flush(deadline).map(|()| Reply::Done);
+        call_each(&self.members, flush, |flushes| {
+            while !self.count.has_succeeded(&outcomes) {
                 let Ok((node, outcome)) = flushes.recv() else {
-                    break;
+                    return;
                 };
                 outcomes[node] = Some(outcome);
             }
-            let queued_of = |member: &Arc<Member>| member.node.queued_releases();
-            let mut queued: Vec<usize> = self.members.iter().map(queued_of).collect();
-            while outcomes.iter().any(Option::is_none) {
-                let until = MonotonicTime::now().after(self.flush_grace(&outcomes));
-                let left = || until.since(MonotonicTime::now());
-                let ended = loop {
-                    match flushes.recv_timeout(left()) {
-                        Ok((node, outcome)) => outcomes[node] = Some(outcome),
-                        Err(ended) => break ended,
-                    }
-                };
-                if ended == RecvTimeoutError::Disconnected {
-                    break;
-                }
-                for (node, member) in self.members.iter().enumerate() {
-                    let before = std::mem::replace(&mut queued[node], queued_of(member));
-                    if outcomes[node].is_none() && queued[node] >= before {
-                        member.node.disconnect();
-                    }
-                }
-            }
+            self.await_slower_flushes(flushes, &mut outcomes);
         });
-        match self.have_flushed(&outcomes) {
+        match self.count.has_succeeded(&outcomes) {
             true => Ok(()),
             false => Err(self.no_majority(&outcomes)),
         }
@@ -1205,63 +1244,61 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
-    /// Whether a majority has flushed.
-    fn have_flushed(&self, outcomes: &[Option<Outcome>]) -> bool {
-        let flushed = outcomes.iter().flatten().filter(|outcome| outcome.is_ok());
-        flushed.count() >= self.count.majority()
-    }
-
-    /// How long a flush waits, after a majority has flushed, for the nodes without an outcome.
-    fn flush_grace(&self, outcomes: &[Option<Outcome>]) -> Duration {
-        let members = self.members.iter().zip(outcomes);
-        let mut missing = members.filter(|(_, outcome)| outcome.is_none());
-        match missing.all(|(member, _)| member.is_silent() || member.health.is_failing()) {
-            true => SILENT_FLUSH,
-            false => LONGEST_GRACE,
+    /// Waits for the nodes that have not flushed yet. From time to time, closes the connections to each of them whose
+    /// queue of releases has not become shorter; its flush then ends.
+    fn await_slower_flushes(
+        &self,
+        flushes: &Receiver<(usize, Outcome)>,
+        outcomes: &mut [Option<Outcome>],
+    ) {
+        let queued = || -> Vec<usize> {
+            let members = self.members.iter();
+            members
+                .map(|member| member.node.queued_releases())
+                .collect()
+        };
+        let mut before = queued();
+        let mut check_at = MonotonicTime::now().after(self.first_flush_grace(outcomes));
+        loop {
+            match flushes.recv_timeout(check_at.since(MonotonicTime::now())) {
+                Ok((node, outcome)) => outcomes[node] = Some(outcome),
+                // All flushes have ended.
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = queued();
+                    for (node, member) in self.members.iter().enumerate() {
+                        if outcomes[node].is_none() && now[node] >= before[node] {
+                            member.node.disconnect();
+                        }
+                    }
+                    before = now;
+                    check_at = MonotonicTime::now().after(LONGEST_GRACE);
+                }
+            }
         }
     }
 
-    /// Calls `call` for each node, on a thread of its own. `collect` receives each result with its node, until all calls
-    /// have ended; a call that panics has no result. Returns after all calls have ended.
-    fn call_each<T: Send>(
-        &self,
-        call: impl Fn(&Member) -> T + Sync,
-        collect: impl FnOnce(&Receiver<(usize, T)>),
-    ) {
-        let call = |node: usize, results: &Sender<(usize, T)>| {
-            let _ = results.send((node, call(&self.members[node])));
-        };
-        let call = &call;
-        std::thread::scope(|scope| {
-            let (sender, results) = bounded(self.members.len());
-            let mut threads = Vec::new();
-            for node in self.all() {
-                let thread = std::thread::Builder::new().name("leasehold-call".to_owned());
-                let of_thread = sender.clone();
-                match thread.spawn_scoped(scope, move || call(node, &of_thread)) {
-                    Ok(thread) => threads.push(thread),
-                    // This thread makes the call.
-                    Err(_) => call(node, &sender),
-                }
-            }
-            drop(sender);
-            collect(&results);
-            // A panic of a call must not reach the caller.
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        });
+    /// How long a flush waits for the nodes without an outcome until it first checks whether they make progress.
+    fn first_flush_grace(&self, outcomes: &[Option<Outcome>]) -> Duration {
+        let members = self.members.iter().zip(outcomes);
+        let mut pending = members.filter(|(_, outcome)| outcome.is_none());
+        match pending.all(|(member, _)| member.health.is_failing()) {
+            true => FAILING_FLUSH,
+            false => LONGEST_GRACE,
+        }
     }
 }
 
 /// Reads the replies to these requests as they come, for [`CALLER_READS_FOR`] and until `deadline` at most. Leaves the
-/// rest to the nodes' threads. Returns about when a majority decided, or `None` if none has.
+/// rest to the nodes' threads. Returns about when a majority voted, or `None` if none has.
 fn read_replies(
     mut requests: Vec<SentRequest<'_>>,
     deadline: MonotonicTime,
-    is_decided: impl Fn() -> bool,
+    has_voted: impl Fn() -> bool,
 ) -> Option<MonotonicTime> {
     let mut checked_at = MonotonicTime::now();
     let until = checked_at.after(CALLER_READS_FOR).min(deadline);
-    let mut decided_at = None;
+    let mut voted_at = None;
     while !requests.is_empty() {
         let ready = SentRequest::wait_for_any(&requests, until);
         let has_received = !ready.is_empty();
@@ -1271,17 +1308,17 @@ fn read_replies(
             }
         }
         let now = MonotonicTime::now();
-        if decided_at.is_none() && is_decided() {
-            // If no socket was ready, another thread has read the deciding reply, at some time since the last check.
-            // The earlier time is taken, so that the caller does not wait twice for slower nodes.
-            decided_at = Some(if has_received { now } else { checked_at });
+        if voted_at.is_none() && has_voted() {
+            // If no socket was ready, another thread has read the last of these votes, at some time since the last
+            // check. The earlier time is taken, so that the caller does not wait twice for slower nodes.
+            voted_at = Some(if has_received { now } else { checked_at });
         }
         if now >= until {
             break;
         }
         checked_at = now;
     }
-    decided_at
+    voted_at
 }
 
 /// Whether the command or its reply has a fenced value. Such a value may be long, and a sender serves one node after
@@ -1294,11 +1331,12 @@ fn has_fenced_value(command: &Command) -> bool {
 }
 
 /// Whether only a node that votes carries the command out.
-fn is_vote(command: &Command) -> bool {
+fn needs_vote(command: &Command) -> bool {
     matches!(
         command,
         Command::Propose { .. }
             | Command::Hold { .. }
+            | Command::Inspect { .. }
             | Command::ReadCopy { .. }
             | Command::WriteCopy { .. }
     )

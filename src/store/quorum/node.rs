@@ -25,10 +25,11 @@ pub(super) trait QuorumNode: Store + Notifications {
         None
     }
 
-    /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
+    /// Queues the release of a lease whose key a late request may still set: an undo.
     fn queue_undo(&self, release: Command);
 
-    /// How many releases wait to be sent. While this number falls, the node makes progress.
+    /// How many releases are queued that no caller awaits: not written yet, refused, or to be repeated. A shutdown
+    /// takes a smaller number for progress; the number also falls when ttls end.
     fn queued_releases(&self) -> usize;
 
     /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more. The

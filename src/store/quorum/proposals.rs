@@ -23,12 +23,12 @@ pub(super) struct Proposals {
 }
 
 impl Proposals {
-    /// `longest_ttl` is the `max_ttl` of all clients, and the length of a quarantine.
-    pub(super) fn new(longest_ttl: Duration) -> Self {
-        let lead = (longest_ttl / 10).min(LONGEST_LEAD);
+    /// `max_ttl` is that of all clients, and the length of a quarantine.
+    pub(super) fn new(max_ttl: Duration) -> Self {
+        let lead = (max_ttl / 10).min(LONGEST_LEAD);
         Self {
             lead: lead.as_micros() as u64,
-            quarantine: longest_ttl.as_micros() as u64,
+            quarantine: max_ttl.as_micros() as u64,
             last: AtomicU64::new(0),
         }
     }
@@ -38,8 +38,8 @@ impl Proposals {
     }
 
     /// The next proposal. `times` are the known times of nodes, in µs. A majority of the nodes is behind the proposal,
-    /// even if the clocks of the others are far ahead. Two calls return different
-    /// proposals, unless `last` was too far ahead in between.
+    /// even if the clocks of the others are far ahead. Two calls return different proposals, unless the last proposal
+    /// was too far ahead of the clocks in between.
     pub(super) fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {
         times.sort_unstable();
         let time = times.get(majority - 1).or(times.last());

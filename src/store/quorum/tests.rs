@@ -8,10 +8,10 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::loss::LossReason;
-use crate::store::LateRelease;
 use crate::store::command::Held;
 use crate::store::quorum::slow_nodes::GRACE;
 use crate::store::value::LockValue;
+use crate::store::{LateRelease, RenewalLimits};
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(100);
@@ -109,6 +109,9 @@ fn patient_behind_proxy(servers: &[Server], proxied: usize) -> (Fixture, Proxy) 
 fn urls(servers: &[Server]) -> Vec<String> {
     servers.iter().map(Server::url).collect()
 }
+
+/// More locks than the pipelines of a node write renewals of at a time.
+const MOST_LOCKS: usize = 3 * RenewalLimits::USUAL.at_a_time;
 
 fn key(name: &str) -> Key {
     Key::new("p:", name, 100).unwrap()
@@ -507,7 +510,7 @@ fn one_split_vote_in_sixteen_waits() {
     client.lock(&key("k"));
     let store = &client.store;
     for _ in 0..2 {
-        let wait = |_| store.count_split_vote(SlowNodes::Leave);
+        let wait = |_| store.grace_after_split_vote(SlowNodes::Leave);
         let waits: Vec<Duration> = (0..WAIT_FOR_SILENT_EVERY).filter_map(wait).collect();
         assert_eq!(waits, [LONGEST_GRACE]);
     }
@@ -678,13 +681,15 @@ fn a_distant_node_is_not_failing() {
     assert!(!distant.health.is_failing());
 }
 
-/// The third node is silent. The renewals of a long ttl wait for it, but not so long that a short one would end.
+/// The third node is silent, and the votes for the first lease are split. Its renewals wait for that node, but not so
+/// long that a lease with a short ttl would end.
 #[test]
 fn renewals_wait_a_part_of_the_shortest_ttl() {
     let servers = servers::<3>();
     let client = patient(&servers);
-    let keys = ["long", "short"].map(key);
+    let keys = ["split", "held"].map(key);
     let leases = keys.each_ref().map(|key| client.lock_on_all(&servers, key));
+    ask(&servers[1], &["DEL", keys[0].in_redis()]);
     client.store.prober.stop();
     servers[2].stop();
     let renew = |lock: usize, ttl| {
@@ -696,16 +701,21 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
         let started = Instant::now();
         client.store.execute(&mut requests);
         let [renewed] = requests.map(Request::into_outcome);
-        assert_eq!(renewed.unwrap(), Reply::Done);
+        match lock {
+            0 => assert_no_quorum(renewed, "2 of 3 are needed"),
+            _ => assert_eq!(renewed.unwrap(), Reply::Done),
+        }
         started.elapsed()
     };
     assert!(renew(0, TTL) >= LONGEST_GRACE);
     // On a busy machine, each renewal may take longer.
+    assert!(eventually(LONG, || renew(1, TTL) < LONGEST_GRACE));
     assert!(eventually(LONG, || {
         renew(1, LONGEST_GRACE);
         renew(0, TTL) < LONGEST_GRACE
     }));
-    std::thread::sleep(LONGEST_GRACE);
+    let shortest = || client.store.ttls.shortest(MonotonicTime::now());
+    assert!(eventually(LONG, || shortest() == TTL));
     assert!(renew(0, TTL) >= LONGEST_GRACE, "the short ttl has ended");
     // A lock with a short ttl counts before its first renewal.
     assert!(eventually(LONG, || {
@@ -716,6 +726,128 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
         took < LONGEST_GRACE
     }));
     servers[2].resume();
+}
+
+/// The third node has lost the keys. It is stopped while the locks are renewed, and carries the renewals out later.
+#[test]
+fn renewals_bring_keys_to_a_node_that_is_late() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let leases: Vec<_> = (0..MOST_LOCKS)
+        .map(|n| {
+            let key = key(&format!("k{n}"));
+            let (lease, token) = client.lock(&key);
+            (key, lease, token)
+        })
+        .collect();
+    let renew = || {
+        let requests = leases.iter().map(|(key, lease, token)| {
+            let renewal = renewal(key, *lease, *token);
+            Request::new(renewal, soon())
+        });
+        let mut requests: Vec<Request> = requests.collect();
+        client.store.execute(&mut requests);
+        let outcomes = requests.into_iter().map(Request::into_outcome);
+        outcomes.for_each(|outcome| assert_eq!(outcome.unwrap(), Reply::Done));
+    };
+    let has_all = |server: &Server| {
+        let is_held = |(key, lease, _): &(Key, LeaseId, u64)| is_held(server, key, *lease);
+        leases.iter().all(is_held)
+    };
+    // A node that was slower than the majority may lack some keys until the first renewal.
+    renew();
+    assert!(eventually(LONG, || servers.iter().all(has_all)));
+    client.store.late_holds.end_all();
+    client.store.prober.stop();
+    client.store.members[2].node.flush(soon()).unwrap();
+    for (key, ..) in &leases {
+        ask(&servers[2], &["DEL", key.in_redis()]);
+    }
+    servers[2].stop();
+    (0..3).for_each(|_| renew());
+    // One hold for each lease.
+    assert_eq!(client.store.late_holds.count(), MOST_LOCKS);
+    servers[2].resume();
+    assert!(eventually(LONG, || has_all(&servers[2])));
+}
+
+/// Otherwise, the queue of a node that is away would get the renewals of all held locks.
+#[test]
+fn a_failing_node_gets_no_late_hold() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock_on_all(&servers, &key);
+    client.store.late_holds.end_all();
+    servers[2].stop();
+    client.fail_soon(2);
+    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
+    assert_eq!(client.store.late_holds.count(), 0);
+    servers[2].resume();
+}
+
+/// The client's own lock is released by force while the third node is stopped.
+#[test]
+fn a_forced_unlock_withdraws_late_holds() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock_on_all(&servers, &key);
+    client.store.late_holds.end_all();
+    client.store.prober.stop();
+    servers[2].stop();
+    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
+    assert_eq!(client.store.late_holds.count(), 1);
+    let force = Command::ForceUnlock {
+        key: key.clone(),
+        lease,
+        must_notify: false,
+    };
+    assert_eq!(said(client.ask(force)), Ok(Reply::Done));
+    assert_eq!(client.store.late_holds.count(), 0);
+    servers[2].resume();
+    assert!(eventually(LONG, || is_free(&servers[2], &key)));
+}
+
+/// The lease becomes a ticket while the third node is stopped.
+#[test]
+fn a_ticket_has_no_late_holds() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let key = key("k");
+    let (lease, token) = client.lock_on_all(&servers, &key);
+    client.store.late_holds.end_all();
+    client.store.prober.stop();
+    servers[2].stop();
+    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
+    assert_eq!(client.store.late_holds.count(), 1);
+    client.store.end_renewals(lease);
+    assert_eq!(client.store.late_holds.count(), 0);
+    servers[2].resume();
+}
+
+/// The third node is stopped, and has many renewals to carry out when it continues. Locks that were released meanwhile
+/// do not come back there: their releases are written before the last of the renewals.
+#[test]
+fn a_late_renewal_sets_no_released_key() {
+    let servers = servers::<3>();
+    let client = patient(&servers);
+    let keys: Vec<Key> = (0..MOST_LOCKS).map(|n| key(&format!("k{n}"))).collect();
+    let leases: Vec<_> = keys.iter().map(|key| client.lock(key)).collect();
+    client.store.prober.stop();
+    servers[2].stop();
+    let requests = keys.iter().zip(&leases);
+    let requests = requests.map(|(key, (lease, token))| renewal(key, *lease, *token));
+    let mut requests: Vec<Request> = requests.map(|one| Request::new(one, soon())).collect();
+    client.store.execute(&mut requests);
+    let released = MOST_LOCKS - 20..MOST_LOCKS;
+    for n in released.clone() {
+        client.store.send_release(release(&keys[n], leases[n].0));
+    }
+    servers[2].resume();
+    client.store.members[2].node.flush(soon()).unwrap();
+    assert!(is_held(&servers[2], &keys[0], leases[0].0));
+    assert!(keys[released].iter().all(|key| is_free(&servers[2], key)));
 }
 
 /// The third node is stopped, and one lease has its key on the first node only. The votes for it stay split, and the
@@ -1231,11 +1363,19 @@ fn a_quorum_has_one_to_nine_different_nodes() {
     assert_eq!(refused(&[]), wanted("0"));
     assert_eq!(refused(&urls), wanted("10"));
     let twice = [urls[0].clone(), urls[1].clone(), urls[0].clone()];
-    let message = refused(&twice).unwrap();
-    assert!(
-        message.contains("different servers, not twice"),
-        "{message}"
-    );
+    let [lower, upper] = ["redis://host:1", "redis://HOST:1"].map(str::to_owned);
+    for same in [twice.to_vec(), vec![lower, upper]] {
+        let message = refused(&same).unwrap();
+        assert!(
+            message.contains("different servers, not twice"),
+            "{message}"
+        );
+    }
+    // Paths differ by the case of their letters.
+    if cfg!(unix) {
+        let paths = ["unix:///tmp/a", "unix:///tmp/A"].map(str::to_owned);
+        assert_eq!(refused(&paths), None);
+    }
 }
 
 #[test]
@@ -1325,7 +1465,7 @@ fn a_flush_waits_for_a_silent_majority() {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         let flush = scope.spawn(move || client.store.flush(far));
         // Another flush shows that both wait for longer than for a silent node that is not needed.
-        let soon = MonotonicTime::now().after(5 * SILENT_FLUSH);
+        let soon = MonotonicTime::now().after(5 * FAILING_FLUSH);
         assert!(client.store.flush(soon).is_err());
         assert!(MonotonicTime::now() >= soon);
         servers[..2].iter().for_each(Server::resume);
@@ -1530,7 +1670,7 @@ fn a_restarted_node_votes_after_its_quarantine() {
     let quarantine = Duration::from_secs(2);
     let client = client(&urls(&servers), &config(LONG), quarantine);
     let key = key("k");
-    let (lease, token) = client.lock(&key);
+    let (lease, token) = client.lock_on_all(&servers, &key);
     servers[0].restart().unwrap();
     let started = Instant::now();
     assert!(eventually(LONG, || {
@@ -1635,4 +1775,36 @@ fn ended_releases_of_guards_are_forgotten() {
     assert_eq!(count("delayed"), reports.len() / 2, "{reports:?}");
     assert!(count("ended: true") >= 10, "{reports:?}");
     assert!(count("ended: false") >= 20, "{reports:?}");
+}
+
+/// The third node has not passed the key on. Then it gets the key of the ticket again: from a late request of the old
+/// holder, or from another adopter that gives the key back.
+#[test]
+fn an_adopter_releases_late_keys_of_its_ticket() {
+    let servers = servers::<3>();
+    let [old, new] = [patient(&servers), patient(&servers)];
+    let key = key("k");
+    let (from, token) = old.lock_on_all(&servers, &key);
+    let of_ticket = value(&servers[2], &key).unwrap();
+    let set = |value: &str| ask(&servers[2], &["SET", key.in_redis(), value, "PX", "60000"]);
+    let of_other = of_ticket.replace(&from.to_string(), &LeaseId::random().to_string());
+    set(&of_other);
+    let lease = LeaseId::random();
+    let adopt = Command::Adopt {
+        key: key.clone(),
+        lease,
+        grant: Box::new(Adoption {
+            from,
+            token,
+            ttl: TTL,
+            longest: TTL,
+            renew: true,
+            replicas: None,
+        }),
+    };
+    let adopted = new.store.execute_one(adopt, soon());
+    assert!(matches!(adopted, Ok(Reply::Adopted { .. })), "{adopted:?}");
+    set(&of_ticket);
+    assert!(eventually(LONG, || is_free(&servers[2], &key)));
+    assert_eq!(holders(&servers[..2], &key, lease), 2);
 }

@@ -140,8 +140,8 @@ impl QuorumStore {
         Ok(Some(copy))
     }
 
-    /// Reads copies, until no version that a majority keeps can be missing. Without `token`, reads the values, too.
-    /// With `token`, versions with smaller tokens may be missing.
+    /// Reads copies until they include each version that a majority keeps. With `token`, versions with smaller tokens
+    /// may be missing, and the values are not read.
     fn read_copies(
         &self,
         key: &Key,
@@ -154,8 +154,8 @@ impl QuorumStore {
         };
         let is_complete =
             |outcomes: &[_]| is_complete(self.count, outcomes, token, self.quarantine);
-        let commands = std::slice::from_ref(&read);
-        let outcomes = self.ask(&self.all(), commands, deadline, |outcomes| {
+        let command = |_| read.clone();
+        let outcomes = self.ask(&self.all(), command, deadline, |outcomes| {
             is_complete(outcomes).is_some()
         });
         match is_complete(&outcomes) {
@@ -185,22 +185,16 @@ impl QuorumStore {
         let keeps = |outcome: &Option<Outcome>| {
             node_copy(outcome).is_some_and(|own| own.keeps(copy.version))
         };
-        let lacking = self
-            .all()
-            .into_iter()
-            .filter(|node| !keeps(&outcomes[*node]));
-        let batches: Vec<_> = lacking.map(|node| (node, vec![write(node)])).collect();
-        let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
-        let missing = self
-            .count
-            .majority()
-            .saturating_sub(outcomes.len() - nodes.len());
-        let written = self.ask_each(batches, deadline, |written| {
+        let mut lacking = self.all();
+        lacking.retain(|node| !keeps(&outcomes[*node]));
+        let keeping = outcomes.len() - lacking.len();
+        let needed = self.count.majority().saturating_sub(keeping);
+        let written = self.ask(&lacking, write, deadline, |written| {
             let kept = written.iter().filter(|one| keeps(one)).count();
             let pending = written.iter().filter(|one| one.is_none()).count();
-            kept >= missing || kept + pending < missing
+            kept >= needed || kept + pending < needed
         });
-        for (node, outcome) in nodes.into_iter().zip(written) {
+        for (node, outcome) in lacking.into_iter().zip(written) {
             outcomes[node] = outcome;
         }
     }
@@ -227,7 +221,7 @@ fn keeping(outcomes: &[Option<Outcome>], version: Version) -> impl Iterator<Item
     copies.filter(move |copy| copy.keeps(version))
 }
 
-/// Whether no version that a majority keeps is missing among the copies. `None` if further replies decide.
+/// Whether the copies include each version that a majority keeps. `None` if further replies decide.
 ///
 /// A node may have lost a copy that it does not keep, so the other nodes of its majority have to reply: a majority of
 /// nodes that have lost nothing, or all nodes. With `token`, a node is also counted if it can have lost smaller tokens

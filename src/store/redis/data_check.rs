@@ -17,7 +17,7 @@ pub(crate) struct DataCheck {
     quarantine: Duration,
     /// The node loses no data when it restarts.
     keeps_data: bool,
-    clock: NodeClock,
+    clock: ClockEstimate,
 }
 
 impl DataCheck {
@@ -28,7 +28,7 @@ impl DataCheck {
             mark: key::data_mark(prefix),
             quarantine,
             keeps_data,
-            clock: NodeClock::default(),
+            clock: ClockEstimate::default(),
         }
     }
 
@@ -38,7 +38,7 @@ impl DataCheck {
     }
 
     /// The clock of the node.
-    pub(crate) fn clock(&self) -> &NodeClock {
+    pub(crate) fn clock(&self) -> &ClockEstimate {
         &self.clock
     }
 
@@ -71,7 +71,7 @@ impl DataCheck {
 /// The clock of a node, as the client estimates it. The client reads it by requests. The two numbers may come from two
 /// readings, each of which is right.
 #[derive(Debug)]
-pub(crate) struct NodeClock {
+pub(crate) struct ClockEstimate {
     /// The least lead of the node's clock over this client's clock, in µs. [`UNKNOWN`] before the first reading.
     least: AtomicI64,
     /// The greatest lead.
@@ -80,7 +80,7 @@ pub(crate) struct NodeClock {
 
 const UNKNOWN: i64 = i64::MIN;
 
-impl Default for NodeClock {
+impl Default for ClockEstimate {
     fn default() -> Self {
         Self {
             least: AtomicI64::new(UNKNOWN),
@@ -89,7 +89,7 @@ impl Default for NodeClock {
     }
 }
 
-impl NodeClock {
+impl ClockEstimate {
     /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
     pub(crate) fn note(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
         let ahead_of = |time| i64::try_from(micros).unwrap_or(i64::MAX) - micros_of(time);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_clock_goes_on_from_the_last_check() {
-        let (clock, now) = (NodeClock::default(), MonotonicTime::now());
+        let (clock, now) = (ClockEstimate::default(), MonotonicTime::now());
         let ms = |ms| now.after(Duration::from_millis(ms));
         assert_eq!((clock.at(now), clock.latest_at(now)), (None, None));
         // The reply took 2 ms.

@@ -38,7 +38,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::Outcome;
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::data_check::{DataCheck, NodeClock};
+use crate::store::redis::data_check::{ClockEstimate, DataCheck};
 use crate::store::redis::environment::EnvironmentCheck;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
@@ -132,7 +132,11 @@ impl Node {
             server,
             router,
         });
-        let for_callers = (0..config.pipelines).map(|_| Pipeline::for_callers(Arc::clone(&shared)));
+        // On a quorum, renewals use the pipelines of callers.
+        let for_callers = (0..config.pipelines).map(|_| match shared.endpoint.data_check() {
+            Some(_) => Pipeline::for_renewals(Arc::clone(&shared)),
+            None => Pipeline::for_callers(Arc::clone(&shared)),
+        });
         let for_renewals =
             (0..RENEWAL_PIPELINES).map(|_| Pipeline::for_renewals(Arc::clone(&shared)));
         Self {
@@ -201,7 +205,7 @@ impl Node {
     }
 
     /// The clock of the server, as this client estimates it, if the server is a node of a quorum.
-    pub(crate) fn clock(&self) -> Option<&NodeClock> {
+    pub(crate) fn clock(&self) -> Option<&ClockEstimate> {
         let check = self.shared.endpoint.data_check();
         check.map(DataCheck::clock)
     }
@@ -386,11 +390,11 @@ impl Store for Node {
     }
 
     fn run_maintenance(&self) -> bool {
-        // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
-        // delay requests of the others by about one round trip.
-        self.pipelines.iter().for_each(Pipeline::write_due);
         let mut left = false;
         for pipeline in &self.pipelines {
+            // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
+            // delay requests of the others by about one round trip.
+            self.pipelines.iter().for_each(Pipeline::write_due);
             left |= pipeline.run_maintenance();
         }
         left

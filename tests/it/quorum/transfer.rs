@@ -49,6 +49,7 @@ fn one_of_many_adopters_wins() {
         let won: Vec<_> = outcomes.filter_map(Result::ok).collect();
         assert_eq!(won.len(), 1);
         won[0].check().unwrap();
+        drop(won);
+        nodes.assert_all_become_free();
     }
-    nodes.assert_all_become_free();
 }

@@ -50,7 +50,8 @@ use crate::util::slot::Redirect;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
-/// all that a connection has sent before it reads from other connections.
+/// all that a connection has sent before it reads from other connections. (A pipeline to a node of a quorum writes as
+/// many as one for renewals.)
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
 /// would have to wait for all releases that are written before it.

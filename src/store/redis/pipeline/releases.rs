@@ -52,7 +52,7 @@ enum Origin {
     HeldBeforeOthers,
     /// No guard held the lease.
     Unheld,
-    /// The lease belongs to an acquire that may still arrive.
+    /// A late request may still set the key of the lease.
     Undo,
 }
 

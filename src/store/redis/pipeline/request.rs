@@ -30,8 +30,8 @@ pub(crate) struct PendingRequest {
     pub(crate) completion: Option<Completion>,
     /// The number of failed attempts.
     pub(crate) attempts: u32,
-    /// The request is an undo: the release of an acquire that may still arrive. It is repeated until it finds the
-    /// lease, or until the lease's ttl has ended.
+    /// The request is an undo: the release of a lease whose key a late request may still set. It is repeated until it
+    /// finds the lease, or until the lease's ttl has ended.
     is_undo: bool,
     /// Plain commands may have set the key of this acquire, but its grant cannot be relied on.
     pub(crate) may_be_set: bool,

@@ -43,7 +43,7 @@ pub(super) struct PipelineState {
     unawaited: Releases,
     /// Releases that Redis has refused.
     refused: RetryQueues,
-    /// Undos to repeat, since their acquires may still arrive.
+    /// Undos to repeat, since late requests may still set their keys.
     undo_repeats: RetryQueues,
     /// The most releases that these three queues keep together.
     most_releases: usize,
@@ -447,8 +447,8 @@ impl PipelineState {
     }
 }
 
-/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads: the queue has at most twice
-/// as many requests as waiting callers have, or [`FEWEST_TO_CHECK`] if that is more.
+/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads, and on a quorum by that of
+/// held locks: the queue has at most twice as many requests as are waited for, or [`FEWEST_TO_CHECK`] if that is more.
 #[derive(Default)]
 pub(super) struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
@@ -462,6 +462,9 @@ impl AwaitedQueue {
     pub(super) fn push_back(&mut self, request: PendingRequest) {
         if request.is_flush() {
             self.flushes.push_back(request);
+        } else if matches!(request.command, Command::Probe { .. }) {
+            // A node with many requests in its queue must not seem to fail.
+            self.requests.push_front(request);
         } else {
             self.requests.push_back(request);
         }
@@ -637,6 +640,20 @@ mod tests {
             state.enqueue_release(release);
         }
         assert_eq!(*reports.lock(), ["a 1 ended: false"]);
+    }
+
+    /// A node of a quorum may have thousands of renewals in its queue.
+    #[test]
+    fn a_probe_is_the_first_request_in_its_queue() {
+        let key = Key::new("p:", "k", 16).unwrap();
+        let mut state = PipelineState::new(None);
+        let request = |command| PendingRequest::new(command, None);
+        state.enqueue([
+            request(Command::Inspect { key: key.clone() }),
+            request(Command::Probe { mark: key }),
+        ]);
+        let first = state.awaited.take_first(1).next().unwrap();
+        assert!(matches!(first.command, Command::Probe { .. }));
     }
 
     #[test]
