@@ -399,20 +399,24 @@ fn grants_for_departed_waiters_are_released() {
     recorder.wait_for(1, What::Acquired, "busy-0");
     proxy.delay(millis(200));
     // A batch takes 400 ms from now on. The waiters find their locks taken with one of the first batches, and leave at
-    // various times during the batches of their later attempts.
+    // various times during the batches of their later attempts. On a slow machine, they leave earlier, or get the lock.
     let leavers: Vec<_> = (0..LEAVERS)
         .map(|n| {
             let (mutex, wait) = (client.mutex(key(n)), millis(1_600 + 80 * n as u64));
-            Task::start(move || mutex.try_lock_for(wait).unwrap().map(drop))
+            Task::start(move || match mutex.try_lock_for(wait) {
+                Ok(guard) => drop(guard),
+                // The first attempt has no reply yet.
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+            })
         })
         .collect();
-    for n in 0..LEAVERS {
-        recorder.wait_for(1, What::Contended, &key(n));
+    for (n, leaver) in leavers.iter().enumerate() {
+        let has_asked = || leaver.is_done() || recorder.count(What::Contended, &key(n)) > 0;
+        assert!(eventually(SOON, has_asked));
     }
     drop(guards);
     for leaver in leavers {
-        // Whether they get the lock depends on the machine's speed.
-        let _ = leaver.within(SOON, "the end of the wait");
+        leaver.within(SOON, "the end of the wait");
     }
     busy.store(false, Ordering::Relaxed);
     for leader in leaders {
