@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, ErrorKind, EventHandler, EventLock, LossReason};
 
 use crate::fakes::closed_port;
+use crate::steady::steady;
 use crate::support::{SOON, Task, ask, builder, in_redis, is_held, millis, secs, server};
 
 /// One event with its arguments.
@@ -108,10 +109,7 @@ fn next_but_renewed(received: &Receiver<Received>) -> Received {
 fn acquire_and_release_events_run_synchronously() {
     let server = server();
     let (events, received) = listener(|_| ());
-    let client = builder(&server.url())
-        .event_handler(events)
-        .build()
-        .unwrap();
+    let client = steady(&server.url()).event_handler(events).build().unwrap();
     let here = thread::current().id();
     for confirmed in [true, false] {
         let start = Instant::now();
@@ -150,14 +148,11 @@ fn acquire_and_release_events_run_synchronously() {
 fn contention_is_reported_once_per_call() {
     let server = server();
     let (events, received) = listener(|_| ());
-    let client = builder(&server.url())
-        .event_handler(events)
-        .build()
-        .unwrap();
-    let holder = builder(&server.url()).build().unwrap();
+    let client = steady(&server.url()).event_handler(events).build().unwrap();
+    let holder = steady(&server.url()).build().unwrap();
     let held = holder.mutex("k").lock().unwrap();
     let here = thread::current().id();
-    for wait in [millis(0), millis(400)] {
+    for wait in [secs(0), secs(2)] {
         assert!(client.mutex("k").try_lock_for(wait).unwrap().is_none());
         let event = received.try_recv().expect("sent on this thread");
         assert_eq!(
@@ -220,6 +215,7 @@ fn renewals_and_losses_run_on_the_callback_thread() {
     let server = server();
     let (events, received) = listener(|_| ());
     let client = builder(&server.url()).ttl(secs(9)).renew_ratio(0.05);
+    let client = client.command_timeout(secs(2));
     let client = client.event_handler(events).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
@@ -268,10 +264,8 @@ fn renewals_and_losses_run_on_the_callback_thread() {
 fn max_hold_near_runs_once_as_a_callback() {
     let server = server();
     let (events, received) = listener(|_| ());
-    let client = builder(&server.url())
-        .renew_ratio(0.1)
-        .event_handler(events);
-    let client = client.max_hold(secs(7)).build().unwrap();
+    let client = steady(&server.url()).renew_ratio(0.1).event_handler(events);
+    let client = client.max_hold(secs(15)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
     assert!(matches!(next(&received).kind, EventKind::Acquired(_)));
@@ -281,7 +275,7 @@ fn max_hold_near_runs_once_as_a_callback() {
     };
     assert_eq!((near.key.as_str(), near.token), ("k", token));
     assert_ne!(near.thread, thread::current().id());
-    assert!(left > secs(0) && left <= millis(700), "{left:?}");
+    assert!(left > secs(0) && left <= millis(1_500), "{left:?}");
     let lost = next_but_renewed(&received);
     let EventKind::Lost(LossReason::MaxHold) = lost.kind else {
         panic!("{lost:?}")

@@ -405,7 +405,7 @@ fn waits_beyond_the_ttl_get_valid_locks() {
 #[test]
 fn waits_beyond_the_ttl_get_renewed_locks() {
     let server = server();
-    let ttl = secs(2);
+    let ttl = secs(4);
     let (_, lost) = after_waiting(
         &server,
         5 * ttl / 4,

@@ -6,6 +6,7 @@ use std::time::Instant;
 use leasehold::{Error, ErrorKind};
 use leasehold_testbed::{Proxy, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, Witness, ask, assert_all_become_free, builder,
     is_held, kill_connections, millis, secs, server, within,
@@ -171,7 +172,7 @@ fn fifty_waiters_enter_or_fail_at_a_restart() {
 fn fifty_waiters_reach_their_outage_timeout_together() {
     let mut server = server();
     let recorder = Recorder::new();
-    let client = builder(&server.url())
+    let client = steady(&server.url())
         .outage_timeout(secs(1))
         .event_handler(Arc::clone(&recorder))
         .build()
@@ -197,7 +198,7 @@ fn fifty_waiters_reach_their_outage_timeout_together() {
 fn scripts_flushed_between_acquires_go_unnoticed() {
     let server = server();
     let recorder = Recorder::new();
-    let client = builder(&server.url())
+    let client = steady(&server.url())
         .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
@@ -214,7 +215,7 @@ fn scripts_flushed_between_acquires_go_unnoticed() {
 #[test]
 fn idle_connections_killed_between_acquires_are_replaced_at_once() {
     let server = server();
-    let client = builder(&server.url()).build().unwrap();
+    let client = steady(&server.url()).build().unwrap();
     for _ in 0..20 {
         let guard = client.mutex("a").fixed_ttl(LONG_TTL).try_lock().unwrap();
         guard.expect("nobody else wants the lock").unlock().unwrap();
@@ -284,7 +285,7 @@ fn a_leader_timeout_fails_no_later_deadline() {
     // One pipeline, so that all threads share it.
     let client = builder(&proxy.url())
         .pipelines(1)
-        .command_timeout(secs(2))
+        .command_timeout(secs(6))
         .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
@@ -294,7 +295,7 @@ fn a_leader_timeout_fails_no_later_deadline() {
     let leader = Task::start(move || mutex.try_lock().unwrap_err());
     assert!(eventually(SOON, || is_held(&server, "leader")));
     // The deadlines of the followers are later than the leader's by this time.
-    std::thread::sleep(secs(1));
+    std::thread::sleep(secs(3));
     let followers: Vec<_> = (0..10)
         .map(|n| {
             let mutex = client.mutex(format!("follower-{n}")).fixed_ttl(LONG_TTL);

@@ -5,17 +5,21 @@ use std::sync::Arc;
 use leasehold::{Builder, Client, ErrorKind, LossReason, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
     is_held, kill_connections, lock, lost_within, millis, secs, server, value_of, within,
 };
 
-/// A server, a client whose events are recorded, and a held lock of this client.
-fn held(key: &str) -> (Server, Arc<Recorder>, Client, MutexGuard) {
+/// A server, a client with these settings whose events are recorded, and a held lock of this client.
+fn held(
+    key: &str,
+    settings: impl Fn(&str) -> Builder,
+) -> (Server, Arc<Recorder>, Client, MutexGuard) {
     let server = server();
     let recorder = Recorder::new();
     // The lock is renewed early, so that there is time for several attempts.
-    let client = builder(&server.url())
+    let client = settings(&server.url())
         .renew_ratio(0.1)
         .event_handler(Arc::clone(&recorder))
         .build()
@@ -48,7 +52,7 @@ fn a_killed_server_loses_locks_only_after_validity() {
 
 #[test]
 fn the_next_renewal_finds_an_empty_restart() {
-    let (mut server, _, client, guard) = held("a");
+    let (mut server, _, client, guard) = held("a", steady);
     let (signal, before) = (guard.lost_signal(), guard.fencing_token());
     server.restart().unwrap();
     assert_eq!(lost_within(SOON, &signal), LossReason::Deleted);
@@ -65,7 +69,7 @@ fn the_next_renewal_finds_an_empty_restart() {
 
 #[test]
 fn a_server_stopped_for_less_than_the_ttl_costs_nothing() {
-    let (server, recorder, _client, guard) = held("a");
+    let (server, recorder, _client, guard) = held("a", builder);
     let signal = guard.lost_signal();
     let value = value_of(&server, "a");
     server.stop();
@@ -91,7 +95,7 @@ fn holders_lose_the_lock_before_others_enter() {
         .build()
         .unwrap();
     let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
-    let ttl = secs(2);
+    let ttl = secs(4);
     let guards: Vec<Arc<MutexGuard>> = keys
         .iter()
         .map(|key| Arc::new(holders.mutex(key).ttl(ttl).lock().unwrap()))
@@ -142,7 +146,7 @@ fn holders_lose_the_lock_before_others_enter() {
 
 #[test]
 fn scripts_flushed_while_a_lock_is_held_cost_nothing() {
-    let (server, recorder, client, guard) = held("a");
+    let (server, recorder, client, guard) = held("a", steady);
     ask(&server, &["SCRIPT", "FLUSH"]);
     recorder.wait_for_more(1, What::Renewed, "a");
     assert_eq!(recorder.count(What::RenewalFailed, "a"), 0);
@@ -153,7 +157,7 @@ fn scripts_flushed_while_a_lock_is_held_cost_nothing() {
 
 #[test]
 fn connections_killed_while_a_lock_is_held_cost_nothing() {
-    let (server, recorder, client, guard) = held("a");
+    let (server, recorder, client, guard) = held("a", steady);
     // The first renewal opens a connection that only renewals use.
     for _ in 0..2 {
         recorder.wait_for_more(1, What::Renewed, "a");
@@ -167,7 +171,7 @@ fn connections_killed_while_a_lock_is_held_cost_nothing() {
 
 #[test]
 fn extend_survives_flushed_scripts_and_killed_connections() {
-    let (server, _, _client, guard) = held("a");
+    let (server, _, _client, guard) = held("a", steady);
     guard.extend(secs(10)).unwrap();
     ask(&server, &["SCRIPT", "FLUSH"]);
     guard.extend(secs(20)).unwrap();
@@ -179,9 +183,9 @@ fn extend_survives_flushed_scripts_and_killed_connections() {
 
 #[test]
 fn a_flush_ends_locks_and_admits_waiters() {
-    let (server, _, client, guard) = held("a");
+    let (server, _, client, guard) = held("a", steady);
     let others_events = Recorder::new();
-    let other = builder(&server.url())
+    let other = steady(&server.url())
         .event_handler(Arc::clone(&others_events))
         .build()
         .unwrap();
@@ -207,7 +211,7 @@ fn a_flush_ends_locks_and_admits_waiters() {
 
 #[test]
 fn an_uncontended_flush_is_reported_as_deleted() {
-    let (server, recorder, _client, guard) = held("a");
+    let (server, recorder, _client, guard) = held("a", steady);
     let signal = guard.lost_signal();
     ask(&server, &["FLUSHALL"]);
     assert_eq!(lost_within(SOON, &signal), LossReason::Deleted);
@@ -222,7 +226,7 @@ fn an_uncontended_flush_is_reported_as_deleted() {
 
 #[test]
 fn without_memory_redis_grants_nothing_but_renews_and_releases() {
-    let (server, recorder, client, guard) = held("a");
+    let (server, recorder, client, guard) = held("a", steady);
     let to_drop = client.mutex("to-drop").lock().unwrap();
     ask(&server, &["CONFIG", "SET", "maxmemory", "100000"]);
     let refused = client.mutex("b").try_lock().unwrap_err();

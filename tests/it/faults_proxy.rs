@@ -102,7 +102,8 @@ fn an_acquire_cut_anywhere_leaves_nothing_behind() {
 fn unanswered_acquires_are_undone_without_their_caller() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
-    let client = client(&proxy.url(), &recorder);
+    let client = long_held(&proxy.url(), &recorder).command_timeout(secs(4));
+    let client = client.build().unwrap();
     client.with_lock("warm", || ()).unwrap();
     proxy.hold_replies(true);
     let mutex = client.mutex("a");
@@ -256,7 +257,7 @@ fn cut_off_holders_lose_locks_and_stay_silent() {
         .event_handler(Arc::clone(&others_events))
         .build()
         .unwrap();
-    let ttl = secs(1);
+    let ttl = secs(3);
     let guard = client.mutex("a").ttl(ttl).lock().unwrap();
     let guard = Arc::new(guard);
     recorder.wait_for(1, What::Renewed, "a");

@@ -40,7 +40,7 @@ fn a_late_extension_blocks_nobody() {
 #[test]
 fn a_panic_releases_over_the_open_connection() {
     let server = server();
-    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let client = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
     client.with_lock("k", || ()).unwrap();
     let connections = || {
         let list = ask(&server, &["CLIENT", "LIST", "TYPE", "normal"]);
@@ -78,7 +78,7 @@ fn a_forbidden_key_affects_no_other() {
         ],
     );
     let url = server.url().replace("redis://", "redis://narrow:word@");
-    let client = builder(&url).pipelines(1).ttl(LONG_TTL).build().unwrap();
+    let client = steady(&url).pipelines(1).ttl(LONG_TTL).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let forbidden: Vec<_> = (0..2)
         .map(|n| {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, What, ask, assert_all_become_free, builder, held_keys,
     is_held, kill_connections, secs, server, unconfirmed, within,
@@ -21,6 +22,15 @@ fn client(url: &str) -> (Client, Arc<Recorder>) {
         .build()
         .unwrap();
     (client, recorder)
+}
+
+/// As [`client`], with time-outs that a busy machine does not reach.
+fn steady_client(url: &str) -> (Client, Arc<Recorder>) {
+    let recorder = Recorder::new();
+    let client = steady(url)
+        .ttl(LONG_TTL)
+        .event_handler(Arc::clone(&recorder));
+    (client.build().unwrap(), recorder)
 }
 
 /// The number of connections, without that of this request.
@@ -132,7 +142,7 @@ fn an_unread_release_is_repeated_after_a_restart() {
 #[test]
 fn a_release_survives_flushed_scripts() {
     let server = server();
-    let (client, recorder) = client(&server.url());
+    let (client, recorder) = steady_client(&server.url());
     for round in 0..20 {
         let guard = client.mutex("a").try_lock().unwrap();
         let other = client.mutex("b").try_lock().unwrap();
@@ -151,7 +161,7 @@ fn a_release_survives_flushed_scripts() {
 #[test]
 fn a_repeated_release_precedes_its_threads_next_request() {
     let server = server();
-    let (client, recorder) = client(&server.url());
+    let (client, recorder) = steady_client(&server.url());
     let mutex = client.mutex("a");
     for round in 0..20 {
         let guard = mutex.try_lock().unwrap();
@@ -181,7 +191,7 @@ fn releases_on_killed_connections_are_repeated_in_background() {
 fn a_connection_killed_with_unread_reply_is_harmless() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let (client, recorder) = client(&proxy.url());
+    let (client, recorder) = steady_client(&proxy.url());
     let mutex = client.mutex("a");
     let mut done = 0;
     for _ in 0..10 {
@@ -225,7 +235,7 @@ fn a_repeated_release_spares_the_next_holder() {
 #[test]
 fn an_unlock_on_a_killed_connection_is_confirmed_on_another() {
     let server = server();
-    let (client, _) = client(&server.url());
+    let (client, _) = steady_client(&server.url());
     for _ in 0..10 {
         let guard = client.mutex("a").lock().unwrap();
         kill_connections(&server);
@@ -237,7 +247,7 @@ fn an_unlock_on_a_killed_connection_is_confirmed_on_another() {
 #[test]
 fn closed_idle_connections_lose_no_release() {
     let server = server();
-    let (client, recorder) = client(&server.url());
+    let (client, recorder) = steady_client(&server.url());
     ask(&server, &["CONFIG", "SET", "timeout", "1"]);
     let (one, two) = (client.mutex("one"), client.mutex("two"));
     let guards = [&one, &two].map(|mutex| mutex.lock().unwrap());
@@ -301,7 +311,7 @@ fn a_drop_without_a_connection_completes_later() {
 fn a_refused_release_is_repeated() {
     let server = server();
     for shut_down in [false, true] {
-        let (client, _) = client(&server.url());
+        let (client, _) = steady_client(&server.url());
         let guard = client.mutex("a").lock().unwrap();
         ask(&server, &["ACL", "SETUSER", "default", "-del"]);
         drop(guard);

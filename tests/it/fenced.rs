@@ -250,8 +250,8 @@ fn a_token_too_great_for_u64_costs_no_connection() {
 #[test]
 fn a_write_may_be_repeated_after_an_outage() {
     let mut server = server();
-    let builder = steady(&server.url()).command_timeout(millis(200));
-    let client = builder.connect_timeout(millis(400)).build().unwrap();
+    let builder = steady(&server.url()).command_timeout(secs(2));
+    let client = builder.connect_timeout(secs(3)).build().unwrap();
     let value = client.fenced_value("v");
     value.write(1, "a").unwrap();
     server.stop();

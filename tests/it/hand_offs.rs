@@ -293,7 +293,7 @@ fn a_lost_lease_is_not_passed_on() {
 #[test]
 fn a_lease_is_renewed_after_any_hand_offs() {
     let (server, recorder) = (server(), Recorder::new());
-    let ttl = millis(1500);
+    let ttl = secs(3);
     let builder = builder(&server)
         .ttl(ttl)
         .event_handler(Arc::clone(&recorder));
@@ -333,7 +333,7 @@ fn a_lease_is_renewed_after_any_hand_offs() {
 #[test]
 fn leases_passed_on_late_are_renewed_in_time() {
     let (server, recorder) = (server(), Recorder::new());
-    let ttl = millis(1500);
+    let ttl = secs(3);
     let builder = builder(&server)
         .ttl(ttl)
         .event_handler(Arc::clone(&recorder));
@@ -357,8 +357,8 @@ fn leases_passed_on_late_are_renewed_in_time() {
 #[test]
 fn max_hold_counts_from_the_hand_off() {
     let server = server();
-    let client = builder(&server).ttl(millis(900)).build().unwrap();
-    let hold = millis(2000);
+    let client = builder(&server).ttl(secs(3)).build().unwrap();
+    let hold = secs(4);
     let mutex = client.mutex("k").max_hold(hold);
     let before = mutex.lock().unwrap();
     let waiter = Task::start_blocked(move || mutex.lock().unwrap());

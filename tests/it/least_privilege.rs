@@ -192,7 +192,7 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
     let queued_two = eventually(secs(2), || queued(server, "k") == 2);
     let hasty = trial.client()?;
     // Long enough to join the queue of a busy server.
-    let given_up = hasty.mutex("k").try_lock_for(millis(500));
+    let given_up = hasty.mutex("k").try_lock_for(secs(1));
     expect!(given_up.map_err(text)?.is_none(), "granted twice");
     expect!(
         eventually(secs(2), || queued(server, "k") == 2),
@@ -211,12 +211,12 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
     expect!(taken.is_some(), "not taken away");
     // Many locks, renewed and released together.
     let (client, recorder) = trial.recorded()?;
-    let lock = |n| client.mutex(format!("many:{n}")).ttl(secs(2)).lock();
+    let lock = |n| client.mutex(format!("many:{n}")).ttl(secs(3)).lock();
     let guards: Result<Vec<_>, _> = (0..20).map(lock).collect();
     let guards = guards.map_err(text)?;
     // All renewals become due while the server is stopped, so most of them share a call.
     server.stop();
-    std::thread::sleep(millis(900));
+    std::thread::sleep(millis(1_200));
     server.resume();
     let renewed = || (0..20).all(|n| recorder.count(What::Renewed, &format!("many:{n}")) > 0);
     expect!(eventually(secs(3), renewed), "not renewed");
@@ -225,7 +225,7 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
         let keys = ask(server, &["KEYS", &in_redis("many:*")]);
         matches!(keys, Reply::Array(keys) if keys.is_empty())
     };
-    expect!(eventually(millis(600), left), "not released at once");
+    expect!(eventually(millis(1_200), left), "not released at once");
     // Values of other programs, and the type of each.
     ask(server, &["LPUSH", &in_redis("foreign"), "a value"]);
     let error = text(first.mutex("foreign").try_lock().unwrap_err());

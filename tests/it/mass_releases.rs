@@ -10,7 +10,7 @@ use crate::support::{
 
 const MANY: usize = 4000;
 /// With this delay, in ms, [`MANY`] releases take about three seconds, one batch at a time.
-const SLOW: u64 = 100;
+const SLOW: u64 = 300;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
     let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
@@ -70,8 +70,7 @@ fn acquires_carry_pending_releases_of_their_key() {
 #[test]
 fn shutdown_waits_for_releases_until_redis_returns() {
     let server = server();
-    let builder = builder(&server.url()).connect_timeout(TIMEOUT);
-    let client = builder.ttl(LONG_TTL).build().unwrap();
+    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let guards = hold_many(&client);
     server.stop();
     drop(guards);
@@ -80,7 +79,7 @@ fn shutdown_waits_for_releases_until_redis_returns() {
         Task::start(move || client.shutdown(secs(30)))
     };
     // This is long enough for each time-out of the client to pass.
-    std::thread::sleep(4 * TIMEOUT);
+    std::thread::sleep(6 * TIMEOUT);
     assert!(!shutdown.is_done(), "shutdown returned before its time-out");
     server.resume();
     shutdown.within(secs(30), "the shutdown").unwrap();

@@ -224,7 +224,11 @@ fn a_lost_lock_is_not_reentered() {
 #[test]
 fn only_the_last_unlock_says_how_the_release_ended() {
     let mut server = server();
-    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let client = builder(&server.url())
+        .command_timeout(secs(3))
+        .ttl(LONG_TTL)
+        .build()
+        .unwrap();
     let mutex = client.reentrant_mutex("k");
     for is_there in [true, false] {
         let (outer, inner) = (mutex.lock().unwrap(), mutex.lock().unwrap());

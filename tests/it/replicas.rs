@@ -175,7 +175,7 @@ fn other_locks_work_during_a_shortage() {
 fn a_queued_grant_has_to_be_acknowledged() {
     let servers = Replicated::start(1);
     let plain = servers.client(0);
-    let builder = servers.builder(1, millis(500)).outage_timeout(millis(1));
+    let builder = servers.builder(1, secs(2)).outage_timeout(millis(1));
     let client = builder.build().unwrap();
     for is_linked in [true, false] {
         let held = lock(&plain, "k");

@@ -7,13 +7,14 @@ use std::time::Instant;
 use leasehold::{Client, ErrorKind, EventHandler, EventLock, LossReason};
 use leasehold_testbed::{Proxy, Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, assert_all_become_free, builder, expires_in,
     held_keys, is_held, kill_connections, lost_within, millis, secs, server, within,
 };
 
 fn client(server: &Server) -> Client {
-    builder(&server.url()).ttl(LONG_TTL).build().unwrap()
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
 /// Fails unless the client's threads end, with everything they hold.
@@ -253,7 +254,7 @@ fn the_last_client_dropped_leaves_no_release_unsent() {
 fn the_last_client_dropped_waits_for_releases_on_a_slow_network() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let client = builder(&proxy.url()).ttl(LONG_TTL).build().unwrap();
+    let client = steady(&proxy.url()).ttl(LONG_TTL).build().unwrap();
     let guard = client.mutex("a").lock().unwrap();
     proxy.delay(millis(100));
     drop(client);

@@ -9,7 +9,7 @@ use leasehold_testbed::eventually;
 use crate::child::{self, Child, Parent};
 use crate::cluster::pool::PooledCluster;
 use crate::quorum::nodes::{Nodes, builder};
-use crate::support::{SOON, millis, secs, server};
+use crate::support::{SOON, secs, server};
 
 #[test]
 fn a_client_has_four_threads_and_more_once_it_needs_them() {
@@ -107,7 +107,7 @@ pub fn count_threads_of_clients(parent: &Parent) {
     guards[0].transaction(|_, _| Ok(())).unwrap();
     client.ping().unwrap();
     assert_more(own..=own, "a client with locks");
-    let renewed = client.mutex("renewed").ttl(millis(300)).lock().unwrap();
+    let renewed = client.mutex("renewed").ttl(secs(3)).lock().unwrap();
     let mut seen = renewed.remaining();
     let has_risen = || {
         let before = std::mem::replace(&mut seen, renewed.remaining());

@@ -111,7 +111,7 @@ fn an_unreachable_holder_learns_at_its_renewal() {
     let server = server();
     let operator = client(&server);
     let url = without(&server, "-subscribe");
-    let owner = steady(&url).ttl(secs(2)).build().unwrap();
+    let owner = steady(&url).ttl(secs(9)).build().unwrap();
     let guard = lock(&owner, "k");
     thread::sleep(millis(100));
     operator.mutex("k").force_unlock().unwrap().unwrap();

@@ -101,7 +101,7 @@ fn no_callback_is_called_while_the_server_is_away() {
     let (mut server, url) = locked_server(TOKENS[0]);
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
-    let client = builder(&url)
+    let client = steady(&url)
         .outage_timeout(millis(300))
         .credentials(move || {
             counter.fetch_add(1, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use leasehold_testbed::Server;
 
 use crate::fakes::{FORGED, Fake, Manner};
 use crate::steady::steady;
-use crate::support::{SOON, ask, builder, in_redis, lock, lost_within, secs, server, texts_of};
+use crate::support::{SOON, ask, in_redis, lock, lost_within, secs, server, texts_of};
 
 #[track_caller]
 fn assert_is_one_line(text: &str) {
@@ -154,7 +154,7 @@ fn every_debug_text_is_one_line_without_secrets() {
     let name = FORGED.replace(|c: char| c.is_control(), "");
     let prefix = format!("p{name}:");
     let seen = Arc::new(Seen::default());
-    let builder = builder(&server.url())
+    let builder = steady(&server.url())
         .prefix(&prefix)
         .event_handler(Arc::clone(&seen));
     let mut texts = vec![format!("{builder:?}")];

@@ -20,7 +20,7 @@ fn locked_server() -> Server {
 #[test]
 fn the_right_password_opens() {
     let server = locked_server();
-    let client = builder(&server.url()).build().unwrap();
+    let client = steady(&server.url()).build().unwrap();
     client.with_lock("k", || ()).unwrap();
 }
 
@@ -65,7 +65,7 @@ fn a_user_without_script_load_is_denied() {
 fn a_user_without_script_exists_can_lock() {
     let server = server();
     let url = user(&server, &["~*", "&*", "+@all", "-script", "+script|load"]);
-    let client = builder(&url).build().unwrap();
+    let client = steady(&url).build().unwrap();
     client.with_lock("k", || ()).unwrap();
     assert_eq!(server.calls("script|exists").unwrap(), 0);
 }
@@ -93,7 +93,7 @@ fn acquires_without_permission_are_denied() {
 #[test]
 fn a_held_lock_without_read_permission_is_denied() {
     let server = server();
-    let holder = builder(&server.url()).build().unwrap();
+    let holder = steady(&server.url()).build().unwrap();
     let guard = lock(&holder, "k");
     // The user may read the counter of tokens, but no lock. Redis 6.2 has no selectors: there, the user may read
     // neither.
@@ -114,7 +114,7 @@ fn a_held_lock_without_read_permission_is_denied() {
 #[test]
 fn reads_without_permission_are_denied() {
     let server = server();
-    let holder = builder(&server.url()).build().unwrap();
+    let holder = steady(&server.url()).build().unwrap();
     let guard = holder.mutex("k").lock().unwrap();
     for missing in ["-getrange", "-pttl", "-hstrlen"] {
         let client = hasty(&user(&server, &["~*", "+@all", missing]));
@@ -143,7 +143,7 @@ fn a_transaction_script_without_permission_is_denied() {
         .transaction(|connection, _| eval.query::<i64>(connection))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    let allowed = builder(&server.url()).build().unwrap();
+    let allowed = steady(&server.url()).build().unwrap();
     let guard = allowed.mutex("l").lock().unwrap();
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let error = guard
@@ -162,8 +162,8 @@ fn a_database_out_of_range_is_invalid_config() {
     }
     let negative = hasty(&format!("{}/-1", server.url())).build().unwrap_err();
     assert_eq!(negative.kind(), ErrorKind::InvalidConfig, "{negative}");
-    let last = builder(&format!("{}/15", server.url())).build().unwrap();
-    let first = builder(&format!("{}/0", server.url())).build().unwrap();
+    let last = steady(&format!("{}/15", server.url())).build().unwrap();
+    let first = steady(&format!("{}/0", server.url())).build().unwrap();
     let guard = last.mutex("k").lock().unwrap();
     assert!(
         first.mutex("k").try_lock().unwrap().is_some(),

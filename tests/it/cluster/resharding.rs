@@ -124,9 +124,13 @@ fn an_acquire_fails_during_a_long_move(moving: Move) {
     let client = moving.cluster.settings(builder).build().unwrap();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
-    let error = client.mutex(&moving.key).try_lock().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().contains("(TRYAGAIN)"), "{error}");
+    let is_named = || {
+        let error = client.mutex(&moving.key).try_lock().unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        // On a busy machine, the last attempt may have no reply.
+        error.kind() == ErrorKind::Unavailable && error.to_string().contains("(TRYAGAIN)")
+    };
+    assert!(eventually(SOON, is_named));
     moving.end();
     lock(&client, &moving.key).unlock().unwrap();
 }

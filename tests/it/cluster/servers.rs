@@ -134,7 +134,7 @@ fn a_batch_is_split_by_server() {
 fn renewals_of_one_slot_share_script_calls() {
     let cluster = Cluster::builder().node_timeout(secs(10));
     let cluster = cluster.without_replicas().start().unwrap();
-    let client = steady(&cluster.url()).ttl(secs(3)).build().unwrap();
+    let client = steady(&cluster.url()).ttl(secs(12)).build().unwrap();
     let tags: Vec<String> = (0..)
         .map(|number| format!("{{k{number}}}"))
         .filter(|tag| node_of(&cluster, tag) == 0)
@@ -147,7 +147,7 @@ fn renewals_of_one_slot_share_script_calls() {
     let (calls, renewed) = (script_calls(node), renewals(node));
     // All renewals become due while the node is stopped.
     node.stop();
-    thread::sleep(millis(1_100));
+    thread::sleep(millis(4_400));
     node.resume();
     assert!(eventually(SOON, || renewals(node) >= renewed + 600));
     let (calls, renewed) = (script_calls(node) - calls, renewals(node) - renewed);

@@ -64,12 +64,12 @@ pub fn a_value_with_a_ttl_expires(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let value = client.fenced_value("k").ttl(ttl);
     value.write(7, "a").unwrap();
-    backend.pass(ttl / 2);
+    backend.pass(ttl * 11 / 20);
     assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
     // Each write with a ttl sets the ttl anew. A write without one keeps the old ttl.
     value.write(8, "b").unwrap();
     client.fenced_value("k").write(9, "c").unwrap();
-    backend.pass(ttl * 7 / 10);
+    backend.pass(ttl * 11 / 20);
     assert_eq!(value.read().unwrap().as_deref(), Some(&b"c"[..]));
     backend.pass(ttl / 2);
     assert_eq!(value.read().unwrap(), None);

@@ -7,7 +7,7 @@ use leasehold_testbed::{Reply, eventually};
 
 use crate::conformance::backend::Serving;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis, in_time,
     kill_connections, lease_of, lost_within, millis, secs, unconfirmed, value_of,
 };
 
@@ -92,7 +92,7 @@ pub fn renewal_survives_broken_connections(backend: &mut dyn Serving) {
 
 pub fn a_stopped_server_is_an_error(backend: &mut dyn Serving) {
     let hasty = backend.builder().command_timeout(TIMEOUT);
-    let client = hasty.outage_timeout(TIMEOUT).connect_timeout(TIMEOUT);
+    let client = hasty.outage_timeout(TIMEOUT).connect_timeout(secs(2));
     let client = client.build().unwrap();
     backend.server().stop();
     let mutex = client.mutex("k");
@@ -115,7 +115,7 @@ pub fn a_stopped_server_is_an_error(backend: &mut dyn Serving) {
 
 pub fn a_grant_beyond_its_validity_is_requested_again(backend: &mut dyn Serving) {
     let (proxy, builder) = backend.proxied();
-    let brief = secs(1);
+    let brief = secs(3);
     let builder = builder.ttl(brief).outage_timeout(brief);
     // One pipeline: both keys use the connection that is made here.
     let client = builder.pipelines(1).build().unwrap();
@@ -194,7 +194,7 @@ pub fn a_restart_without_data_ends_holds_only(backend: &mut dyn Serving) {
 
 pub fn a_failed_release_is_reported(backend: &mut dyn Serving) {
     let hasty = backend.builder().command_timeout(TIMEOUT);
-    let client = hasty.connect_timeout(TIMEOUT).build().unwrap();
+    let client = hasty.connect_timeout(secs(2)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     backend.server().kill();
     let error = unconfirmed(guard.unlock());
@@ -207,7 +207,7 @@ pub fn a_failed_renewal_is_reported_before_the_loss(backend: &mut dyn Serving) {
         .builder()
         .ttl(ttl)
         .event_handler(Arc::clone(&recorder));
-    let builder = builder.command_timeout(TIMEOUT).connect_timeout(TIMEOUT);
+    let builder = builder.command_timeout(TIMEOUT).connect_timeout(secs(2));
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
@@ -243,8 +243,9 @@ pub fn nothing_is_left_in_redis(backend: &mut dyn Serving) {
     let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("k").lock().unwrap();
     // Connecting may take longer than the waiter waits.
-    two.ping().unwrap();
-    assert!(two.mutex("k").try_lock_for(millis(500)).unwrap().is_none());
+    assert!(two.mutex("k").try_lock().unwrap().is_none());
+    let waited = in_time(two.mutex("k").try_lock_for(millis(500)));
+    assert!(waited.flatten().is_none());
     drop(held);
     one.with_lock("other", || ()).unwrap();
     let ticket = two.mutex("k").lock().unwrap().into_ticket().unwrap();

@@ -162,7 +162,7 @@ fn server_with_ttl(ttl: Duration) -> Server {
 
 #[test]
 fn crashed_holders_cost_waiters_one_ttl_at_most() {
-    let ttl = secs(2);
+    let ttl = secs(5);
     let server = server_with_ttl(ttl);
     let mut holder = Child::start(hold_until_killed, &server.url());
     assert_eq!(holder.receive::<String>(6 * SOON), "held");

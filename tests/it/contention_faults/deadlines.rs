@@ -8,7 +8,7 @@ use leasehold::Client;
 
 use crate::contention_faults::{KEY, unhurried};
 use crate::support::{
-    SOON, Task, Witness, assert_all_become_free, millis, secs, server, value_of, wait_for_queue,
+    SOON, Task, Witness, assert_all_become_free, in_time, millis, server, value_of, wait_for_queue,
 };
 
 const THREADS: usize = 16;
@@ -158,10 +158,8 @@ fn clients_dropped_after_timed_out_waits_leave_nothing() {
         let waits = [0, 1, 2].map(|n| {
             let mutex = passing.mutex(KEY);
             Task::start(move || {
-                mutex
-                    .try_lock_for(millis(1 + (round + n) % 30))
-                    .unwrap()
-                    .is_some()
+                let wait = millis(1 + (round + n) % 30);
+                in_time(mutex.try_lock_for(wait)).flatten().is_some()
             })
         });
         drop(passing);
@@ -170,7 +168,7 @@ fn clients_dropped_after_timed_out_waits_leave_nothing() {
         }
     }
     wait_for_queue(&server, KEY, 0);
-    drop(mutex.try_lock_for(secs(1)).unwrap().expect("nobody waits"));
+    drop(mutex.try_lock_for(SOON).unwrap().expect("nobody waits"));
     held.unlock().unwrap();
     assert_all_become_free(&server);
 }

@@ -67,7 +67,7 @@ fn waiters_gone_during_oom_are_granted_nothing_later() {
     );
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = leaving.mutex(KEY);
-    let leaver = Task::start(move || mutex.try_lock_for(millis(500)).map(|guard| guard.is_some()));
+    let leaver = Task::start(move || mutex.try_lock_for(secs(4)).map(|guard| guard.is_some()));
     wait_for_queue(&server, KEY, 1);
     let mutex = next.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());

@@ -204,7 +204,7 @@ fn give_up_while_stopped(let_go_before: bool, clients_go: bool) {
     let leaving = client(&server.url());
     let leavers = keys.map(|key| {
         let mutex = leaving.mutex(key);
-        Task::start(move || mutex.try_lock_for(3 * TIMEOUT).map(|guard| guard.is_some()))
+        Task::start(move || mutex.try_lock_for(secs(6)).map(|guard| guard.is_some()))
     });
     keys.iter().for_each(|key| wait_for_queue(&server, key, 1));
     let staying = waiting_clients(&server, 1);

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use leasehold::{ErrorKind, LossReason};
-use leasehold_testbed::Proxy;
+use leasehold_testbed::{Proxy, eventually};
 
 use crate::steady::steady;
 use crate::support::{
@@ -131,12 +131,12 @@ fn an_extended_lock_is_renewed() {
 fn an_extended_fixed_ttl_ends_with_its_extension() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").fixed_ttl(millis(500)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(secs(3)).lock().unwrap();
     let asked = Instant::now();
-    guard.extend(millis(1_500)).unwrap();
+    guard.extend(secs(5)).unwrap();
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let lasted = asked.elapsed();
-    assert!(lasted > millis(1_450), "{lasted:?}");
+    assert!(lasted > millis(4_900), "{lasted:?}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn extending_without_reply_is_no_loss() {
     assert!(!guard.is_lost(), "held for as long as it was before");
     assert!(guard.remaining() <= before);
     server.resume();
-    guard.extend(secs(90)).unwrap();
+    assert!(eventually(SOON, || guard.extend(secs(90)).is_ok()));
     assert!(guard.remaining() > secs(80));
     guard.unlock().unwrap();
 }

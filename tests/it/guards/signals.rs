@@ -81,7 +81,7 @@ fn a_signal_can_be_selected_among_others() {
 fn a_signal_is_never_ready_after_release() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let mutex = client.mutex("k").fixed_ttl(millis(400));
+    let mutex = client.mutex("k").fixed_ttl(secs(3));
     let mut signals = Vec::new();
     for round in 0..4 {
         let guard = mutex.lock().unwrap();
@@ -100,7 +100,7 @@ fn a_signal_is_never_ready_after_release() {
     client.shutdown(secs(5)).unwrap();
     drop((mutex, client));
     // They stay silent after the ttl has passed.
-    std::thread::sleep(millis(500));
+    std::thread::sleep(millis(3_100));
     signals.iter().for_each(assert_silent);
 }
 

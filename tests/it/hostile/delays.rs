@@ -234,7 +234,7 @@ fn shutdown_ends_a_silent_login_of_notifications() {
         .command_timeout(secs(60))
         .event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
-    let locked = client.mutex("k").try_lock_for(WANTED);
+    let locked = client.mutex("k").try_lock_for(secs(3));
     assert!(locked.unwrap().is_none());
     // The task also drops the last clone of the client, which waits, too.
     let task = Task::start(move || drop((client.shutdown(WANTED), client)));

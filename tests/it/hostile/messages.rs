@@ -12,7 +12,7 @@ use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, expires_in, in_redis,
-    lease_of, lock, lost_within, make_first_join_earlier, millis, notified_client,
+    lease_of, lock, lost_within, make_first_join_earlier, micros_now, millis, notified_client,
     notified_clients, queue, script_calls, secs, server, wait_for_messages, wait_for_queue,
 };
 
@@ -187,7 +187,7 @@ fn a_forged_grant_is_detected_soon() {
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, "k", 1);
     let lease = queue(&server, "k")[0][..32].to_owned();
-    let micros = held.fencing_token() / 1024 + 1_000_000;
+    let micros = micros_now(&server);
     let text = format!("{lease} {micros} {}", in_redis("k"));
     publish(&mut attacker(&server, &PUBLISH), &victim, &text);
     let forged = waiter.within(SOON, "the forged grant");

@@ -83,7 +83,7 @@ fn a_distant_node_gets_its_keys_by_renewals() {
 #[test]
 fn three_stopped_nodes_of_five_are_no_quorum() {
     let nodes = Nodes::start(5);
-    let client = impatient(nodes.urls(), millis(600)).build().unwrap();
+    let client = impatient(nodes.urls(), secs(2)).build().unwrap();
     let held = lock(&client, "held");
     nodes.0[2..].iter().for_each(Server::stop);
     for error in [
@@ -119,7 +119,7 @@ fn a_taken_lock_is_no_error_while_a_majority_votes() {
     assert!(second.mutex("k").try_lock().unwrap().is_none());
     nodes.0[3..].iter_mut().for_each(Server::kill);
     assert!(second.mutex("k").try_lock().unwrap().is_none());
-    let waited = second.mutex("k").try_lock_for(millis(50)).unwrap();
+    let waited = second.mutex("k").try_lock_for(secs(3)).unwrap();
     assert!(waited.is_none());
     guard.unlock().unwrap();
     drop(lock(&second, "k"));
@@ -194,7 +194,7 @@ fn a_forced_release_at_one_node_after_the_other_is_reported() {
         .collect();
     let mut urls = vec![nodes.0[0].url()];
     urls.extend(proxies.iter().map(Proxy::url));
-    let holder = impatient(urls, millis(300)).build().unwrap();
+    let holder = impatient(urls, secs(2)).build().unwrap();
     let guard = lock(&holder, "k");
     nodes.bring_to_all(&guard, "k");
     let listens = |server: &Server| {

@@ -6,7 +6,7 @@ use leasehold::{Client, ErrorKind, FencedValue};
 use leasehold_testbed::{Server, eventually};
 
 use super::nodes::{Nodes, end_quarantine, impatient};
-use crate::support::{SOON, ask, in_redis, lock, millis, secs};
+use crate::support::{SOON, ask, in_redis, lock, secs};
 
 /// The copy of the value "v" on a node.
 fn copy(server: &Server) -> Option<String> {
@@ -78,7 +78,7 @@ fn stopped_nodes_delay_no_read_or_write() {
 #[test]
 fn a_stopped_majority_is_no_quorum_for_values() {
     let nodes = Nodes::start(3);
-    let client = impatient(nodes.urls(), millis(600)).build().unwrap();
+    let client = impatient(nodes.urls(), secs(2)).build().unwrap();
     let value = client.fenced_value("v");
     let token = token(&client);
     value.write(token, "1").unwrap();

@@ -186,7 +186,7 @@ fn a_hanging_node_in_memory_delays_no_shutdown() {
 #[test]
 fn a_failing_node_delays_no_shutdown() {
     let nodes = Nodes::start(3);
-    let client = impatient(nodes.urls(), secs(1)).build().unwrap();
+    let client = impatient(nodes.urls(), secs(3)).build().unwrap();
     nodes.0[2].stop();
     let guard = lock(&client, "k");
     let is_failing = || matches!(health(&client, 2), NodeHealth::Failing { .. });

@@ -117,7 +117,8 @@ fn a_distant_client_is_not_shut_out() {
         assert!(eventually(SOON, || turns.load(Ordering::SeqCst) > 10));
         scope.spawn(|| {
             while !ended.load(Ordering::SeqCst) {
-                drop(lock(&distant, "k"));
+                // It may take longer than `lock` waits.
+                drop(distant.mutex("k").lock().unwrap());
                 grants.fetch_add(1, Ordering::SeqCst);
             }
         });
@@ -190,29 +191,37 @@ fn a_client_that_asks_again_at_once_pauses() {
 /// Without turns for others, a client that asks again at once gets hundreds of grants for each grant of another.
 #[test]
 fn a_client_leaves_turns_to_others() {
-    const TURNS: u64 = 30;
+    const TURNS: usize = 30;
     let nodes = Nodes::start(3);
     let (greedy, other) = (nodes.client(), nodes.client());
     let grants = Arc::new(AtomicU64::new(0));
     let of_greedy = Arc::clone(&grants);
     let waits = Task::start(move || {
-        for _ in 0..TURNS {
+        let one_turn = || {
             // The greedy client has the lock again, or has just had it.
             let before = of_greedy.load(Ordering::Relaxed);
             while of_greedy.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }
-            other.mutex("k").lock().unwrap().unlock().unwrap();
-        }
+            let guard = other.mutex("k").lock().unwrap();
+            let passed = of_greedy.load(Ordering::Relaxed) - before;
+            guard.unlock().unwrap();
+            passed
+        };
+        let mut passed: Vec<u64> = (0..TURNS).map(|_| one_turn()).collect();
+        passed.sort_unstable();
+        passed
     });
     while !waits.is_done() {
         let guard = lock(&greedy, "k");
         thread::sleep(millis(3));
         guard.unlock().unwrap();
         let granted = grants.fetch_add(1, Ordering::Relaxed);
-        assert!(granted < 6 * TURNS, "the other client waits");
+        assert!(granted < 600 * TURNS as u64, "the other client waits");
     }
-    waits.within(SOON, "the other client's turns");
+    // A busy machine may delay the other client at some of its turns.
+    let passed = waits.within(SOON, "the other client's turns");
+    assert!(passed[TURNS / 2] <= 6, "{passed:?}");
     nodes.assert_all_become_free();
 }
 

@@ -89,6 +89,16 @@ pub fn builder(url: &str) -> Builder {
         .environment_check(false)
 }
 
+/// The value of a call with a short wait. `None` if the server did not reply in time: the shortest waits have 100 ms for
+/// a reply, which a busy machine may exceed.
+#[track_caller]
+pub fn in_time<T>(outcome: Result<T, Error>) -> Option<T> {
+    match outcome {
+        Err(error) if error.is_unavailable() => None,
+        other => Some(other.unwrap()),
+    }
+}
+
 /// Acquires the lock; fails the test if that takes long.
 pub fn lock(client: &Client, key: &str) -> MutexGuard {
     let mutex = client.mutex(key);

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::sync::Barrier;
 use std::thread;
+use std::time::Duration;
 
 use leasehold::redis::{Commands, RedisResult};
 use leasehold::{Client, ErrorKind, MutexGuard};
@@ -11,15 +12,21 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::{DATA, assert_writes, client, data, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, TIMEOUT, Task, ask, builder, connections, in_redis, kill_connections, millis,
-    server,
+    LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, millis, server,
 };
 
-/// A server behind a proxy, and a client of that proxy, with short time-outs.
+/// How long the clients wait for a reply, which the proxy holds back, or a busy machine delays.
+const REPLIES_WITHIN: Duration = Duration::from_secs(3);
+
+/// A server behind a proxy, and a client of that proxy.
 fn behind_a_proxy() -> (Server, Proxy, Client) {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let client = builder(&proxy.url()).ttl(LONG_TTL).build().unwrap();
+    let client = builder(&proxy.url())
+        .command_timeout(REPLIES_WITHIN)
+        .ttl(LONG_TTL)
+        .build()
+        .unwrap();
     (server, proxy, client)
 }
 
@@ -157,7 +164,7 @@ fn without_the_first_reply_the_closure_never_runs() {
     assert_eq!(
         error.kind(),
         ErrorKind::Unavailable,
-        "after {TIMEOUT:?}: {error}"
+        "after {REPLIES_WITHIN:?}: {error}"
     );
     assert_eq!(runs, 0);
     proxy.hold_replies(false);
@@ -169,8 +176,9 @@ fn without_the_first_reply_the_closure_never_runs() {
 fn late_writes_change_nothing_after_a_local_grant() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let builder = builder(&proxy.url()).ttl(LONG_TTL);
-    let client = builder.hand_off_time(10 * SOON).build().unwrap();
+    let builder = builder(&proxy.url()).command_timeout(REPLIES_WITHIN);
+    let client = builder.ttl(LONG_TTL).hand_off_time(10 * SOON);
+    let client = client.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
     let (mutex, direct) = (

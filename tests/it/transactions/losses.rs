@@ -9,7 +9,7 @@ use super::{DATA, client, data, silent_server, write};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, What, ask, builder, expires_in, in_redis, is_held, lease_of,
-    lost_within, millis, server, value_of,
+    lost_within, millis, secs, server, value_of,
 };
 
 /// The reason of the loss if `change` runs between the closure and its writes.
@@ -104,7 +104,7 @@ fn the_new_holder_keeps_lock_and_data() {
 fn nothing_is_written_past_validity() {
     let server = server();
     let client = client(&server);
-    let guard = client.mutex("k").fixed_ttl(millis(300)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(secs(3)).lock().unwrap();
     ask(&server, &["PERSIST", &in_redis("k")]);
     let (runs, result) = write(&guard, |_| {
         assert!(eventually(SOON, || guard.remaining().is_zero()));

@@ -20,7 +20,7 @@ use crate::support::{
 fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
     let builder = builder(&proxy.url()).ttl(LONG_TTL).pipelines(1);
     let client = builder.command_timeout(command_timeout).build().unwrap();
-    client.mutex("warm").inspect().unwrap();
+    assert!(eventually(SOON, || client.mutex("warm").inspect().is_ok()));
     client
 }
 

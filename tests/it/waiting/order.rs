@@ -149,7 +149,7 @@ fn local_waiters_send_one_request() {
         let tasks: Vec<_> = (0..waiters)
             .map(|_| {
                 let mutex = client.mutex("k");
-                Task::start(move || mutex.try_lock_for(secs(1)).map(drop))
+                Task::start(move || mutex.try_lock_for(SOON).map(drop))
             })
             .collect();
         thread::sleep(Duration::from_millis(300));

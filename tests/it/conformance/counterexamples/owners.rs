@@ -8,7 +8,8 @@ use leasehold_testbed::{Server, eventually};
 use crate::conformance::counterexamples::raw::Raw;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, What, expires_in, held_keys, lost_within, millis, secs, server,
+    LONG_TTL, Recorder, SOON, What, expires_in, held_keys, in_time, lost_within, millis, secs,
+    server,
 };
 
 /// A short ttl, since the tests wait for its end.
@@ -153,7 +154,7 @@ fn check_then_set_grants_an_expired_lock_twice() {
     let one_has_it = eventually(SOON, || {
         held.extend(clients.iter().filter_map(|client| {
             let mutex = client.mutex("k");
-            mutex.try_lock_for(millis(1)).unwrap()
+            in_time(mutex.try_lock_for(millis(1))).flatten()
         }));
         !held.is_empty()
     });
