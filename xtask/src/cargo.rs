@@ -109,7 +109,8 @@ mod tests {
             let mut command = Command::new("sh");
             run_within(limit, command.args(["-c", script]), &stop)
         };
-        let ended = shell("exit 3", GRACE)?.context("the command ends by itself")?;
+        let ended =
+            shell("exit 3", Duration::from_secs(60))?.context("the command ends by itself")?;
         assert_eq!(ended.code(), Some(3));
         let start = std::time::Instant::now();
         assert_eq!(shell("sleep 60", Duration::from_millis(50))?, None);

@@ -101,16 +101,24 @@ mod tests {
 
     #[test]
     fn a_circle_of_redirects_ends_at_the_deadline() {
-        let started = MonotonicTime::now();
-        let timeout = Duration::from_millis(100);
-        let mut attempts = Attempts::until(started.after(timeout));
-        let error = (0..)
-            .find_map(|_| attempts.wait(&moved(), &by()).err())
-            .unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(MonotonicTime::now().since(started) >= timeout);
-        // 5, 10, 20 and 40 ms of pauses: the next would end after the deadline.
-        assert_eq!(attempts.redirects, WITHOUT_PAUSE + 5);
+        let redirects = || {
+            let started = MonotonicTime::now();
+            let timeout = Duration::from_millis(100);
+            let mut attempts = Attempts::until(started.after(timeout));
+            let error = (0..)
+                .find_map(|_| attempts.wait(&moved(), &by()).err())
+                .unwrap();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(MonotonicTime::now().since(started) >= timeout);
+            attempts.redirects
+        };
+        // 5, 10, 20 and 40 ms of pauses: the next would end after the deadline. On a busy machine, they take longer.
+        let most = WITHOUT_PAUSE + 5;
+        let is_most = |redirects| {
+            assert!(redirects <= most);
+            redirects == most
+        };
+        assert!((0..50).any(|_| is_most(redirects())));
     }
 
     #[test]

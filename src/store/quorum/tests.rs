@@ -188,6 +188,16 @@ impl Fixture {
             assert_eq!(self.renew(key, lease, token), Ok(Reply::Done));
             holders(servers, key, lease) == servers.len()
         }));
+        // A test may delete the key on a node, and a late hold would set it again.
+        self.store.late_holds.end_all();
+        self.flush_nodes();
+    }
+
+    /// Waits until the nodes have carried out all requests that were written.
+    #[track_caller]
+    fn flush_nodes(&self) {
+        let flush = |member: &Arc<Member>| member.node.flush(soon()).unwrap();
+        self.store.members.iter().for_each(flush);
     }
 
     /// As [`lock`](Self::lock), on all nodes.
@@ -297,6 +307,7 @@ fn a_lock_and_its_release_take_two_requests_per_node() {
     let calls = |server: &Server| server.calls("evalsha").unwrap();
     // Returns how many nodes had the key. On a busy machine, a node may be slower than the majority.
     let mut lock_and_unlock = || {
+        client.flush_nodes();
         let before = servers.each_ref().map(calls);
         let (lease, token) = client.lock(&key);
         assert!(token > last);
@@ -515,10 +526,10 @@ fn one_split_vote_in_sixteen_waits() {
         assert_eq!(waits, [LONGEST_GRACE]);
     }
     let not_failing = || store.not_failing(&[0, 1, 2]);
-    assert_eq!(not_failing(), [true, true, true]);
+    assert!(eventually(LONG, || not_failing() == [true, true, true]));
     servers[0].stop();
     client.fail_soon(0);
-    assert_eq!(not_failing(), [false, true, true]);
+    assert!(eventually(LONG, || not_failing() == [false, true, true]));
     servers[0].resume();
 }
 
@@ -720,10 +731,10 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
     // A lock with a short ttl counts before its first renewal.
     assert!(eventually(LONG, || {
         let (lease, outcome) = client.acquire_for(&key("new"), LONGEST_GRACE, soon());
-        assert_granted(outcome);
         let took = renew(0, TTL);
-        assert_eq!(client.unlock(&key("new"), lease), Ok(Reply::Done));
-        took < LONGEST_GRACE
+        // On a busy machine, the grant may come too late, or the ttl may end before.
+        let unlocked = client.unlock(&key("new"), lease);
+        outcome.is_ok() && unlocked == Ok(Reply::Done) && took < LONGEST_GRACE
     }));
     servers[2].resume();
 }
@@ -911,7 +922,7 @@ fn a_stopped_majority_leaves_no_key_behind() {
 #[test]
 fn a_majority_that_continues_late_grants_nothing() {
     let servers = servers::<3>();
-    let config = config(Duration::from_millis(300));
+    let config = config(Duration::from_secs(1));
     let client = client(&urls(&servers), &config, TTL);
     let [key, other] = ["k", "other"].map(key);
     client.lock_on_all(&servers, &other);
@@ -921,7 +932,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     let counters = || [0, 1].map(|n: usize| ask(&stopped[n], &["ZSCORE", "p:~fence", "t"]));
     let (before, counters_before) = (calls(), counters());
     stopped.iter().for_each(Server::stop);
-    let ttl = Duration::from_secs(1);
+    let ttl = Duration::from_secs(4);
     let acquire = Command::Acquire {
         key: key.clone(),
         lease: LeaseId::random(),
@@ -1152,7 +1163,7 @@ fn a_renewal_needs_a_majority() {
     client.hold_on_all(&servers, &key, lease, token);
     // A node that has lost the key sets it again.
     ask(&servers[0], &["DEL", key.in_redis()]);
-    ask(&servers[1], &["PEXPIRE", key.in_redis(), "1000"]);
+    ask(&servers[1], &["PEXPIRE", key.in_redis(), "10000"]);
     client.hold_on_all(&servers, &key, lease, token);
     let ttl = || {
         ask(&servers[1], &["PTTL", key.in_redis()])
@@ -1473,38 +1484,40 @@ fn a_flush_waits_for_a_silent_majority() {
     });
 }
 
-/// One node confirms its release later than the majority.
-#[test]
-fn a_flush_waits_for_a_slower_node() {
-    let servers = servers::<3>();
-    let (client, proxy) = patient_behind_proxy(&servers, 2);
-    let key = key("k");
-    let (lease, _) = client.lock_on_all(&servers, &key);
-    proxy.delay(2 * GRACE);
-    client.store.send_release(release(&key, lease));
-    client.store.flush(soon()).unwrap();
-    assert_eq!(holders(&servers, &key, lease), 0);
-    // The connection is still open.
-    client.store.members[2].node.ping().unwrap();
-}
-
-/// The slower node needs some seconds for its releases, and the others some milliseconds.
-#[test]
-fn a_flush_waits_while_a_node_makes_progress() {
+/// Whether a flush waits for the third node, which the client reaches through a proxy. `slow_down` makes the node slower.
+/// If this machine stands still for half a second, the node has made no progress.
+fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);
     let key = key("k");
     let (lease, _) = client.lock_on_all(&servers, &key);
     client.end_probes(servers.len());
-    proxy.delay(6 * GRACE);
-    for _ in 0..10_000 {
-        client.store.send_release(release(&key, LeaseId::random()));
-    }
+    slow_down(&client, &proxy);
     client.store.send_release(release(&key, lease));
     let far = MonotonicTime::now().after(4 * LONG);
     client.store.flush(far).unwrap();
-    assert_eq!(holders(&servers, &key, lease), 0);
-    client.store.members[2].node.ping().unwrap();
+    let is_open = client.store.members[2].node.ping().is_ok();
+    holders(&servers, &key, lease) == 0 && is_open
+}
+
+/// One node confirms its release later than the majority.
+#[test]
+fn a_flush_waits_for_a_slower_node() {
+    let slow_down = |_: &Fixture, proxy: &Proxy| proxy.delay(2 * GRACE);
+    assert!((0..5).any(|_| flush_waits_for_a_node(slow_down)));
+}
+
+/// The slower node needs some seconds for its releases, and the others some milliseconds.
+#[test]
+fn a_flush_waits_while_a_node_makes_progress() {
+    let slow_down = |client: &Fixture, proxy: &Proxy| {
+        proxy.delay(6 * GRACE);
+        for _ in 0..10_000 {
+            let other = release(&key("k"), LeaseId::random());
+            client.store.send_release(other);
+        }
+    };
+    assert!((0..5).any(|_| flush_waits_for_a_node(slow_down)));
 }
 
 #[test]
@@ -1623,7 +1636,15 @@ fn a_restarted_node_does_not_vote_in_its_quarantine() {
         holders(&it.servers, &it.key, other) == 0
     }));
     // The first client still has its lock, and sets it again on the third node.
-    assert_eq!(first.renew(&it.key, it.lease, it.token), Ok(Reply::Done));
+    let is_renewed = || match first.renew(&it.key, it.lease, it.token) {
+        Ok(renewed) => {
+            assert_eq!(renewed, Reply::Done);
+            true
+        }
+        // On a busy machine, the third node may be too slow.
+        Err(_) => false,
+    };
+    assert!(eventually(LONG, is_renewed));
 }
 
 /// A lock of one client, while all nodes restart, with their data on disk. Returns the outcome of another client's
@@ -1671,8 +1692,8 @@ fn a_restarted_node_votes_after_its_quarantine() {
     let client = client(&urls(&servers), &config(LONG), quarantine);
     let key = key("k");
     let (lease, token) = client.lock_on_all(&servers, &key);
-    servers[0].restart().unwrap();
     let started = Instant::now();
+    servers[0].restart().unwrap();
     assert!(eventually(LONG, || {
         assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
         is_held(&servers[0], &key, lease)

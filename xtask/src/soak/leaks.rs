@@ -156,7 +156,7 @@ fn take_all(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usiz
         thread,
     };
     let mut records = Writer::create(folder, who)?;
-    let client = Client::open(url)?;
+    let client = Client::builder(url).connect_timeout(SOON).build()?;
     let mut refused = Vec::new();
     for key in 0..KEYS {
         records.write(What::Called {

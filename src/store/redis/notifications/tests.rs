@@ -13,7 +13,7 @@ use crate::util::id::{LeaseId, LeaseStart};
 
 const LONG: Duration = Duration::from_secs(20);
 /// Longer than a login takes on a busy machine.
-const SHORT: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_secs(3);
 /// The replies to all commands of `Subscription::open` but the last one.
 const LOGIN: &[u8] = b"+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n";
 const SUBSCRIBED: &[u8] = b"+OK\r\n";
