@@ -383,11 +383,12 @@ impl Cluster {
     /// without its keys.
     ///
     /// # Errors
-    /// The nodes do not agree within a minute. The replica refuses, or does not take over within a minute.
+    /// The nodes do not agree within a minute. The replica refuses for a minute, or does not take over within another.
     pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
         self.wait_until_ok()?;
         let replica = self.replica_of(master);
-        run_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
+        // The replica refuses while its link to the master is down.
+        wait_for_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
         let mut asked = Instant::now();
         let serves = || {
             // The other masters refuse to vote if the last election was a moment before.
@@ -460,10 +461,7 @@ impl Cluster {
         for (index, node) in self.nodes.iter().enumerate().skip(self.masters) {
             let id = &ids[index % self.masters];
             // The replica has to know its master first.
-            wait_for_agreement(
-                || run_command(node, &["CLUSTER", "REPLICATE", id]).is_ok(),
-                "a node does not become a replica",
-            )?;
+            wait_for_command(node, &["CLUSTER", "REPLICATE", id])?;
         }
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let all_known = || {
@@ -504,6 +502,16 @@ fn run_command(node: &Server, command: &[&str]) -> Result<(), Error> {
         Reply::Error(error) => Err(Error::new(format!("{command:?}: {error}"))),
         _ => Ok(()),
     }
+}
+
+/// Repeats a command until the node carries it out.
+fn wait_for_command(node: &Server, command: &[&str]) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    let _ = eventually(AGREE_LIMIT, || {
+        outcome = run_command(node, command);
+        outcome.is_ok()
+    });
+    outcome
 }
 
 fn wait_for_agreement(condition: impl FnMut() -> bool, otherwise: &str) -> Result<(), Error> {

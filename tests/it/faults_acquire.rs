@@ -172,7 +172,7 @@ fn fifty_waiters_enter_or_fail_at_a_restart() {
 fn fifty_waiters_reach_their_outage_timeout_together() {
     let mut server = server();
     let recorder = Recorder::new();
-    let client = steady(&server.url())
+    let client = builder(&server.url())
         .outage_timeout(secs(1))
         .event_handler(Arc::clone(&recorder))
         .build()
