@@ -264,7 +264,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             measure(servers, options.rounds)
         }
         Topology::Cluster => {
-            let cluster = Cluster::start()?;
+            let cluster = Cluster::builder().node_timeout(Duration::from_secs(1));
+            let cluster = cluster.start()?;
             let servers = InCluster {
                 cluster,
                 killed: 0,

@@ -47,7 +47,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// `cluster-node-timeout`: after this time without a reply, the other nodes suspect a node. Defaults to 1 s.
+    /// `cluster-node-timeout`: after this time without a reply, the other nodes suspect a node. Defaults to 2 s.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -192,7 +192,7 @@ impl Cluster {
             masters: 3,
             has_replicas: true,
             slots_alternate: false,
-            node_timeout: Duration::from_secs(1),
+            node_timeout: Duration::from_secs(2),
         }
     }
 

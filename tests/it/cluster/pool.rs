@@ -4,11 +4,11 @@
 use std::sync::OnceLock;
 use std::sync::{Mutex, PoisonError};
 
-use leasehold_testbed::Cluster;
 #[cfg(feature = "tls")]
 use leasehold_testbed::TlsFiles;
+use leasehold_testbed::{Cluster, ClusterBuilder};
 
-use crate::support::ask;
+use crate::support::{SOON, ask};
 
 /// The Clusters that no test uses.
 type Idle = Mutex<Vec<Cluster>>;
@@ -16,6 +16,11 @@ type Idle = Mutex<Vec<Cluster>>;
 static PLAIN: Idle = Mutex::new(Vec::new());
 #[cfg(feature = "tls")]
 static WITH_TLS: Idle = Mutex::new(Vec::new());
+
+/// No node is stopped, so none has to be replaced, however long the machine stands still.
+fn builder() -> ClusterBuilder {
+    Cluster::builder().node_timeout(SOON)
+}
 
 /// A Cluster that is empty. The test may neither stop nodes nor move slots.
 pub struct PooledCluster {
@@ -25,7 +30,7 @@ pub struct PooledCluster {
 
 impl PooledCluster {
     pub fn take() -> Self {
-        Self::take_from(&PLAIN, Cluster::start)
+        Self::take_from(&PLAIN, || builder().start())
     }
 
     /// A Cluster with TLS, and the authority that has issued the certificate of its nodes.
@@ -34,7 +39,7 @@ impl PooledCluster {
         static CERTIFICATES: OnceLock<(TlsFiles, String)> = OnceLock::new();
         let (files, authority) =
             CERTIFICATES.get_or_init(|| crate::tls::certificates_for("127.0.0.1"));
-        let start = || Cluster::builder().tls(files.clone()).start();
+        let start = || builder().tls(files.clone()).start();
         (Self::take_from(&WITH_TLS, start), authority.clone())
     }
 

@@ -41,6 +41,8 @@ const KINDS: [(usize, Kind); 12] = [
 const FIRST: usize = 4;
 /// The proxies listen on 127.0.0.2.
 const PROXIES: u8 = 2;
+/// `cluster-node-timeout`, short so that a round has time for fail-overs.
+const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over
 /// would make it a master by these votes, until the other nodes refuse their old epoch.
 const OLD_VOTES: Duration = Duration::from_secs(2);
@@ -73,7 +75,8 @@ pub fn work(
     stop: &Stop,
     tick: impl Fn(String),
 ) -> anyhow::Result<Events> {
-    let cluster = Cluster::builder().without_hosts().start()?;
+    let cluster = Cluster::builder().without_hosts();
+    let cluster = cluster.node_timeout(NODE_TIMEOUT).start()?;
     let (proxies, proxied) = cluster.proxies(PROXIES)?;
     let urls = (0..round.processes).map(|process| match process {
         0 => proxied.clone(),
