@@ -264,6 +264,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             measure(servers, options.rounds)
         }
         Topology::Cluster => {
+            // As in docs/topologies.md: `cluster-node-timeout 1000`.
             let cluster = Cluster::builder().node_timeout(Duration::from_secs(1));
             let cluster = cluster.start()?;
             let servers = InCluster {

@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_stall_counts_for_every_thread_due_meanwhile() -> anyhow::Result<()> {
-        // On a busy machine, the threads may stall for longer than they should.
+        // On a busy machine, the thread may stall for longer than it should.
         let (tally, waits) = (0..20)
             .map(|_| driven(100, 60, Some(1)))
             .find(|driven| {

@@ -504,7 +504,7 @@ fn run_command(node: &Server, command: &[&str]) -> Result<(), Error> {
     }
 }
 
-/// Repeats a command until the node carries it out.
+/// Repeats a command until the node carries it out, for a minute at most. Then returns the last error.
 fn wait_for_command(node: &Server, command: &[&str]) -> Result<(), Error> {
     let mut outcome = Ok(());
     let _ = eventually(AGREE_LIMIT, || {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, ErrorKind};
+use leasehold::{Builder, Client, ErrorKind};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use crate::steady::steady;
@@ -15,22 +15,19 @@ use crate::support::{
 
 /// A client whose events are recorded, and whose locks have a ttl longer than any test.
 fn client(url: &str) -> (Client, Arc<Recorder>) {
-    let recorder = Recorder::new();
-    let client = builder(url)
-        .ttl(LONG_TTL)
-        .event_handler(Arc::clone(&recorder))
-        .build()
-        .unwrap();
-    (client, recorder)
+    recorded(builder(url))
 }
 
 /// As [`client`], with time-outs that a busy machine does not reach.
 fn steady_client(url: &str) -> (Client, Arc<Recorder>) {
+    recorded(steady(url))
+}
+
+fn recorded(settings: Builder) -> (Client, Arc<Recorder>) {
     let recorder = Recorder::new();
-    let client = steady(url)
-        .ttl(LONG_TTL)
-        .event_handler(Arc::clone(&recorder));
-    (client.build().unwrap(), recorder)
+    let builder = settings.ttl(LONG_TTL);
+    let client = builder.event_handler(Arc::clone(&recorder)).build();
+    (client.unwrap(), recorder)
 }
 
 /// The number of connections, without that of this request.

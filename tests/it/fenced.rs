@@ -256,7 +256,7 @@ fn a_write_may_be_repeated_after_an_outage() {
     value.write(1, "a").unwrap();
     server.stop();
     let stopped = value.clone();
-    let errors = within(SOON, "the end of the wait", move || {
+    let errors = within(2 * SOON, "the end of the wait", move || {
         [
             stopped.write(2, "b").unwrap_err(),
             stopped.read().unwrap_err(),

@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 const MANY: usize = 4000;
-/// With this delay, in ms, [`MANY`] releases take about three seconds, one batch at a time.
+/// With this delay, in ms, [`MANY`] releases take about ten seconds, one batch at a time.
 const SLOW: u64 = 300;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {

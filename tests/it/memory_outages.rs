@@ -178,9 +178,9 @@ fn a_release_is_given_up_when_the_ttl_ends() {
     memory.fail(ErrorKind::Unavailable);
     drop(guard);
     assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
-    memory.advance(TTL - secs(10));
+    memory.advance(TTL - secs(3));
     assert_eq!(events.recv_timeout(millis(50)).ok(), None);
-    memory.advance(secs(11));
+    memory.advance(secs(4));
     assert_eq!(next(&events), Event::ReleaseEnded(false));
     memory.recover();
     assert!(client.mutex("k").try_lock().unwrap().is_some());

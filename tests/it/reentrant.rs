@@ -225,7 +225,7 @@ fn a_lost_lock_is_not_reentered() {
 fn only_the_last_unlock_says_how_the_release_ended() {
     let mut server = server();
     let client = builder(&server.url())
-        .command_timeout(secs(3))
+        .command_timeout(secs(2))
         .ttl(LONG_TTL)
         .build()
         .unwrap();

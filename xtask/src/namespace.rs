@@ -175,7 +175,6 @@ pub fn client(url: &str, prefix: &str) -> anyhow::Result<Client> {
     let client = Client::builder(url)
         .prefix(prefix)
         .connect_timeout(CONNECT_TIME_OUT)
-        .command_timeout(COMMAND_TIME_OUT)
         .build();
     client.context("the lock client cannot be built")
 }

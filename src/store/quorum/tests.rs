@@ -188,7 +188,12 @@ impl Fixture {
             assert_eq!(self.renew(key, lease, token), Ok(Reply::Done));
             holders(servers, key, lease) == servers.len()
         }));
-        // A test may delete the key on a node, and a late hold would set it again.
+        self.end_late_holds();
+    }
+
+    /// After this call, a key that a test deletes on a node is not set again by a late hold.
+    #[track_caller]
+    fn end_late_holds(&self) {
         self.store.late_holds.end_all();
         self.flush_nodes();
     }
@@ -304,10 +309,10 @@ fn a_lock_and_its_release_take_two_requests_per_node() {
     let (lease, mut last) = client.lock(&key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     client.end_probes(servers.len());
+    client.flush_nodes();
     let calls = |server: &Server| server.calls("evalsha").unwrap();
     // Returns how many nodes had the key. On a busy machine, a node may be slower than the majority.
     let mut lock_and_unlock = || {
-        client.flush_nodes();
         let before = servers.each_ref().map(calls);
         let (lease, token) = client.lock(&key);
         assert!(token > last);
@@ -322,6 +327,7 @@ fn a_lock_and_its_release_take_two_requests_per_node() {
         assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
         let are_free = || servers.iter().all(|server| is_free(server, &key));
         assert!(eventually(LONG, are_free));
+        client.flush_nodes();
         for (server, before) in servers.iter().zip(before) {
             assert!(calls(server) - before <= 2);
         }
@@ -734,7 +740,9 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
         let took = renew(0, TTL);
         // On a busy machine, the grant may come too late, or the ttl may end before.
         let unlocked = client.unlock(&key("new"), lease);
-        outcome.is_ok() && unlocked == Ok(Reply::Done) && took < LONGEST_GRACE
+        outcome.is_ok_and(|reply| is_granted(&reply))
+            && unlocked == Ok(Reply::Done)
+            && took < LONGEST_GRACE
     }));
     servers[2].resume();
 }
@@ -768,9 +776,8 @@ fn renewals_bring_keys_to_a_node_that_is_late() {
     // A node that was slower than the majority may lack some keys until the first renewal.
     renew();
     assert!(eventually(LONG, || servers.iter().all(has_all)));
-    client.store.late_holds.end_all();
+    client.end_late_holds();
     client.store.prober.stop();
-    client.store.members[2].node.flush(soon()).unwrap();
     for (key, ..) in &leases {
         ask(&servers[2], &["DEL", key.in_redis()]);
     }
@@ -789,7 +796,6 @@ fn a_failing_node_gets_no_late_hold() {
     let client = patient(&servers);
     let key = key("k");
     let (lease, token) = client.lock_on_all(&servers, &key);
-    client.store.late_holds.end_all();
     servers[2].stop();
     client.fail_soon(2);
     assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
@@ -804,7 +810,6 @@ fn a_forced_unlock_withdraws_late_holds() {
     let client = patient(&servers);
     let key = key("k");
     let (lease, token) = client.lock_on_all(&servers, &key);
-    client.store.late_holds.end_all();
     client.store.prober.stop();
     servers[2].stop();
     assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
@@ -827,7 +832,6 @@ fn a_ticket_has_no_late_holds() {
     let client = patient(&servers);
     let key = key("k");
     let (lease, token) = client.lock_on_all(&servers, &key);
-    client.store.late_holds.end_all();
     client.store.prober.stop();
     servers[2].stop();
     assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
@@ -922,7 +926,7 @@ fn a_stopped_majority_leaves_no_key_behind() {
 #[test]
 fn a_majority_that_continues_late_grants_nothing() {
     let servers = servers::<3>();
-    let config = config(Duration::from_secs(1));
+    let config = config(Duration::from_secs(2));
     let client = client(&urls(&servers), &config, TTL);
     let [key, other] = ["k", "other"].map(key);
     client.lock_on_all(&servers, &other);
@@ -932,7 +936,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     let counters = || [0, 1].map(|n: usize| ask(&stopped[n], &["ZSCORE", "p:~fence", "t"]));
     let (before, counters_before) = (calls(), counters());
     stopped.iter().for_each(Server::stop);
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6);
     let acquire = Command::Acquire {
         key: key.clone(),
         lease: LeaseId::random(),
@@ -1485,7 +1489,7 @@ fn a_flush_waits_for_a_silent_majority() {
 }
 
 /// Whether a flush waits for the third node, which the client reaches through a proxy. `slow_down` makes the node slower.
-/// If this machine stands still for half a second, the node has made no progress.
+/// If this machine stands still for half a second, the flush does not wait, since the node seems to make no progress.
 fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);
@@ -1496,6 +1500,7 @@ fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
     client.store.send_release(release(&key, lease));
     let far = MonotonicTime::now().after(4 * LONG);
     client.store.flush(far).unwrap();
+    // The connection is still open.
     let is_open = client.store.members[2].node.ping().is_ok();
     holders(&servers, &key, lease) == 0 && is_open
 }
@@ -1503,7 +1508,7 @@ fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
 /// One node confirms its release later than the majority.
 #[test]
 fn a_flush_waits_for_a_slower_node() {
-    let slow_down = |_: &Fixture, proxy: &Proxy| proxy.delay(2 * GRACE);
+    let slow_down = |_: &Fixture, proxy: &Proxy| proxy.delay(20 * GRACE);
     assert!((0..5).any(|_| flush_waits_for_a_node(slow_down)));
 }
 
@@ -1642,7 +1647,10 @@ fn a_restarted_node_does_not_vote_in_its_quarantine() {
             true
         }
         // On a busy machine, the third node may be too slow.
-        Err(_) => false,
+        Err(error) => {
+            assert!(error.contains("of 3 are needed"), "{error}");
+            false
+        }
     };
     assert!(eventually(LONG, is_renewed));
 }

@@ -102,6 +102,7 @@ fn no_callback_is_called_while_the_server_is_away() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
     let client = steady(&url)
+        .command_timeout(secs(2))
         .outage_timeout(millis(300))
         .credentials(move || {
             counter.fetch_add(1, Ordering::Relaxed);

@@ -182,7 +182,7 @@ fn a_server_that_hangs_is_named() {
     assert_says(
         &error,
         &server.url(),
-        "Redis is unavailable: ADDR did not answer the login within 1s (`connect_timeout`); \
+        "Redis is unavailable: ADDR did not answer the login within 2s (`connect_timeout`); \
          check the server's load and the network",
     );
     server.resume();

@@ -23,9 +23,9 @@ const BOUND: Duration = Duration::from_secs(15);
 /// A builder with short time-outs, so that a test can have many cases.
 fn hasty(url: &str) -> Builder {
     Client::builder(url)
-        .connect_timeout(secs(1))
-        .command_timeout(secs(1))
-        .outage_timeout(millis(1_200))
+        .connect_timeout(secs(2))
+        .command_timeout(secs(2))
+        .outage_timeout(millis(2_200))
         .ttl(secs(3))
 }
 

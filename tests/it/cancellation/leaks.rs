@@ -128,10 +128,13 @@ fn waits_that_time_out_leave_the_queue() {
         .map(|thread| {
             let mutex = waiting.mutex("k");
             Task::start(move || {
-                for round in 0..50 {
+                let wait = |round: u64| {
                     let wait = Duration::from_micros(150 * ((7 * thread + round) % 40));
-                    assert!(in_time(mutex.try_lock_for(wait)).flatten().is_none());
-                }
+                    in_time(mutex.try_lock_for(wait))
+                };
+                let replies: Vec<_> = (0..50).filter_map(wait).collect();
+                assert!(!replies.is_empty());
+                assert!(replies.iter().all(Option::is_none));
             })
         })
         .collect();

@@ -17,7 +17,7 @@ static PLAIN: Idle = Mutex::new(Vec::new());
 #[cfg(feature = "tls")]
 static WITH_TLS: Idle = Mutex::new(Vec::new());
 
-/// No node is stopped, so none has to be replaced, however long the machine stands still.
+/// No node is stopped, so none has to be replaced while the machine stands still for less than this time-out.
 fn builder() -> ClusterBuilder {
     Cluster::builder().node_timeout(SOON)
 }

@@ -71,7 +71,7 @@ pub fn a_value_with_a_ttl_expires(backend: &dyn Backend) {
     client.fenced_value("k").write(9, "c").unwrap();
     backend.pass(ttl * 11 / 20);
     assert_eq!(value.read().unwrap().as_deref(), Some(&b"c"[..]));
-    backend.pass(ttl / 2);
+    backend.pass(ttl * 7 / 10);
     assert_eq!(value.read().unwrap(), None);
     client.fenced_value("k").write(1, "any token").unwrap();
 }

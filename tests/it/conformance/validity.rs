@@ -28,9 +28,7 @@ pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
         // `remaining` is read first: until `expires_in` is read, the ttl becomes shorter.
         let (remaining, read) = (guard.remaining(), Instant::now());
         let expires_in = mutex.inspect().unwrap().unwrap().expires_in();
-        let slack = LONG_TTL / 200;
-        let remaining = remaining.saturating_sub(read.elapsed());
-        assert!(Some(remaining) < expires_in.map(|left| left + slack));
+        assert!(Some(remaining.saturating_sub(read.elapsed())) < expires_in);
         guard.unlock().unwrap();
     }
 }

@@ -153,22 +153,25 @@ fn clients_dropped_after_timed_out_waits_leave_nothing() {
     let holder = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = holder.mutex("other");
+    let mut replies = Vec::new();
     for round in 0..20 {
         let passing = unhurried(&server.url());
         let waits = [0, 1, 2].map(|n| {
             let mutex = passing.mutex(KEY);
             Task::start(move || {
                 let wait = millis(1 + (round + n) % 30);
-                in_time(mutex.try_lock_for(wait)).flatten().is_some()
+                in_time(mutex.try_lock_for(wait)).map(|guard| guard.is_some())
             })
         });
         drop(passing);
         for wait in waits {
-            assert!(!wait.within(SOON, "the deadline"), "the lock is held");
+            replies.extend(wait.within(SOON, "the deadline"));
         }
     }
+    assert!(!replies.is_empty());
+    assert!(replies.iter().all(|entered| !entered), "the lock is held");
     wait_for_queue(&server, KEY, 0);
-    drop(mutex.try_lock_for(SOON).unwrap().expect("nobody waits"));
+    drop(mutex.try_lock().unwrap().expect("nobody waits"));
     held.unlock().unwrap();
     assert_all_become_free(&server);
 }

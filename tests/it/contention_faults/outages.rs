@@ -220,7 +220,7 @@ fn give_up_while_stopped(let_go_before: bool, clients_go: bool) {
         held.take();
     }
     for leaver in leavers {
-        let outcome = leaver.within(SOON, "the end of the wait");
+        let outcome = leaver.within(2 * SOON, "the end of the wait");
         assert!(!outcome.is_ok_and(|entered| entered), "no holder released");
     }
     let leaving = (!clients_go).then_some(leaving);

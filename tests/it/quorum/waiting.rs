@@ -221,7 +221,7 @@ fn a_client_leaves_turns_to_others() {
     }
     // A busy machine may delay the other client at some of its turns.
     let passed = waits.within(SOON, "the other client's turns");
-    assert!(passed[TURNS / 2] <= 6, "{passed:?}");
+    assert!(passed[TURNS * 4 / 5] <= 6, "{passed:?}");
     nodes.assert_all_become_free();
 }
 

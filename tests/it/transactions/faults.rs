@@ -15,7 +15,7 @@ use crate::support::{
     LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, millis, server,
 };
 
-/// How long the clients wait for a reply, which the proxy holds back, or a busy machine delays.
+/// The command time-out of the clients. The proxy holds replies back for longer; a busy machine delays them for less.
 const REPLIES_WITHIN: Duration = Duration::from_secs(3);
 
 /// A server behind a proxy, and a client of that proxy.

@@ -63,7 +63,8 @@ fn a_deadline_is_neither_early_nor_late() {
         }
     }
     let past = Instant::now();
-    assert!(mutex.try_lock_until(past).unwrap().is_none());
+    assert!(eventually(SOON, || in_time(mutex.try_lock_until(past))
+        .is_some_and(|found| found.is_none())));
 }
 
 #[test]
@@ -93,10 +94,7 @@ fn deadlines_hold_behind_longer_waits() {
             contended && waited >= wait,
             "{waited:?} instead of {wait:?}"
         );
-        assert!(
-            waited < wait + TIMEOUT + SLACK,
-            "{waited:?} instead of {wait:?}"
-        );
+        assert!(waited < wait + SLACK, "{waited:?} instead of {wait:?}");
     }
     held.unlock().unwrap();
     for task in long_waiters {
@@ -179,8 +177,7 @@ fn endless_durations_overflow_nothing() {
 #[test]
 fn contention_uses_up_no_outage_timeout() {
     let server = server();
-    let client = builder(&server.url())
-        .command_timeout(secs(8))
+    let client = steady(&server.url())
         .outage_timeout(millis(200))
         .build()
         .unwrap();

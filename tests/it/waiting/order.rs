@@ -149,7 +149,7 @@ fn local_waiters_send_one_request() {
         let tasks: Vec<_> = (0..waiters)
             .map(|_| {
                 let mutex = client.mutex("k");
-                Task::start(move || mutex.try_lock_for(SOON).map(drop))
+                Task::start(move || mutex.lock().map(drop))
             })
             .collect();
         thread::sleep(Duration::from_millis(300));
@@ -158,7 +158,7 @@ fn local_waiters_send_one_request() {
         let asked = commands() - before;
         drop(held);
         for task in tasks {
-            task.within(SOON, "a deadline").unwrap();
+            task.within(SOON, "the lock").unwrap();
         }
         asked
     };

@@ -45,7 +45,7 @@ const PROXIES: u8 = 2;
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over
 /// would make it a master by these votes, until the other nodes refuse their old epoch.
-const OLD_VOTES: Duration = Duration::from_secs(2);
+const OLD_VOTES: Duration = NODE_TIMEOUT.saturating_mul(2);
 /// The pause between two looks at the keys.
 const LOOKS: Duration = Duration::from_millis(100);
 /// How long a node may take to reply to a look; a stopped one does not.
