@@ -25,6 +25,8 @@ pub(crate) struct Scripted {
     /// The queue mode of each acquire.
     pub(crate) asked: Mutex<Vec<QueueMode>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
+    /// The leases of `Store::end_renewals`.
+    pub(crate) ended_renewals: Mutex<Vec<LeaseId>>,
     /// The number of releases that may grant their key to another client's waiter.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) tracked: AtomicUsize,
@@ -101,6 +103,10 @@ impl Store for Scripted {
             self.passed_on
                 .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
         }
+    }
+
+    fn end_renewals(&self, lease: LeaseId) {
+        self.ended_renewals.lock().push(lease);
     }
 
     fn renewals_set_keys(&self) -> bool {

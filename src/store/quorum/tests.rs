@@ -191,6 +191,17 @@ impl Fixture {
         self.end_late_holds();
     }
 
+    /// Locks the key on all nodes. Then stops the third node, so that a renewal leaves a late hold for it.
+    #[track_caller]
+    fn lock_with_a_late_hold(&self, servers: &[Server; 3], key: &Key) -> LeaseId {
+        let (lease, token) = self.lock_on_all(servers, key);
+        self.store.prober.stop();
+        servers[2].stop();
+        assert_eq!(self.renew(key, lease, token), Ok(Reply::Done));
+        assert_eq!(self.store.late_holds.count(), 1);
+        lease
+    }
+
     /// After this call, a key that a test deletes on a node is not set again by a late hold.
     #[track_caller]
     fn end_late_holds(&self) {
@@ -809,11 +820,7 @@ fn a_forced_unlock_withdraws_late_holds() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let (lease, token) = client.lock_on_all(&servers, &key);
-    client.store.prober.stop();
-    servers[2].stop();
-    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
-    assert_eq!(client.store.late_holds.count(), 1);
+    let lease = client.lock_with_a_late_hold(&servers, &key);
     let force = Command::ForceUnlock {
         key: key.clone(),
         lease,
@@ -831,11 +838,7 @@ fn a_ticket_has_no_late_holds() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let (lease, token) = client.lock_on_all(&servers, &key);
-    client.store.prober.stop();
-    servers[2].stop();
-    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
-    assert_eq!(client.store.late_holds.count(), 1);
+    let lease = client.lock_with_a_late_hold(&servers, &key);
     client.store.end_renewals(lease);
     assert_eq!(client.store.late_holds.count(), 0);
     servers[2].resume();
