@@ -53,6 +53,11 @@ impl Parent {
         child::say(&message).expect("the parent listens");
     }
 
+    /// Returns after the next call of [`Child::proceed`].
+    pub fn wait_to_proceed(&self) {
+        let _ = self.end.recv();
+    }
+
     /// Returns when the parent wants this process to end. (When the parent has died, this process ends at
     /// once.)
     pub fn wait_for_end(&self) {
@@ -153,6 +158,11 @@ impl Child {
 
     pub fn signal(&self, signal: Signal) {
         self.0.signal(signal).unwrap();
+    }
+
+    /// Ends one [`Parent::wait_to_proceed`].
+    pub fn proceed(&mut self) {
+        self.0.order(&()).unwrap();
     }
 
     /// The exit status of the child, which must end within `limit`.

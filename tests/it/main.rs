@@ -3,6 +3,7 @@
 
 mod admin;
 mod bad_input;
+mod broken_pipe;
 mod cancellation;
 mod child;
 mod closures;
@@ -62,6 +63,7 @@ mod watchdog;
 #[test]
 fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
+        broken_pipe::write_on_closed_connections,
         cancellation::leaks::count_threads,
         child::echo,
         child::panic,

@@ -4,7 +4,7 @@
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -213,7 +213,7 @@ impl PlainSender {
         while *sent < bytes.len() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
             attempt.set_timeout(&mut self.timeout, deadline, set)?;
-            match (&*self.socket).write(&bytes[*sent..]) {
+            match write_once(&self.socket, &bytes[*sent..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => *sent += n,
                 Err(error) if may_be_retried(&error) => {}
@@ -222,6 +222,21 @@ impl PlainSender {
         }
         Ok(())
     }
+}
+
+/// Writes once to the socket. All writes of the library come here. The process gets no `SIGPIPE` if the server has
+/// closed the connection: where that signal has its default action, it would end the process.
+#[cfg(all(unix, not(target_vendor = "apple")))]
+fn write_once(socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
+    use rustix::net::{SendFlags, send};
+    Ok(send(socket, bytes, SendFlags::NOSIGNAL)?)
+}
+
+/// Writes once to the socket. Apple's systems send no `SIGPIPE`, since `Socket::new` sets `SO_NOSIGPIPE` there; Windows
+/// has no such signal.
+#[cfg(not(all(unix, not(target_vendor = "apple"))))]
+fn write_once(mut socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
+    io::Write::write(&mut socket, bytes)
 }
 
 /// The reading half of a connection.

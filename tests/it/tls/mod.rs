@@ -45,6 +45,11 @@ impl TlsServer {
         self.server.tls_url().expect("the server has TLS")
     }
 
+    /// The certificate of the server's authority.
+    pub fn authority(&self) -> &str {
+        &self.authority.pem
+    }
+
     /// Settings that trust the server's authority.
     pub fn trusted(&self) -> TlsConfig {
         TlsConfig::new().ca_pem(self.authority.pem.as_str())
