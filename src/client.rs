@@ -547,8 +547,13 @@ impl Client {
 
     /// Sends one command, and waits for its reply.
     pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+        self.ask_within(command, self.handle().config.command_timeout)
+    }
+
+    /// As [`ask`](Self::ask), but waits for `timeout` at most.
+    pub(crate) fn ask_within(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
         self.check_process()?;
-        self.handle().ask(command)
+        self.handle().ask(command, timeout)
     }
 
     pub(crate) fn process(&self) -> Process {
@@ -697,9 +702,9 @@ impl Handle {
     }
 
     /// Sends one command, and waits for its reply.
-    fn ask(&self, command: Command) -> Result<Reply, Error> {
+    fn ask(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
         self.acquirer.check_open()?;
-        let deadline = self.watchdog.now().after(self.config.command_timeout);
+        let deadline = self.watchdog.now().after(timeout);
         self.backend.store.execute_one(command, deadline)
     }
 

@@ -73,8 +73,7 @@ impl MutexGuard {
     }
 
     /// Releases the lock and waits for Redis to confirm it, for at most one
-    /// [`command_timeout`](crate::Builder::command_timeout) (and one
-    /// [`connect_timeout`](crate::Builder::connect_timeout), if it has to connect).
+    /// [`command_timeout`](crate::Builder::command_timeout).
     ///
     /// Fails only if the lock was lost. If Redis does not confirm the release, the lock was still held until now, so
     /// the work is finished: this returns [`Released::Unconfirmed`], and the client repeats the release in the
@@ -278,10 +277,12 @@ impl MutexGuard {
         self.lease.on_lost(self.now(), Box::new(callback));
     }
 
-    /// Extends the lock, so it lasts for at least `duration` from now. Never shortens it.
+    /// Extends the lock, so it lasts for at least `duration` from now. Never shortens it. Takes one
+    /// [`command_timeout`](crate::Builder::command_timeout) at most, also while a renewal is under way.
     ///
-    /// # Errors `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes
-    /// beyond `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before,
+    /// # Errors
+    /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes beyond
+    /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before,
     /// and Redis may keep the key for longer. `Denied` or `Protocol` if Redis refuses the request, or the key has a
     /// foreign value; `Forked` in a child of the process that holds the lock.
     ///

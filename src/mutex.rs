@@ -497,15 +497,20 @@ impl Mutex {
             return Ok(None);
         };
         let (key, lease) = (self.key.clone()?, found.lease());
+        let command_timeout = self.client.handle().config.command_timeout;
         let started = Instant::now();
         let mut released_by_some = false;
         loop {
+            let elapsed = started.elapsed();
             let force = Command::ForceUnlock {
                 key: key.clone(),
                 lease,
-                must_notify: started.elapsed() < NOTIFY_WITHIN,
+                must_notify: elapsed < NOTIFY_WITHIN,
             };
-            match self.ask(force)? {
+            // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
+            let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
+            let outcome = self.client.ask_within(force, left.min(command_timeout));
+            match outcome.map_err(|error| error.with_key(self.key()))? {
                 Reply::Done => return Ok(Some(found)),
                 Reply::NotListening { by_some } => {
                     released_by_some |= by_some;

@@ -14,6 +14,7 @@ use crate::loss::LossReason;
 use crate::store::{
     Backend, TransactionConnection, TransactionOutcome, Transactions, read_failed, reply_unread,
 };
+use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
 use crate::util::key::Key;
 use crate::util::slot::Redirect;
@@ -122,8 +123,8 @@ pub(crate) struct TransactionRunner {
     /// time.
     begin: Sender<()>,
     end: Receiver<()>,
-    /// How long to wait for the end of another transaction.
-    permit_timeout: Duration,
+    /// How long one try waits for the end of another transaction and for connections, together.
+    connect_timeout: Duration,
 }
 
 /// The permission to run a transaction. Its drop removes a message from the channel.
@@ -140,7 +141,7 @@ impl TransactionRunner {
         backend: &Backend,
         watchdog: Arc<Watchdog>,
         max_running: usize,
-        permit_timeout: Duration,
+        connect_timeout: Duration,
     ) -> Self {
         let (begin, end) = bounded(max_running);
         Self {
@@ -148,7 +149,7 @@ impl TransactionRunner {
             watchdog,
             begin,
             end,
-            permit_timeout,
+            connect_timeout,
         }
     }
 
@@ -161,10 +162,11 @@ impl TransactionRunner {
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
     ) -> Result<Committed<T>, Failed<E>> {
         // Declared before the connection, so that the connection is dropped first.
+        let mut connect_by = self.connect_by();
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
-            let mut conn = self.watching_connection(lease, connection.take())?;
+            let mut conn = self.watching_connection(lease, connection.take(), connect_by)?;
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
             if let Err(forked) = process.check() {
@@ -197,33 +199,42 @@ impl TransactionRunner {
                 }
             }
             connection = Some(conn);
+            connect_by = self.connect_by();
         }
         // This fails if the lock was lost, since a loss is more important than the conflict.
-        self.watching_connection(lease, connection)?.unwatch();
+        self.watching_connection(lease, connection, connect_by)?
+            .unwatch();
         let message = format!(
             "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
         );
         Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
-    /// A connection that watches the lock's key, and that has read that the lease is held.
+    /// The end of all attempts to connect of a try that begins now.
+    fn connect_by(&self) -> MonotonicTime {
+        MonotonicTime::now().after(self.connect_timeout)
+    }
+
+    /// A connection that watches the lock's key, and that has read that the lease is held. Connects by `connect_by`, if
+    /// it has to.
     fn watching_connection(
         &self,
         lease: &Lease,
         connection: Option<TransactionConnection>,
+        connect_by: MonotonicTime,
     ) -> Result<TransactionConnection, Error> {
         self.check(lease)?;
         let grant = lease.grant();
         let mut conn = match connection {
             Some(conn) => conn,
-            None => self.connection(&grant.key)?,
+            None => self.connection(&grant.key, connect_by)?,
         };
         let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. It is replaced by a new connection.
             drop(conn);
-            conn = self.connection(&grant.key)?;
+            conn = self.connection(&grant.key, connect_by)?;
             seen = conn.watch_and_check(&grant.key, grant.id);
         }
         for _ in 0..MAX_REDIRECTS {
@@ -233,7 +244,7 @@ impl TransactionRunner {
                 _ => break,
             }
             drop(conn);
-            conn = self.connection(&grant.key)?;
+            conn = self.connection(&grant.key, connect_by)?;
             seen = conn.watch_and_check(&grant.key, grant.id);
         }
         if seen.map_err(|error| as_unavailable(error, conn.address()))? {
@@ -253,9 +264,13 @@ impl TransactionRunner {
         }
     }
 
-    fn connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
+    fn connection(
+        &self,
+        key: &Key,
+        connect_by: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
         match &self.transactions {
-            Some(transactions) => transactions.transaction_connection(key),
+            Some(transactions) => transactions.transaction_connection(key, connect_by),
             None => {
                 let message =
                     "a transaction needs one server or a Cluster, not a memory store or a quorum";
@@ -277,9 +292,9 @@ impl TransactionRunner {
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
-            default(self.permit_timeout) => {
+            default(self.connect_timeout) => {
                 let limit = self.begin.capacity().unwrap_or_default();
-                let waited = self.permit_timeout;
+                let waited = self.connect_timeout;
                 let message = format!(
                     "all {limit} transactions of the client (`max_transactions`) were still running after {waited:?}; \
                      raise that setting, or let closures take less time"

@@ -56,6 +56,18 @@ pub(crate) enum Until {
     Forever,
 }
 
+impl Until {
+    /// The end of a call that began at `started`. A caller without time to wait has one command time-out for all of its
+    /// attempts: another caller may end the first attempt early, and then a second one must not begin a new time-out.
+    fn end(self, started: MonotonicTime, command_timeout: Duration) -> Option<MonotonicTime> {
+        match self {
+            Self::Forever => None,
+            Self::At(deadline) if deadline > started => Some(deadline),
+            Self::At(_) | Self::Now => Some(started.after(command_timeout)),
+        }
+    }
+}
+
 /// When the first waiter of a queue asks Redis again.
 #[derive(Clone, Copy)]
 pub(super) enum RetryState {
@@ -113,6 +125,8 @@ struct Wait<'a> {
     waiter: &'a WaiterGuard<'a>,
     started: MonotonicTime,
     until: Until,
+    /// The end of the call: see [`Until::end`].
+    end: Option<MonotonicTime>,
     backoff: Backoff,
     retry: RetryState,
     last_attempt: LastAttempt,
@@ -139,6 +153,7 @@ impl Acquirer {
     ) -> Result<Option<Arc<Lease>>, Error> {
         let LockRequest { key, options, .. } = request;
         let mut joined_at = started;
+        let end = until.end(started, self.command_timeout);
         loop {
             let waiter = match until {
                 Until::Now => match self.queues.join_if_empty(key, *options) {
@@ -153,12 +168,13 @@ impl Acquirer {
                 waiter: &waiter,
                 started,
                 until,
+                end,
                 backoff: Backoff::new(),
                 retry: RetryState::AskNow,
                 last_attempt: LastAttempt::None,
                 contention_reported: false,
                 // The first waiter of a queue has one attempt, even if it has no time to wait.
-                is_attempt_owed: true,
+                is_attempt_owed: end.is_none_or(|end| joined_at < end),
                 so_far: WaitSoFar::default(),
                 is_turn_counted: false,
                 turns_read: 0,
@@ -231,11 +247,11 @@ impl Acquirer {
         Ok(lease)
     }
 
-    /// The latest time at which a waiter checks its deadline and the outage again.
+    /// The latest time at which a waiter checks the `end` of its call and the outage again.
     pub(super) fn longest_sleep(
         &self,
         now: MonotonicTime,
-        until: Until,
+        end: Option<MonotonicTime>,
         outage: Option<&CurrentOutage>,
     ) -> MonotonicTime {
         let timeout = self.outage_timeout.max(Duration::from_millis(10));
@@ -243,11 +259,7 @@ impl Acquirer {
             Some(outage) => outage.since.after(timeout).max(now.after(timeout / 10)),
             None => now.after(timeout.max(LONGEST_TRUST)),
         };
-        match until {
-            Until::Now => now.after(self.command_timeout),
-            Until::At(deadline) => deadline.min(look_again),
-            Until::Forever => look_again,
-        }
+        end.map_or(look_again, |end| end.min(look_again))
     }
 }
 
@@ -375,7 +387,7 @@ impl Wait<'_> {
         outage: Option<&CurrentOutage>,
     ) -> Result<(), Error> {
         let acquirer = self.acquirer;
-        let mut until = acquirer.longest_sleep(now, self.until, outage);
+        let mut until = acquirer.longest_sleep(now, self.end, outage);
         match position {
             QueuePosition::Behind => {}
             QueuePosition::Held(remaining) => {
@@ -573,7 +585,9 @@ impl Wait<'_> {
         self.report_contention(expires_in);
         self.last_attempt = LastAttempt::Answered;
         if let Until::Now = self.until {
-            self.is_attempt_owed = !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
+            let in_time = self.end.is_some_and(|end| now < end);
+            self.is_attempt_owed =
+                in_time && !may_be_taken && self.so_far.split_votes < MAX_SPLIT_VOTES;
             let votes = self.so_far.split_votes;
             self.retry = RetryState::Pausing {
                 until: now.after(self.contention().choose_random_pause(key, votes, now)),
@@ -636,12 +650,12 @@ impl Wait<'_> {
         let was_queued = matches!(queue_mode, QueueMode::Existing { .. });
         let ttl = options.first_ttl();
         let full_time = asked_at.after(acquirer.command_timeout);
-        let deadline = match self.until {
-            Until::At(at) if at > self.started => {
-                full_time.min(at.max(asked_at.after(SHORTEST_ATTEMPT)))
+        let deadline = match (self.until, self.end) {
+            (_, None) => full_time,
+            (Until::At(at), Some(end)) if at > self.started => {
+                full_time.min(end.max(asked_at.after(SHORTEST_ATTEMPT)))
             }
-            // A caller without time to wait has one whole attempt.
-            _ => full_time,
+            (_, Some(end)) => full_time.min(end),
         };
         let notification_epoch = acquirer.notifications.epoch(key);
         let command = Command::Acquire {

@@ -56,7 +56,7 @@ pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, micros_of};
 pub(crate) type RefusalHook = Box<dyn FnOnce(Error) + Send>;
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
-/// the latest one command time-out after its deadline.
+/// its deadline at the latest. (A process that can start no thread may connect for longer.)
 ///
 /// The default methods do nothing, so a store without background work implements only the others.
 pub(crate) trait Store: Send + Sync {
@@ -200,8 +200,13 @@ pub(crate) trait Notifications: Send + Sync {
 /// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
 /// data.
 pub(crate) trait Transactions: Send + Sync {
-    /// Takes an idle connection for one transaction, or connects: to the server of `key`, the lock's key.
-    fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error>;
+    /// Takes an idle connection for one transaction, or connects until `deadline`: to the server of `key`, the lock's
+    /// key.
+    fn transaction_connection(
+        &self,
+        key: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error>;
 
     /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
     fn note_failure(&self, _key: &Key, _error: &Error) {}

@@ -256,10 +256,10 @@ impl Watchdog {
         }
     }
 
-    /// Asks Redis to set the ttl of the key to `ttl`, unless the key's ttl is longer, and waits for the reply.
+    /// Asks Redis to set the ttl of the key to `ttl`, unless the key's ttl is longer, and waits for the reply. The wait
+    /// for a renewal that is under way counts towards the time-out.
     pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
-        let asked_at = self.now();
-        let deadline = asked_at.after(self.command_timeout);
+        let deadline = self.now().after(self.command_timeout);
         if !lease.begin_ttl_change(deadline, || self.now()) {
             return Err(match lease.loss(self.now()) {
                 Some(reason) => Error::lost(reason),
@@ -267,7 +267,6 @@ impl Watchdog {
             });
         }
         let asked_at = self.now();
-        let deadline = asked_at.after(self.command_timeout);
         let outcome = self.store.execute_one(renewal(lease, ttl), deadline);
         let result = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
         self.schedule_or_lose(lease);

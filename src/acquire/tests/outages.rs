@@ -1,6 +1,7 @@
 //! Tests of what a failed attempt means for its caller, and for other callers.
 
 use super::*;
+use crate::util::sync::Mutex;
 
 #[test]
 fn short_deadline_is_no_outage() {
@@ -19,6 +20,68 @@ fn unanswered_try_is_an_outage() {
     let outage = f.acquire(Until::Now).unwrap_err();
     assert_eq!(outage.kind(), ErrorKind::Timeout);
     assert_eq!(*f.store.asked.lock(), [QueueMode::None], "it does not wait");
+}
+
+/// The first attempt may end early, for example since another caller's attempt to connect has failed. Whatever ends the
+/// attempts, a later one must not begin a new time-out.
+#[test]
+fn attempts_of_one_call_share_its_time() {
+    type Outcome = fn() -> Result<Reply, Error>;
+    let outcomes: [Outcome; 4] = [
+        || Err(error(ErrorKind::Unavailable)),
+        || Err(error(ErrorKind::Timeout)),
+        // It comes after its ttl.
+        || Ok(Reply::granted(7)),
+        || {
+            Ok(Reply::SplitVote {
+                expires_in: OPTIONS.ttl,
+                may_be_taken: false,
+            })
+        },
+    ];
+    let options = Options {
+        ttl: Duration::from_secs(10),
+        ..OPTIONS
+    };
+    let third = COMMAND_TIMEOUT / 3;
+    let waits = [None, Some(Duration::ZERO), Some(Duration::from_secs(30))];
+    for (outcome, wait) in outcomes
+        .into_iter()
+        .flat_map(|one| waits.map(|wait| (one, wait)))
+    {
+        let mut store = Scripted::default();
+        store.free_servers = Some(2);
+        let f = with_store(store);
+        let deadlines: Arc<Mutex<Vec<MonotonicTime>>> = Arc::default();
+        for _ in 0..8 {
+            let (clock, deadlines) = (f.clock.clone(), Arc::clone(&deadlines));
+            f.answer(move |request| {
+                deadlines.lock().push(request.deadline);
+                let left = request.deadline.since(clock.now());
+                clock.advance(third.min(left));
+                match left < third {
+                    true => Err(error(ErrorKind::Timeout)),
+                    false => outcome(),
+                }
+            });
+        }
+        let started = f.clock.now();
+        let until = wait.map_or(Until::Now, |wait| Until::At(started.after(wait)));
+        let ended = f.acquire_on(options, until);
+        let deadlines = deadlines.lock();
+        let last = deadlines[deadlines.len() - 1];
+        let latest = match wait.filter(|wait| !wait.is_zero()) {
+            Some(wait) => started.after(wait + Duration::from_millis(100)),
+            None => deadlines[0],
+        };
+        let case = format!("{wait:?}, {:?}: {ended:?} after {deadlines:?}", outcome());
+        assert!(last <= latest, "{case}");
+        assert!(!matches!(ended, Ok(Some(_))), "{case}");
+    }
+    let now = MonotonicTime::now();
+    let soon = now.after(Duration::from_millis(1));
+    let acquirer = fixture().acquirer;
+    assert_eq!(acquirer.longest_sleep(now, Some(soon), None), soon);
 }
 
 #[test]
@@ -110,7 +173,7 @@ fn waiters_look_again_after_the_outage_timeout() {
         .acquirer
         .outage
         .begin(ServerId::ONLY, since, since, unavailable);
-    let look = |now| f.acquirer.longest_sleep(now, Until::Forever, Some(&outage));
+    let look = |now| f.acquirer.longest_sleep(now, None, Some(&outage));
     let end = since.after(OUTAGE_TIMEOUT);
     assert_eq!(look(since), end);
     assert_eq!(look(end), end.after(OUTAGE_TIMEOUT / 10));

@@ -593,8 +593,14 @@ fn note_replies<'a>(
 }
 
 impl ClusterStore {
-    /// The addresses and nodes of the masters that this client uses. If it uses none yet, opens one.
-    fn masters(&self) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
+    /// The time that a call has to find a master, to connect to it, and for its reply.
+    fn deadline_with_connect(&self) -> MonotonicTime {
+        let timeout = self.config.connect_timeout + self.config.command_timeout;
+        MonotonicTime::now().after(timeout)
+    }
+
+    /// The addresses and nodes of the masters that this client uses. If it uses none yet, opens one by `deadline`.
+    fn masters(&self, deadline: MonotonicTime) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
         let mut nodes: Vec<(HostPort, Arc<Node>)> = Vec::new();
         for member in self.members.all() {
             if let Some(node) = member.node()
@@ -604,8 +610,6 @@ impl ClusterStore {
             }
         }
         if nodes.is_empty() {
-            let timeout = self.config.connect_timeout + self.config.command_timeout;
-            let deadline = MonotonicTime::now().after(timeout);
             let slot = Slot::of("");
             let owner = self.owner_or_refresh(slot, deadline)?;
             nodes.push((
@@ -719,11 +723,15 @@ impl Store for ClusterStore {
         owner.map_or(ServerId::ONLY, |owner| owner.id())
     }
 
-    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time.
+    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time. All pings share
+    /// one deadline.
     fn ping(&self) -> Result<Duration, Error> {
+        let deadline = self.deadline_with_connect();
         let mut longest = Duration::ZERO;
-        for (_, node) in self.masters()? {
-            let took = node.ping().inspect_err(|_| self.refresher.request())?;
+        for (_, node) in self.masters(deadline)? {
+            let took = node
+                .ping_by(deadline)
+                .inspect_err(|_| self.refresher.request())?;
             longest = longest.max(took);
         }
         Ok(longest)
@@ -732,7 +740,7 @@ impl Store for ClusterStore {
     /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if that is so for all
     /// masters.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
-        let masters = self.masters()?;
+        let masters = self.masters(self.deadline_with_connect())?;
         let mut found = Vec::new();
         let mut errors = Vec::new();
         for (address, node) in &masters {
@@ -903,11 +911,15 @@ impl Notifications for ClusterStore {
 }
 
 impl Transactions for ClusterStore {
-    fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
-        let deadline = MonotonicTime::now().after(self.config.connect_timeout);
+    fn transaction_connection(
+        &self,
+        key: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
         loop {
             let owner = self.owner_or_refresh(key.slot(), deadline)?;
-            let connection = self.node_or_open(&owner)?.transaction_connection(key);
+            let node = self.node_or_open(&owner)?;
+            let connection = node.transaction_connection(key, deadline);
             let Err(error) = connection else {
                 return connection;
             };

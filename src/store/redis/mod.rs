@@ -301,6 +301,34 @@ impl Node {
         by_pipeline
     }
 
+    /// Sends a PING, and waits for the reply until `deadline`. Returns how long the reply took.
+    pub(crate) fn ping_by(&self, deadline: MonotonicTime) -> Result<Duration, Error> {
+        let shared = &*self.shared;
+        let left = || deadline.since(MonotonicTime::now());
+        let Some(_alone) = self.pinging.try_lock_for(left()) else {
+            let address = shared.endpoint.address_of_server();
+            let message = format!(
+                "{address}: other pings of this client take too long; check the server's load, or ping less often"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
+        let connect = || {
+            shared
+                .connector
+                .exclusive_connection(left().min(shared.connect_timeout))
+        };
+        let mut connection = connect()?;
+        // The server may have closed this connection while it was idle. The error makes all older connections stale, so
+        // the second attempt uses a new connection.
+        match connection.ping(left().min(shared.command_timeout)) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                drop(connection);
+                connect()?.ping(left().min(shared.command_timeout))
+            }
+            outcome => outcome,
+        }
+    }
+
     /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut flushed = Ok(());
@@ -332,30 +360,8 @@ impl Store for Node {
 
     fn ping(&self) -> Result<Duration, Error> {
         let shared = &*self.shared;
-        let deadline = MonotonicTime::now().after(shared.connect_timeout + shared.command_timeout);
-        let left = || deadline.since(MonotonicTime::now());
-        let Some(_alone) = self.pinging.try_lock_for(left()) else {
-            let address = shared.endpoint.address_of_server();
-            let message = format!(
-                "{address}: other pings of this client take too long; check the server's load, or ping less often"
-            );
-            return Err(Error::new(ErrorKind::Unavailable, message));
-        };
-        let connect = || {
-            shared
-                .connector
-                .exclusive_connection(left().min(shared.connect_timeout))
-        };
-        let mut connection = connect()?;
-        // The server may have closed this connection while it was idle. The error makes all older connections stale, so
-        // the second attempt uses a new connection.
-        match connection.ping(left().min(shared.command_timeout)) {
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
-                drop(connection);
-                connect()?.ping(left().min(shared.command_timeout))
-            }
-            outcome => outcome,
-        }
+        let timeout = shared.connect_timeout + shared.command_timeout;
+        self.ping_by(MonotonicTime::now().after(timeout))
     }
 
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
@@ -470,11 +476,13 @@ impl Notifications for Node {
 }
 
 impl Transactions for Node {
-    fn transaction_connection(&self, _: &Key) -> Result<TransactionConnection, Error> {
-        let connection = self
-            .shared
-            .connector
-            .exclusive_connection(self.shared.connect_timeout)?;
+    fn transaction_connection(
+        &self,
+        _: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
+        let left = deadline.since(MonotonicTime::now());
+        let connection = self.shared.connector.exclusive_connection(left)?;
         Ok(TransactionConnection::new(
             connection,
             self.shared.command_timeout,

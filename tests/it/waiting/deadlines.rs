@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, ErrorKind};
+use leasehold::{Client, Error, ErrorKind};
 use leasehold_testbed::{Proxy, eventually};
 
 use crate::steady::steady;
@@ -227,4 +227,71 @@ fn shutdown_ends_all_waits() {
     }
     let error = client.mutex("k").try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shutdown);
+}
+
+/// The failed attempt of the first caller to connect ends those of the others early, since they share a connection. The
+/// others try again, in the rest of their own time.
+#[test]
+fn calls_behind_a_failed_attempt_keep_their_time() {
+    type Call = fn(&Client, String) -> Result<bool, Error>;
+    let calls: [(&str, Call); 6] = [
+        ("try_lock", |client, key| {
+            client.mutex(key).try_lock().map(|guard| guard.is_some())
+        }),
+        ("try_with_lock", |client, key| {
+            client.try_with_lock(key, || ()).map(|done| done.is_some())
+        }),
+        ("try_lock_for zero", |client, key| {
+            let guard = client.mutex(key).try_lock_for(Duration::ZERO);
+            guard.map(|guard| guard.is_some())
+        }),
+        ("reentrant try_lock", |client, key| {
+            let guard = client.reentrant_mutex(key).try_lock();
+            guard.map(|guard| guard.is_some())
+        }),
+        ("inspect", |client, key| client.mutex(key).is_locked()),
+        ("fenced read", |client, key| {
+            client.fenced_value(key).read().map(|value| value.is_some())
+        }),
+    ];
+    let server = server();
+    let timeout = secs(2);
+    let longest = timeout.mul_f64(1.6);
+    let callers: Vec<_> = calls
+        .iter()
+        .map(|(name, call)| {
+            let client = steady(&server.url())
+                .connect_timeout(timeout)
+                .command_timeout(timeout)
+                .build()
+                .unwrap();
+            (*name, *call, client)
+        })
+        .collect();
+    for (name, call, client) in &callers {
+        call(client, "warm".to_owned()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    server
+        .command(&["CLIENT", "KILL", "TYPE", "normal"])
+        .unwrap();
+    server.stop();
+    let mut tasks = Vec::new();
+    for n in 0..4 {
+        for (name, call, client) in &callers {
+            let (name, call, client) = (*name, *call, client.clone());
+            tasks.push(Task::start(move || {
+                let start = Instant::now();
+                let outcome = call(&client, format!("{name} {n}"));
+                (name, start.elapsed(), outcome)
+            }));
+        }
+        std::thread::sleep(millis(100));
+    }
+    for task in tasks {
+        let (name, took, outcome) = task.within(SOON, "the end of a call");
+        let error = outcome.expect_err(name);
+        assert!(error.is_unavailable(), "{name}: {error}");
+        assert!(took < longest, "{name} took {took:?}: {error}");
+    }
+    server.resume();
 }
