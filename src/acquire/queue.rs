@@ -19,7 +19,7 @@ use crate::store::{
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
-use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, YIELDS, either, try_send, yield_now};
+use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, Yields, either, try_send, yield_now};
 
 const SHARDS: usize = 64;
 /// How many abandoned leases each shard remembers. It forgets the oldest first.
@@ -857,7 +857,7 @@ impl Waiter {
         clock: &Clock,
         cancel: Option<(&Receiver<()>, &Receiver<()>)>,
     ) -> WakeReason {
-        let mut yields = 0..YIELDS;
+        let mut yields = Yields::new();
         loop {
             let mut state = self.state.lock();
             loop {
@@ -867,11 +867,12 @@ impl Waiter {
                 if std::mem::take(&mut state.nudged) {
                     return WakeReason::Nudged;
                 }
-                let left = until.since(clock.now());
+                let now = clock.now();
+                let left = until.since(now);
                 if left.is_zero() {
                     return WakeReason::TimedOut;
                 }
-                if yields.next().is_some() {
+                if yields.should_yield(now) {
                     drop(state);
                     yield_now();
                     state = self.state.lock();

@@ -14,7 +14,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Reply;
 use crate::util::clock::MonotonicTime;
-use crate::util::sync::{Mutex, MutexGuard, Thread, YIELDS, park_timeout, this_thread, yield_now};
+use crate::util::sync::{Mutex, MutexGuard, Thread, Yields, park_timeout, this_thread, yield_now};
 
 /// The reply to a request, or the error that ended the request.
 pub(crate) type Outcome = Result<Reply, Error>;
@@ -80,7 +80,7 @@ impl Caller {
     /// Parks the thread until all outcomes have come, until this caller is appointed to lead the pipeline, or until
     /// `deadline`.
     pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
-        let mut yields = 0..YIELDS;
+        let mut yields = Yields::new();
         loop {
             let mut state = self.state.lock();
             // This check comes first: an appointed caller has to lead, or to appoint another caller.
@@ -90,12 +90,13 @@ impl Caller {
             if state.missing == 0 {
                 return WaitEnd::Complete;
             }
-            let left = deadline.since(MonotonicTime::now());
+            let now = MonotonicTime::now();
+            let left = deadline.since(now);
             if left.is_zero() {
                 state.has_left = true;
                 return WaitEnd::Left;
             }
-            if yields.next().is_some() {
+            if yields.should_yield(now) {
                 drop(state);
                 yield_now();
                 continue;

@@ -89,6 +89,11 @@ impl MonotonicTime {
         Self::at_nanos(START.elapsed().as_nanos() as u64)
     }
 
+    /// The nanoseconds since the fixed start.
+    pub(crate) fn as_nanos(self) -> u64 {
+        self.0.get()
+    }
+
     /// The time `duration` after this time.
     pub(crate) fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);

@@ -4,6 +4,7 @@
 mod admin;
 mod bad_input;
 mod broken_pipe;
+mod busy_cores;
 mod cancellation;
 mod child;
 mod closures;

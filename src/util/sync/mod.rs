@@ -7,6 +7,7 @@ pub(crate) mod model;
 
 #[cfg(not(all(test, shuttle)))]
 mod either;
+mod yields;
 
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use either::{either, try_send};
@@ -29,9 +30,7 @@ pub(crate) use {
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// How often a thread yields before it waits for another thread of the client. The other thread usually runs already,
-/// and takes a few µs. To park and to be woken takes longer, above all if the core has become idle in between.
-pub(crate) const YIELDS: u32 = if cfg!(all(test, shuttle)) { 1 } else { 10 };
+pub(crate) use yields::Yields;
 
 /// The channel that had a message or was disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
