@@ -339,9 +339,10 @@ impl Builder {
     }
 
     /// Sets how many hand-offs may follow one another before other clients get the lock. In a hand-off, a lock passes
-    /// from one thread of this client to the next waiting thread, without a request to Redis. Dropping a guard hands
-    /// the lock off; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches
-    /// hand-offs off. Defaults to 256.
+    /// from one thread of this client to the next waiting thread, without a request to Redis. The drop of a guard and
+    /// the end of `with_lock` and its relatives hand the lock off;
+    /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) does not. 0 to 1,023; 0 switches hand-offs off. Defaults to
+    /// 256.
     pub fn hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
         self

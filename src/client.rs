@@ -143,9 +143,10 @@ impl Client {
     /// page on topologies of the guide says what that guarantees and costs.
     ///
     /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
-    /// or that restarted without its data, does not vote for one `max_ttl`. So a new quorum grants its first lock after
-    /// 30 s, the default of `max_ttl` here. Give each node its own machine, and no replicas: a fail-over would be a
-    /// loss of data that the clients do not see.
+    /// or that restarted without its data, does not vote for one `max_ttl` from the first connection of a client on. So
+    /// a new quorum grants its first lock 30 s (the default of `max_ttl` here) after the first client has connected,
+    /// however long its nodes have been running. Give each node its own machine, and no replicas: a fail-over would be
+    /// a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
     /// Transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data that a single server

@@ -24,6 +24,10 @@ use crate::util::key::Key;
 /// Several `ReentrantMutex` values of one client with the same key are one lock, with the settings of the call that
 /// acquired it.
 ///
+/// A thread of a work-stealing pool, such as rayon's, may begin a second job while its first job waits for other jobs.
+/// If the first job holds the lock, the second job enters it, too, and a plain [`Mutex`] waits for its own thread until
+/// the deadline of the call. So do not wait for jobs of the pool while you hold a lock.
+///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
 /// client then does not release the lock, and only stops renewing it: the lock is lost with
 /// [`ThreadEnded`](crate::LossReason::ThreadEnded) when its validity ends. Like a leaked [`MutexGuard`], a leaked guard
