@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::loss::LossReason;
 use crate::node_state::NodeState;
 
-/// The lock of an event. More fields may be added.
+/// The lock of an event, or the fenced value of a refused write. More fields may be added.
 ///
 /// ```
 /// use leasehold::{EventLock, EventHandler, LossReason};
@@ -24,14 +24,14 @@ use crate::node_state::NodeState;
 pub struct EventLock<'a> {
     /// The key, as the caller gave it.
     pub key: &'a str,
-    /// The fencing token of the grant; 0 if there is no grant yet.
+    /// The fencing token of the grant; 0 if there is no grant yet. For a refused write: the token of the write.
     pub fencing_token: u64,
 }
 
 /// Receives the events of a client. By default, every method does nothing.
 ///
-/// `acquired`, `contended`, `unavailable` and `released` run on the thread that called the library. The other methods
-/// run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a
+/// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library. The
+/// other methods run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a
 /// method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
 /// many events are queued, some events are [dropped](Self::events_missed).
 ///
@@ -83,8 +83,39 @@ pub trait EventHandler: Send + Sync + 'static {
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
     /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
     fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
-    /// A held lock was lost.
+    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss: for
+    /// each lock of which a call has returned `LeaseLost`, and also if no call has. After a guard was dropped, this
+    /// reports a release to which Redis replied, before the end of the validity, that the lock had been lost; the same
+    /// after an `unlock` that returned [`Unconfirmed`](crate::Released::Unconfirmed) before the reply came. A loss is not
+    /// found if the release had to be repeated, since Redis may have carried out the first attempt.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
+    /// Redis refused a write or a deletion of a fenced value (`StaleToken`): it came under `value.fencing_token`, but a
+    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its lock,
+    /// and without fencing, it would have overwritten the data of the later one.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// use std::sync::Arc;
+    /// use leasehold::{EventHandler, EventLock, MemoryStore};
+    ///
+    /// #[derive(Default)]
+    /// struct Alarms(Mutex<Vec<String>>);
+    /// impl EventHandler for Alarms {
+    ///     fn write_refused(&self, value: EventLock<'_>, last_token: u64) {
+    ///         let line = format!("{}: {} came after {last_token}", value.key, value.fencing_token);
+    ///         self.0.lock().unwrap().push(line);
+    ///     }
+    /// }
+    ///
+    /// let alarms = Arc::new(Alarms::default());
+    /// let client = MemoryStore::new().builder().event_handler(Arc::clone(&alarms)).build()?;
+    /// let total = client.fenced_value("invoice:42");
+    /// total.write(9, "17")?;
+    /// total.write(7, "0").unwrap_err();
+    /// assert_eq!(*alarms.0.lock().unwrap(), ["invoice:42: 7 came after 9"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    fn write_refused(&self, value: EventLock<'_>, last_token: u64) {}
     /// A request to acquire or adopt a lock could not be sent, or got no reply. Called for every such request.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
     /// `count` events were dropped since the last call, because 65,536 events were queued for the callback thread.

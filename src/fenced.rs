@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::event::EventLock;
 use crate::store::{Command, Reply};
 use crate::util::key::Key;
 
@@ -95,7 +96,9 @@ impl FencedValue {
     /// step.
     ///
     /// # Errors
-    /// - `StaleToken` if the value was written or deleted under a greater token before: nothing is changed.
+    /// - `StaleToken` if the value was written or deleted under a greater token before: nothing is changed. Each such
+    ///   error is also an event ([`EventHandler::write_refused`](crate::EventHandler::write_refused)), since it proves
+    ///   that another holder has run.
     /// - `Timeout` and `Unavailable`: it is unknown whether the value was written, or will be. The client never repeats
     ///   a write, even if an idle connection turns out to be closed. You may write the same value again under the same
     ///   token, which does no harm.
@@ -155,6 +158,12 @@ impl FencedValue {
         };
         match self.ask(&key, command)? {
             Reply::Stale { token } => {
+                let refused = EventLock {
+                    key: key.name(),
+                    fencing_token,
+                };
+                let callbacks = &self.client.handle().callbacks;
+                callbacks.report_refused_write(refused, token);
                 let message =
                     format!("{fencing_token} is smaller than {token}, the token of a later holder");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))

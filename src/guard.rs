@@ -25,8 +25,9 @@ use crate::util::text::printable;
 /// A held lock. Dropping the guard releases the lock, on any thread.
 ///
 /// A guard borrows nothing, so it can be stored in a struct and moved to another thread. Its drop hands the lock off to
-/// a waiting thread of the same client, or writes the release without waiting for the reply. [`unlock`](Self::unlock)
-/// waits. If Redis is away, the client repeats the release in the background until the ttl has ended.
+/// a waiting thread of the same client, or writes the release without waiting for the reply. If the reply shows that the
+/// lock was lost while it was held, the client calls [`EventHandler::lost`](crate::EventHandler::lost).
+/// [`unlock`](Self::unlock) waits. If Redis is away, the client repeats the release in the background until the ttl has ended.
 ///
 /// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
 /// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
@@ -80,8 +81,9 @@ impl MutexGuard {
     /// background. If Redis lost the key just before it became unreachable, that loss is not detected.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. `Forked` in a child of
-    /// the process that holds the lock.
+    /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. A loss that only this call
+    /// finds is reported as any other: the callbacks of [`on_lost`](Self::on_lost) run, and the signals become ready.
+    /// `Forked` in a child of the process that holds the lock.
     pub fn unlock(mut self) -> Result<Released, Error> {
         self.check_process()?;
         self.release = true;

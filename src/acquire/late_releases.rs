@@ -1,5 +1,6 @@
 //! Reports late releases to the event handler. Each release that was reported as delayed is later reported as ended, at
-//! the latest when the client ends. Does no I/O; queues callbacks.
+//! the latest when the client ends. Also reports locks as lost whose releases did not find them, if no caller learns of
+//! it: the guard was dropped, or its `unlock` had ended before. Does no I/O; queues callbacks.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ impl LateReleases {
                         events.release_delayed(lock, &error);
                     });
             }
+            LateRelease::Lost(reason) => self.callbacks.queue_loss(key, token, reason),
             LateRelease::Ended { confirmed } => {
                 state.open.remove(&release);
                 self.queue_ended_event(release, confirmed);

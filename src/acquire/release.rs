@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
 use crate::error::{Error, ErrorKind};
-use crate::lease::Lease;
+use crate::lease::{Detached, Lease};
 use crate::loss::LossReason;
 use crate::observe;
 use crate::released::Released;
-use crate::store::{Command, Held, Reply};
+use crate::store::{Command, Held};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -28,19 +28,25 @@ pub(crate) enum Dropped {
 
 impl Acquirer {
     /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or tells Redis to release
-    /// it. Does not wait for Redis.
+    /// it. Does not wait for Redis. If Redis replies within the validity that another lease or none holds the key, the
+    /// store reports the loss.
     pub(crate) fn release(&self, lease: &Arc<Lease>) -> Dropped {
         if self.hand_off(lease) {
             return Dropped::HandedOff;
         }
         let now = self.watchdog.now();
         self.note_turn_ends(lease, now);
-        let lost = self.watchdog.end_lease(lease, now).err();
+        let ended = self.watchdog.end_lease(lease, now).map(drop);
         // The release is sent even after a loss, since the server that reported the loss may not be the primary.
-        self.store.send_release(release_of(lease));
+        let valid_until = if ended.is_ok() {
+            lease.valid_until()
+        } else {
+            now
+        };
+        self.store.send_release(release_of(lease, valid_until));
         // Remove the holder after the send: Redis must get the release before the request of the next waiter.
         self.queues.remove_holder(lease);
-        if lost.is_none() {
+        if ended.is_ok() {
             return Dropped::Sent;
         }
         self.forget_lost_entry(lease);
@@ -52,13 +58,16 @@ impl Acquirer {
         let now = self.watchdog.now();
         self.note_turn_ends(lease, now);
         let result = match self.watchdog.end_lease(lease, now) {
-            Err(reason) => Err(self.release_lost(lease, reason)),
-            Ok(()) => {
+            Err(reason) => Err(self.release_lost(lease, reason, now)),
+            Ok(detached) => {
                 let deadline = now.after(self.command_timeout);
-                match self.store.execute_one(release_of(lease), deadline) {
-                    Ok(Reply::Missing) => self.not_there(lease, LossReason::Deleted),
-                    Ok(Reply::Taken { by }) => self.not_there(lease, LossReason::TakenOver { by }),
-                    Ok(_) => Ok(Released::Confirmed),
+                let release = release_of(lease, lease.valid_until());
+                match self.store.execute_one(release, deadline) {
+                    Ok(reply) => match reply.loss() {
+                        Some(reason) => self.not_there(lease, detached, reason),
+                        None => Ok(Released::Confirmed),
+                    },
+                    // A reply that comes later is the store's to report, as for a dropped guard.
                     Err(error) => Ok(Released::Unconfirmed(error)),
                 }
             }
@@ -76,11 +85,17 @@ impl Acquirer {
         }
     }
 
-    /// The result of a release that did not find the lease in Redis. Within the validity, the lock was lost. After the
-    /// validity, the key may have expired only after the caller had asked for the release, so this is no loss.
-    fn not_there(&self, lease: &Lease, reason: LossReason) -> Result<Released, Error> {
+    /// The result of a release that did not find the lease in Redis. Within the validity, the lock was lost, and its
+    /// listeners are notified. After the validity, the key may have expired only after the caller had asked for the
+    /// release, so this is no loss.
+    fn not_there(
+        &self,
+        lease: &Lease,
+        detached: Detached,
+        reason: LossReason,
+    ) -> Result<Released, Error> {
         if self.watchdog.now() < lease.valid_until() {
-            return Err(Error::lost(reason));
+            return Err(Error::lost(lease.lose_released(detached, reason)));
         }
         self.forget_lost_entry(lease);
         let message = "the ttl ended before Redis answered";
@@ -95,10 +110,15 @@ impl Acquirer {
             .forget_entry(&lease.grant().key, lease.grant().id);
     }
 
-    /// Tells Redis to release a lost lease, since the lease's key may still exist there. Returns the error that reports
-    /// the loss.
-    pub(super) fn release_lost(&self, lease: &Lease, reason: LossReason) -> Error {
-        self.store.send_release(release_of(lease));
+    /// Tells Redis to release a lease that was lost before `now`, since the lease's key may still exist there. Returns
+    /// the error that reports the loss.
+    pub(super) fn release_lost(
+        &self,
+        lease: &Lease,
+        reason: LossReason,
+        now: MonotonicTime,
+    ) -> Error {
+        self.store.send_release(release_of(lease, now));
         Error::lost(reason)
     }
 
@@ -161,7 +181,9 @@ impl Acquirer {
     }
 }
 
-pub(super) fn release_of(lease: &Lease) -> Command {
+/// The release of `lease`. A reply before `valid_until` may show that the lock was lost. For a lost lease, this is the
+/// time at which it is released: its loss was reported before.
+fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
     Command::Release {
         key: lease.grant().key.clone(),
         lease: lease.grant().id,
@@ -170,6 +192,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
             token: lease.grant().token,
             is_token_in_value: lease.grant().is_token_in_value,
             others_queued: lease.has_others_queued(),
+            valid_until,
         }),
         queued: None,
     }

@@ -32,8 +32,8 @@ impl Acquirer {
         }
         let now = self.watchdog.now();
         lease.keep_key();
-        if let Err(reason) = self.watchdog.end_lease(lease, now) {
-            let lost = self.release_lost(lease, reason);
+        if let Err(reason) = self.watchdog.end_lease(lease, now).map(drop) {
+            let lost = self.release_lost(lease, reason, now);
             self.queues.remove_holder(lease);
             return Err(lost);
         }

@@ -167,7 +167,21 @@ impl CallbackExecutor {
             hook(lease);
         }
         let grant = lease.grant();
-        if let Some(event) = self.lock_event(&grant.key, grant.token, move |events, lock| {
+        self.queue_loss(&grant.key, grant.token, reason);
+    }
+
+    /// Reports a refused write of a fenced value to tracing, metrics and the client's event handler, on this thread: the
+    /// caller has just waited for Redis.
+    pub(crate) fn report_refused_write(&self, value: EventLock<'_>, last_token: u64) {
+        if observe::IS_ON {
+            Observer.write_refused(value, last_token);
+        }
+        self.call_handler(|events| events.write_refused(value, last_token));
+    }
+
+    /// Queues the `lost` event of a lock, which is never dropped.
+    pub(crate) fn queue_loss(&self, key: &Key, fencing_token: u64, reason: LossReason) {
+        if let Some(event) = self.lock_event(key, fencing_token, move |events, lock| {
             events.lost(lock, &reason);
         }) {
             self.queue_callback(event);

@@ -1,12 +1,14 @@
-//! The state of a held lock: held first, then either released or lost. Both ends are final.
+//! The state of a held lock: held first, then either released or lost.
 //!
 //! ```text
 //!            released by its holder
-//!          ┌───────────────────────► Released
-//!   Held ──┤
-//!          └───────────────────────► Lost(reason)
+//!          ┌───────────────────────► Released ──┐
+//!   Held ──┤                                    │ the release did not find the lease
+//!          └───────────────────────► Lost ◄─────┘
 //!            validity ended, or the key is gone
 //! ```
+//!
+//! A lease becomes lost at most once, and only there its listeners are notified and the event `lost` is queued.
 //!
 //! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
 //! the validity finds the lease lost, whatever was reported before.
@@ -157,7 +159,8 @@ impl TimerHandle {
 }
 
 /// The timer, listeners and check of a lease that its holder ended. Dropping this value runs destructors of user code,
-/// so hold no lock of the library then.
+/// so hold no lock of the library then. A caller that waits for the release keeps this value until the reply, which may
+/// report a loss ([`Lease::lose_released`]).
 #[must_use]
 pub(crate) struct Detached {
     pub(crate) timer: Option<TimerHandle>,
@@ -368,6 +371,17 @@ impl Lease {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
+    /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the listeners that the
+    /// release had `detached`. Returns the reason, which names a client that unlocked the lease by force.
+    pub(crate) fn lose_released(&self, mut detached: Detached, reason: LossReason) -> LossReason {
+        let mut state = self.state.lock();
+        debug_assert_eq!(state.phase, Phase::Released);
+        let reason = state.end_as_lost(reason);
+        drop(state);
+        self.notify_lost(std::mem::take(&mut detached.listeners), &reason);
+        reason
+    }
+
     /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to ask a pipeline now.
     /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. Only one request
     /// is sent at a time, and none for a second after a denial.
@@ -465,21 +479,23 @@ impl Lease {
 
     /// Ends the lease as lost, if it is held. Sends to the loss channels, and queues the callbacks and the event.
     /// Unlocks the state.
-    fn lose_and_unlock(&self, mut state: MutexGuard<'_, State>, mut reason: LossReason) {
+    fn lose_and_unlock(&self, mut state: MutexGuard<'_, State>, reason: LossReason) {
         if state.phase != Phase::Held {
             return;
         }
-        if matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. })
-            && let Some(by) = state.forced_by()
-        {
-            reason = LossReason::ForceUnlocked { by };
-        }
-        state.phase = Phase::Lost;
-        state.renew_at = None;
+        let reason = state.end_as_lost(reason);
         let extras = state.extras();
-        extras.loss = Some(reason.clone());
         let (listeners, check) = (std::mem::take(&mut extras.listeners), extras.check.take());
         drop(state);
+        self.notify_lost(listeners, &reason);
+        if let Some(check) = check {
+            // Destructors of user code may run on the callback thread only.
+            self.callbacks.queue_callback(move || drop(check));
+        }
+    }
+
+    /// Sends the reason to the loss channels, and queues the callbacks and the event. Called once for each lost lease.
+    fn notify_lost(&self, listeners: LossListeners, reason: &LossReason) {
         for channel in listeners.channels {
             // The channel has room for the reason, its only message. The receiver may be gone.
             let _ = channel.sender.try_send(reason.clone());
@@ -488,17 +504,26 @@ impl Lease {
             let reason = reason.clone();
             self.callbacks.queue_callback(move || callback(reason));
         }
-        if let Some(check) = check {
-            // Destructors of user code may run on the callback thread only.
-            self.callbacks.queue_callback(move || drop(check));
-        }
-        self.callbacks.report_loss(self, reason);
+        self.callbacks.report_loss(self, reason.clone());
     }
 }
 
 impl State {
     fn extras(&mut self) -> &mut Extras {
         self.extras.get_or_insert_default()
+    }
+
+    /// Marks the lease as lost. Returns the reason: the name of the client that unlocked it by force, if it is known.
+    fn end_as_lost(&mut self, mut reason: LossReason) -> LossReason {
+        if matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. })
+            && let Some(by) = self.forced_by()
+        {
+            reason = LossReason::ForceUnlocked { by };
+        }
+        self.phase = Phase::Lost;
+        self.renew_at = None;
+        self.extras().loss = Some(reason.clone());
+        reason
     }
 
     fn loss(&self) -> Option<&LossReason> {

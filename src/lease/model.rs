@@ -16,10 +16,21 @@ const SECOND: Duration = Duration::from_secs(1);
 const OPTIONS: Options = Options::USUAL;
 
 fn lease() -> (Lease, impl Fn()) {
+    let (lease, deliver, _) = counted_lease();
+    (lease, deliver)
+}
+
+/// Also returns the number of reported losses.
+fn counted_lease() -> (Lease, impl Fn(), Arc<AtomicU32>) {
     let (callbacks, deliver) = CallbackExecutor::for_model();
+    let reported = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&reported);
+    callbacks.set_loss_hook(move |_| {
+        counter.fetch_add(1, Ordering::SeqCst);
+    });
     let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
     let grant = Grant::usual(key, now);
-    (Lease::new(grant, callbacks, None), deliver)
+    (Lease::new(grant, callbacks, None), deliver, reported)
 }
 
 /// How the lease ended, as its holder saw it.
@@ -78,6 +89,43 @@ fn model_a_lease_ends_once_and_reports_losses_only() {
             assert!(signal.try_recv().is_err(), "two messages");
         }
         assert_eq!(called.load(Ordering::SeqCst), u32::from(lost.is_some()));
+    });
+}
+
+/// The watchdog, the clock and an unlock find the same loss.
+#[test]
+fn model_a_loss_is_reported_once_whoever_finds_it() {
+    check(RUNS, || {
+        let (lease, deliver, reported) = counted_lease();
+        let called = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&called);
+        let (_keep, signal) = lease.loss_channel(MonotonicTime::now());
+        let callback = move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+        };
+        lease.on_lost(MonotonicTime::now(), Box::new(callback));
+        let seen = thread::scope(|scope| {
+            scope.spawn(|| lease.lose(MonotonicTime::now(), LossReason::Deleted));
+            scope.spawn(|| {
+                pass(60 * SECOND);
+                lease.loss(MonotonicTime::now())
+            });
+            let owner = scope.spawn(|| match lease.mark_released(MonotonicTime::now()) {
+                (detached, Ok(())) => {
+                    // Redis replies that another lease holds the key.
+                    step();
+                    lease.lose_released(detached, LossReason::TakenOver { by: None })
+                }
+                (_, Err(reason)) => reason,
+            });
+            owner.join().unwrap()
+        });
+        deliver();
+        assert_eq!(reported.load(Ordering::SeqCst), 1);
+        assert_eq!(called.load(Ordering::SeqCst), 1);
+        assert_eq!(signal.try_recv(), Ok(seen.clone()));
+        assert!(signal.try_recv().is_err(), "two messages");
+        assert_eq!(lease.loss(MonotonicTime::now()), Some(seen));
     });
 }
 

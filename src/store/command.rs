@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::config::Replicas;
 use crate::error::Error;
+use crate::loss::LossReason;
 use crate::store::copy::{NodeCopy, ValueCopy};
 use crate::store::value::LockValue;
 use crate::util::clock::MonotonicTime;
@@ -181,6 +182,17 @@ impl Command {
         }
     }
 
+    /// The reason of the loss that `reply` shows at `now`, if this is the release of a guard's lease: the lease did not
+    /// hold its key before the end of its validity.
+    pub(crate) fn loss_at_release(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
+        match self {
+            Self::Release {
+                held: Some(held), ..
+            } if now < held.valid_until => reply.loss(),
+            _ => None,
+        }
+    }
+
     /// The replicas that have to acknowledge this command.
     pub(crate) fn replicas(&self) -> Option<Replicas> {
         match self {
@@ -238,6 +250,8 @@ pub(crate) struct Held {
     pub(crate) is_token_in_value: bool,
     /// Other clients may be queued for the key.
     pub(crate) others_queued: bool,
+    /// If Redis replies before this time that another lease or none holds the key, the lock was lost while it was held.
+    pub(crate) valid_until: MonotonicTime,
 }
 
 /// How an acquire that finds the key taken joins the key's queue.
@@ -344,6 +358,15 @@ impl Reply {
         Self::Granted {
             token,
             is_token_in_value: true,
+        }
+    }
+
+    /// Why the lease is lost, if the reply to its release or renewal says that another lease or none holds the key.
+    pub(crate) fn loss(&self) -> Option<LossReason> {
+        match self {
+            Self::Missing => Some(LossReason::Deleted),
+            Self::Taken { by } => Some(LossReason::TakenOver { by: by.clone() }),
+            _ => None,
         }
     }
 

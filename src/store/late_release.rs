@@ -1,19 +1,24 @@
-//! Reports each late release of a guard twice: when it becomes late, and how it ended. A hook may also want the ends of
-//! prompt releases. Neither writes nor retries releases.
+//! Reports each late release of a guard twice: when it becomes late, and how it ended. Also reports a release that finds
+//! the lock lost, unless its caller learns of the loss. A hook may also want the ends of prompt releases. Neither writes
+//! nor retries releases.
 
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
+use crate::loss::LossReason;
 use crate::store::command::Command;
 use crate::util::key::Key;
 
-/// A report about a release that was not done at the first attempt.
+/// A report about a release that was not done at the first attempt, or that found its lock lost.
 #[derive(Debug)]
 pub(crate) enum LateRelease {
     /// The release failed; the background retries it.
     Delayed(Error),
     /// Redis confirmed the release, or the release was given up.
     Ended { confirmed: bool },
+    /// Redis replied to the first attempt, before the end of the lease's validity, that another lease or none holds the
+    /// key. No caller gets this reply. `Ended` may follow.
+    Lost(LossReason),
     /// The release went to a pipeline's queue. If the client ends before `Dequeued`, the pipeline reports the end.
     Queued,
     /// The release left the pipeline's queue to be written.
@@ -26,7 +31,7 @@ type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
 #[derive(Clone)]
 pub(crate) struct LateReleaseHook {
     report: Arc<Report>,
-    /// The hook also gets the ends of releases that were never late.
+    /// The hook also gets the ends of releases that were never late, and losses that a caller learns of.
     wants_prompt_ends: bool,
 }
 
@@ -40,7 +45,8 @@ impl LateReleaseHook {
         }
     }
 
-    /// As [`new`](Self::new), and `report` also gets the ends of releases that were never late.
+    /// As [`new`](Self::new), and `report` also gets the ends of releases that were never late, and losses that a caller
+    /// learns of: the hook of a quorum's node, which has to count the nodes.
     pub(crate) fn with_prompt_ends(
         report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
     ) -> Self {
@@ -118,8 +124,15 @@ impl ReleaseTracker {
         }
     }
 
-    /// Notes that Redis confirmed the release.
-    pub(crate) fn confirm(mut self) {
+    /// Notes that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered to
+    /// a caller.
+    pub(crate) fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
+        if let Some(reason) = loss
+            && (!is_delivered || self.hook.wants_prompt_ends)
+        {
+            let report = LateRelease::Lost(reason);
+            self.hook.report(&self.key, self.token, report);
+        }
         self.confirmed = true;
     }
 }

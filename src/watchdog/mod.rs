@@ -208,9 +208,13 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the reason as an
-    /// error if the lease was lost before. Sends nothing to Redis.
-    pub(crate) fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
+    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the listeners, for a
+    /// loss that the release finds, or the reason as an error if the lease was lost before. Sends nothing to Redis.
+    pub(crate) fn end_lease(
+        &self,
+        lease: &Lease,
+        now: MonotonicTime,
+    ) -> Result<Detached, LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
@@ -218,7 +222,7 @@ impl Watchdog {
         if detached.tracked {
             self.tracked.remove(lease);
         }
-        outcome
+        outcome.map(|()| detached)
     }
 
     /// Schedules `next`, the lease that replaces `before` after a hand-off. If the key was tracked for `before`, it is

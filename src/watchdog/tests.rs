@@ -126,7 +126,7 @@ fn a_lease_released_during_its_renewal_is_released_again() {
         if is_ticket {
             lease.keep_key();
         }
-        f.watchdog.end_lease(&lease, now).unwrap();
+        drop(f.watchdog.end_lease(&lease, now).unwrap());
         let error = Error::new(ErrorKind::Timeout, "");
         let _ = f
             .watchdog

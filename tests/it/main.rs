@@ -35,6 +35,7 @@ mod health;
 mod hostile;
 mod leaks;
 mod least_privilege;
+mod loss_events;
 mod loss_notification;
 mod mass_releases;
 mod memory_outages;

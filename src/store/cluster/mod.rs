@@ -1145,6 +1145,7 @@ mod tests {
                 token: 7,
                 is_token_in_value: true,
                 others_queued: false,
+                valid_until: MonotonicTime::at_tick(0),
             });
         }
         store.send_release(of_guard);

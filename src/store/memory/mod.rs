@@ -434,7 +434,11 @@ impl MemoryNode {
         let hook = self.hook.as_ref();
         let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, command));
         if let Some(tracker) = tracker {
-            tracker.confirm();
+            let loss = reply.as_ref().ok().and_then(|reply| {
+                let now = self.server.clock.now();
+                command.loss_at_release(reply, now)
+            });
+            tracker.confirm(loss, deadline.is_some());
         }
         reply
     }

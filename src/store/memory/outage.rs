@@ -50,11 +50,11 @@ impl PendingRelease {
         })
     }
 
-    /// Carries the release out, and reports it as confirmed.
+    /// Carries the release out, and reports it as confirmed. As for a repeat, the reply shows no loss.
     pub(super) fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
         release(&self.holder, &self.command);
         if let Some(tracker) = self.tracker {
-            tracker.confirm();
+            tracker.confirm(None, false);
         }
     }
 }

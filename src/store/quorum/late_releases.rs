@@ -1,5 +1,6 @@
 //! Reports the late releases of a quorum, from what its nodes report. A release is late if its caller got no reply of a
-//! majority, or if it failed at first at more nodes than a minority. Sends nothing.
+//! majority, or if it failed at first at more nodes than a minority. Also reports a lock as lost if more nodes than a
+//! minority did not have the released lease, unless its caller learns of that. Sends nothing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind};
+use crate::loss::LossReason;
 use crate::store::completion::Outcome;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::store::quorum::count::{Count, answer};
@@ -22,15 +24,21 @@ pub(super) struct QuorumLateReleases {
 }
 
 /// The progress of one release. Each `u16` is a set of nodes, with one bit for each.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Progress {
     /// The nodes that did not confirm the release at first.
     late: u16,
     confirmed: u16,
     /// The nodes whose release the client has given up.
     given_up: u16,
-    /// A caller waits. A delay is reported only after the caller has the outcome.
+    /// The nodes that did not have the lease at the first attempt, within its validity.
+    lost: u16,
+    /// Why the last of these nodes did not have the lease. `None` again once the loss is reported.
+    loss: Option<Box<LossReason>>,
+    /// A caller waits. A delay and a loss are reported only after the caller has the outcome.
     is_awaited: bool,
+    /// The loss was reported, or the caller has learnt whether the lock was lost.
+    is_loss_known: bool,
     report: Report,
 }
 
@@ -59,6 +67,14 @@ fn size(nodes: u16) -> usize {
 impl Progress {
     fn is_confirmed(&self, count: Count) -> bool {
         size(self.confirmed) >= count.majority()
+    }
+
+    /// The reason of a loss that has to be reported now.
+    fn take_loss(&mut self, count: Count) -> Option<LossReason> {
+        let is_lost = size(self.lost) > count.minority();
+        let is_due = is_lost && !self.is_awaited && !self.is_loss_known;
+        self.is_loss_known |= is_due;
+        self.loss.take_if(|_| is_due).map(|reason| *reason)
     }
 
     /// Whether the release failed at first at so many nodes that it is late, and that was not reported yet.
@@ -104,13 +120,17 @@ impl QuorumLateReleases {
         progress.is_awaited = is_awaited;
     }
 
-    /// Notes that the caller has the outcome. Reports the delay if that is an error, and otherwise nothing from now on.
+    /// Notes that the caller has the outcome. Reports the delay if that is an error, and later a loss; otherwise reports
+    /// nothing from now on.
     pub(super) fn leave(&self, key: &Key, token: u64, outcome: &Outcome) {
         self.change(key, token, |progress| {
             progress.is_awaited = false;
             match outcome {
                 Err(error) => self.report_delay(progress, key, token, error.clone()),
-                Ok(_) => progress.report = Report::Ended,
+                Ok(_) => {
+                    progress.report = Report::Ended;
+                    progress.is_loss_known = true;
+                }
             }
         });
     }
@@ -130,6 +150,10 @@ impl QuorumLateReleases {
             LateRelease::Ended { confirmed: false } => {
                 self.change(key, token, |progress| progress.given_up |= bit);
             }
+            LateRelease::Lost(reason) => self.change(key, token, |progress| {
+                progress.lost |= bit;
+                progress.loss = Some(Box::new(reason));
+            }),
             // Not needed: when the client ends, each release that was reported as late is reported as ended.
             LateRelease::Queued | LateRelease::Dequeued => {}
         }
@@ -146,7 +170,7 @@ impl QuorumLateReleases {
         Error::new(kind, format!("no majority has released the lock: {reason}"))
     }
 
-    /// Changes a release's progress, reports the release's end, and removes the entry once all nodes have ended it.
+    /// Changes a release's progress, reports a loss and the release's end, and removes the entry once all nodes have ended it.
     fn change(&self, key: &Key, token: u64, change: impl FnOnce(&mut Progress)) {
         let mut open = self.open.lock();
         let Entry::Occupied(mut release) = open.entry((key.clone(), token)) else {
@@ -154,6 +178,9 @@ impl QuorumLateReleases {
         };
         let progress = release.get_mut();
         change(progress);
+        if let Some(reason) = progress.take_loss(self.count) {
+            self.hook.report(key, token, LateRelease::Lost(reason));
+        }
         self.report_end(progress, key, token);
         let ended = size(progress.confirmed | progress.given_up);
         if !progress.is_awaited && ended == self.names.len() {
@@ -193,6 +220,7 @@ mod tests {
 
     #[derive(Clone, Debug, PartialEq)]
     enum Event {
+        Lost,
         Delayed(ErrorKind),
         Ended { confirmed: bool },
     }
@@ -226,6 +254,7 @@ mod tests {
                         Event::Delayed(error.kind())
                     }
                     LateRelease::Ended { confirmed } => Event::Ended { confirmed },
+                    LateRelease::Lost(_) => Event::Lost,
                     other => panic!("{other:?}"),
                 });
             });
@@ -333,6 +362,35 @@ mod tests {
         f.delay(3);
         f.delay(4);
         f.assert_events(&[]);
+    }
+
+    #[test]
+    fn a_loss_is_reported_once_more_nodes_than_a_minority_lack_the_lease() {
+        let lose = |f: &Fixture, node| {
+            f.note(node, LateRelease::Lost(LossReason::Deleted));
+            f.end(node, true);
+        };
+        let f = Fixture::new(false);
+        lose(&f, 0);
+        lose(&f, 1);
+        f.end(2, true);
+        f.assert_events(&[]);
+        lose(&f, 3);
+        lose(&f, 4);
+        f.assert_events(&[Event::Lost]);
+        assert!(f.is_forgotten());
+        // A caller that waits learns of the loss, unless it leaves without the replies of a majority.
+        for (is_answered, events) in [(true, &[][..]), (false, &[Event::Lost, DELAYED, CONFIRMED])]
+        {
+            let f = Fixture::new(true);
+            (0..3).for_each(|node| lose(&f, node));
+            f.assert_events(&[]);
+            f.leave(is_answered);
+            lose(&f, 3);
+            let told = f.events.lock().clone();
+            assert_eq!(told.len(), events.len(), "{told:?}");
+            assert!(events.iter().all(|event| told.contains(event)), "{told:?}");
+        }
     }
 
     #[test]

@@ -1745,6 +1745,7 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
             token,
             is_token_in_value: true,
             others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
     }

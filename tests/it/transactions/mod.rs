@@ -26,7 +26,7 @@ fn client(server: &Server) -> Client {
 }
 
 /// A server that notifies no client of losses. So if a client finds a loss, it has read the key.
-fn silent_server() -> Server {
+pub fn silent_server() -> Server {
     let builder = Server::builder().arg("rename-command", "HELLO \"\"");
     builder.start().unwrap()
 }

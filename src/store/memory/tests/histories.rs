@@ -267,7 +267,8 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
-            let held = Some(Held { token, is_token_in_value: true, others_queued: false });
+            let valid_until = MonotonicTime::at_tick(0);
+            let held = Some(Held { token, is_token_in_value: true, others_queued: false, valid_until });
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
         }),
         2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {

@@ -148,6 +148,7 @@ impl World {
                 token: 7,
                 is_token_in_value: true,
                 others_queued: chance(2),
+                valid_until: MonotonicTime::at_tick(0),
             }),
             queued: None,
         }

@@ -28,7 +28,8 @@ struct Slot {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
-    due: MonotonicTime,
+    /// When a repeat is due. Before the first attempt, which is due at once: when the validity of a guard's lease ends.
+    time: MonotonicTime,
     /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of the lease's queue entry in ms,
     /// or zero if the lease has no entry.
     detail: u64,
@@ -62,7 +63,10 @@ impl Slot {
             key: Some(release.key),
             lease: release.lease,
             until: release.until,
-            due: release.due,
+            time: match release.held {
+                Some(held) if release.attempts == 0 => held.valid_until,
+                _ => release.due,
+            },
             detail: match (release.held, release.queued) {
                 (Some(held), _) => held.token,
                 (None, Some(ttl)) => u64::try_from(ttl.as_millis()).map_or(0, |ms| ms + 1),
@@ -89,19 +93,31 @@ impl Slot {
         )
     }
 
+    /// When a repeat is due.
+    fn due(&self) -> MonotonicTime {
+        if self.attempts == 0 {
+            self.until
+        } else {
+            self.time
+        }
+    }
+
     fn take(&mut self) -> Option<Release> {
         let is_queued = !self.is_held() && self.detail > 0;
+        let due = self.due();
         Some(Release {
             key: self.key.take()?,
             lease: self.lease,
             until: self.until,
-            due: self.due,
+            due,
             held: self.is_held().then_some(Held {
                 token: self.detail,
                 // A key with waiters has a mark at the end of its value, so a comparison with the whole value fails in
                 // either case.
                 is_token_in_value: self.origin == Origin::Held,
                 others_queued: self.origin == Origin::HeldBeforeOthers,
+                // The reply to a repeat shows no loss: an earlier attempt may have been carried out.
+                valid_until: self.time,
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),
             attempts: u32::from(self.attempts),
@@ -176,7 +192,7 @@ impl Releases {
 
     /// Takes the first release, if it is due.
     pub(super) fn pop_due(&mut self, now: MonotonicTime) -> Option<Release> {
-        self.pop_if(|first| first.due <= now)
+        self.pop_if(|first| first.due() <= now)
     }
 
     /// Takes the first release, if it takes at most this many bytes on the wire.
@@ -190,7 +206,7 @@ impl Releases {
     /// When the first release is due.
     pub(super) fn first_due(&self) -> Option<MonotonicTime> {
         let mut slots = self.slots();
-        slots.find(|slot| slot.key.is_some()).map(|slot| slot.due)
+        slots.find(|slot| slot.key.is_some()).map(Slot::due)
     }
 
     fn pop_if(&mut self, wanted: impl Fn(&Slot) -> bool) -> Option<Release> {

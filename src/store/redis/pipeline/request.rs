@@ -292,10 +292,16 @@ impl PendingRequest {
                 self.release_now()
             }
             _ => {
+                let loss = match (&self.tracker, &outcome) {
+                    (Some(_), Ok(reply)) => {
+                        self.command.loss_at_release(reply, MonotonicTime::now())
+                    }
+                    _ => None,
+                };
                 let is_done = outcome.is_ok();
-                self.deliver(outcome);
+                let is_delivered = self.deliver(outcome);
                 if is_done && let Some(tracker) = self.tracker.take() {
-                    tracker.confirm();
+                    tracker.confirm(loss, is_delivered);
                 }
                 Next::Done
             }

@@ -636,6 +636,7 @@ mod tests {
                 token,
                 is_token_in_value: true,
                 others_queued: false,
+                valid_until: MonotonicTime::at_tick(0),
             });
             state.enqueue_release(release);
         }

@@ -14,10 +14,12 @@ use leasehold_testbed::{Server, eventually};
 
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::loss::LossReason;
 use crate::store::command::{Held, Reply};
 use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::store::redis::connector::Connector;
+use crate::store::redis::pipeline::releases::Releases;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
 
@@ -311,6 +313,7 @@ fn an_acquire_waits_for_the_release_of_a_contended_key() {
             token: 7,
             is_token_in_value: true,
             others_queued: true,
+            valid_until: MonotonicTime::at_tick(0),
         });
     }
     for (asked, is_written) in [("a", false), ("b", true)] {
@@ -771,6 +774,7 @@ fn recording_hook() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
             let report = match delay {
                 LateRelease::Delayed(error) => format!("{:?}", error.kind()),
                 LateRelease::Ended { confirmed } => format!("{confirmed}"),
+                LateRelease::Lost(reason) => format!("{reason:?}"),
                 LateRelease::Queued | LateRelease::Dequeued => return,
             };
             let report = format!("{} {token} {report}", key.name());
@@ -789,6 +793,7 @@ fn held(name: &str) -> PendingRequest {
             token: 7,
             is_token_in_value: true,
             others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
     };
@@ -864,6 +869,80 @@ fn an_unlock_is_late_if_its_caller_has_left() {
     release.completion = Some(Completion::new(&caller, 0));
     release.on_reply(Ok(Reply::Done));
     assert_eq!(*reports.lock(), ["a 7 Timeout", "a 7 true"]);
+}
+
+/// A release of a lease whose validity ends after `left`.
+fn held_for(left: Duration) -> PendingRequest {
+    let mut request = held("a");
+    let Command::Release {
+        held: Some(held), ..
+    } = &mut request.command
+    else {
+        unreachable!("it is a guard's release");
+    };
+    held.valid_until = MonotonicTime::now().after(left);
+    request
+}
+
+/// Whether a loss is reported after `reply`. `waits`: whether the caller still waits; `None` for a dropped guard, whose
+/// release goes through the queue of the pipeline.
+fn is_loss_reported(request: PendingRequest, waits: Option<bool>, reply: Reply) -> bool {
+    let (hook, reports) = recording_hook();
+    let mut request = request.with_tracker(Some(&hook));
+    let caller = Caller::new(1);
+    if waits.is_some() {
+        request.completion = Some(Completion::new(&caller, 0));
+    } else {
+        let mut releases = Releases::default();
+        releases.push(request.into_release(None).unwrap());
+        request = releases.pop().unwrap().into_request(Some(&hook));
+    }
+    if waits == Some(false) {
+        caller.leave();
+    }
+    request.on_reply(Ok(reply));
+    let reports = reports.lock();
+    reports.contains(&format!("a 7 {:?}", LossReason::Deleted))
+}
+
+#[test]
+fn a_loss_is_reported_if_no_caller_gets_the_reply() {
+    let cut = Error::new(ErrorKind::Unavailable, "");
+    let Next::RetryNow(repeated) = held_for(LONG).on_connection_lost(&cut, true) else {
+        panic!("it is retried at once on another connection");
+    };
+    for (what, request, waits, reply, is_reported) in [
+        ("dropped", held_for(LONG), None, Reply::Missing, true),
+        (
+            "caller left",
+            held_for(LONG),
+            Some(false),
+            Reply::Missing,
+            true,
+        ),
+        (
+            "caller waits",
+            held_for(LONG),
+            Some(true),
+            Reply::Missing,
+            false,
+        ),
+        ("released", held_for(LONG), None, Reply::Done, false),
+        (
+            "past validity",
+            held_for(Duration::ZERO),
+            None,
+            Reply::Missing,
+            false,
+        ),
+        ("repeated", repeated, None, Reply::Missing, false),
+    ] {
+        assert_eq!(
+            is_loss_reported(request, waits, reply),
+            is_reported,
+            "{what}"
+        );
+    }
 }
 
 #[test]

@@ -80,6 +80,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
             token: (micros << 10) + 2,
             is_token_in_value: true,
             others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
     };

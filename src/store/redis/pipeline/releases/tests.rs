@@ -54,6 +54,7 @@ fn a_release_is_unpacked_as_packed() {
         token: 7,
         is_token_in_value: true,
         others_queued: true,
+        valid_until: MonotonicTime::at_tick(0),
     };
     let ttl = Duration::from_millis(5000);
     for (held, queued) in [(None, None), (None, Some(ttl)), (Some(held), None)] {

@@ -170,6 +170,7 @@ fn grants_without_stored_tokens_are_released_and_renewed() {
             token,
             is_token_in_value: false,
             others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
         });
     }
     assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
@@ -202,6 +203,7 @@ impl Fixture {
                 token,
                 is_token_in_value,
                 others_queued: false,
+                valid_until: MonotonicTime::at_tick(0),
             });
         }
         release
