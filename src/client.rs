@@ -598,7 +598,7 @@ impl Drop for ClientInner {
 
 impl Handle {
     fn new(server: Server, config: Config, fork_guard: Arc<ForkGuard>) -> Result<Self, Error> {
-        observe::describe();
+        observe::register();
         let holder = HolderId::of_this_process();
         let [threads, callback_thread] =
             [(); 2].map(|()| ThreadGroup::with_fork_guard(Arc::clone(&fork_guard)));

@@ -11,6 +11,7 @@
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
@@ -91,6 +92,7 @@ impl WaitSpan {
         });
         #[cfg(feature = "metrics")]
         catch_panics(|| {
+            register_at_new_recorder();
             metrics::counter!("leasehold_waits_total", "outcome" => outcome).increment(1);
             metrics::histogram!("leasehold_wait_seconds").record(waited);
         });
@@ -245,6 +247,18 @@ impl EventHandler for Observer {
         });
     }
 
+    fn write_refused(&self, value: EventLock<'_>, last_token: u64) {
+        #[cfg(feature = "metrics")]
+        catch_panics(|| metrics::counter!("leasehold_writes_refused_total").increment(1));
+        #[cfg(feature = "tracing")]
+        catch_panics(|| {
+            tracing::warn!(
+                target: "leasehold", key = &*named(value.key), token = %value.fencing_token, %last_token,
+                "write refused"
+            );
+        });
+    }
+
     fn environment_warning(&self, finding: &EnvironmentFinding) {
         #[cfg(feature = "tracing")]
         catch_panics(|| {
@@ -329,54 +343,149 @@ pub(crate) fn record_clock(node: &NodeState) {
     });
 }
 
-pub(crate) fn describe() {
+/// A counter: its name, its description, and its label with all values, if it has one.
+#[cfg(feature = "metrics")]
+type CounterSeries = (
+    &'static str,
+    &'static str,
+    Option<(&'static str, &'static [&'static str])>,
+);
+
+/// All counters. Each of their series is registered with the value zero, since `increase()` of Prometheus does not see
+/// the first event of a series that begins with it.
+#[cfg(feature = "metrics")]
+const COUNTERS: [CounterSeries; 8] = [
+    (
+        "leasehold_waits_total",
+        "Calls that asked for a lock, by outcome",
+        Some((
+            "outcome",
+            &[
+                "granted",
+                "contended",
+                "unavailable",
+                "no_quorum",
+                "timeout",
+                "denied",
+                "tls",
+                "cancelled",
+                "shutdown",
+                "protocol",
+                "other",
+            ],
+        )),
+    ),
+    (
+        "leasehold_holds_total",
+        "Guards that have ended, by outcome",
+        Some((
+            "outcome",
+            &[
+                "released",
+                "unconfirmed",
+                "dropped",
+                "handed_off",
+                "transferred",
+                "lost",
+            ],
+        )),
+    ),
+    (
+        "leasehold_hand_offs_total",
+        "Locks handed off within a client",
+        None,
+    ),
+    (
+        "leasehold_renewals_total",
+        "Renewals of held locks, by outcome",
+        Some(("outcome", &["renewed", "failed", "lost"])),
+    ),
+    (
+        "leasehold_losses_total",
+        "Locks lost while held, by reason",
+        Some((
+            "reason",
+            &[
+                "expired",
+                "taken_over",
+                "deleted",
+                "force_unlocked",
+                "max_hold",
+                "not_renewed",
+                "thread_ended",
+                "shutdown",
+            ],
+        )),
+    ),
+    (
+        "leasehold_writes_refused_total",
+        "Writes of fenced values refused because a later holder has written",
+        None,
+    ),
+    (
+        "leasehold_releases_delayed_total",
+        "Releases that failed at first and are retried",
+        None,
+    ),
+    (
+        "leasehold_events_missed_total",
+        "Events dropped because the queue of the callback thread was full",
+        None,
+    ),
+];
+
+#[cfg(feature = "metrics")]
+const HISTOGRAMS: [(&str, &str); 4] = [
+    ("leasehold_wait_seconds", "How long calls waited for a lock"),
+    ("leasehold_hold_seconds", "How long guards held a lock"),
+    (
+        "leasehold_renewal_lateness_seconds",
+        "How late renewals were sent",
+    ),
+    (
+        "leasehold_renewal_seconds",
+        "From when renewals were due until their answer",
+    ),
+];
+
+/// The address of the recorder that has all series.
+#[cfg(feature = "metrics")]
+static REGISTERED_AT: AtomicUsize = AtomicUsize::new(0);
+
+#[cfg(feature = "metrics")]
+fn recorder_address() -> usize {
+    metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>() as usize)
+}
+
+/// Registers all series again if the process has another recorder now: one that was installed after the client was
+/// built. Costs a comparison otherwise.
+#[cfg(feature = "metrics")]
+fn register_at_new_recorder() {
+    if REGISTERED_AT.load(Ordering::Relaxed) != recorder_address() {
+        register();
+    }
+}
+
+/// Describes all metrics, and registers all series whose labels are known: counters with the value zero.
+pub(crate) fn register() {
     #[cfg(feature = "metrics")]
     catch_panics(|| {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-        let counters = [
-            (
-                "leasehold_waits_total",
-                "Calls that asked for a lock, by outcome",
-            ),
-            (
-                "leasehold_holds_total",
-                "Guards that have ended, by outcome",
-            ),
-            (
-                "leasehold_hand_offs_total",
-                "Locks handed off within a client",
-            ),
-            (
-                "leasehold_renewals_total",
-                "Renewals of held locks, by outcome",
-            ),
-            ("leasehold_losses_total", "Locks lost while held, by reason"),
-            (
-                "leasehold_releases_delayed_total",
-                "Releases that failed at first and are retried",
-            ),
-            (
-                "leasehold_events_missed_total",
-                "Events dropped because the queue of the callback thread was full",
-            ),
-        ];
-        for (name, what) in counters {
+        REGISTERED_AT.store(recorder_address(), Ordering::Relaxed);
+        for (name, what, label) in COUNTERS {
             describe_counter!(name, Unit::Count, what);
+            match label {
+                None => metrics::counter!(name).increment(0),
+                Some((label, values)) => {
+                    for value in values {
+                        metrics::counter!(name, label => *value).increment(0);
+                    }
+                }
+            }
         }
-        let histograms = [
-            ("leasehold_wait_seconds", "How long calls waited for a lock"),
-            ("leasehold_hold_seconds", "How long guards held a lock"),
-            (
-                "leasehold_renewal_lateness_seconds",
-                "How late renewals were sent",
-            ),
-            (
-                "leasehold_renewal_seconds",
-                "From when renewals were due until their answer",
-            ),
-        ];
-        for (name, what) in histograms {
+        for (name, what) in HISTOGRAMS {
             describe_histogram!(name, Unit::Seconds, what);
+            let _ = metrics::histogram!(name);
         }
         describe_gauge!(
             "leasehold_node_up",
@@ -392,6 +501,8 @@ pub(crate) fn describe() {
             Unit::Count,
             "Failed releases that will be retried"
         );
+        // Another client of the process may have set the level.
+        metrics::gauge!("leasehold_release_retries").increment(0.0);
     });
 }
 
@@ -422,5 +533,57 @@ fn name_of_loss(reason: &LossReason) -> &'static str {
         LossReason::ThreadEnded => "thread_ended",
         LossReason::Shutdown => "shutdown",
         LossReason::Forked => "forked",
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "metrics")]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::util::id::HolderId;
+
+    fn values_of(counter: &str) -> &'static [&'static str] {
+        let series = COUNTERS.iter().find(|(name, ..)| *name == counter);
+        series.unwrap().2.unwrap().1
+    }
+
+    #[test]
+    fn every_reason_of_a_loss_has_a_series() {
+        let by = HolderId::of_text("host/7/a");
+        let reasons = [
+            LossReason::Expired,
+            LossReason::TakenOver { by: None },
+            LossReason::Deleted,
+            LossReason::ForceUnlocked { by },
+            LossReason::MaxHold,
+            LossReason::NotRenewed,
+            LossReason::ThreadEnded,
+            LossReason::Shutdown,
+        ];
+        // A forked child reports no losses, since its recorder is a copy of the parent's.
+        assert_eq!(
+            reasons.each_ref().map(name_of_loss),
+            values_of("leasehold_losses_total")
+        );
+    }
+
+    #[test]
+    fn every_error_of_a_wait_has_a_series() {
+        use ErrorKind::*;
+        let kinds = [
+            Unavailable,
+            NoQuorum,
+            Timeout,
+            Denied,
+            Tls,
+            Cancelled,
+            Shutdown,
+            Protocol,
+            NotHeld,
+            InvalidKey,
+        ];
+        let values = values_of("leasehold_waits_total");
+        assert!(kinds.map(name_of).iter().all(|name| values.contains(name)));
     }
 }

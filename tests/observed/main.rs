@@ -8,6 +8,7 @@ mod child;
 mod forked;
 mod receivers;
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,9 @@ use std::time::Duration;
 use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventHandler, EventLock, MemoryQuorum, MemoryStore};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
+use metrics_util::debugging::DebuggingRecorder;
 
-use receivers::{ALWAYS, AT_SPANS, Panicking, RECORDED_ON, Recorded, receivers};
+use receivers::{ALWAYS, AT_SPANS, Panicking, RECORDED_ON, Recorded, receivers, series_of};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -143,6 +145,106 @@ fn a_loss_is_logged_and_counted_by_reason() {
         .sum();
     assert_eq!(losses, 1.0, "{numbers:?}");
     assert_eq!(numbers["leasehold_holds_total{outcome=lost}"], 1.0);
+}
+
+/// `unlock`, a closure and the release of a dropped guard find the loss: the server tells the client nothing.
+#[test]
+fn a_loss_that_a_release_finds_is_logged_and_counted_once() {
+    let receivers = receivers();
+    let server = Server::builder().arg("rename-command", "HELLO \"\"");
+    let server = server.start().unwrap();
+    let client = Client::builder(server.url())
+        .command_timeout(SOON)
+        .environment_check(false)
+        .build()
+        .unwrap();
+    let lose = || server.command(&["DEL", "leasehold:k"]).unwrap();
+    let mutex = client.mutex("k");
+    let guard = mutex.lock().unwrap();
+    lose();
+    assert!(guard.unlock().unwrap_err().is_lease_lost());
+    assert!(mutex.with(|_| lose()).unwrap_err().is_lease_lost());
+    let guard = mutex.lock().unwrap();
+    lose();
+    drop(guard);
+    client.shutdown(SOON).unwrap();
+    assert_eq!(receivers.recorded("lock lost").len(), 3);
+    let numbers = receivers.numbers();
+    assert_eq!(numbers["leasehold_losses_total{reason=deleted}"], 3.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=lost}"], 2.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=dropped}"], 1.0);
+}
+
+#[test]
+fn refused_writes_are_logged_and_counted() {
+    let receivers = receivers();
+    let client = Client::memory().unwrap();
+    let total = client.fenced_value("invoice:42");
+    total.write(9, "17").unwrap();
+    total.write(7, "0").unwrap_err();
+    total.delete(8).unwrap_err();
+    let refused = receivers.recorded("write refused");
+    let fields = |name: &str| -> Vec<String> {
+        let values = refused.iter().map(|one| one.fields[name].clone());
+        values.collect()
+    };
+    assert_eq!(fields("key"), ["invoice:42"; 2]);
+    assert_eq!(fields("token"), ["7", "8"]);
+    assert_eq!(fields("last_token"), ["9"; 2]);
+    assert_eq!(receivers.numbers()["leasehold_writes_refused_total"], 2.0);
+}
+
+/// The series of the counters that docs/observability.md lists: each name with each value of its label.
+fn documented_counters() -> BTreeSet<String> {
+    let page = include_str!("../../docs/observability.md");
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("| `leasehold_"));
+    let mut series = BTreeSet::new();
+    for row in rows.filter(|row| row.contains("| counter")) {
+        let cells: Vec<&str> = row.split('|').collect();
+        let words = |cell: &str| -> Vec<String> {
+            let words = cell.split('`').skip(1).step_by(2);
+            words.map(str::to_owned).collect()
+        };
+        let (name, labels) = (words(cells[1]).remove(0), words(cells[3]));
+        match labels.split_first() {
+            None => drop(series.insert(name)),
+            Some((label, values)) => {
+                series.extend(
+                    values
+                        .iter()
+                        .map(|value| format!("{name}{{{label}={value}}}")),
+                );
+            }
+        }
+    }
+    series
+}
+
+#[test]
+fn a_client_registers_all_counters_when_it_is_built() {
+    let _receivers = receivers();
+    // Recorders of this thread, which is the only one that the client uses until its first event.
+    let registered = |recorder: &DebuggingRecorder| {
+        let series = series_of(recorder);
+        assert!(series.values().all(|value| *value == 0.0), "{series:?}");
+        series.into_keys().collect::<BTreeSet<_>>()
+    };
+    let all = documented_counters();
+    assert!(all.len() > 30, "{all:?}");
+    let recorder = DebuggingRecorder::new();
+    let client = metrics::with_local_recorder(&recorder, || Client::memory().unwrap());
+    assert_eq!(registered(&recorder), all);
+    // A recorder that is installed later gets them with the first wait.
+    let later = DebuggingRecorder::new();
+    metrics::with_local_recorder(&later, || {
+        client.with_lock("k", || ()).unwrap();
+    });
+    let series = series_of(&later);
+    assert_eq!(series["leasehold_waits_total{outcome=granted}"], 1.0);
+    assert_eq!(series["leasehold_losses_total{reason=expired}"], 0.0);
+    assert!(all.iter().all(|name| series.contains_key(name)));
 }
 
 #[test]

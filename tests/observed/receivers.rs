@@ -214,6 +214,18 @@ impl Recorder for Numbers {
     }
 }
 
+/// The counters of a recorder of its own since the last call: `name{label=value}`, and the count.
+pub fn series_of(recorder: &DebuggingRecorder) -> HashMap<String, f64> {
+    let snapshot = recorder.snapshotter().snapshot().into_vec();
+    let counters = snapshot.into_iter().filter_map(|(key, _, _, value)| {
+        let DebugValue::Counter(count) = value else {
+            return None;
+        };
+        Some((named(key.key()), count as f64))
+    });
+    counters.collect()
+}
+
 pub struct Receivers {
     notebook: Notebook,
     numbers: Snapshotter,
