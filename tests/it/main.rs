@@ -52,6 +52,7 @@ mod shutdown;
 mod steady;
 mod support;
 mod switch_over;
+mod thread_limit;
 mod threads;
 #[cfg(feature = "tls")]
 mod tls;
@@ -84,6 +85,8 @@ fn a_child_process_runs_the_named_body() {
         guards::signals::ask_for_many_signals,
         leaks::count_threads,
         leaks::use_a_cluster,
+        thread_limit::lock_on_many_servers_without_threads,
+        thread_limit::lock_without_threads,
         threads::count_threads_of_clients,
         threads::count_threads_on_a_cluster,
         threads::count_threads_on_a_quorum,

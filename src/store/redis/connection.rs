@@ -651,8 +651,7 @@ impl Endpoint {
     }
 
     /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
-    /// ended. An open attempt would keep the pool of the connector alive, and the pool would schedule another attempt
-    /// after it.
+    /// ended: the threads of the attempts end, too.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;

@@ -1,10 +1,12 @@
 //! Makes the connections of a client to one server, and keeps idle ones of transactions and pings.
 //!
-//! An r2d2 pool makes the connections, on threads of its own: the resolver of host names and the callback for
-//! credentials have no time-outs, so a caller must be able to leave before its attempt has ended. The pool lives from
-//! the first caller that needs a connection until no caller waits for one, so a connected client has none of its
-//! threads. If the last caller leaves while an attempt is under way, the pool lives until that attempt has ended, and
-//! its connection is kept for the next caller. A client that nobody uses begins no attempts.
+//! Each attempt to connect has a thread of its own: the resolver of host names and the callback for credentials have no
+//! time-outs, so a caller must be able to leave before its attempt has ended. Only callers begin attempts, and the
+//! thread ends with the attempt. So a client that nobody uses begins no attempts, and a connected client has none of
+//! these threads. If an attempt ends after its caller has left, its connection is kept for the next caller.
+//!
+//! The connections are managed by the interface of r2d2, but not by its pool: the pool makes connections on threads that
+//! it starts in advance, and it panics if the system starts no thread.
 
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -12,32 +14,30 @@
 mod tests;
 
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
+use r2d2::ManageConnection;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
 use crate::store::redis::errors;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
-use crate::util::sync::park_timeout;
 
-/// The longest pause between attempts to connect while Redis is away.
+/// The longest pause between attempts of one caller to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// How long a caller waits for the pool at a time.
-const POOL_WAIT: Duration = Duration::from_millis(20);
+/// How many attempts are under way at a time, each on its thread.
+const MAX_ATTEMPTS: usize = 3;
 /// The pause between two checks whether a caller should give up.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes connections to one server.
 pub(crate) struct Connector {
     manager: Manager,
-    /// The most connections that the pool makes at a time.
-    most: usize,
-    pool: Arc<Mutex<PoolState>>,
+    attempts: Arc<Attempts>,
     /// The idle connections of transactions and pings, as many as were in use at a time.
     idle: Mutex<Vec<Connection>>,
     /// Lets each start of a thread fail.
@@ -45,37 +45,40 @@ pub(crate) struct Connector {
     has_no_threads: std::sync::atomic::AtomicBool,
 }
 
+/// The attempts to connect, and the connections that they have made.
 #[derive(Default)]
-struct PoolState {
+struct Attempts {
+    state: Mutex<State>,
+    /// An attempt has ended.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
     /// How many callers wait for a connection.
     callers: usize,
     /// How many attempts are under way.
-    running_attempts: usize,
-    /// The connection of an attempt that ended after the last caller had left.
-    kept: Option<Connection>,
-    pool: Option<r2d2::Pool<Manager>>,
+    running: usize,
+    /// How many attempts have ended without a connection, wrapping.
+    failed: u64,
+    /// The connections that no caller has taken yet: at most one for each caller, or one if no caller waits.
+    made: Vec<Connection>,
 }
 
-impl PoolState {
-    /// Takes out the pool if nothing needs it any more. The caller drops the pool after the unlock, which closes its
-    /// connections.
-    fn take_unneeded(&mut self) -> Option<r2d2::Pool<Manager>> {
-        let is_needed = self.callers > 0 || self.running_attempts > 0;
-        self.pool.take_if(|_| !is_needed)
+impl State {
+    /// Takes out the oldest connection if there are too many. The caller drops it after the unlock, which closes it.
+    fn take_surplus(&mut self) -> Option<Connection> {
+        let has_surplus = self.made.len() > self.callers.max(1);
+        has_surplus.then(|| self.made.remove(0))
     }
 }
 
 impl Connector {
-    /// Does not connect. `most`: the most connections that are made at a time, one for each caller that can wait.
-    pub(crate) fn new(endpoint: &Arc<Endpoint>, most: usize) -> Arc<Self> {
-        let pool = Arc::default();
+    /// Does not connect.
+    pub(crate) fn new(endpoint: &Arc<Endpoint>) -> Arc<Self> {
         Arc::new(Self {
-            manager: Manager {
-                endpoint: Arc::clone(endpoint),
-                pool: Arc::downgrade(&pool),
-            },
-            most,
-            pool,
+            manager: Manager(Arc::clone(endpoint)),
+            attempts: Arc::default(),
             idle: Mutex::default(),
             #[cfg(test)]
             has_no_threads: std::sync::atomic::AtomicBool::new(false),
@@ -86,55 +89,79 @@ impl Connector {
     /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired), or the client has
     /// ended. If no thread can be started, makes one attempt on this thread, which may take one connect time-out.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
-        let mut state = self.pool.lock();
-        let kept = state.kept.take();
-        if let Some(kept) = kept.filter(|kept| !kept.is_stale()) {
-            return Ok(kept);
-        }
-        let caller = WaitingCaller::begin(self, state);
-        let connected = match &caller.pool {
-            Some(pool) => self.wait(pool, timeout),
-            None => self.manager.endpoint.open_and_note(),
-        };
-        connected.map_err(|error| match self.manager.endpoint.is_retired() {
-            // The caller may have to use another server.
-            true => error.with_redirect(Some(Redirect::Retired)),
-            false => error,
-        })
+        let until = MonotonicTime::now().after(timeout);
+        self.attempts.state.lock().callers += 1;
+        let _caller = WaitingCaller(&self.attempts);
+        self.wait(until)
+            .map_err(|error| match self.manager.0.is_retired() {
+                // The caller may have to use another server.
+                true => error.with_redirect(Some(Redirect::Retired)),
+                false => error,
+            })
     }
 
-    fn wait(&self, pool: &r2d2::Pool<Manager>, timeout: Duration) -> Result<Connection, Error> {
-        let until = MonotonicTime::now().after(timeout);
-        let endpoint = &self.manager.endpoint;
+    fn wait(&self, until: MonotonicTime) -> Result<Connection, Error> {
+        let Self {
+            manager, attempts, ..
+        } = self;
+        let endpoint = &manager.0;
         let failures = endpoint.failures();
         let is_over = || {
             endpoint.is_retired()
                 || endpoint.is_refused_since(failures)
                 || endpoint.check_open().is_err()
         };
+        let (mut again_at, mut failed) = (MonotonicTime::now(), 0);
         loop {
-            // Each of these calls lets the pool begin one more attempt to connect, so there are few of them.
-            let left = until.since(MonotonicTime::now());
-            match pool.get_timeout(left.min(POOL_WAIT)).map(take) {
-                Ok(Some(made)) if !made.is_stale() => return Ok(made),
-                Ok(_) => continue,
-                Err(timed_out) if left <= POOL_WAIT || is_over() => {
-                    return Err(endpoint.last_error().unwrap_or_else(|| {
-                        errors::no_connection(&endpoint.address_of_server(), timed_out)
-                    }));
-                }
-                Err(_) => {}
-            }
-            let again = MonotonicTime::now().after(RECONNECT_PAUSE).min(until);
-            while MonotonicTime::now() < again && !is_over() {
-                if let Some(made) = pool.try_get().and_then(take)
-                    && !made.is_stale()
-                {
+            let mut state = attempts.state.lock();
+            if let Some(made) = state.made.pop() {
+                drop(state);
+                if !made.is_stale() {
                     return Ok(made);
                 }
-                park_timeout(CHECK_PAUSE);
+                continue;
             }
+            let now = MonotonicTime::now();
+            if now >= until || is_over() {
+                let error = endpoint.last_error();
+                return Err(
+                    error.unwrap_or_else(|| errors::no_connection(&endpoint.address_of_server()))
+                );
+            }
+            // Another caller may have taken the connection of this caller's attempt.
+            let is_missing = state.failed == failed && state.running < state.callers;
+            // A caller does not rely on its attempt alone, which may hang.
+            if state.running < MAX_ATTEMPTS && (now >= again_at || is_missing) {
+                (again_at, failed) = (now.after(RECONNECT_PAUSE), state.failed);
+                state.running += 1;
+                drop(state);
+                if !self.begin_attempt() {
+                    // A process at its limit of threads still has to renew its locks.
+                    return manager.connect();
+                }
+                continue;
+            }
+            let pause = CHECK_PAUSE.min(until.since(now));
+            attempts.ended.wait_for(&mut state, pause);
         }
+    }
+
+    /// Begins an attempt that the state counts already. Returns false if the system starts no thread.
+    fn begin_attempt(&self) -> bool {
+        let attempt = RunningAttempt {
+            attempts: Arc::clone(&self.attempts),
+            has_connected: false,
+        };
+        #[cfg(test)]
+        if self
+            .has_no_threads
+            .load(std::sync::atomic::Ordering::Relaxed)
+        {
+            return false;
+        }
+        let manager = self.manager.clone();
+        let thread = thread::Builder::new().name("leasehold-connect".to_owned());
+        thread.spawn(move || attempt.run(&manager)).is_ok()
     }
 
     /// Takes an idle connection, or makes one, within `timeout`. One transaction or ping uses it.
@@ -145,11 +172,11 @@ impl Connector {
         let deadline = MonotonicTime::now().after(timeout);
         loop {
             let idle = self.idle.lock().pop();
-            let connection = match idle {
+            let mut connection = match idle {
                 Some(connection) => connection,
                 None => self.connect(deadline.since(MonotonicTime::now()))?,
             };
-            if !connection.is_stale() {
+            if self.manager.is_valid(&mut connection).is_ok() {
                 return Ok(ExclusiveConnection {
                     connector: Arc::clone(self),
                     connection: Some(connection),
@@ -157,138 +184,76 @@ impl Connector {
             }
         }
     }
-
-    /// Starts the pool. `None` if its threads cannot be started: r2d2 panics then. The panic hook still runs, and
-    /// `panic = "abort"` ends the process.
-    fn start_pool(&self) -> Option<r2d2::Pool<Manager>> {
-        let builder = r2d2::Pool::builder()
-            .max_size(self.most as u32)
-            .min_idle(Some(0))
-            .test_on_check_out(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            // The pool pauses for at most half of this time between attempts to connect. No caller waits for this
-            // time-out.
-            .connection_timeout(RECONNECT_PAUSE * 2)
-            .error_handler(Box::new(r2d2::NopErrorHandler));
-        catch_unwind(AssertUnwindSafe(|| {
-            #[cfg(test)]
-            assert!(
-                !self
-                    .has_no_threads
-                    .load(std::sync::atomic::Ordering::Relaxed),
-                "a test asked for this panic"
-            );
-            builder.build_unchecked(self.manager.clone())
-        }))
-        .ok()
-    }
 }
 
 /// A caller that waits for a connection.
-struct WaitingCaller<'a> {
-    connector: &'a Connector,
-    /// `None` if no thread could be started: the caller connects itself. A process at its limit of threads still has to
-    /// renew its locks.
-    pool: Option<r2d2::Pool<Manager>>,
-}
-
-impl<'a> WaitingCaller<'a> {
-    fn begin(connector: &'a Connector, mut state: MutexGuard<'_, PoolState>) -> Self {
-        state.callers += 1;
-        if state.pool.is_none() {
-            state.pool = connector.start_pool();
-        }
-        let pool = state.pool.clone();
-        drop(state);
-        Self { connector, pool }
-    }
-}
+struct WaitingCaller<'a>(&'a Attempts);
 
 impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
-        let mut state = self.connector.pool.lock();
+        let mut state = self.0.state.lock();
         state.callers -= 1;
-        let unneeded = state.take_unneeded();
+        let surplus = state.take_surplus();
         drop(state);
-        drop(unneeded);
+        drop(surplus);
     }
 }
 
-/// Takes the connection out of the pool, which then forgets it. `None` if it was kept for the next caller.
-fn take(mut made: r2d2::PooledConnection<Manager>) -> Option<Connection> {
-    made.take()
-}
-
-/// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
+/// Makes connections, and says which of them can be used again.
 #[derive(Clone)]
-struct Manager {
-    endpoint: Arc<Endpoint>,
-    /// Weak: the state owns the pool, and the pool owns this manager.
-    pool: Weak<Mutex<PoolState>>,
-}
+struct Manager(Arc<Endpoint>);
 
-impl r2d2::ManageConnection for Manager {
-    /// `None` once a caller has taken it, and if it is kept for the next caller.
-    type Connection = Option<Connection>;
+impl ManageConnection for Manager {
+    type Connection = Connection;
     type Error = Error;
 
-    fn connect(&self) -> Result<Option<Connection>, Error> {
-        // The pool tries again after a failed attempt, also if its callers have left.
-        let attempt = RunningAttempt::begin(&self.pool).ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "no caller waits for a connection")
-        })?;
-        let connection = self.endpoint.open_and_note()?;
-        Ok(attempt.keep_without_callers(connection))
+    fn connect(&self) -> Result<Connection, Error> {
+        self.0.open_and_note()
     }
 
-    /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
-    /// command.
-    fn is_valid(&self, _: &mut Option<Connection>) -> Result<(), Error> {
-        Ok(())
+    /// Sends nothing, since a `PING` at each checkout would double the cost of a command.
+    fn is_valid(&self, connection: &mut Connection) -> Result<(), Error> {
+        match connection.is_stale() {
+            false => Ok(()),
+            true => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the connection is stale",
+            )),
+        }
     }
 
-    fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
-        connection.is_none()
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_discarded()
     }
 }
 
 /// Counts an attempt until it has ended, also by a panic.
-struct RunningAttempt(Arc<Mutex<PoolState>>);
+struct RunningAttempt {
+    attempts: Arc<Attempts>,
+    has_connected: bool,
+}
 
 impl RunningAttempt {
-    /// `None` if no caller waits, or the connector is dropped.
-    fn begin(pool: &Weak<Mutex<PoolState>>) -> Option<Self> {
-        let pool = pool.upgrade()?;
-        let mut state = pool.lock();
-        if state.callers == 0 {
-            return None;
+    fn run(mut self, manager: &Manager) {
+        // The endpoint has noted the error.
+        if let Ok(connection) = manager.connect() {
+            self.has_connected = true;
+            let mut state = self.attempts.state.lock();
+            state.made.push(connection);
+            let surplus = state.take_surplus();
+            drop(state);
+            drop(surplus);
         }
-        state.running_attempts += 1;
-        drop(state);
-        Some(Self(pool))
-    }
-
-    /// Keeps the connection for the next caller if no caller waits. Otherwise returns it.
-    fn keep_without_callers(&self, connection: Connection) -> Option<Connection> {
-        let mut state = self.0.lock();
-        if state.callers > 0 {
-            return Some(connection);
-        }
-        let replaced = state.kept.replace(connection);
-        drop(state);
-        drop(replaced);
-        None
     }
 }
 
 impl Drop for RunningAttempt {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.running_attempts -= 1;
-        let unneeded = state.take_unneeded();
+        let mut state = self.attempts.state.lock();
+        state.running -= 1;
+        state.failed = state.failed.wrapping_add(u64::from(!self.has_connected));
         drop(state);
-        drop(unneeded);
+        self.attempts.ended.notify_all();
     }
 }
 
@@ -315,7 +280,11 @@ impl DerefMut for ExclusiveConnection {
 
 impl Drop for ExclusiveConnection {
     fn drop(&mut self) {
-        let usable = self.connection.take().filter(|it| !it.is_discarded());
-        self.connector.idle.lock().extend(usable);
+        let Connector { manager, idle, .. } = &*self.connector;
+        if let Some(mut connection) = self.connection.take()
+            && !manager.has_broken(&mut connection)
+        {
+            idle.lock().push(connection);
+        }
     }
 }

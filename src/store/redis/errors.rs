@@ -294,15 +294,12 @@ pub(crate) fn lost_trials(address: &str, count: u32) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The error if the pool has made no connection in time, and no attempt to connect has failed yet.
-pub(crate) fn no_connection(
-    address: &str,
-    timed_out: impl std::error::Error + Send + Sync + 'static,
-) -> Error {
+/// The error if no connection was made in time, and no attempt to connect has failed yet.
+pub(crate) fn no_connection(address: &str) -> Error {
     let message = format!(
         "{address}: no connection in time (`connect_timeout`); check the server's load and the network"
     );
-    Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in

@@ -119,10 +119,7 @@ impl Node {
             context = context.with_quarantine(config.max_ttl);
         }
         let shared = Arc::new(Shared {
-            connector: pipeline::connection::connector(
-                &endpoint,
-                config.pipelines + RENEWAL_PIPELINES + config.max_transactions + 1,
-            ),
+            connector: pipeline::connection::connector(&endpoint),
             endpoint,
             context,
             connect_timeout: config.connect_timeout,

@@ -75,7 +75,7 @@ fn transaction_at(
     lock: &Key,
     lease: LeaseId,
 ) -> TransactionConnection {
-    let connection = pipeline::connection::connector(endpoint, 1).exclusive_connection(LONG);
+    let connection = pipeline::connection::connector(endpoint).exclusive_connection(LONG);
     let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, layout);
     assert!(transaction.watch_and_check(lock, lease).unwrap());
     transaction

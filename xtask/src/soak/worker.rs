@@ -89,7 +89,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let is_kept = shared.leaky.get().is_some();
     let mut threads = Vec::new();
     let _ = eventually(THREADS_GONE, || {
-        threads = threads_of_leasehold(is_kept);
+        threads = threads_of_leasehold();
         threads.is_empty()
     });
     say(&Message::Finished { threads, is_kept })?;
@@ -118,17 +118,14 @@ fn run_race(racers: Vec<Racers<'_>>, until: u64) {
 }
 
 /// The names of threads that clients of this process have left. Empty on systems where threads cannot be listed.
-fn threads_of_leasehold(is_kept: bool) -> Vec<String> {
+fn threads_of_leasehold() -> Vec<String> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
     };
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    // After the shutdown, the threads of a client that a forgotten guard keeps are idle, but still there.
-    let is_left =
-        |name: &String| name.starts_with("leasehold-") || !is_kept && name.starts_with("r2d2-");
     names
         .map(|name| name.trim_end().to_owned())
-        .filter(is_left)
+        .filter(|name| name.starts_with("leasehold-"))
         .collect()
 }
 

@@ -1,7 +1,6 @@
-//! Tests of the connector: when its pool lives, and which connections are used again.
+//! Tests of the connector: when attempts begin, how many run, and which connections are used again.
 
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use leasehold_testbed::{Proxy, Server, eventually};
 
@@ -16,25 +15,37 @@ const SHORT: Duration = Duration::from_millis(5);
 
 fn connector_to(url: &str) -> Arc<Connector> {
     let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
-    Connector::new(&Arc::new(endpoint), 4)
-}
-
-fn has_pool(connector: &Connector) -> bool {
-    connector.pool.lock().pool.is_some()
+    Connector::new(&Arc::new(endpoint))
 }
 
 fn running_attempts(connector: &Connector) -> usize {
-    connector.pool.lock().running_attempts
+    connector.attempts.state.lock().running
+}
+
+fn made(connector: &Connector) -> usize {
+    connector.attempts.state.lock().made.len()
+}
+
+/// Waits until no attempt is under way, so the connector has no thread.
+fn wait_for_attempts(connector: &Connector) {
+    assert!(eventually(LONG, || running_attempts(connector) == 0));
 }
 
 #[test]
-fn a_connected_client_has_no_pool() {
+fn callers_get_a_connection_each() {
     let server = Server::start().unwrap();
     let connector = connector_to(&server.url());
-    assert!(!has_pool(&connector));
-    let connections = [(); 3].map(|()| connector.connect(LONG).unwrap());
-    // On a busy machine, a second attempt may be under way when the first one has ended.
-    assert!(eventually(LONG, || !has_pool(&connector)));
+    assert_eq!(running_attempts(&connector), 0);
+    // Four times as many callers as attempts at a time. Callers also take the connections of other callers' attempts.
+    let connections = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..4 * MAX_ATTEMPTS)
+            .map(|_| scope.spawn(|| connector.connect(LONG).unwrap()))
+            .collect();
+        let connect = |caller: std::thread::ScopedJoinHandle<'_, _>| caller.join().unwrap();
+        callers.into_iter().map(connect).collect::<Vec<_>>()
+    });
+    wait_for_attempts(&connector);
+    assert!(made(&connector) <= 1);
     drop(connections);
 }
 
@@ -51,11 +62,10 @@ fn a_late_connection_serves_the_next_caller() {
         running_attempts(&connector) > 0
     };
     assert!(eventually(LONG, leaves_an_attempt));
-    assert!(has_pool(&connector));
     proxy.hold_replies(false);
-    assert!(eventually(LONG, || !has_pool(&connector)));
+    wait_for_attempts(&connector);
     let connection = connector.connect(SHORT).unwrap();
-    assert!(!has_pool(&connector), "it was kept");
+    assert_eq!(running_attempts(&connector), 0, "it was kept");
     drop(connection);
 }
 
@@ -71,9 +81,9 @@ fn one_of_several_late_connections_is_kept() {
     };
     assert!(eventually(LONG, leaves_attempts));
     proxy.hold_replies(false);
-    assert!(eventually(LONG, || !has_pool(&connector)));
+    wait_for_attempts(&connector);
     assert!(eventually(LONG, || proxy.connections() == 1));
-    assert!(connector.pool.lock().kept.is_some());
+    assert_eq!(made(&connector), 1);
 }
 
 #[test]
@@ -92,33 +102,37 @@ fn an_idle_connection_is_used_again() {
 }
 
 #[test]
-fn attempts_that_hang_keep_one_pool() {
+fn attempts_that_hang_are_bounded() {
     let server = Server::start().unwrap();
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
-    let (release, released) = channel::<()>();
-    let first = Mutex::new(Some(released));
+    // Attempts hang as long as this is locked, as many as are allowed to.
+    let (hang, may_hang) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(1)));
+    let (login_hangs, may_hang_now) = (Arc::clone(&hang), Arc::clone(&may_hang));
     let login = move || {
-        let hangs = first.lock().take();
-        if let Some(released) = hangs {
-            let _ = released.recv();
+        let take = |left: usize| left.checked_sub(1);
+        let order = Ordering::SeqCst;
+        if may_hang_now.fetch_update(order, order, take).is_ok() {
+            drop(login_hangs.lock());
         }
         Ok(Credentials::user("default", "s3cret"))
     };
     endpoint
         .set_credentials(CredentialsCallback::new(login))
         .unwrap();
-    let connector = Connector::new(&Arc::new(endpoint), 4);
-    let gave_up = connector.connect(SHORT);
-    assert!(gave_up.is_err(), "its callback hangs");
+    let connector = Connector::new(&Arc::new(endpoint));
+    let hanging = hang.lock();
+    // The attempt of this call hangs, so the call begins another one.
     let connection = connector.connect(LONG).unwrap();
-    // The pool may have begun more attempts than these two.
     assert!(eventually(LONG, || running_attempts(&connector) == 1));
-    assert!(has_pool(&connector), "a later attempt takes its threads");
-    drop(release);
-    // The end of the last attempt also ends the pool.
-    assert!(eventually(LONG, || !has_pool(&connector)));
-    assert_eq!(running_attempts(&connector), 0);
-    drop(connection);
+    may_hang.store(usize::MAX, Ordering::SeqCst);
+    for _ in 0..3 * MAX_ATTEMPTS {
+        assert!(connector.connect(SHORT).is_err());
+        assert!(running_attempts(&connector) <= MAX_ATTEMPTS);
+    }
+    assert_eq!(running_attempts(&connector), MAX_ATTEMPTS);
+    drop(hanging);
+    wait_for_attempts(&connector);
+    drop((connection, connector.connect(LONG).unwrap()));
 }
 
 /// Otherwise a client that nobody uses would ask for credentials and log in again and again, and all clients would
@@ -138,22 +152,22 @@ fn no_attempt_begins_without_a_caller() {
         assert!(connector.connect(Duration::from_millis(600)).is_err());
     }
     for connector in [&refused, &connector] {
-        assert!(eventually(LONG, || !has_pool(connector)));
+        wait_for_attempts(connector);
     }
     server.restart().unwrap();
     drop(connector.connect(LONG).unwrap());
 }
 
-/// One of these attempts is always under way, if the pool begins the next one whenever one has failed.
+/// One of these attempts is always under way, if each failed one begins the next one.
 #[test]
 fn attempts_that_overlap_end() {
     let server = Server::start().unwrap();
     server.stop();
     let timeout = Duration::from_secs(1);
     let endpoint = Endpoint::new(&server.url(), timeout, DEFAULT_MAX_REPLY).unwrap();
-    let connector = Connector::new(&Arc::new(endpoint), 4);
+    let connector = Connector::new(&Arc::new(endpoint));
     assert!(connector.connect(timeout).is_err());
-    assert!(eventually(LONG, || !has_pool(&connector)));
+    wait_for_attempts(&connector);
 }
 
 #[test]
@@ -162,6 +176,7 @@ fn without_threads_the_caller_connects_itself() {
     let connector = connector_to(&server.url());
     connector.has_no_threads.store(true, Ordering::Relaxed);
     drop(connector.connect(LONG).unwrap());
+    assert_eq!(running_attempts(&connector), 0);
     let (_socket, address) = fake_server::refuses_connections();
     let closed = connector_to(&format!("redis://{address}"));
     closed.has_no_threads.store(true, Ordering::Relaxed);

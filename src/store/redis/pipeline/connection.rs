@@ -45,9 +45,9 @@ pub(crate) type SharedSocket = Arc<Socket>;
 /// Makes the connections of pipelines.
 pub(crate) type SharedConnector = Arc<Connector>;
 
-/// Does not connect. `most`: the most connections that are made at a time.
-pub(crate) fn connector(endpoint: &Arc<Endpoint>, most: usize) -> SharedConnector {
-    Connector::new(endpoint, most)
+/// Does not connect.
+pub(crate) fn connector(endpoint: &Arc<Endpoint>) -> SharedConnector {
+    Connector::new(endpoint)
 }
 
 /// The slot of the keys of a script call for this command.

@@ -60,7 +60,7 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
     let urgent_calls = Arc::new(AtomicUsize::new(0));
     let (counter, urgent) = (Arc::clone(&hook_calls), Arc::clone(&urgent_calls));
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
-        connector: Connector::new(&endpoint, 2),
+        connector: Connector::new(&endpoint),
         endpoint,
         context: ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20),
         connect_timeout: timeout,

@@ -32,7 +32,7 @@ pub(crate) fn wait_for_any<'a>(
 /// The double of the connector.
 pub(crate) type SharedConnector = Arc<Server>;
 
-pub(crate) fn connector(_: &Arc<Endpoint>, _: usize) -> SharedConnector {
+pub(crate) fn connector(_: &Arc<Endpoint>) -> SharedConnector {
     Server::new(Faults::default())
 }
 
