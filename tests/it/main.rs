@@ -40,6 +40,7 @@ mod loss_notification;
 mod mass_releases;
 mod memory_outages;
 mod notifications;
+mod public_reports;
 mod quorum;
 mod reentrant;
 mod release_events;
@@ -84,6 +85,7 @@ fn a_child_process_runs_the_named_body() {
         forked::two_sides,
         guards::signals::ask_for_many_signals,
         leaks::count_threads,
+        public_reports::exit_in_on_lost,
         leaks::use_a_cluster,
         thread_limit::lock_on_many_servers_without_threads,
         thread_limit::lock_without_threads,
