@@ -1,5 +1,7 @@
 -- Purpose: confirm a lease that was granted while it was queued; otherwise add the lease to the queue, or find its
 --   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
+--   If the key's grant was to be confirmed in time and was not, the request of a waiter calls the roll, which
+--   lua/roll_call.lua describes. The first request of a waiter after the roll call serves the queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free; nil: begin again
@@ -10,6 +12,8 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   -- part: foreign.lua
   local held = value
   if held and held.err then return held end
+  -- The mark of a grant that is not confirmed: `?`, or `!` once the roll was called.
+  local mark_at, _, doubt = string.find(held or '', ' ([?!])', 55)
   if held and string.sub(held, 5, 36) == lease then
     if string.sub(held, 38, 53) == '0000000000000000' then
       -- Plain commands have set the key, but their token cannot be used. lua/acquire.lua begins again.
@@ -17,17 +21,29 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       return type(deleted) == 'table' and deleted or nil
     end
     -- The lease was granted the key while it was queued.
-    local kept = redis.pcall('PEXPIRE', key, ttl)
+    local kept
+    if doubt then
+      kept = redis.pcall('SET', key, string.sub(held, 1, mark_at - 1) .. string.sub(held, mark_at + 2), 'PX', ttl)
+      if kept.ok then kept = 1 end
+    else
+      kept = redis.pcall('PEXPIRE', key, ttl)
+    end
     return kept == 1 and string.sub(held, 38, 53) or kept
-  end
-  if not held then
-    -- part: count.lua
-    if refused then return refused end
   end
   local left = held and redis.pcall('PTTL', key) or 0
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
+  end
+  -- A key outlives the time for the confirmation by three seconds.
+  local is_over = false
+  if doubt and mode ~= '' and type(left) == 'number' then
+    is_over = left <= 3000
+    left = math.max(left - 3000, 1)
+  end
+  if not held or is_over then
+    -- part: count.lua
+    if refused then return refused end
   end
   if mode == '' or type(left) ~= 'number' then return left end
 
@@ -43,19 +59,24 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     end
     -- Clients write only places of up to sixteen digits.
     if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
+    if tonumber(place) >= 4000000000000000 then
+      -- The lease is silent no longer.
+      place = string.format('%.0f', place - 4000000000000000)
+      redis.pcall('ZADD', queue, place, entry)
+    end
   else
     place = string.sub(mode, 2)
     if place == '' then
       place = now
       -- The clock of Redis may have been set back since others joined.
       comes_last = waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0
-      local newest = not comes_last and redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')
+      local newest = not comes_last
+        and redis.pcall('ZRANGE', queue, '(4000000000000000', now, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
       if newest and newest[2] then
-        if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
+        if #newest[1] <= 256 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No client writes an entry that is so long or has so great a place, so it is removed. Otherwise each waiter
-          -- that joins would read the long entry again, or find no place behind it.
+          -- No client writes so long an entry, so it is removed. Otherwise each waiter that joins would read it again.
           redis.pcall('ZREM', queue, newest[1])
         end
       end
@@ -63,7 +84,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   end
   -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or without a queue,
   -- has no mark.
-  local marked = held and not string.find(held, ' ', 55, true) and redis.pcall('APPEND', key, ' +')
+  local marked = held and not string.find(held, ' +', 55, true) and redis.pcall('APPEND', key, ' +')
   local refused = type(marked) == 'table' and marked
   if not waits and not refused then
     local added = redis.pcall('ZADD', queue, place, entry)
@@ -73,6 +94,14 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   -- A replica may be behind its primary, where the lease may be queued.
   if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
   if refused and not waits then return left end
+  if is_over and doubt == '?' then
+    -- part: roll_call.lua
+  end
+  if is_over then
+    local deleted = redis.pcall('DEL', key)
+    if type(deleted) == 'table' then return deleted end
+    held = false
+  end
   local in_queue = true
   if not held then
     ahead = nil

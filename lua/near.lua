@@ -4,11 +4,5 @@
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing
-for _, entry in ipairs(redis.pcall('ZRANGE', queue, math.max(0, 8 - gone), 7)) do
-  local near, holder = string.match(#entry <= 256 and entry or '', '^(%x+),[1-9]%d*,(%S+)$')
-  if near then
-    local message = string.sub(near, 1, 16) .. ' ~ ' .. key
-    -- part: channel.lua
-    -- part: publish.lua
-  end
-end
+local hinted, hint = redis.pcall('ZRANGE', queue, math.max(0, 8 - gone), 7), '~'
+-- part: hint.lua

@@ -1,8 +1,9 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 14] = [
+pub const PARTS: [(&str, &str); 16] = [
     ("join.lua", include_str!("join.lua")),
+    ("roll_call.lua", include_str!("roll_call.lua")),
     ("quarantine.lua", include_str!("quarantine.lua")),
     ("fence.lua", include_str!("fence.lua")),
     ("stored.lua", include_str!("stored.lua")),
@@ -12,6 +13,7 @@ pub const PARTS: [(&str, &str); 14] = [
     ("count.lua", include_str!("count.lua")),
     ("serve.lua", include_str!("serve.lua")),
     ("near.lua", include_str!("near.lua")),
+    ("hint.lua", include_str!("hint.lua")),
     ("channel.lua", include_str!("channel.lua")),
     ("listeners.lua", include_str!("listeners.lua")),
     ("publish.lua", include_str!("publish.lua")),

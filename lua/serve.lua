@@ -3,10 +3,14 @@
 --   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a waiter that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
 --   A stopped process still counts as listening. So a waiter that joined more than a second ago, or more than a third
---   of its ttl ago, gets the key only for a quarter of its ttl, at least 500 ms and at most 2 s. `?` in the message
---   asks the waiter to confirm the grant with an acquire. (After a third of its ttl, the waiter confirms in any case,
---   since its validity counts from its first request.) Places below 10^15 are for waiters that replied too late to an
---   earlier turn: these waiters come first, and have more time to reply.
+--   of its ttl ago (at least half a second ago), has to confirm its grant with an acquire: within a quarter of its
+--   ttl, at least 500 ms and at most 2 s, and never more than its ttl. `?` in the message asks the waiter to do so, and
+--   ` ?` in the key's value says that it has not. (After a third of its ttl, the waiter confirms in any case, since its
+--   validity counts from its first request.) The key outlives this time by 3 s: if no waiter asks in this time, nobody
+--   knows that the roll has to be called (lua/roll_call.lua). Places below 10^15 are for waiters that replied too late
+--   to an earlier turn: these waiters come first, and have up to 3 s to reply.
+--   Waiters that were silent at the last roll call come last. When the first of them is reached, all others are silent,
+--   too: the queue is deleted. 64 of them are asked to send a request, and join again if they live.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the
@@ -19,19 +23,28 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     if first.err then return first end
     if not first[1] then return nil end
     gone = gone + 1
+    if tonumber(first[2]) >= 4000000000000000 then
+      local hinted, hint = redis.pcall('ZRANGE', queue, 0, 62), '='
+      table.insert(hinted, 1, first[1])
+      -- part: hint.lua
+      redis.pcall('DEL', queue)
+      return nil
+    end
     local lease, asked, holder = string.match(#first[1] <= 256 and first[1] or '', '^(%x+),(%d+),(%S+)$')
     local ms = tonumber(asked)
     -- Skips entries that no client writes. The longest ttl is 24 h.
     if lease and #lease == 32 and (asked == '0' or asked >= '1') and ms <= 86400000 then
       -- part: channel.lua
       local is_own, polls, ttl, mark = lease == own_lease, asked == '0', asked, ''
-      local was_late = tonumber(first[2]) < 1000000000000000
+      local place, kept = tonumber(first[2]), 0
+      local was_late = place < 1000000000000000
       if is_own then
         ttl = own_ttl
       elseif polls then
         ttl = was_late and 1000 or 100
-      elseif not was_late and ms > 500 and now - first[2] > 1000 * math.min(ms / 3, 1000) then
-        ttl, mark = math.min(math.max(math.floor(ms / 4), 500), 2000), '?'
+      elseif now - place > (ms > 500 and 1000 * math.min(ms / 3, 1000) or 500000) then
+        ttl, mark, kept = was_late and 3000 or math.min(math.max(math.floor(ms / 4), 500), 2000), '?', 3000
+        ttl = math.min(ms, ttl)
       end
       local listens = is_own or polls
       if not listens then
@@ -41,14 +54,15 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       if listens then
         local waiting = redis.pcall('ZCARD', queue)
         local more = waiting ~= 0 and ' +' or ''
-        local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
-        local set = redis.pcall('SET', key, value, 'PX', ttl)
+        local doubt = mark ~= '' and ' ?' or ''
+        local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. doubt .. more
+        local set = redis.pcall('SET', key, value, 'PX', ttl + kept)
         if set.err then return set end
         if not is_own and not polls then
           local message = lease .. ' ' .. mark .. micros .. ' ' .. key
           -- part: publish.lua
           -- If an ACL forbids the message, the key expires soon.
-          if type(published) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+          if type(published) == 'table' then redis.pcall('PEXPIRE', key, 100 + kept) end
         end
         if type(waiting) == 'number' and waiting > 8 - gone then
           -- part: near.lua

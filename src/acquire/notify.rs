@@ -88,6 +88,10 @@ impl Listener for NotificationHandler {
         self.queues.near(key, lease);
     }
 
+    fn called(&self, _: ServerId, key: &Key, lease: LeaseStart) {
+        self.queues.called(key, lease);
+    }
+
     fn forced(&self, _: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
             self.watchdog.handle_force_message(held, by);

@@ -107,8 +107,9 @@ pub(crate) struct QueueEntry {
     since: Option<u64>,
     /// Whether the waiter will be notified of a grant. If not, it polls.
     notified: bool,
-    /// `Notifications::epoch` at the last request that found the entry in the queue.
-    notification_epoch: u64,
+    /// `Notifications::epoch` at the last request that found the entry in the queue. `None` if a message has said since
+    /// that the entry may leave the queue without a grant.
+    notification_epoch: Option<u64>,
     /// Redis reports changes of the entry's key to this client.
     is_tracked: bool,
 }
@@ -326,6 +327,18 @@ impl LocalQueues {
             && let Some(first) = queue.waiters.front()
         {
             first.nudge();
+        }
+    }
+
+    /// Handles a message that `lease` has to send a request at once, or it loses its place in the queue of Redis: wakes
+    /// its waiter.
+    pub(crate) fn called(&self, key: &Key, lease: LeaseStart) {
+        if let Some(queue) = self.shard(key).queues.get_mut(key)
+            && let Some(entry) = &mut queue.entry
+            && entry.lease.start() == lease
+        {
+            entry.notification_epoch = None;
+            queue.wake();
         }
     }
 
@@ -606,7 +619,7 @@ impl WaiterGuard<'_> {
             is_in_flight: true,
             since: None,
             notified: false,
-            notification_epoch: 0,
+            notification_epoch: None,
             is_tracked: false,
         };
         let entry_kind = queue
@@ -630,7 +643,7 @@ impl WaiterGuard<'_> {
         let entry = queue.and_then(|queue| queue.entry.as_mut());
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
-            (Some(since), false, notification_epoch);
+            (Some(since), false, Some(notification_epoch));
         // Redis found the entry in the queue. So a grant that was reported before this request was forged. A grant that
         // was reported after the request was sent may be true.
         entry.was_granted = entry.granted.is_some();
@@ -659,7 +672,7 @@ impl WaiterGuard<'_> {
         } else {
             since.map(front_place)
         };
-        relied_on.then_some(entry.notification_epoch)
+        entry.notification_epoch.filter(|_| relied_on)
     }
 
     /// Records that Redis reports changes of the entry's key to this client.

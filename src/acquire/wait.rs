@@ -30,9 +30,13 @@ const LONGEST_TRUST: Duration = Duration::from_secs(1);
 /// the clients that are notified sooner.
 const STARVING_POLL: Duration = Duration::from_millis(10);
 /// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
-/// often: with twice as many waiters before it, half as often. So the number of requests grows with the logarithm of
-/// the number of waiters.
+/// often: with twice as many waiters before it, half as often, but see `FAR`.
 const NEAR: u64 = 8;
+/// How many waiters ask at least once in `FAR_TRUST`. If all waiters before them are stopped, one of them has to notice
+/// soon that the first one does not confirm its grant. Behind them, a waiter with twice as many waiters before it asks
+/// half as often. So the number of requests grows with the logarithm of the number of waiters.
+const FAR: u64 = 128;
+const FAR_TRUST: Duration = Duration::from_millis(2500);
 /// The waiters of an expired lock ask one after another, this far apart. Usually the first request already serves the
 /// queue.
 const ASK_APART: Duration = Duration::from_millis(20);
@@ -95,8 +99,10 @@ impl RetryState {
     /// Returns the state of a waiter at this place in the queue of a lock that expires at `expires_at`.
     pub(super) fn queued(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> Self {
         let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
-        let share = queued.ahead.max(NEAR) as f64 / NEAR as f64;
-        let trust = jittered(LONGEST_TRUST.mul_f64(share));
+        let share = |of: u64| queued.ahead.max(of) as f64 / of as f64;
+        let near = LONGEST_TRUST.mul_f64(share(NEAR));
+        let far = FAR_TRUST.mul_f64(share(FAR));
+        let trust = jittered(near.min(far));
         let apart = ASK_APART.saturating_mul(place).min(ASK_LATEST);
         Self::Queued {
             track_at: (queued.ahead < TRACKING_WAITERS).then(|| now.after(TRACK_AFTER)),

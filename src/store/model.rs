@@ -173,6 +173,9 @@ impl Direct {
             Notice::Notification(Notification::Near { key, lease, .. }) => {
                 listener.near(ServerId::ONLY, &key, lease)
             }
+            Notice::Notification(Notification::Called { key, lease, .. }) => {
+                listener.called(ServerId::ONLY, &key, lease)
+            }
             Notice::Notification(Notification::Forced { key, lease, by, .. }) => {
                 listener.forced(ServerId::ONLY, &key, lease, by)
             }

@@ -78,6 +78,8 @@ pub(crate) trait Listener: Send + Sync {
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
+    /// `lease` has to send a request at once, or it loses its place in the queue for `key`.
+    fn called(&self, server: ServerId, key: &Key, lease: LeaseStart);
     /// A message says that the client `by` took `key` from `lease` by force. Every user with the right to publish can
     /// send it.
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
@@ -102,6 +104,7 @@ pub(crate) struct NoListener;
 impl Listener for NoListener {
     fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
     fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
         None

@@ -1,5 +1,5 @@
-//! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` +` at the end if the
-//! lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory
+//! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` ?` or ` !` behind it if
+//! a waiter has not confirmed its grant, and ` +` at the end if the lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory
 //! formats it here.
 
 use std::iter;
@@ -11,6 +11,31 @@ use crate::util::id::{self, HolderId, LeaseId};
 const VERSION: &str = "lh1 ";
 /// The end of a value whose release has to serve a queue.
 const QUEUE_MARK: &str = " +";
+
+/// A waiter has not confirmed its grant: see lua/serve.lua.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// The time for the confirmation runs, or has run out.
+    Unconfirmed,
+    /// A waiter has called the roll since.
+    RollCalled,
+}
+
+impl Doubt {
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Unconfirmed => " ?",
+            Self::RollCalled => " !",
+        }
+    }
+
+    /// Removes the mark from the end of a value.
+    fn strip(value: &str) -> (Option<Self>, &str) {
+        let all = [Self::Unconfirmed, Self::RollCalled];
+        let stripped = |doubt: Self| Some((Some(doubt), value.strip_suffix(doubt.mark())?));
+        all.into_iter().find_map(stripped).unwrap_or((None, value))
+    }
+}
 
 /// The bits of a fencing token below the µs part that Redis makes. They count the hand-offs of one grant.
 const TOKEN_SHIFT: u32 = 10;
@@ -47,6 +72,7 @@ impl LockValue {
     pub(crate) fn parse(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix(VERSION)?;
         let text = text.strip_suffix(QUEUE_MARK).unwrap_or(text);
+        let (_, text) = Doubt::strip(text);
         let mut words = text.splitn(3, ' ');
         Some(Self {
             lease: LeaseId::decode(words.next()?)?,
@@ -61,11 +87,18 @@ impl LockValue {
 }
 
 /// Formats the value of a lock as a script writes it.
-pub(crate) fn format(lease: LeaseId, micros: u64, holder: &HolderId, has_queue: bool) -> String {
+pub(crate) fn format(
+    lease: LeaseId,
+    micros: u64,
+    holder: &HolderId,
+    doubt: Option<Doubt>,
+    has_queue: bool,
+) -> String {
     let mark = if has_queue { QUEUE_MARK } else { "" };
+    let doubt = doubt.map_or("", Doubt::mark);
     let digits = &mut [0; LeaseId::DIGITS];
     let parts = parts(lease.encode(digits), &micros.to_string(), holder).concat();
-    parts + mark
+    parts + doubt + mark
 }
 
 /// The parts of the value of a lock without a queue.
@@ -117,6 +150,13 @@ pub(crate) fn is_held_by(value: &[u8], lease: LeaseId) -> bool {
     id.is_some_and(|id| id.starts_with(lease.encode(&mut [0; LeaseId::DIGITS]).as_bytes()))
 }
 
+/// Whether the waiter that a lock's value names has not confirmed its grant.
+#[cfg(all(test, not(shuttle)))]
+pub(crate) fn doubt_of(value: &[u8]) -> Option<Doubt> {
+    let text = std::str::from_utf8(value).ok()?;
+    Doubt::strip(text.strip_suffix(QUEUE_MARK).unwrap_or(text)).0
+}
+
 /// Whether a lock's value has the mark that makes its release serve the queue.
 pub(crate) fn has_queue(value: &[u8]) -> bool {
     value.starts_with(VERSION.as_bytes()) && value.ends_with(QUEUE_MARK.as_bytes())
@@ -157,6 +197,8 @@ mod tests {
             "1 ",
             "1 h x",
             "1 h + +",
+            "1 h + ?",
+            "1 h ? !",
             "1  h",
             "1 h\u{1b}",
         ] {
@@ -173,14 +215,15 @@ mod tests {
         use crate::util::fuzz::{self, Bytes};
 
         fn value() -> impl Strategy<Value = String> {
-            let rest = "179526378094[0-9]{4} [a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
+            let rest = "179526378094[0-9]{4} [a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( [?!])?( \\+)?";
             (fuzz::lease(), rest)
                 .prop_map(|(lease, rest)| format!("lh1 {} {rest}", fuzz::lease_text(lease)))
         }
 
-        fn formatted(value: &LockValue, has_queue: bool) -> String {
+        fn formatted(value: &LockValue, text: &[u8]) -> String {
             let LockValue { lease, holder, .. } = value;
-            let written = format(*lease, value.token.map_or(0, micros_of), holder, has_queue);
+            let micros = value.token.map_or(0, micros_of);
+            let written = format(*lease, micros, holder, doubt_of(text), has_queue(text));
             match value.token {
                 None => written.replacen(" 0 ", &format!(" {NO_TOKEN} "), 1),
                 Some(_) => written,
@@ -192,13 +235,13 @@ mod tests {
             fn fuzz_a_value_is_read_as_written(text in value()) {
                 let read = LockValue::parse(text.as_bytes(), 3).unwrap();
                 prop_assert!(is_held_by(text.as_bytes(), read.lease));
-                prop_assert_eq!(formatted(&read, has_queue(text.as_bytes())), text);
+                prop_assert_eq!(formatted(&read, text.as_bytes()), text);
             }
 
             #[test]
             fn fuzz_only_values_of_scripts_are_read(Bytes(bytes) in fuzz::bytes_like(value())) {
                 if let Some(read) = LockValue::parse(&bytes, 0) {
-                    let formatted = formatted(&read, has_queue(&bytes));
+                    let formatted = formatted(&read, &bytes);
                     prop_assert_eq!(formatted, String::from_utf8_lossy(&bytes));
                     prop_assert!(is_held_by(&bytes, read.lease));
                     let holder = read.holder.as_str();

@@ -983,6 +983,10 @@ impl Listener for OwnSlotsListener {
         self.listener.near(server, key, lease);
     }
 
+    fn called(&self, server: ServerId, key: &Key, lease: LeaseStart) {
+        self.listener.called(server, key, lease);
+    }
+
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
         self.listener.forced(server, key, lease, by);
     }

@@ -9,7 +9,7 @@ use crate::store::command::{
     Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply, TicketLease,
 };
 use crate::store::copy::{NodeCopy, StoredCopy, ValueCopy};
-use crate::store::value::{self, LockValue};
+use crate::store::value::{self, Doubt, LockValue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -29,9 +29,22 @@ const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// A grant that the waiter has to confirm has a quarter of the waiter's ttl, limited to this least and this greatest
-/// ttl.
+/// The same for a waiter whose ttl is so short: its third would be too short.
+const SHORT_TTL: Duration = Duration::from_millis(500);
+/// A waiter has a quarter of its ttl to confirm its grant, limited to this least and this greatest time.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
+/// The time to confirm for a waiter that replied too late to an earlier grant.
+const UNCONFIRMED_LATE: Duration = Duration::from_secs(3);
+/// A key outlives the time for the confirmation by this time.
+const KEPT_UNCONFIRMED: Duration = Duration::from_secs(3);
+/// How long waiters have to reply to a roll call.
+const ROLL_CALL: Duration = Duration::from_millis(500);
+/// The most waiters that a roll call makes silent, and the most that it removes.
+const CALLED: usize = 1000;
+/// The most waiters that are asked to send a request at once.
+const HINTED: usize = 64;
+/// A waiter that was silent at a roll call has a place that is greater than its own by this.
+const SILENT: u64 = 4_000_000_000_000_000;
 /// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 /// The time at the start of the clock, in µs. It has sixteen digits, like all times of grants.
@@ -80,6 +93,8 @@ struct Lock {
     holder: HolderId,
     /// The release of the lock has to serve the queue.
     marked: bool,
+    /// The waiter has not confirmed its grant.
+    doubt: Option<Doubt>,
     expires_at: MonotonicTime,
 }
 
@@ -113,6 +128,12 @@ pub(crate) enum Notification {
     },
     /// `lease` is now one of the first in its queue.
     Near {
+        to: HolderId,
+        key: Key,
+        lease: LeaseStart,
+    },
+    /// `lease` has to send a request at once, or it loses its place.
+    Called {
         to: HolderId,
         key: Key,
         lease: LeaseStart,
@@ -155,13 +176,26 @@ impl Waiter {
         self.since < FIRST_USUAL_PLACE
     }
 
-    /// The ttl of a grant that the waiter has to confirm; `None` if the waiter need not confirm.
+    /// Whether the waiter was silent at the last roll call.
+    fn is_silent(&self) -> bool {
+        self.since >= SILENT
+    }
+
+    /// The time for the waiter to confirm a grant; `None` if the waiter need not confirm.
     fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
-        let ttl = self.ttl.filter(|ttl| *ttl > shortest && !self.was_late())?;
+        let ttl = self.ttl?;
         let waited = Duration::from_micros(now_micros.saturating_sub(self.since));
+        let allowed = match ttl > SHORT_TTL {
+            true => CONFIRMED_AFTER.min(ttl / 3),
+            false => SHORT_TTL,
+        };
         let quarter = Duration::from_millis(ttl.as_millis() as u64 / 4);
-        (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
+        let time = match self.was_late() {
+            true => UNCONFIRMED_LATE,
+            false => quarter.clamp(shortest, longest),
+        };
+        (waited > allowed).then(|| time.min(ttl))
     }
 
     /// The waiter's entry in the queue of Redis.
@@ -272,14 +306,20 @@ impl Keyspace {
             holder: step.by.clone(),
         };
         let is_queued = self.queues.contains_key(key) && queue_mode != QueueMode::None;
-        let left = match self.entries.get_mut(key) {
+        let mut doubt = None;
+        let mut left = match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => {
                 // The lease was granted the key while it was queued.
                 lock.expires_at = step.now.after(ttl);
+                lock.doubt = None;
                 step.notifications.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
                 return Ok(Reply::granted(token));
+            }
+            Some(Entry::Lock(lock)) if queue_mode != QueueMode::None => {
+                doubt = lock.doubt;
+                Some(lock.left(step.now))
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
             // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
@@ -304,7 +344,11 @@ impl Keyspace {
                     ..own.clone()
                 };
                 let queue = self.queues.get_mut(key);
-                queue.and_then(|queue| queue.find_waiter(own, polls, notified))
+                queue.and_then(|queue| {
+                    let found = queue.find_waiter(own, polls, notified)?;
+                    queue.give_back_place(&found);
+                    Some(found)
+                })
             }
             QueueMode::Polling | QueueMode::Notified | QueueMode::Rejoin { .. } => {
                 self.join(key, &own, queue_mode, step.now);
@@ -318,6 +362,15 @@ impl Keyspace {
             && !std::mem::replace(&mut lock.marked, true)
         {
             step.notifications.push(Notification::Changed(key.clone()));
+        }
+        if doubt.is_some() && left == Some(Duration::ZERO) {
+            left = (doubt == Some(Doubt::Unconfirmed))
+                .then(|| self.call_roll(key, &entry, step))
+                .flatten();
+            if left.is_none() {
+                self.entries.remove(key);
+                step.notifications.push(Notification::Changed(key.clone()));
+            }
         }
         let left = match left {
             Some(left) => left,
@@ -360,7 +413,8 @@ impl Keyspace {
             waiters: Vec::new(),
             expires_at: now,
         });
-        let since = match (queue_mode, queue.waiters.last()) {
+        let newest = queue.waiters.iter().rfind(|waiter| !waiter.is_silent());
+        let since = match (queue_mode, newest) {
             (QueueMode::Rejoin { since, .. }, _) => since,
             (_, Some(newest)) => micros.max(newest.since + 1),
             (_, None) => micros,
@@ -389,6 +443,7 @@ impl Keyspace {
             micros: self.last_micros,
             holder: to.holder.clone(),
             marked,
+            doubt: None,
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
@@ -406,6 +461,12 @@ impl Keyspace {
     ) -> Option<(LeaseId, u64)> {
         for gone in 1..=MAX_QUEUE {
             let queue = self.queues.get_mut(key)?;
+            if queue.waiters[0].is_silent() {
+                // All others are silent, too.
+                let queue = self.queues.remove(key)?;
+                call(key, &queue.waiters, step);
+                return None;
+            }
             let first = queue.waiters.remove(0);
             if queue.waiters.is_empty() {
                 self.queues.remove(key);
@@ -428,6 +489,10 @@ impl Keyspace {
             let ttl = asked.unwrap_or(kept);
             let more = self.queues.contains_key(key);
             let micros = self.grant(key, &first, ttl, more, step);
+            if let (Some(_), Some(Entry::Lock(lock))) = (unconfirmed, self.entries.get_mut(key)) {
+                lock.doubt = Some(Doubt::Unconfirmed);
+                lock.expires_at = lock.expires_at.after(KEPT_UNCONFIRMED);
+            }
             if is_notified {
                 step.notifications.push(Notification::Granted {
                     to: first.holder,
@@ -445,6 +510,38 @@ impl Keyspace {
         // The next request serves the rest of the queue.
         self.notify_near(key, MAX_QUEUE, step);
         None
+    }
+
+    /// Calls the roll of the queue: makes all waiters but the caller, whose entry is `own`, silent. Returns the time
+    /// for which the key stays granted, or `None` if there are no other waiters.
+    fn call_roll(&mut self, key: &Key, own: &Waiter, step: &mut Step<'_>) -> Option<Duration> {
+        let queue = self.queues.get_mut(key)?;
+        let mut missing = 0..CALLED;
+        queue
+            .waiters
+            .retain(|waiter| !(waiter.is_silent() && missing.next().is_some()));
+        let is_own = |waiter: &Waiter| {
+            (waiter.lease, waiter.ttl) == (own.lease, own.ttl) && waiter.holder == own.holder
+        };
+        let mut rest = queue.waiters.split_off(CALLED.min(queue.waiters.len()));
+        let (own, mut called): (Vec<_>, Vec<_>) = queue.waiters.drain(..).partition(is_own);
+        rest.extend(own);
+        if called.is_empty() {
+            queue.waiters = rest;
+            return None;
+        }
+        call(key, &called, step);
+        called.iter_mut().for_each(|waiter| waiter.since += SILENT);
+        rest.extend(called);
+        for waiter in rest {
+            queue.insert(waiter);
+        }
+        if let Some(Entry::Lock(lock)) = self.entries.get_mut(key) {
+            lock.doubt = Some(Doubt::RollCalled);
+            lock.expires_at = step.now.after(ROLL_CALL + KEPT_UNCONFIRMED);
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        Some(ROLL_CALL)
     }
 
     /// Notifies the waiters that came among the first [`NEAR`] when `gone` waiters left the queue.
@@ -807,6 +904,7 @@ impl Keyspace {
             micros,
             holder: step.by.clone(),
             marked: false,
+            doubt: None,
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
@@ -994,6 +1092,18 @@ impl Keyspace {
     }
 }
 
+/// Asks the first waiters to send a request at once.
+fn call(key: &Key, waiters: &[Waiter], step: &mut Step<'_>) {
+    let first = waiters.iter().take(HINTED);
+    for waiter in first.filter(|waiter| waiter.ttl.is_some()) {
+        step.notifications.push(Notification::Called {
+            to: waiter.holder.clone(),
+            key: key.clone(),
+            lease: waiter.lease.start(),
+        });
+    }
+}
+
 /// The reply of a quorum's node to a request that the client has given up at `until`, in µs of the node's clock.
 fn too_late(until: u64, step: &Step<'_>) -> Option<Reply> {
     let micros = step.micros();
@@ -1020,7 +1130,22 @@ impl Entry {
 
 impl Lock {
     fn text(&self) -> String {
-        value::format(self.lease, self.micros, &self.holder, self.marked)
+        value::format(
+            self.lease,
+            self.micros,
+            &self.holder,
+            self.doubt,
+            self.marked,
+        )
+    }
+
+    /// The time until the lock expires, or until its waiter should have confirmed it.
+    fn left(&self, now: MonotonicTime) -> Duration {
+        let kept = match self.doubt {
+            Some(_) => KEPT_UNCONFIRMED,
+            None => Duration::ZERO,
+        };
+        self.expires_at.since(now).saturating_sub(kept)
     }
 }
 
@@ -1041,6 +1166,16 @@ impl Queue {
             ..notified.clone()
         });
         Some(notified)
+    }
+
+    /// Gives a silent waiter its place again.
+    fn give_back_place(&mut self, entry: &Waiter) {
+        let silent = self.find(entry).filter(|at| self.waiters[*at].is_silent());
+        if let Some(at) = silent {
+            let mut waiter = self.waiters.remove(at);
+            waiter.since -= SILENT;
+            self.insert(waiter);
+        }
     }
 
     fn insert(&mut self, own: Waiter) {

@@ -308,6 +308,11 @@ impl MemoryServer {
                     listener.near(self.id, &key, lease);
                 }
             }
+            Notification::Called { to, key, lease } => {
+                if let Some(listener) = listener(&to) {
+                    listener.called(self.id, &key, lease);
+                }
+            }
             Notification::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
                     listener.forced(self.id, &key, lease, by);

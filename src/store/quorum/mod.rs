@@ -1410,6 +1410,7 @@ impl Listener for NodeListener {
     fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
 
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
 
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
         self.0.forced(server, key, lease, by);

@@ -186,6 +186,29 @@ fn a_release_reaches_the_new_node_mid_move(moving: Move) {
     moving.cluster.end_move(moving.slot, 1).unwrap();
 }
 
+/// The new node may skip waiters whose clients do not listen there yet, so their order is not sure.
+fn all_waiters_are_served_after_a_release_mid_move(moving: Move) {
+    let (_holder, guard) = moving.hold(secs(60));
+    let node = server_of(&moving.cluster, &moving.key);
+    let waiting = [1, 2, 3].map(|n| {
+        let mutex = moving.cluster.client().mutex(&moving.key);
+        let task = Task::start(move || mutex.lock().unwrap().unlock().unwrap());
+        let is_full =
+            |key: &String| key.contains("~queue") && ask(node, &["ZCARD", key]).as_int() == Some(n);
+        let is_queued = || keys(node).iter().any(is_full);
+        assert!(eventually(SOON, is_queued));
+        task
+    });
+    moving.cluster.begin_move(moving.slot, 1).unwrap();
+    moving.cluster.move_keys(moving.slot, 1, |_| true).unwrap();
+    drop(guard);
+    moving.cluster.end_move(moving.slot, 1).unwrap();
+    for waiter in waiting {
+        waiter.within(SOON, "the grant of a waiter");
+    }
+    moving.assert_free();
+}
+
 fn a_waiter_follows_its_slot(moving: Move) {
     let (_holder, guard) = moving.hold(secs(60));
     let waiting = moving.wait_in_queue();
@@ -235,6 +258,7 @@ on_each_kind_of_cluster! {
     a_dropped_guard_releases_at_the_new_node,
     a_guard_dropped_during_a_move_is_released,
     a_release_reaches_the_new_node_mid_move,
+    all_waiters_are_served_after_a_release_mid_move,
     a_waiter_follows_its_slot,
     a_loss_is_noticed_at_the_new_node,
     a_transaction_follows_its_slot,

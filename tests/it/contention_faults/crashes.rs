@@ -74,7 +74,7 @@ fn assert_tokens_rose(server: &Server, entries: usize) {
 }
 
 /// A process that waits for the lock.
-struct Waiter {
+pub(super) struct Waiter {
     child: Child,
     holder: String,
 }
@@ -91,7 +91,7 @@ impl Waiter {
     }
 
     /// Starts `count` processes, which join the queue one after another.
-    fn line(server: &Server, count: usize) -> Vec<Self> {
+    pub(super) fn line(server: &Server, count: usize) -> Vec<Self> {
         let mut waiters = Vec::new();
         for n in 1..=count {
             waiters.push(Self::start(server));
@@ -102,12 +102,12 @@ impl Waiter {
 
     /// Fails unless the process gets the lock within `limit` and releases it.
     #[track_caller]
-    fn has_its_turn(&self, limit: Duration) {
+    pub(super) fn has_its_turn(&self, limit: Duration) {
         assert_eq!(self.child.receive::<String>(limit), "entered");
         assert_eq!(self.child.receive::<String>(SOON), "left");
     }
 
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.child.signal(Signal::STOP);
         let stat = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
         let stopped = eventually(SOON, || {
@@ -121,7 +121,7 @@ impl Waiter {
         assert!(stopped, "{} does not stop", self.holder);
     }
 
-    fn resume(&self) {
+    pub(super) fn resume(&self) {
         self.child.signal(Signal::CONT);
     }
 }
@@ -154,7 +154,7 @@ pub fn hold_until_killed(parent: &Parent) {
     drop(guard);
 }
 
-fn server_with_ttl(ttl: Duration) -> Server {
+pub(super) fn server_with_ttl(ttl: Duration) -> Server {
     let server = server();
     ask(&server, &["SET", TTL, &ttl.as_millis().to_string()]);
     server

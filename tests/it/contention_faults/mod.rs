@@ -4,6 +4,7 @@
 mod connections;
 pub mod crashes;
 mod deadlines;
+mod frozen;
 mod lost_notifications;
 mod memory;
 mod outages;

@@ -164,12 +164,14 @@ fn an_entry_with_an_impossible_ttl_is_skipped() {
 }
 
 #[test]
-fn a_foreign_newest_entry_is_removed() {
+fn a_foreign_newest_entry_hinders_no_waiter() {
     let server = server();
     let mut redis = connect(&server);
     let huge = "x".repeat(1 << 20);
     let queue = queue_name("k");
     for (place, forged) in [
+        ("3888888888888888", &*huge),
+        // Behind the places of waiters that join.
         ("8888888888888888", &*huge),
         ("9007199254000001", "x"),
         ("inf", "x"),
@@ -181,8 +183,10 @@ fn a_foreign_newest_entry_is_removed() {
         let Said::Queued { since, .. } = said else {
             panic!("not queued: {said:?}");
         };
-        assert!((first..8_888_888_888_888_888).contains(&since), "{since}");
-        assert_eq!(queue_of(&server, "k"), [entry(1, TTL)], "{place}");
+        assert!((first..3_888_888_888_888_888).contains(&since), "{since}");
+        assert_eq!(queue_of(&server, "k")[0], entry(1, TTL), "{place}");
+        let is_near = place.starts_with('3');
+        assert_eq!(queue_of(&server, "k").len() == 1, is_near, "{place}");
     }
 }
 

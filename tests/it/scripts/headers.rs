@@ -190,6 +190,8 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
+            // All waiters that are left were silent.
+            "'DEL'" if first == "queue" => code.contains("table.insert(hinted, 1, first[1])"),
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
                 ["key", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
             }

@@ -298,6 +298,51 @@ pub(super) fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
     }
 }
 
+/// A grant that its waiter has to confirm within 20 ms, and requests of the waiters around the end of this time.
+fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
+    let waiter = |n: usize, queue_mode| Operation::Ask {
+        by: n % 2,
+        is_plain: false,
+        command: Command::Acquire {
+            key: key(0),
+            lease: lease(n),
+            ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
+            queue_mode,
+            replicas: None,
+        },
+    };
+    let release = |n: usize| Operation::Ask {
+        by: n % 2,
+        is_plain: false,
+        command: Command::Release {
+            key: key(0),
+            lease: lease(n),
+            until: MonotonicTime::at_tick(0),
+            held: None,
+            queued: None,
+        },
+    };
+    let begins = (1..5_usize).prop_map(move |waiters| {
+        let joins = (1..=waiters).map(|n| {
+            let since = FIRST_USUAL_PLACE + 10 + n as u64;
+            let polls = n == 4;
+            waiter(n, QueueMode::Rejoin { since, polls })
+        });
+        let joins = [waiter(0, QueueMode::None)].into_iter().chain(joins);
+        joins.chain([release(0)]).collect::<Vec<_>>()
+    });
+    let asks = move |n| waiter(n, QueueMode::Existing { notified: false });
+    let later = prop_oneof![
+        4 => (1..5_usize).prop_map(asks),
+        1 => (1..5_usize).prop_map(release),
+        1 => Just(waiter(3, QueueMode::Notified)),
+        1 => Just(waiter(3, QueueMode::None)),
+        2 => Just(Operation::Pause(Duration::from_millis(40))),
+    ];
+    let later = vec(later, 0..8);
+    (begins, later).prop_map(|(begins, later)| [begins, later].concat())
+}
+
 fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let operation = prop_oneof![
@@ -323,7 +368,11 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
         };
         (0..waiters).map(joins).collect::<Vec<_>>()
     });
-    let waiters_first = prop_oneof![3 => Just(Vec::new()), 1 => waiters_first];
+    let waiters_first = prop_oneof![
+        3 => Just(Vec::new()),
+        1 => waiters_first,
+        2 => unconfirmed(),
+    ];
     (waiters_first, vec(operation, 1..40))
         .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
 }

@@ -21,7 +21,7 @@ use crate::store::redis::scripts::plain::{self, KeyOutcome};
 use crate::store::redis::scripts::{
     self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
 };
-use crate::store::value::{LockValue, has_queue};
+use crate::store::value::{LockValue, doubt_of, has_queue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{self, Key, KeyLayout};
@@ -760,6 +760,7 @@ impl Twin {
         };
         (one.lease, one.holder) == (own.lease, own.holder)
             && has_queue(redis.as_bytes()) == has_queue(memory.as_bytes())
+            && doubt_of(redis.as_bytes()) == doubt_of(memory.as_bytes())
             && self.same_stored(one.token, own.token)
     }
 
@@ -782,6 +783,9 @@ impl Twin {
             }
             Notification::Near { to, key, lease } if to.as_str() != CLIENTS[2] => {
                 text(to, lease, "~", key)
+            }
+            Notification::Called { to, key, lease } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, "=", key)
             }
             Notification::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
                 text(to, lease, &format!("!{by}"), key)

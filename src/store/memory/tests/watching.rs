@@ -24,6 +24,7 @@ impl Listener for TrackAll {
     fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
 
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
 
     fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
 

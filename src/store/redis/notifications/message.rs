@@ -7,7 +7,7 @@ use crate::store::value;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 
-/// A message `<lease> <kind> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
+/// A message `<lease> <kind> <key>`, as lua/serve.lua, lua/hint.lua and lua/release.lua publish it.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) kind: MessageKind,
@@ -20,6 +20,8 @@ pub(super) enum MessageKind {
     Granted(LeaseId, GrantMessage),
     /// The kind is `~`: the lease is near the front of its queue.
     Near(LeaseStart),
+    /// The kind is `=`: the lease has to send a request at once, or it loses its place in the queue.
+    Called(LeaseStart),
     /// The kind is `!<holder>`: that holder took the key by force.
     Forced(LeaseStart, HolderId),
 }
@@ -46,6 +48,9 @@ impl MessageKind {
         if text == "~" {
             return LeaseStart::decode(lease).map(Self::Near);
         }
+        if text == "=" {
+            return LeaseStart::decode(lease).map(Self::Called);
+        }
         let micros = text.strip_prefix('?');
         let token = value::token(micros.unwrap_or(text))?;
         let to_confirm = micros.is_some();
@@ -67,6 +72,7 @@ mod tests {
     fn message() -> impl Strategy<Value = String> {
         let hint = prop_oneof![
             Just("~".to_owned()),
+            Just("=".to_owned()),
             "!host-[a-z]{0,100}/[0-9]{1,7}/[0-9a-f]{8}",
         ];
         let hint =
@@ -79,6 +85,7 @@ mod tests {
     fn written(message: &Message) -> String {
         let kind = match &message.kind {
             MessageKind::Near(lease) => format!("{lease} ~"),
+            MessageKind::Called(lease) => format!("{lease} ="),
             MessageKind::Forced(lease, by) => format!("{lease} !{by}"),
             MessageKind::Granted(lease, grant) => {
                 let mark = if grant.to_confirm { "?" } else { "" };
@@ -93,7 +100,7 @@ mod tests {
     fn text_that_no_script_publishes_is_ignored() {
         let id = "0".repeat(LeaseId::DIGITS);
         for what in [
-            "", "?", "??1", "+1", "01", "~~", "!", "! a", "!a\nb", "!\u{e9}",
+            "", "?", "??1", "+1", "01", "~~", "==", "!", "! a", "!a\nb", "!\u{e9}",
         ] {
             for id in [&*id, &id[..LeaseStart::DIGITS]] {
                 let message = format!("{id} {what} p:k");
@@ -104,6 +111,7 @@ mod tests {
         // A grant has the whole id, and the other kinds have the first half.
         for (digits, what) in [
             (32, "~"),
+            (32, "="),
             (32, "!a"),
             (16, "1"),
             (16, "?1"),

@@ -711,6 +711,7 @@ impl NotificationConnection {
                     listener.granted(self.server, &key, lease, grant)
                 }
                 MessageKind::Near(lease) => listener.near(self.server, &key, lease),
+                MessageKind::Called(lease) => listener.called(self.server, &key, lease),
                 MessageKind::Forced(lease, by) => listener.forced(self.server, &key, lease, by),
             }
         }

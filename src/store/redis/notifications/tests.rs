@@ -55,6 +55,7 @@ impl Listener for Counting {
     }
     fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
     fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
     fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}

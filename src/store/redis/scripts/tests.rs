@@ -84,7 +84,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
         }),
         queued: None,
     };
-    let value = value::format(lease, micros, &context.holder, false);
+    let value = value::format(lease, micros, &context.holder, None, false);
     assert_eq!(words(&context, &[release]).pop(), Some(value));
 }
 

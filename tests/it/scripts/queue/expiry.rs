@@ -121,7 +121,7 @@ fn a_later_request_grants_the_first_waiter() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut subscriber = listen(&mut clients, &[1, 2].map(holder));
     // Caller 3 joins anew, or at a position behind the first waiter.
-    let late = "+8888888888888888";
+    let late = "+3888888888888888";
     for (n, mode, ahead) in [(2, "-", 0), (3, "+", 1), (3, "0", 1), (3, late, 1)] {
         queue_up(&mut redis, "k", &["5000", TTL]);
         expire(&server);

@@ -1,0 +1,28 @@
+-- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time: make all other waiters
+--   silent, and ask the first 64 of them to send a request at once. Each request of a silent waiter gives the waiter
+--   its place again. For half a second, the key is granted to nobody else, so that all waiters that live can reply.
+--   Afterwards silent waiters come last: lua/serve.lua removes them when it reaches them. So waiters of stopped
+--   processes delay the others once, however many they are. A silent waiter has a place above 4 * 10^15: its own place
+--   and 4 * 10^15. A part of lua/join.lua.
+--   A roll call makes 1,000 waiters silent at most, and removes 1,000 that are still silent since the last one. Redis
+--   serves no other request meanwhile.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: nothing; `left` is the time for replies in ms and `is_over` is false, unless there are no other waiters
+local missing = redis.pcall('ZRANGE', queue, '4000000000000000', 'inf', 'BYSCORE', 'LIMIT', 0, 1000)
+if missing[1] then redis.pcall('ZREM', queue, unpack(missing)) end
+local silent, hinted, hint = {}, {}, '='
+local waiters = redis.pcall('ZRANGE', queue, 0, 999, 'WITHSCORES')
+for i = 1, #waiters, 2 do
+  if waiters[i] ~= entry then
+    silent[#silent + 1] = string.format('%.0f', waiters[i + 1] + 4000000000000000)
+    silent[#silent + 1] = waiters[i]
+    if #hinted < 64 then hinted[#hinted + 1] = waiters[i] end
+  end
+end
+local moved = silent[1] and redis.pcall('ZADD', queue, unpack(silent))
+if type(moved) == 'number' then
+  local set = redis.pcall('SET', key, string.sub(held, 1, mark_at) .. '! +', 'PX', 3500)
+  if set.ok then left, ahead, is_over = 500, nil, false end
+  -- part: hint.lua
+end
