@@ -9,8 +9,8 @@ use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, TIMEOUT, What, ask, assert_all_become_free, builder, held_keys,
-    is_held, kill_connections, secs, server, unconfirmed, within,
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder, held_keys,
+    is_held, kill_connections, script_calls, secs, server, unconfirmed, wait_for_queue, within,
 };
 
 /// A client whose events are recorded, and whose locks have a ttl longer than any test.
@@ -134,6 +134,80 @@ fn an_unread_release_is_repeated_after_a_restart() {
     assert!(eventually(SOON, loaded));
     assert_all_become_free(&server);
     drop(client);
+}
+
+/// The snapshot has locks that Redis released later. A restart brings them back.
+#[test]
+fn confirmed_releases_are_repeated_after_a_restart_with_old_data() {
+    const LOCKS: usize = 300;
+    const TURNS: usize = 200;
+    let mut server = server();
+    let (client, _) = steady_client(&server.url());
+    let lock = |n| client.mutex(format!("lock-{n}")).lock().unwrap();
+    let guards: Vec<_> = (0..LOCKS).map(lock).collect();
+    ask(&server, &["SAVE"]);
+    drop(guards);
+    assert_all_become_free(&server);
+    // The snapshot has an earlier lease of this lock than the last one.
+    for _ in 0..TURNS {
+        lock(0).unlock().unwrap();
+    }
+    server.restart().unwrap();
+    assert_eq!(held_keys(&server).len(), LOCKS);
+    // The first request of a key brings the releases of the key along.
+    let mut tried = None;
+    let has_reply = eventually(SOON, || {
+        tried = client.mutex("lock-7").try_lock().ok();
+        tried.is_some()
+    });
+    assert!(has_reply && tried.flatten().is_some(), "lock-7 is taken");
+    lock(0).unlock().unwrap();
+    assert_all_become_free(&server);
+    // Two pipelines write a few releases in each call.
+    let calls = script_calls(&server);
+    assert!(calls < 50, "{calls} calls for {} releases", LOCKS + TURNS);
+}
+
+/// The client repeats the releases of the last leases after each new connection, although the server is the same.
+#[test]
+fn repeated_releases_spare_later_leases() {
+    let server = server();
+    let settings = steady(&server.url()).ttl(LONG_TTL).pipelines(1);
+    let client = settings.build().unwrap();
+    for name in ["held", "transferred", "queued"] {
+        for _ in 0..50 {
+            client.mutex(name).lock().unwrap().unlock().unwrap();
+        }
+    }
+    let guard = client.mutex("held").lock().unwrap();
+    let transferred = client.mutex("transferred").lock().unwrap();
+    let ticket = transferred.into_ticket().unwrap();
+    let other = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let queued = client.mutex("queued").lock().unwrap();
+    let waiter = {
+        let mutex = other.mutex("queued");
+        Task::start(move || mutex.lock().unwrap())
+    };
+    wait_for_queue(&server, "queued", 1);
+    for _ in 0..2 {
+        // A call with several releases reads the keys by MGET.
+        let calls = || server.calls("mget").unwrap();
+        let before = calls();
+        kill_connections(&server);
+        // No request is needed: the closed notification connection shows that the server may have restarted.
+        assert!(eventually(SOON, || calls() > before), "nothing is repeated");
+    }
+    client.mutex("next").lock().unwrap().unlock().unwrap();
+    guard.check().unwrap();
+    queued.check().unwrap();
+    assert!(!waiter.is_done());
+    assert!(is_held(&server, "held") && is_held(&server, "queued"));
+    let adopted = other.adopt(&ticket).unwrap();
+    adopted.unlock().unwrap();
+    guard.unlock().unwrap();
+    queued.unlock().unwrap();
+    waiter.within(SOON, "the lock").unlock().unwrap();
+    assert_all_become_free(&server);
 }
 
 #[test]

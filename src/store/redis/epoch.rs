@@ -25,6 +25,7 @@ pub(crate) struct Epoch {
     switched_at: Mutex<Option<MonotonicTime>>,
     on_suspicion: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_stale: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The counts when a connection was made. Read before connecting, so that no suspicion and no switch is missed.
@@ -64,6 +65,7 @@ impl Epoch {
     pub(crate) fn note_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
         self.note_failure();
+        self.note_stale();
     }
 
     /// Calls the hook for failures, since the server may be away. Counts nothing.
@@ -87,6 +89,19 @@ impl Epoch {
             on_suspicion();
         }
         self.note_failure();
+        self.note_stale();
+    }
+
+    fn note_stale(&self) {
+        if let Some(on_stale) = self.on_stale.get() {
+            on_stale();
+        }
+    }
+
+    /// Calls `hook` when connections have become stale or suspect, on the thread that notices it. A second hook is
+    /// ignored.
+    pub(crate) fn on_stale(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_stale.set(Box::new(hook));
     }
 
     /// Counts a switch: the sentinels name another primary. Connections made before lead to the old one, and are

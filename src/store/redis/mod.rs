@@ -69,7 +69,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
     /// callers if a pipeline for renewals would have to connect.
-    pipelines: Vec<Pipeline>,
+    pipelines: Arc<[Pipeline]>,
     /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
     /// often, and a dead connection is noticed soon.
     turn: AtomicUsize,
@@ -136,8 +136,15 @@ impl Node {
         });
         let for_renewals =
             (0..RENEWAL_PIPELINES).map(|_| Pipeline::for_renewals(Arc::clone(&shared)));
+        let pipelines: Arc<[Pipeline]> = for_callers.chain(for_renewals).collect();
+        let stale = Arc::downgrade(&pipelines);
+        shared.endpoint.epoch().on_stale(move || {
+            if let Some(pipelines) = stale.upgrade() {
+                pipelines.iter().for_each(Pipeline::request_repeats);
+            }
+        });
         Self {
-            pipelines: for_callers.chain(for_renewals).collect(),
+            pipelines,
             turn: AtomicUsize::new(0),
             notifications,
             sentinels: Arc::new(sentinels),
@@ -329,7 +336,7 @@ impl Node {
     /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut flushed = Ok(());
-        for pipeline in &self.pipelines {
+        for pipeline in &*self.pipelines {
             flushed = flushed.and(pipeline.flush(deadline).map(drop));
         }
         flushed
@@ -394,7 +401,7 @@ impl Store for Node {
 
     fn run_maintenance(&self) -> bool {
         let mut left = false;
-        for pipeline in &self.pipelines {
+        for pipeline in &*self.pipelines {
             // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
             // delay requests of the others by about one round trip.
             self.pipelines.iter().for_each(Pipeline::write_due);

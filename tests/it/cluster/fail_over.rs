@@ -187,6 +187,40 @@ fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
+/// The replica has no link when the locks are released.
+fn releases_that_the_new_master_lacks_are_repeated(mut cluster: TestCluster) {
+    let key = key_on(&cluster, 0);
+    let names: Vec<String> = (0..50).map(|n| in_slot_of(&key, &n.to_string())).collect();
+    let client = patient(&cluster);
+    let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
+    let replica = cluster.replica_of(0);
+    let all: Vec<String> = names.iter().map(|name| in_redis(name)).collect();
+    let held = |server: &Server| {
+        let keys = keys(server);
+        all.iter().filter(|key| keys.contains(key)).count()
+    };
+    assert!(eventually(SOON, || held(&cluster.nodes()[replica]) == 50));
+    cluster.nodes()[replica].stop();
+    // Otherwise the releases would reach the replica's socket.
+    ask(&cluster.nodes()[0], &["CLIENT", "KILL", "TYPE", "replica"]);
+    for guard in guards {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+    // The replica has an earlier lease of this lock than the last one.
+    for _ in 0..100 {
+        lock(&client, &names[0]).unlock().unwrap();
+    }
+    cluster.node(0).kill();
+    cluster.nodes()[replica].resume();
+    cluster.wait_until_master(replica).unwrap();
+    assert!(held(&cluster.nodes()[replica]) > 0);
+    let mutex = client.mutex(&names[0]);
+    let granted = Task::start(move || mutex.lock().unwrap());
+    granted.within(3 * SOON, "the lock").unlock().unwrap();
+    let is_free = eventually(SOON, || held(&cluster.nodes()[replica]) == 0);
+    assert!(is_free, "{:?}", keys(&cluster.nodes()[replica]));
+}
+
 fn waiters_follow_their_lock_to_the_new_master(cluster: TestCluster) {
     let key = key_on(&cluster, 1);
     let (holder, waiter) = (cluster.client(), cluster.client());
@@ -234,6 +268,7 @@ on_each_kind_of_cluster! {
     a_lock_is_granted_after_a_masters_stop,
     requests_without_a_connection_reach_the_new_master,
     a_release_reaches_the_new_master,
+    releases_that_the_new_master_lacks_are_repeated,
     waiters_follow_their_lock_to_the_new_master,
     closed_connections_are_made_again_on_each_node,
     closed_connections_end_no_hold_or_wait,

@@ -118,6 +118,32 @@ fn an_unreplicated_lease_is_reported_as_lost(mut group: Group) {
     guard.unlock().unwrap();
 }
 
+/// The replicas have no link when the locks are released. The client sends no further request.
+fn releases_that_the_new_primary_lacks_are_repeated(mut group: Group) {
+    let (client, other) = (group.client(), group.client());
+    let guards: Vec<_> = (0..100).map(|n| lock(&client, &format!("k{n}"))).collect();
+    (0..100).for_each(|n| group.wait_for_copies(&format!("k{n}")));
+    let servers = group.servers();
+    servers[1..].iter().for_each(|replica| replica.stop());
+    // Otherwise the releases would reach the replicas' sockets.
+    ask(&servers[0], &["CLIENT", "KILL", "TYPE", "replica"]);
+    for guard in guards {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+    // The replicas have an earlier lease of this lock than the last one.
+    for _ in 0..100 {
+        lock(&client, "k0").unlock().unwrap();
+    }
+    group.server_mut(0).kill();
+    let servers = group.servers();
+    servers[1..].iter().for_each(|replica| replica.resume());
+    let after = group.wait_for_switch(0).unwrap();
+    let new = &group.servers()[after];
+    let are_free = eventually(2 * SOON, || held_keys(new).is_empty());
+    assert!(are_free, "taken: {:?}", held_keys(new));
+    lock(&other, "k0").unlock().unwrap();
+}
+
 /// No replica has a link when the lock is requested. A grant without their acknowledgements would be lost with the
 /// primary.
 fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
@@ -237,6 +263,7 @@ on_each_kind_of_group! {
     locks_survive_a_stop_of_the_primary,
     locks_survive_a_planned_fail_over,
     an_unreplicated_lease_is_reported_as_lost,
+    releases_that_the_new_primary_lacks_are_repeated,
     acknowledged_locks_survive_the_death_of_the_primary,
     acquires_and_releases_continue_through_fail_overs,
     closed_connections_end_no_hold_or_wait,

@@ -15,6 +15,7 @@
 //! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. The leader does all
 //! I/O, and never under the mutex of the state.
 
+mod confirmed;
 #[cfg_attr(all(test, shuttle), path = "connection/model.rs")]
 pub(crate) mod connection;
 #[cfg(test)]
@@ -37,6 +38,7 @@ use crate::store::command::{Command, Reply, Request};
 use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::errors;
+use crate::store::redis::pipeline::confirmed::ConfirmedReleases;
 use crate::store::redis::pipeline::connection::{
     CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
 };
@@ -108,6 +110,9 @@ pub(crate) struct Pipeline {
     /// How many awaited requests are written at a time, and as many releases.
     at_a_time: usize,
     state: Mutex<PipelineState>,
+    /// The newest releases that the server has confirmed, to be repeated on the next connection. Empty on a quorum: a
+    /// node that may have lost data grants nothing while its old keys last. Locked after `state`, if both are locked.
+    confirmed: Mutex<ConfirmedReleases>,
     /// The next leader that writes a request for this key panics.
     #[cfg(test)]
     panic_at: Mutex<Option<Key>>,
@@ -130,6 +135,7 @@ impl Pipeline {
         Self {
             at_a_time,
             state: Mutex::new(state),
+            confirmed: Mutex::default(),
             shared,
             #[cfg(test)]
             panic_at: Mutex::new(None),
@@ -400,9 +406,32 @@ impl Pipeline {
         }
     }
 
-    /// Takes out the queued releases of these keys.
+    /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may lack
+    /// them.
     pub(crate) fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
-        self.state.lock().take_releases(keys)
+        let mut state = self.state.lock();
+        let mut taken = state.take_releases(&keys);
+        let now = MonotonicTime::now();
+        taken.append(&mut self.confirmed.lock().take(now, keys));
+        taken
+    }
+
+    /// Has the background connect soon, if confirmed releases have to be repeated. Called when connections have become
+    /// stale: without further requests, the pipeline would not notice.
+    pub(crate) fn request_repeats(&self) {
+        if self.confirmed.lock().are_live(MonotonicTime::now()) {
+            (self.shared.request_maintenance)(Urgency::Soon);
+        }
+    }
+
+    /// Whether the background has to connect, so that confirmed releases are repeated.
+    fn must_connect(&self, state: &PipelineState) -> bool {
+        let connection = state.connection.as_ref();
+        let has_connection = connection.is_some_and(|it| !it.is_stale_and_idle());
+        !has_connection
+            && !state.is_led
+            && !state.has_ended
+            && self.confirmed.lock().are_live(MonotonicTime::now())
     }
 
     /// Whether no request is queued or in flight.
@@ -462,8 +491,11 @@ impl Pipeline {
                 .as_ref()
                 .is_some_and(|connection| connection.unanswered() > 0);
             let is_busy = state.is_led || state.is_left_to_sender();
-            if is_busy || !(unanswered || state.is_due(MonotonicTime::now())) {
-                return is_busy || state.has_work();
+            let now = MonotonicTime::now();
+            let must_connect = self.must_connect(&state);
+            let is_due = state.is_due(now) || must_connect && state.may_connect(now);
+            if is_busy || !(unanswered || is_due) {
+                return is_busy || state.has_work() || must_connect;
             }
             self.try_lead(&mut state)
         };
@@ -471,7 +503,7 @@ impl Pipeline {
             leadership.run_maintenance();
         }
         let state = self.state.lock();
-        state.is_led || state.has_work()
+        state.is_led || state.has_work() || self.must_connect(&state)
     }
 
     /// Reports queued late releases as given up, and refuses submitted requests: the background has ended.
@@ -638,7 +670,15 @@ impl<'a> Leadership<'a> {
                 .connection
                 .as_ref()
                 .is_some_and(|connection| connection.unanswered() > 0);
-            let deadline = MonotonicTime::now().after(self.pipeline.shared.connect_timeout);
+            let now = MonotonicTime::now();
+            let deadline = now.after(self.pipeline.shared.connect_timeout);
+            if batch.is_empty() && self.connection.is_none() {
+                let must_repeat = self.pipeline.confirmed.lock().are_live(now);
+                if !must_repeat || self.connect(batch, deadline).is_err() {
+                    return;
+                }
+                continue;
+            }
             if (batch.is_empty() && !unanswered) || !self.write_and_read(batch, deadline, None) {
                 return;
             }
@@ -831,13 +871,17 @@ impl<'a> Leadership<'a> {
                 }
             }
         }
-        let batch = {
+        let mut batch = {
             let mut state = self.pipeline.state.lock();
             state.is_connecting = false;
-            state.unsent.take_all()
+            let mut confirmed = self.pipeline.confirmed.lock();
+            state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
+            drop(confirmed);
+            state.take_unsent(self.pipeline.at_a_time)
         };
         // Callers may have left while this thread connected.
-        Ok(batch.filter(PendingRequest::is_wanted).collect())
+        batch.retain(PendingRequest::is_wanted);
+        Ok(batch)
     }
 
     /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late. If the
@@ -899,6 +943,7 @@ impl<'a> Leadership<'a> {
             .as_mut()
             .expect("only a connected leader reads");
         let context = &self.pipeline.shared.context;
+        let is_in_quorum = self.pipeline.shared.endpoint.data_check().is_some();
         let all = connection.read(context, until, due, &mut |request, outcome| {
             let next = match outcome {
                 CommandOutcome::Known(outcome) => request.on_reply(outcome),
@@ -910,9 +955,11 @@ impl<'a> Leadership<'a> {
                 }
                 CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
             };
-            let next = self.pipeline.reroute(next);
-            if !matches!(next, Next::Done) {
-                self.pipeline.state.lock().apply(next);
+            match self.pipeline.reroute(next) {
+                Next::Done => {}
+                Next::Released(release) if is_in_quorum => drop(release),
+                Next::Released(release) => self.pipeline.confirmed.lock().push(release),
+                next => self.pipeline.state.lock().apply(next),
             }
         })?;
         if all && !connection.is_usable() {
@@ -1036,7 +1083,8 @@ impl Drop for Leadership<'_> {
             if state.has_ended {
                 state.refuse_submitted();
             }
-            let urgency = if state.is_ready() || is_waited_for {
+            let is_urgent = state.is_ready() || is_waited_for || state.has_confirmed_to_repeat();
+            let urgency = if is_urgent {
                 Some(urgency_of(&state))
             } else {
                 (state.has_work() || unanswered > 0).then_some(Urgency::Soon)

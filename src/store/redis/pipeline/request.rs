@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Held, Reply};
 use crate::store::completion::{Caller, Completion, Outcome};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::store::redis::pipeline::confirmed::ConfirmedRelease;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -77,6 +78,8 @@ impl Route {
 /// The next step of a request that had a reply or a failure.
 pub(crate) enum Next {
     Done,
+    /// The server has confirmed this release.
+    Released(ConfirmedRelease),
     /// Write this request as soon as there is a connection.
     RetryNow(PendingRequest),
     /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
@@ -300,10 +303,22 @@ impl PendingRequest {
                 };
                 let is_done = outcome.is_ok();
                 let is_delivered = self.deliver(outcome);
-                if is_done && let Some(tracker) = self.tracker.take() {
+                if !is_done {
+                    return Next::Done;
+                }
+                if let Some(tracker) = self.tracker.take() {
                     tracker.confirm(loss, is_delivered);
                 }
-                Next::Done
+                match self.command {
+                    Command::Release {
+                        key,
+                        lease,
+                        until,
+                        queued,
+                        ..
+                    } => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
+                    _ => Next::Done,
+                }
             }
         }
     }

@@ -41,7 +41,7 @@ pub(super) struct PipelineState {
     pub(super) has_ended: bool,
     /// Releases that no caller waits for, to be written as soon as there is a connection.
     unawaited: Releases,
-    /// Releases that Redis has refused.
+    /// Releases that Redis has refused. Without an attempt: confirmed releases that are repeated on a new connection.
     refused: RetryQueues,
     /// Undos to repeat, since late requests may still set their keys.
     undo_repeats: RetryQueues,
@@ -238,7 +238,43 @@ impl PipelineState {
 
     /// Whether Redis has refused releases that wait to be retried. Undos do not count.
     pub(super) fn has_refused_releases(&self) -> bool {
-        !self.refused.is_empty()
+        let [_, refused @ ..] = &self.refused.0;
+        refused.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// Queues confirmed releases, to be repeated on a new connection: the server may lack them.
+    pub(super) fn repeat_confirmed(&mut self, confirmed: Vec<Release>) {
+        for release in confirmed {
+            self.refused.push(release);
+        }
+    }
+
+    /// Whether confirmed releases are still to be repeated.
+    pub(super) fn has_confirmed_to_repeat(&self) -> bool {
+        let [confirmed, ..] = &self.refused.0;
+        !confirmed.is_empty()
+    }
+
+    /// Takes the batch that its leader left here while it connected. Releases of the keys of its requests go first, at
+    /// most `at_a_time` of them, so that no acquire finds a key that a repeated release will free.
+    pub(super) fn take_unsent(&mut self, at_a_time: usize) -> Vec<PendingRequest> {
+        let now = MonotonicTime::now();
+        let (mut batch, mut room) = (Vec::new(), at_a_time);
+        for request in self.unsent.take_all() {
+            if let Some(key) = request.command.key() {
+                let [confirmed, ..] = &mut self.refused.0;
+                while room > 0
+                    && let Some(release) = confirmed.take_of(key)
+                {
+                    room -= 1;
+                    if release.is_wanted(now) {
+                        batch.push(release.into_request(self.hook.as_ref()));
+                    }
+                }
+            }
+            batch.push(request);
+        }
+        batch
     }
 
     /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases go before requests of
@@ -349,7 +385,7 @@ impl PipelineState {
     /// Queues the request again if `next` is a retry.
     pub(super) fn apply(&mut self, next: Next) {
         match next {
-            Next::Done => {}
+            Next::Done | Next::Released(_) => {}
             // Reached only if the store did not take the release.
             Next::Elsewhere(request, _) => self.apply(Next::RetryLater(request)),
             Next::RetryNow(request) if request.completion.is_some() => {
