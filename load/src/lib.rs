@@ -1,6 +1,7 @@
 //! Puts locks of any kind under load and measures their cost. The same loop drives each kind. This crate itself has
 //! only one lock, that of the raw commands.
 
+mod busy_loops;
 mod drive;
 mod fair_queue;
 mod machine;
@@ -11,6 +12,7 @@ mod server_stats;
 mod turns;
 mod waits;
 
+pub use busy_loops::BusyLoops;
 pub use drive::{Locker, drive, hold};
 pub use fair_queue::FairQueue;
 pub use machine::{
