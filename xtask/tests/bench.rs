@@ -38,16 +38,30 @@ fn figure(row: &Value, of: &str) -> f64 {
 fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
     let rows = rows(&["1-thread-one-core", "4-processes-one-key-held"]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
-    let own = ["raw", "raw-piped", "limit", "drop", "unlock"];
-    let own = own.map(|way| format!("1-thread-one-core/{way}"));
-    let one = ["raw", "drop", "unlock"].map(|way| format!("4-processes-one-key-held-1ms/{way}"));
-    let wanted = own.iter().chain(&one).map(|name| Some(name.as_str()));
-    // The lines after the rows are the goals, which have no name.
-    let goals = [None; 3];
+    let of = |case: &str, ways: &[&str]| -> Vec<String> {
+        ways.iter().map(|way| format!("{case}/{way}")).collect()
+    };
+    let own = of(
+        "1-thread-one-core",
+        &["raw", "raw-piped", "limit", "drop", "unlock"],
+    );
+    let own_busy = of(
+        "1-thread-one-core-busy",
+        &["raw", "limit", "drop", "unlock"],
+    );
+    let held = ["raw", "drop", "unlock"];
+    let one = of("4-processes-one-key-held-1ms", &held);
+    let one_busy = of("4-processes-one-key-held-1ms-busy", &held);
+    let wanted = [&own, &own_busy, &one, &one_busy].into_iter().flatten();
+    let wanted = wanted.map(|name| Some(name.as_str()));
+    // The lines after the rows are the goals, which have no name: three on the quiet machine, and two for each of two
+    // ways beside busy loops.
+    let goals = [None; 3 + 4];
     assert_eq!(names, wanted.chain(goals).collect::<Vec<_>>());
     let (rows, goals) = rows.split_at(rows.len() - goals.len());
-    for goal in goals {
-        assert_eq!(goal["case"], "1-thread-one-core", "{goal}");
+    for (at, goal) in goals.iter().enumerate() {
+        let case = ["1-thread-one-core", "1-thread-one-core-busy"][usize::from(at >= 3)];
+        assert_eq!(goal["case"], case, "{goal}");
         assert!(figure(goal, "measured") >= 0.0, "{goal}");
     }
     for row in rows {
@@ -62,7 +76,7 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
     }
     // Each hold takes a millisecond. So a hundred holds fit into the window, and one more that begins at its end.
-    for row in &rows[own.len()..] {
+    for row in &rows[own.len() + own_busy.len()..] {
         assert!(figure(row, "pairs_per_second") <= 1010.0, "{row}");
     }
 }
@@ -73,15 +87,21 @@ fn the_goals_need_few_ways_and_no_fixed_rate() {
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
     let ways = ["raw", "fair-mutex", "fair-queue", "with_lock"]
         .map(|way| format!("16-threads-one-key/{way}"));
-    let wanted = ways.iter().map(|name| Some(name.as_str()));
-    assert_eq!(names, wanted.chain([None, None]).collect::<Vec<_>>());
-    assert!(rows[..ways.len()].iter().all(|row| row["paced"].is_null()));
-    assert_eq!(
-        rows[ways.len()]["figure"],
-        "pairs/s: with_lock / fair-mutex"
-    );
+    let busy = ["raw", "with_lock"].map(|way| format!("16-threads-one-key-busy/{way}"));
+    let wanted = ways.iter().chain(&busy).map(|name| Some(name.as_str()));
+    assert_eq!(names, wanted.chain([None; 4]).collect::<Vec<_>>());
+    let (rows, goals) = rows.split_at(ways.len() + busy.len());
+    assert!(rows.iter().all(|row| row["paced"].is_null()));
+    let figures = goals.iter().map(|goal| goal["figure"].as_str());
+    let wanted = [
+        "pairs/s: with_lock / fair-mutex",
+        "pairs/s: with_lock / fair-queue",
+        "pairs/s: with_lock / with_lock without the loops",
+        "pairs/s: with_lock / raw",
+    ];
+    assert_eq!(figures.collect::<Vec<_>>(), wanted.map(Some));
     for without_redis in &ways[1..3] {
-        assert_eq!(figure(row(&rows, without_redis), "requests_per_pair"), 0.0);
+        assert_eq!(figure(row(rows, without_redis), "requests_per_pair"), 0.0);
     }
 }
 

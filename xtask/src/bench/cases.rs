@@ -1,5 +1,5 @@
-//! The cases of the bench: which locks, by how many threads and processes, on which keys, held for how long.
-//! Data only.
+//! The cases of the bench: which locks, by how many threads and processes, on which keys, held for how long. Each case
+//! has two forms: on a quiet machine, and beside busy loops. Data only.
 
 use std::time::Duration;
 
@@ -18,11 +18,30 @@ pub struct Case {
     pub pinned: bool,
 }
 
-/// The ways that a run measures in a case.
+/// What else runs on the machine while a case is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Nothing.
+    Quiet,
+    /// One busy loop per core.
+    Busy,
+}
+
+/// The ways that a run measures in each form of a case.
 pub struct Plan {
     pub case: &'static Case,
-    /// The raw commands come first.
-    pub ways: Vec<Way>,
+    /// In each list, the raw commands come first.
+    pub quiet: Vec<Way>,
+    pub busy: Vec<Way>,
+}
+
+impl Plan {
+    pub fn ways(&self, form: Form) -> &[Way] {
+        match form {
+            Form::Quiet => &self.quiet,
+            Form::Busy => &self.busy,
+        }
+    }
 }
 
 const fn case(name: &'static str, keys: Keys, processes: usize, threads: usize) -> Case {
@@ -38,7 +57,7 @@ const fn case(name: &'static str, keys: Keys, processes: usize, threads: usize) 
 
 const HOLD: Duration = Duration::from_millis(1);
 
-pub const CASES: [Case; 10] = [
+pub const CASES: [Case; 13] = [
     case("1-thread", Keys::Own, 1, 1),
     Case {
         pinned: true,
@@ -51,7 +70,10 @@ pub const CASES: [Case; 10] = [
         hold: HOLD,
         ..case("16-threads-held-1ms", Keys::Own, 1, 16)
     },
+    case("2-threads-one-key", Keys::One, 1, 2),
+    case("4-threads-one-key", Keys::One, 1, 4),
     case("16-threads-one-key", Keys::One, 1, 16),
+    case("64-threads-one-key", Keys::One, 1, 64),
     case("4-processes-one-key", Keys::One, 4, 1),
     case("8-processes-one-key", Keys::One, 8, 1),
     Case {
@@ -99,18 +121,41 @@ const CONTENDED_BY_THREADS: [Way; 10] = [
     EAGER_REDLOCK,
 ];
 
+// Beside busy loops, a run leaves out what no goal and no text compares there: the run would become too long.
+const UNCONTENDED_BUSY: [Way; 5] = [Way::Raw, Way::Limit, Way::Drop, Way::Unlock, RSLOCK];
+const CONTENDED_BY_PROCESSES_BUSY: [Way; 4] = [Way::Raw, Way::Drop, Way::Unlock, EAGER_RSLOCK];
+const CONTENDED_BY_THREADS_BUSY: [Way; 6] = [
+    Way::Raw,
+    Way::FairQueue,
+    Way::Drop,
+    Way::WithLock,
+    Way::Unlock,
+    EAGER_RSLOCK,
+];
+
 impl Case {
     /// The raw commands come first: all other ways are compared with them.
-    pub fn ways(&self) -> &'static [Way] {
-        match (self.keys, self.processes) {
-            (Keys::Own, _) => &UNCONTENDED,
-            (Keys::One, 1) => &CONTENDED_BY_THREADS,
-            (Keys::One, _) => &CONTENDED_BY_PROCESSES,
+    pub fn ways(&self, form: Form) -> &'static [Way] {
+        match (form, self.keys, self.processes) {
+            (Form::Quiet, Keys::Own, _) => &UNCONTENDED,
+            (Form::Quiet, Keys::One, 1) => &CONTENDED_BY_THREADS,
+            (Form::Quiet, Keys::One, _) => &CONTENDED_BY_PROCESSES,
+            (Form::Busy, Keys::Own, _) => &UNCONTENDED_BUSY,
+            (Form::Busy, Keys::One, 1) => &CONTENDED_BY_THREADS_BUSY,
+            (Form::Busy, Keys::One, _) => &CONTENDED_BY_PROCESSES_BUSY,
         }
     }
 
+    pub fn name_of(&self, form: Form) -> String {
+        match form {
+            Form::Quiet => self.name.to_owned(),
+            Form::Busy => format!("{}-busy", self.name),
+        }
+    }
+
+    /// Whether the name of one of its forms contains this part.
     pub fn is_named(&self, part: &str) -> bool {
-        self.name.contains(part)
+        self.name_of(Form::Busy).contains(part)
     }
 
     /// The threads of all processes.
@@ -118,8 +163,8 @@ impl Case {
         self.processes * self.threads
     }
 
-    /// The case in words.
-    pub fn title(&self) -> String {
+    /// A form of the case in words.
+    pub fn title(&self, form: Form) -> String {
         let who = match (self.processes, self.threads) {
             (1, 1) => "1 thread".to_owned(),
             (1, threads) => format!("{threads} threads"),
@@ -139,7 +184,11 @@ impl Case {
         } else {
             ""
         };
-        format!("{who}, {keys}, {held}{pinned}")
+        let beside = match form {
+            Form::Quiet => "",
+            Form::Busy => ", beside one busy loop per core",
+        };
+        format!("{who}, {keys}, {held}{pinned}{beside}")
     }
 }
 
@@ -201,10 +250,25 @@ mod tests {
     #[test]
     fn rows_are_unique_and_raw_comes_first() {
         let mut names = BTreeSet::new();
+        let both = [Form::Quiet, Form::Busy];
+        let forms = CASES.iter().flat_map(|case| both.map(|form| (case, form)));
+        for (case, form) in forms {
+            assert_eq!(case.ways(form).first(), Some(&Way::Raw));
+            for way in case.ways(form) {
+                assert!(names.insert(format!("{}/{}", case.name_of(form), way_name(*way))));
+            }
+        }
+    }
+
+    #[test]
+    fn every_way_beside_busy_loops_has_a_quiet_form() {
         for case in &CASES {
-            assert_eq!(case.ways().first(), Some(&Way::Raw));
-            for way in case.ways() {
-                assert!(names.insert(format!("{}/{}", case.name, way_name(*way))));
+            for way in case.ways(Form::Busy) {
+                assert!(
+                    case.ways(Form::Quiet).contains(way),
+                    "{}: {way:?}",
+                    case.name
+                );
             }
         }
     }

@@ -17,8 +17,9 @@ pub struct Document {
     pub goals: Vec<Judged>,
 }
 
-const GOALS: &str = "Each figure is a ratio of two ways in the same rounds (the median round, and the middle half of \
-    the rounds), or a number of connections. *must*: the least that the project asks of itself. *aim*: what it hopes for.";
+const GOALS: &str = "Each figure is a ratio of two ways, or of one way beside busy loops and without them, in the same \
+    rounds (the median round, and the middle half of the rounds), or a number of connections. *must*: the least that \
+    the project asks of itself. *aim*: what it hopes for.";
 
 impl Document {
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
@@ -42,7 +43,7 @@ impl Document {
         }
         page += "![Pairs per second, to those of the raw commands](ratios.svg)\n";
         for result in &self.results {
-            let (name, title) = (result.name, &result.title);
+            let (name, title) = (&result.name, &result.title);
             let _ = write!(page, "\n## {name}\n\n{title}.\n\n");
             page += &table::markdown(result);
             let _ = write!(page, "\n![How long locks were waited for]({name}.svg)\n");
@@ -63,13 +64,16 @@ impl Document {
             _ => format!(
                 " So each way is measured once more at a fixed rate, {PACE} of `raw`'s, for {paced_rounds} x \
                  {paced_window:?}: a late request counts from the time at which it was due, and no request is left \
-                 out. A way that was not {ROOM} times as fast as that rate has no figure."
+                 out. A way that was not {ROOM} times as fast as that rate has no figure, and neither has a case beside \
+                 busy loops."
             ),
         };
         format!(
             "{machine}, over loopback. Made by `cargo xtask bench`.
 
-Compare ratios: they are of one run, whose rounds take all ways in turn. The other figures depend on this machine.
+Compare ratios: they are of one run, whose rounds take all ways in turn. The other figures depend on this machine. A \
+         case whose name ends with `-busy` was measured in turn with the case before it, beside one busy loop \
+         (`while :; do :; done`) per core.
 
 - `raw`: `SET NX PX` and a script that deletes the caller's own value, both awaited, on a connection per thread, \
          with a pause of 1 ms before the next attempt. `raw-piped`: the same without waiting for the reply to the \

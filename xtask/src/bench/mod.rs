@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run. All results are
-//! ratios to other ways in that run. Says which of the project's goals were reached, and fails for none of them. Writes
+//! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run, on the quiet machine and
+//! beside busy loops. All results are ratios to other ways in that run. Says which of the project's goals were reached, and fails for none of them. Writes
 //! below `target/` only, unless `--keep` is given.
 
 mod cases;
@@ -29,7 +29,7 @@ use crate::cargo::{target_folder, workspace_root};
 use crate::progress;
 use crate::provision::Provision;
 use crate::stop::Stop;
-use cases::{CASES, Case, Plan};
+use cases::{CASES, Case, Form, Plan};
 use programs::Programs;
 use run::Effort;
 
@@ -40,11 +40,11 @@ pub struct Options {
     /// Print only one JSON object per row, and one per goal
     #[arg(long)]
     json: bool,
-    /// Measure for half a minute instead of several: enough to check that the bench works, too little to
+    /// Measure for a minute instead of half an hour: enough to check that the bench works, too little to
     /// quote
     #[arg(long)]
     quick: bool,
-    /// Measure only what the project's goals compare, for about a minute and a half
+    /// Measure only what the project's goals compare, for about five minutes
     #[arg(long)]
     goals: bool,
     /// Leave out rslock and redlock, and the time to build them
@@ -65,7 +65,7 @@ impl Options {
     fn cases(&self) -> anyhow::Result<Vec<&'static Case>> {
         let named = |case: &&Case| {
             let is_named = self.cases.iter().any(|part| case.is_named(part));
-            let is_needed = !self.goals || goals::need(case.name, Way::Raw);
+            let is_needed = !self.goals || goals::need(case.name, Form::Quiet, Way::Raw);
             (self.cases.is_empty() || is_named) && is_needed
         };
         let chosen: Vec<_> = CASES.iter().filter(named).collect();
@@ -80,12 +80,16 @@ impl Options {
 
     /// The ways of a case that there are programs for, and that the goals compare if only these are asked for.
     fn plan(&self, case: &'static Case, programs: &Programs) -> Plan {
-        let is_needed = |way| !self.goals || goals::need(case.name, way);
-        let ways = case.ways().iter().copied();
-        let ways = ways.filter(|way| programs.can_run(*way) && is_needed(*way));
+        let ways = |form| {
+            let is_needed = |way| !self.goals || goals::need(case.name, form, way);
+            let ways = case.ways(form).iter().copied();
+            let ways = ways.filter(|way| programs.can_run(*way) && is_needed(*way));
+            ways.collect()
+        };
         Plan {
             case,
-            ways: ways.collect(),
+            quiet: ways(Form::Quiet),
+            busy: ways(Form::Busy),
         }
     }
 
@@ -118,17 +122,18 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let mut machine = String::new();
     for plan in &plans {
         progress.set_message(plan.case.name);
-        let result = run::case(plan, &programs, &effort, &progress, stop)?;
-        machine.clone_from(&result.machine);
-        progress.suspend(|| {
-            if options.json {
-                result.rows.iter().try_for_each(print_json)
-            } else {
-                println!("\n{}", table::terminal(&result));
-                Ok(())
-            }
-        })?;
-        results.push(result);
+        for result in run::case(plan, &programs, &effort, &progress, stop)? {
+            machine.clone_from(&result.machine);
+            progress.suspend(|| {
+                if options.json {
+                    result.rows.iter().try_for_each(print_json)
+                } else {
+                    println!("\n{}", table::terminal(&result));
+                    Ok(())
+                }
+            })?;
+            results.push(result);
+        }
     }
     progress.finish_and_clear();
     let judged = goals::judge(&results);
@@ -172,7 +177,10 @@ fn print_json(object: &impl Serialize) -> anyhow::Result<()> {
 fn bar(plans: &[Plan], effort: &Effort) -> anyhow::Result<ProgressBar> {
     let rounds: usize = plans
         .iter()
-        .map(|plan| plan.ways.len() * (effort.rounds + effort.paced_rounds))
+        .map(|plan| {
+            let quiet = plan.quiet.len() * (effort.rounds + effort.paced_rounds);
+            quiet + plan.busy.len() * effort.rounds
+        })
         .sum();
     let progress = progress::bar(rounds as u64, "{pos}/{len} {msg} (about {eta} left)")?;
     progress.enable_steady_tick(Duration::from_millis(500));

@@ -5,7 +5,7 @@ use crate::chart::{Chart, Colour, Series};
 
 /// A plot of the ratio of each way to `raw` in each case. The ratio of `raw` itself is 1.
 pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
-    let names: Vec<_> = results.iter().map(|result| result.name).collect();
+    let names: Vec<_> = results.iter().map(|result| result.name.as_str()).collect();
     let longest = results.iter().max_by_key(|result| result.rows.len());
     let ways = longest.iter().flat_map(|result| &result.rows).skip(1);
     let series = ways.map(|row| {

@@ -5,13 +5,15 @@ use std::time::Duration;
 use leasehold_load::{Assignment, Pace, Round, ServerStats, Tally, Way, nanoseconds, sum};
 use leasehold_testbed::{Process, Server};
 
-use super::cases::Case;
+use super::cases::{Case, Form};
 use super::programs::Programs;
 use crate::stop::Stop;
 
 /// The time from the start order to the start of a round, in which a process receives the order and starts its threads.
 const NOTICE: Duration = Duration::from_millis(20);
 const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
+/// How many times longer that takes where every core also has a busy loop.
+const BESIDE_LOOPS: u32 = 3;
 /// The length of a round that is not measured, in which scripts are loaded and connections are made.
 const WARM_UP: Duration = Duration::from_millis(60);
 /// How long a process may be silent, beyond the time of its work.
@@ -44,6 +46,12 @@ impl Measured {
         self.stats.cpu.as_secs_f64() * 1e6 / self.tally.pairs as f64
     }
 
+    /// The longest wait for a lock, in ns. Not a number without a wait.
+    pub fn longest_wait(&self) -> f64 {
+        let waits = self.tally.waits.iter().map(|&(wait, _)| wait);
+        waits.max().map_or(f64::NAN, |longest| longest as f64)
+    }
+
     /// Locks acquired per second, within the window.
     pub fn rate(&self) -> f64 {
         self.tally.in_time as f64 / self.window.as_secs_f64()
@@ -53,6 +61,7 @@ impl Measured {
 impl ProcessGroup {
     pub fn start(
         case: &Case,
+        form: Form,
         way: Way,
         core: Option<usize>,
         server: &Server,
@@ -79,10 +88,14 @@ impl ProcessGroup {
         for process in &processes {
             stop.message(process, SILENCE)?;
         }
+        let notice = NOTICE + NOTICE_PER_THREAD * case.seats() as u32;
         let mut group = Self {
             way,
             processes,
-            notice: NOTICE + NOTICE_PER_THREAD * case.seats() as u32,
+            notice: match form {
+                Form::Quiet => notice,
+                Form::Busy => BESIDE_LOOPS * notice,
+            },
             connections: 0,
         };
         group.round(server, WARM_UP, None, stop)?;

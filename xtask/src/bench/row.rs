@@ -52,6 +52,8 @@ pub struct Rounds {
     pub rates: Vec<f64>,
     /// CPU time of the server per pair, in µs.
     pub server_cpu: Vec<f64>,
+    /// The longest wait, in ns. Not a number without a wait.
+    pub longest: Vec<f64>,
 }
 
 impl Rounds {
@@ -59,6 +61,7 @@ impl Rounds {
         Self {
             rates: rounds.iter().map(Measured::rate).collect(),
             server_cpu: rounds.iter().map(Measured::server_cpu_per_pair).collect(),
+            longest: rounds.iter().map(Measured::longest_wait).collect(),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Runs one case: in each round, all ways in turn, so that other load on the machine affects all alike. In the first
-//! part, each way is as fast as it can be. In the second part, all ways have the same rate, which each can keep.
+//! part, each way is as fast as it can be, first on the quiet machine and then beside busy loops. In the second part, on
+//! the quiet machine, all ways have the same rate, which each can keep.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use indicatif::ProgressBar;
-use leasehold_load::{Keys, Pace, cores_by_preference, description, pin};
+use leasehold_load::{BusyLoops, Keys, Pace, cores_by_preference, description, pin};
 use leasehold_testbed::Server;
 
-use super::cases::{Case, Plan};
+use super::cases::{Case, Form, Plan};
 use super::process_group::{Measured, ProcessGroup};
 use super::programs::Programs;
 use super::row::{Paced, Quantiles, Rounds, Row};
@@ -73,10 +74,12 @@ impl Effort {
     }
 }
 
-/// The results of a case.
+/// The results of one form of a case.
 pub struct Outcome {
     pub title: String,
-    pub name: &'static str,
+    pub name: String,
+    pub case: &'static str,
+    pub form: Form,
     pub machine: String,
     pub rows: Vec<Row>,
 }
@@ -84,61 +87,88 @@ pub struct Outcome {
 /// The rounds of each group, in the groups' order.
 type RoundsOfGroups = Vec<Vec<Measured>>;
 
+/// Measures both forms of a case in turn: a quiet round of each way, then a round of each way beside busy loops.
 pub fn case(
-    Plan { case, ways }: &Plan,
+    plan: &Plan,
     programs: &Programs,
     effort: &Effort,
     progress: &ProgressBar,
     stop: &Stop,
-) -> anyhow::Result<Outcome> {
-    // A server for each case, so that no case finds data of another. It outlives its clients.
-    let server = Server::start()?;
-    let core = case.pinned.then(|| one_core(&server)).transpose()?;
-    let mut groups = ways
-        .iter()
-        .map(|way| ProcessGroup::start(case, *way, core, &server, programs, stop))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let window = effort.window(case);
-    let all = vec![true; groups.len()];
-    let turns = Turns {
-        server: &server,
-        progress,
-        stop,
-    };
-    let free = turns.take(&mut groups, &all, effort.rounds, window, None)?;
+) -> anyhow::Result<Vec<Outcome>> {
+    let open = |form| Scene::open(plan, form, programs, stop);
+    let [mut quiet, mut busy] = [open(Form::Quiet)?, open(Form::Busy)?];
+    let turns = Turns { progress, stop };
+    let window = effort.window(plan.case);
+    for turn in 0..effort.rounds {
+        turns.take(&mut quiet, turn, window, None)?;
+        if !busy.groups.is_empty() {
+            let loops = BusyLoops::start().context("cannot start busy loops")?;
+            turns.take(&mut busy, turn, window, None)?;
+            drop(loops);
+        }
+    }
+    let mut outcomes = Vec::new();
+    for mut scene in [quiet, busy] {
+        if scene.groups.is_empty() {
+            continue;
+        }
+        let (name, free) = (plan.case.name_of(scene.form), scene.take_rounds());
+        let mut rows = rows(&name, &scene.groups, &free)?;
+        // Beside busy loops, waits at a fixed rate would show the loops' time slices, and little of the locks.
+        if scene.form == Form::Quiet {
+            turns.paced(plan.case, &mut scene, effort, &mut rows)?;
+        }
+        outcomes.push(Outcome {
+            title: plan.case.title(scene.form),
+            name,
+            case: plan.case.name,
+            form: scene.form,
+            machine: description(&scene.server)?,
+            rows,
+        });
+    }
+    Ok(outcomes)
+}
 
-    let raw = Rounds::of(free.first().context("a case has ways")?);
-    let rows = groups.iter().zip(&free);
-    let rows = rows
-        .map(|(group, rounds)| Row::new(case.name, group, rounds, &raw))
-        .collect::<anyhow::Result<Vec<_>>>()
-        .with_context(|| format!("case {}", case.name))?;
-    let rate = PACE * rows[0].pairs_per_second;
-    ensure!(rate > 0.0, "the raw commands got no lock in {}", case.name);
-    let able: Vec<bool> = rows
-        .iter()
-        .map(|row| row.pairs_per_second > ROOM * rate)
-        .collect();
-    let pace = Pace {
-        interval: Duration::from_secs_f64(case.seats() as f64 / rate),
-        threads: case.seats(),
-    };
-    let window = effort.paced_window;
-    let paced = turns.take(&mut groups, &able, effort.paced_rounds, window, Some(pace))?;
+fn rows(name: &str, groups: &[ProcessGroup], rounds: &RoundsOfGroups) -> anyhow::Result<Vec<Row>> {
+    let raw = Rounds::of(rounds.first().context("a case has ways")?);
+    let rows = groups.iter().zip(rounds);
+    let rows = rows.map(|(group, rounds)| Row::new(name, group, rounds, &raw));
+    let rows: anyhow::Result<Vec<_>> = rows.collect();
+    rows.with_context(|| format!("case {name}"))
+}
 
-    let rows = rows.into_iter().zip(&paced).map(|(row, rounds)| {
-        let paced = match rounds.as_slice() {
-            [] => None,
-            rounds => paced_waits(rounds, rate)?,
-        };
-        Ok(Row { paced, ..row })
-    });
-    Ok(Outcome {
-        title: case.title(),
-        name: case.name,
-        machine: description(&server)?,
-        rows: rows.collect::<anyhow::Result<_>>()?,
-    })
+/// The processes of one form of a case, with a server of their own, so that no form finds data of another. Each form
+/// has its own processes, since a client that has noticed busy loops goes on as beside them for some seconds.
+struct Scene {
+    form: Form,
+    /// Ends the clients before the server.
+    groups: Vec<ProcessGroup>,
+    rounds: RoundsOfGroups,
+    server: Server,
+}
+
+impl Scene {
+    fn open(plan: &Plan, form: Form, programs: &Programs, stop: &Stop) -> anyhow::Result<Self> {
+        let (case, server) = (plan.case, Server::start()?);
+        let core = case.pinned.then(|| one_core(&server)).transpose()?;
+        let groups = plan.ways(form).iter();
+        let groups: Vec<_> = groups
+            .map(|way| ProcessGroup::start(case, form, *way, core, &server, programs, stop))
+            .collect::<anyhow::Result<_>>()?;
+        let rounds = groups.iter().map(|_| Vec::new()).collect();
+        Ok(Self {
+            form,
+            groups,
+            rounds,
+            server,
+        })
+    }
+
+    /// All rounds so far.
+    fn take_rounds(&mut self) -> RoundsOfGroups {
+        self.rounds.iter_mut().map(std::mem::take).collect()
+    }
 }
 
 fn one_core(server: &Server) -> anyhow::Result<usize> {
@@ -159,32 +189,56 @@ fn paced_waits(rounds: &[Measured], rate: f64) -> anyhow::Result<Option<Paced>> 
 }
 
 struct Turns<'a> {
-    server: &'a Server,
     progress: &'a ProgressBar,
     stop: &'a Stop,
 }
 
 impl Turns<'_> {
-    /// Runs all rounds. Each round begins with another group.
+    /// Runs one round of each group. Each turn begins with another group.
     fn take(
         &self,
-        groups: &mut [ProcessGroup],
-        of: &[bool],
-        count: usize,
+        scene: &mut Scene,
+        turn: usize,
         window: Duration,
-        pace: Option<Pace>,
-    ) -> anyhow::Result<RoundsOfGroups> {
-        let mut rounds: RoundsOfGroups = groups.iter().map(|_| Vec::new()).collect();
-        for turn in 0..count {
-            for place in 0..groups.len() {
-                let at = (turn + place) % groups.len();
-                if of[at] {
-                    let round = groups[at].round(self.server, window, pace, self.stop)?;
-                    rounds[at].push(round);
-                }
-                self.progress.inc(1);
+        pace: Option<(Pace, &[bool])>,
+    ) -> anyhow::Result<()> {
+        let count = scene.groups.len();
+        for place in 0..count {
+            let at = (turn + place) % count;
+            if pace.is_none_or(|(_, able)| able[at]) {
+                let pace = pace.map(|(pace, _)| pace);
+                let round = scene.groups[at].round(&scene.server, window, pace, self.stop)?;
+                scene.rounds[at].push(round);
+            }
+            self.progress.inc(1);
+        }
+        Ok(())
+    }
+
+    /// Measures once more at a rate that all ways of the rows can keep, and adds the waits to the rows.
+    fn paced(
+        &self,
+        case: &Case,
+        scene: &mut Scene,
+        effort: &Effort,
+        rows: &mut [Row],
+    ) -> anyhow::Result<()> {
+        let rate = PACE * rows[0].pairs_per_second;
+        ensure!(rate > 0.0, "the raw commands got no lock in {}", case.name);
+        let able = |row: &Row| row.pairs_per_second > ROOM * rate;
+        let able: Vec<bool> = rows.iter().map(able).collect();
+        let pace = Pace {
+            interval: Duration::from_secs_f64(case.seats() as f64 / rate),
+            threads: case.seats(),
+        };
+        for turn in 0..effort.paced_rounds {
+            self.take(scene, turn, effort.paced_window, Some((pace, &able)))?;
+        }
+        for (row, rounds) in rows.iter_mut().zip(scene.take_rounds()) {
+            if !rounds.is_empty() {
+                row.paced = paced_waits(&rounds, rate)?;
             }
         }
-        Ok(rounds)
+        Ok(())
     }
 }
