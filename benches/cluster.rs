@@ -26,6 +26,8 @@ struct Options {
     /// Pin the servers to the client's core, not to another one
     #[arg(long)]
     one_core: bool,
+    #[command(flatten)]
+    busy: support::Busy,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -60,6 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (single, three) = (single?, [first?, second?, third?]);
     let cluster = Cluster::builder().without_replicas().start()?;
     println!("{}", support::machine(&single)?);
+    let _loops = options.busy.start()?;
     let mutexes = |clients: &[Client]| -> Vec<Mutex> {
         let mutex = |key: usize| clients[key % clients.len()].mutex(format!("k{key}"));
         (0..KEYS).map(mutex).collect()

@@ -4,6 +4,8 @@
 //!
 //! Exits with an error if a call fails for another reason than a lost lease.
 
+mod support;
+
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +36,8 @@ struct Options {
     /// Number of fail-overs
     #[arg(long, default_value_t = 20)]
     rounds: usize,
+    #[command(flatten)]
+    busy: support::Busy,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -252,6 +256,7 @@ fn measure<S: Servers>(mut servers: S, rounds: usize) -> Result<(), Box<dyn Erro
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
+    let _loops = options.busy.start()?;
     match options.topology {
         Topology::Sentinel => {
             let group = SentinelGroup::start()?;

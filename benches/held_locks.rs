@@ -47,6 +47,8 @@ struct Options {
     /// Number of masters of a Cluster without replicas. Without this option, the locks are on one server
     #[arg(long, value_parser = clap::value_parser!(u8).range(2..=16))]
     masters: Option<u8>,
+    #[command(flatten)]
+    busy: support::Busy,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -415,6 +417,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     lateness::record();
     let servers = Servers::start(options.masters)?;
     println!("{}\n", support::machine(&servers.all()[0])?);
+    let _loops = options.busy.start()?;
     let ttl = Duration::from_secs(options.ttl);
     let client = Client::builder(servers.url())
         .prefix(PREFIX)

@@ -13,6 +13,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use leasehold::{Client, Mutex, TlsConfig};
 use leasehold_testbed::{Server, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -25,6 +26,15 @@ const WAYS: usize = 8;
 const SCRIPT: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
                       return redis.call('DEL', KEYS[1]) end return 0";
 const VALUE: &str = "00000000000000000000000000000001";
+
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    busy: support::Busy,
+    /// Given by `cargo bench`
+    #[arg(long, hide = true)]
+    bench: bool,
+}
 
 /// A lock of raw commands: SET NX PX, and a script that compares and deletes. Each reply is one line.
 struct Raw<S> {
@@ -167,15 +177,13 @@ fn quantile(values: &mut [f64], part: f64) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse();
     // `cargo test --benches` only checks that it starts.
-    let rounds = if std::env::args().any(|argument| argument == "--bench") {
-        ROUNDS
-    } else {
-        1
-    };
+    let rounds = if options.bench { ROUNDS } else { 1 };
     let (files, authority) = certificates()?;
     let server = Server::builder().tls(files).start()?;
     println!("{}", support::machine(&server)?);
+    let _loops = options.busy.start()?;
     let plain_raw = |key| Ok::<_, Box<dyn Error>>(Raw::new(connect(server.port())?, key));
     let tls_raw =
         |key| Ok::<_, Box<dyn Error>>(Raw::new(encrypted(server.tls_port(), &authority)?, key));

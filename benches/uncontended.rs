@@ -1,5 +1,7 @@
 //! One thread, a lock that nobody else wants: pairs of lock and unlock per second, beside the raw commands.
 //!
+//! With `LEASEHOLD_BENCH_BUSY=1`, it runs beside one busy loop per core.
+//!
 //! Criterion measures each way by itself. To compare the ways, read the table after it: it has many short rounds of all
 //! ways in turn, so that other load on the machine affects all alike.
 
@@ -101,6 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::open(server.url())?;
     let mutex = client.mutex("lock");
 
+    let _loops = support::Busy::from_environment().start()?;
     let mut criterion = Criterion::default().configure_from_args();
     let mut group = criterion.benchmark_group("uncontended");
     group.bench_function("raw", |bencher| bencher.iter(|| pair(&mut raw)));

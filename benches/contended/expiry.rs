@@ -84,7 +84,7 @@ pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> 
     report.spread("from the end of the ttl to the grant", &entries.late);
     report.sleep(&late);
     let p50 = entries.late.value_at_quantile(0.5) as f64 / 1000.0;
-    report.at_most("p50, ms", p50, LIMIT);
+    report.time_at_most("p50, ms", p50, LIMIT);
     report.never("grants before the end of the ttl", entries.early);
     report.figure("left out: no waiter yet", entries.left_out as f64);
     report

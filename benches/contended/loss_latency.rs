@@ -139,7 +139,7 @@ pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> 
     report.spread("all", &all);
     report.sleep(&late);
     let p99 = all.value_at_quantile(0.99) as f64 / 1000.0;
-    report.at_most("p99, ms", p99, LIMIT);
+    report.time_at_most("p99, ms", p99, LIMIT);
     let what = format!("no signal within {SIGNAL_LIMIT:?}");
     report.figure(&what, overwrites.missing as f64);
     report.never(

@@ -11,8 +11,10 @@ pub struct Report {
     spreads: Table,
     figures: Table,
     notes: Vec<String>,
-    /// Limits of speed that were missed.
+    /// Ratios that missed their limits.
     missed: Vec<String>,
+    /// Times that missed their limits.
+    missed_times: Vec<String>,
     /// Results that must never happen, however slow the machine.
     wrong: Vec<String>,
 }
@@ -24,6 +26,7 @@ impl Report {
             figures: support::table(["", "measured", "limit", ""]),
             notes: Vec::new(),
             missed: Vec::new(),
+            missed_times: Vec::new(),
             wrong: Vec::new(),
         }
     }
@@ -42,12 +45,22 @@ impl Report {
         self.row(what, written(measured), String::new(), "");
     }
 
+    /// A ratio of two figures of this run, with its limit.
     pub fn at_least(&mut self, what: &str, measured: f64, limit: f64) {
-        self.judge(what, measured, ("at least", limit), measured >= limit);
+        let missed = self.judge(what, measured, ("at least", limit), measured >= limit);
+        self.missed.extend(missed);
     }
 
+    /// A ratio of two figures of this run, with its limit.
     pub fn at_most(&mut self, what: &str, measured: f64, limit: f64) {
-        self.judge(what, measured, ("at most", limit), measured <= limit);
+        let missed = self.judge(what, measured, ("at most", limit), measured <= limit);
+        self.missed.extend(missed);
+    }
+
+    /// A time with its limit, which no machine can keep while its cores are busy.
+    pub fn time_at_most(&mut self, what: &str, measured: f64, limit: f64) {
+        let missed = self.judge(what, measured, ("at most", limit), measured <= limit);
+        self.missed_times.extend(missed);
     }
 
     /// Adds a count that must be zero.
@@ -64,21 +77,37 @@ impl Report {
         self.notes.push(line);
     }
 
-    /// The failures as text. Missed limits of speed are failures only if `limits_count`.
-    pub fn failures(self, limits_count: bool, case: &str) -> impl Iterator<Item = String> {
-        let missed = self.missed.into_iter().filter(move |_| limits_count);
-        let all = self.wrong.into_iter().chain(missed);
+    /// The failures as text. Missed limits of speed are failures only if `limits_count`, and those of times only if
+    /// `times_count`, too.
+    pub fn failures(
+        self,
+        limits_count: bool,
+        times_count: bool,
+        case: &str,
+    ) -> impl Iterator<Item = String> {
+        let times = self.missed_times.into_iter().filter(move |_| times_count);
+        let missed = self.missed.into_iter().chain(times);
+        let all = self
+            .wrong
+            .into_iter()
+            .chain(missed.filter(move |_| limits_count));
         all.map(move |failure| format!("{case}: {failure}"))
     }
 
-    fn judge(&mut self, what: &str, measured: f64, limit: (&str, f64), kept: bool) {
+    /// Adds a row with the limit. Returns the miss as text.
+    fn judge(
+        &mut self,
+        what: &str,
+        measured: f64,
+        limit: (&str, f64),
+        kept: bool,
+    ) -> Option<String> {
         let verdict = if kept { "ok" } else { "MISSED" };
         let measured = written(measured);
         let limit = format!("{} {}", limit.0, written(limit.1));
-        if !kept {
-            self.missed.push(format!("{what} {measured}, not {limit}"));
-        }
+        let missed = (!kept).then(|| format!("{what} {measured}, not {limit}"));
         self.row(what, measured, limit, verdict);
+        missed
     }
 
     fn row(&mut self, what: &str, measured: String, limit: String, verdict: &str) {

@@ -10,6 +10,8 @@ use leasehold::internals::{Batch, LocalQueue, Reader, Wheel};
 use leasehold::redis;
 use leasehold_testbed::Server;
 
+use crate::support;
+
 /// The size of the largest batch among 64 threads.
 const VECTOR: usize = 64;
 /// The number of locks that the client holds.
@@ -19,6 +21,7 @@ pub fn measure() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
     let client = Client::open(server.url())?;
     let mutex = client.mutex("lock");
+    let _loops = support::Busy::from_environment().start()?;
     let mut criterion = Criterion::default().configure_from_args();
 
     let mut group = criterion.benchmark_group("micro");

@@ -53,6 +53,8 @@ struct Options {
     /// Only measure how fair the lock is
     #[arg(long)]
     only_fairness: bool,
+    #[command(flatten)]
+    busy: support::Busy,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -394,6 +396,7 @@ fn measure_all(options: &Options) -> Result<(), Box<dyn Error>> {
         false => (1, options.seconds.min(0.2), 0.2),
     };
     println!("{}\n", support::machine(&Server::start()?)?);
+    let _loops = options.busy.start()?;
     if !options.only_fairness {
         one_thread(rounds, &options.peers)?;
         stopped_nodes(Duration::from_secs_f64(seconds))?;

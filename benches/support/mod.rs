@@ -1,4 +1,4 @@
-//! Code that the benches share, beside the crate load/: how busy the machine is, tables.
+//! Code that the benches share, beside the crate load/: busy loops, how busy the machine is, tables.
 #![allow(
     dead_code,
     unused_imports,
@@ -13,11 +13,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use comfy_table::{CellAlignment, Row, Table, presets};
 use hdrhistogram::Histogram;
-use leasehold_load::{cores_by_preference, pin};
+use leasehold_load::{BusyLoops, cores_by_preference, pin};
 pub use leasehold_load::{description as machine, field, info, nanoseconds, own_cpu};
 use leasehold_testbed::Server;
+
+/// The option that all benches have.
+#[derive(Args)]
+pub struct Busy {
+    /// Run beside one busy loop per core. Limits on absolute times then do not count
+    #[arg(long)]
+    pub busy: bool,
+}
+
+/// The variable that stands for `--busy` in benches whose arguments are criterion's.
+const BUSY: &str = "LEASEHOLD_BENCH_BUSY";
+
+impl Busy {
+    /// The option of a bench whose arguments are criterion's.
+    pub fn from_environment() -> Self {
+        Self {
+            busy: std::env::var_os(BUSY).is_some_and(|value| !value.is_empty()),
+        }
+    }
+
+    /// Starts the loops if the option is given, and says so. They run until the value is dropped. Call it before this
+    /// process is pinned.
+    pub fn start(&self) -> io::Result<Option<BusyLoops>> {
+        let loops = self.busy.then(BusyLoops::start).transpose()?;
+        if let Some(loops) = &loops {
+            // Some benches have only JSON on their standard output.
+            eprintln!("beside {} busy loops, one per core", loops.count());
+        }
+        Ok(loops)
+    }
+}
 
 pub fn between(low: Duration, high: Duration) -> Duration {
     // Each `RandomState` has new keys, so its hash of `()` is a random number.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use comfy_table::Table;
-use leasehold_load::described;
+use leasehold_load::{BusyLoops, described};
 
 use crate::cargo::{optimized, target_folder};
 use crate::namespace::Namespace;
@@ -44,6 +44,9 @@ pub struct Options {
     /// Seconds of each run; the article's runs took 60
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
+    /// Run beside one busy loop per core
+    #[arg(long)]
+    busy: bool,
     /// Run each for a fraction of a second: checks that everything works, compares nothing
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
@@ -89,9 +92,14 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         true => QUICK,
         false => Duration::from_secs(options.seconds),
     };
-    let machine = machine(&environment.namespace)?;
+    let mut machine = machine(&environment.namespace)?;
+    let loops = options.busy.then(BusyLoops::start).transpose()?;
+    if let Some(loops) = &loops {
+        machine += &format!("; beside {} busy loops, one per core", loops.count());
+    }
     println!("{machine}\n");
     let page = compare(&environment.namespace, time, &machine, stop)?;
+    drop(loops);
     environment.close()?;
     println!(
         "After every run no money was made or lost, each item was in one place, and no lock was \
