@@ -114,7 +114,8 @@ impl Client {
     /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
-    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, `Denied` for a
+    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if none of the
+    /// masters that a Cluster announces can be connected to in a second one, `Denied` for a
     /// wrong password, `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it
     /// forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {

@@ -1,6 +1,8 @@
 //! Makes text of other users printable on a line of a log.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
 
 /// Puts `text` on one line. Escapes control characters, line separators and characters that change the direction of
 /// text. Replaces the text after `longest` bytes by `..`.
@@ -23,6 +25,17 @@ pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
         }
     }
     Cow::Owned(shown)
+}
+
+/// Shows a measured time, or a part of a setting, in whole milliseconds, and at least 1 ms: the exact value may have many
+/// digits, or be zero.
+pub(crate) struct Shown(pub(crate) Duration);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        write!(f, "{:?}", Duration::from_millis(millis.max(1)))
+    }
 }
 
 /// Number of digits of a lease id.
@@ -75,6 +88,19 @@ mod tests {
         );
         assert_eq!(printable("\u{202e}\u{2069}", 99), "\\u{202e}\\u{2069}");
         assert_eq!(printable("ключ 🔒 \"\\", 99), "ключ 🔒 \"\\");
+    }
+
+    #[test]
+    fn times_are_shown_in_whole_milliseconds() {
+        for (nanos, shown) in [
+            (0, "1ms"),
+            (999, "1ms"),
+            (499_994_449, "499ms"),
+            (5_000_000_000, "5s"),
+            (1_250_000_001, "1.25s"),
+        ] {
+            assert_eq!(Shown(Duration::from_nanos(nanos)).to_string(), shown);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The address of a Cluster: some of its nodes, and the settings that all connections share.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo};
@@ -7,11 +8,16 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use crate::credentials::CredentialsCallback;
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::refresh;
+use crate::store::cluster::slot_map::{MAX_MASTERS, SlotRange};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::url::{self, HostPort};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
-use crate::util::clock::Clock;
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::threads::call_each;
+
+/// The most masters of a slot map that are tried when a client is opened.
+const MOST_CHECKED: usize = 16;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
@@ -64,11 +70,66 @@ impl ClusterAddress {
             .try_for_each(|seed| self.endpoint(seed).map(drop))
     }
 
-    /// Fails unless one of the seeds is a node of a Cluster that replies.
+    /// Fails unless one of the seeds is a node of a Cluster that replies, and one of the masters in its slot map can be
+    /// connected to. The first check may take as long as [`ask_in_turn`](refresh::ask_in_turn), the second one
+    /// `connect_timeout`.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
-        refresh::ask_in_turn(&self.seeds, self, &Clock::default(), |seed, time| {
-            refresh::ask(&self.endpoint(seed)?, seed, time, self.command_timeout).map(drop)
-        })
+        let (sender, ranges) =
+            refresh::ask_in_turn(&self.seeds, self, &Clock::default(), |seed, time| {
+                let ranges = refresh::ask(&self.endpoint(seed)?, seed, time, self.command_timeout)?;
+                Ok((seed.clone(), ranges))
+            })?;
+        self.check_masters(&sender, &ranges)
+    }
+
+    /// Fails if none of the first [`MOST_CHECKED`] masters in the slot map of `sender` can be connected to within
+    /// `connect_timeout`. Does not connect if `sender`, which has replied, is a master itself.
+    fn check_masters(&self, sender: &HostPort, ranges: &[SlotRange]) -> Result<(), Error> {
+        let mut masters: Vec<&HostPort> = Vec::new();
+        for SlotRange { master, .. } in ranges {
+            if !masters.contains(&master) && masters.len() < MAX_MASTERS {
+                masters.push(master);
+            }
+        }
+        let [first, others @ ..] = &masters[..] else {
+            return Ok(());
+        };
+        if masters.contains(&sender) {
+            return Ok(());
+        }
+        let connect = |master: &HostPort, time: Duration| {
+            let announced_by = Arc::new(OnceLock::from(sender.clone()));
+            let endpoint = self.announced_endpoint(master, announced_by)?;
+            endpoint.open_within(time).map(drop)
+        };
+        // Usually the first master replies soon. If it is silent, the others still have half of the time.
+        let deadline = MonotonicTime::now().after(self.connect_timeout);
+        let time = match others {
+            [] => self.connect_timeout,
+            _ => self.connect_timeout / 2,
+        };
+        let Err(error) = connect(first, time) else {
+            return Ok(());
+        };
+        let left = deadline.since(MonotonicTime::now());
+        let others = &others[..others.len().min(MOST_CHECKED - 1)];
+        let mut is_reached = false;
+        call_each(
+            others,
+            |master| connect(master, left).is_ok(),
+            |results| {
+                is_reached = results.iter().any(|(_, is_reached)| is_reached);
+            },
+        );
+        if is_reached {
+            return Ok(());
+        }
+        let message = format!(
+            "no master of the Cluster ({} in all) can be connected to: {}",
+            masters.len(),
+            error.message()
+        );
+        Err(Error::new(error.kind(), message).with_source_of(&error))
     }
 
     /// `connect_timeout` and `command_timeout`.
@@ -95,9 +156,14 @@ impl ClusterAddress {
         Ok(endpoint)
     }
 
-    /// Returns the endpoint of a node that other nodes have announced. Its host may be invalid.
-    pub(super) fn announced_endpoint(&self, node: &HostPort) -> Result<Endpoint, Error> {
-        self.endpoint(node).map_err(|error| match error.kind() {
+    /// Returns the endpoint of a node that other nodes have announced, the first of which is in `announced_by`. Its host
+    /// may be invalid.
+    pub(super) fn announced_endpoint(
+        &self,
+        node: &HostPort,
+        announced_by: Arc<OnceLock<HostPort>>,
+    ) -> Result<Endpoint, Error> {
+        let mut endpoint = self.endpoint(node).map_err(|error| match error.kind() {
             ErrorKind::InvalidConfig => {
                 let message = format!(
                     "{node}: the Cluster announces a node with this host, which is invalid; check \
@@ -106,7 +172,11 @@ impl ClusterAddress {
                 Error::new(ErrorKind::Unavailable, message)
             }
             _ => error,
-        })
+        })?;
+        if !self.seeds.contains(node) {
+            endpoint.set_announcer(announced_by);
+        }
+        Ok(endpoint)
     }
 
     /// The addresses of the URL's nodes for messages.

@@ -29,6 +29,8 @@ pub(super) struct Member {
     serves: AtomicBool,
     /// It has served slots, and other masters have all of them now. Its endpoint reads this flag, too.
     is_retired: Arc<AtomicBool>,
+    /// The node that has first named this master, in its slot map or in a redirect. Its endpoint reads this, too.
+    announced_by: Arc<OnceLock<HostPort>>,
 }
 
 struct Opened {
@@ -48,6 +50,7 @@ impl Member {
             is_silent: AtomicBool::new(false),
             serves: AtomicBool::new(false),
             is_retired: Arc::default(),
+            announced_by: Arc::default(),
         }
     }
 
@@ -130,6 +133,16 @@ impl Member {
     /// The flag for [`Endpoint::set_retired_flag`](crate::store::redis::connection::Endpoint::set_retired_flag).
     pub(super) fn retired_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_retired)
+    }
+
+    /// Notes the node that has named this master, unless an earlier one is noted.
+    pub(super) fn note_announcer(&self, by: &HostPort) {
+        self.announced_by.get_or_init(|| by.clone());
+    }
+
+    /// The node that has named this master: see [`note_announcer`](Self::note_announcer).
+    pub(super) fn announced_by(&self) -> Arc<OnceLock<HostPort>> {
+        Arc::clone(&self.announced_by)
     }
 
     /// Ends the node's maintenance thread.

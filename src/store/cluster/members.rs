@@ -173,6 +173,13 @@ impl Members {
         moved
     }
 
+    /// Notes that the node at `by` has named the masters that no node has named before.
+    pub(super) fn note_announcer(&self, by: &HostPort) {
+        let table = self.table.read();
+        let masters = table.masters.iter().flatten();
+        masters.for_each(|master| master.note_announcer(by));
+    }
+
     /// The addresses of all known nodes, masters first.
     pub(super) fn addresses(&self) -> Vec<HostPort> {
         let masters = self

@@ -150,7 +150,9 @@ impl ClusterStore {
         member: &Member,
         started: Option<&Started>,
     ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
-        let mut endpoint = self.address.announced_endpoint(member.address())?;
+        let mut endpoint = self
+            .address
+            .announced_endpoint(member.address(), member.announced_by())?;
         endpoint.set_retired_flag(member.retired_flag());
         let endpoint = Arc::new(endpoint);
         let store = Weak::clone(&self.me);
@@ -235,7 +237,10 @@ impl ClusterStore {
                 .members
                 .get_or_add_named(&redirect_address(target, member))
             {
-                Ok(target) => Next::Ask(target),
+                Ok(target) => {
+                    target.note_announcer(member.address());
+                    Next::Ask(target)
+                }
                 Err(error) => Next::End(error),
             },
             _ => Next::Again,
@@ -248,6 +253,7 @@ impl ClusterStore {
             Redirect::Moved(target) => {
                 let to = redirect_address(target, member);
                 if self.members.note_moved(target.slot, &to).unwrap_or(false) {
+                    self.members.note_announcer(member.address());
                     self.refresher.note_moved(target.slot);
                 }
                 self.refresher.request();
@@ -659,7 +665,10 @@ impl Store for ClusterStore {
                     .members
                     .get_or_add_named(&redirect_address(target, &owner))
                 {
-                    Ok(target) => push_to_group(&mut asked, target, request),
+                    Ok(target) => {
+                        target.note_announcer(owner.address());
+                        push_to_group(&mut asked, target, request);
+                    }
                     Err(_) => others.push(request),
                 },
                 Redirect::Moved(_) | Redirect::Retired => moved.push(request),
@@ -957,6 +966,9 @@ impl ReleaseRouter for ClusterStore {
         let target = self
             .members
             .get_or_add_named(&redirect_address(target, &member));
+        if let Ok(target) = &target {
+            target.note_announcer(member.address());
+        }
         match target.as_ref().map(|target| self.node_or_open(target)) {
             Ok(Ok(node)) => {
                 adopt(node, release, &self.transits.begin());

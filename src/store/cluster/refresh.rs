@@ -89,7 +89,10 @@ impl Refresher {
         while state.rounds == before && !state.is_stopped {
             let left = deadline.since(MonotonicTime::now());
             if left.is_zero() {
-                return state.error.clone().or_else(|| Some(no_slot_map(cluster)));
+                let asked = state.asked.as_ref();
+                let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
+                let error = unfinished.or_else(|| state.error.clone());
+                return error.or_else(|| Some(no_slot_map(cluster)));
             }
             self.changed.wait_for(&mut state, left);
         }
@@ -162,7 +165,11 @@ pub(super) fn run(store: &ClusterStore) {
             turn += 1;
             asked_at = MonotonicTime::now();
             let (moved, error) = match ranges {
-                Ok(ranges) => (store.members.replace(&ranges), None),
+                Ok((sender, ranges)) => {
+                    let moved = store.members.replace(&ranges);
+                    store.members.note_announcer(&sender);
+                    (moved, None)
+                }
                 Err(error) => (Vec::new(), Some(error)),
             };
             pause = next_pause(pause, was_quiet || !moved.is_empty());
@@ -204,17 +211,23 @@ impl ForeignMaps {
     }
 
     /// The outcome of a round in which no node sent a map of the same Cluster. `error` is its first error.
-    fn outcome(self, seeds: &[HostPort], error: Error) -> Result<Vec<SlotRange>, Error> {
+    fn outcome(
+        mut self,
+        seeds: &[HostPort],
+        error: Error,
+    ) -> Result<(HostPort, Vec<SlotRange>), Error> {
         match self.first {
-            Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => Ok(map),
+            Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => {
+                Ok((self.senders.swap_remove(0), map))
+            }
             Some(_) => Err(of_another_cluster(&self.senders[0])),
             None => Err(error),
         }
     }
 }
 
-/// Asks one node after another for the slot map, until one answers. Each round begins with another node. Silent nodes
-/// come last.
+/// Asks one node after another for the slot map, until one answers. Returns the node and the map. Each round begins with
+/// another node. Silent nodes come last.
 ///
 /// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
 /// the last one is used only if all nodes of the URL give such maps, as after the Cluster was made anew.
@@ -222,7 +235,7 @@ fn ask_nodes(
     store: &ClusterStore,
     asked: &mut HashMap<HostPort, AskedNode>,
     turn: usize,
-) -> Result<Vec<SlotRange>, Error> {
+) -> Result<(HostPort, Vec<SlotRange>), Error> {
     let mut addresses = store.members.addresses();
     for seed in store.address.seeds() {
         if !addresses.contains(seed) {
@@ -245,7 +258,11 @@ fn ask_nodes(
         let node = match asked.entry(address.clone()) {
             Entry::Occupied(node) => node.into_mut(),
             Entry::Vacant(vacant) => {
-                let endpoint = store.address.announced_endpoint(address)?;
+                let mut members = members.iter();
+                let member = members.find(|member| member.address() == address);
+                let announced_by = member.map(|member| member.announced_by());
+                let announced_by = announced_by.unwrap_or_default();
+                let endpoint = store.address.announced_endpoint(address, announced_by)?;
                 endpoint.name_connections(&store.holder);
                 vacant.insert(AskedNode {
                     endpoint: Arc::new(endpoint),
@@ -258,7 +275,7 @@ fn ask_nodes(
         node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
         let ranges = answer?;
         if store.members.can_be_next(&ranges) {
-            return Ok(ranges);
+            return Ok((address.clone(), ranges));
         }
         foreign.note(address, ranges);
         Err(of_another_cluster(address))
@@ -528,7 +545,7 @@ mod tests {
             senders.iter().for_each(|one| foreign.note(one, map(one)));
             foreign.outcome(&seeds, Error::new(ErrorKind::Unavailable, "away"))
         };
-        assert_eq!(outcome(&[&two, &one]).unwrap(), map(&two));
+        assert_eq!(outcome(&[&two, &one]).unwrap(), (two.clone(), map(&two)));
         let refused = outcome(&[&two]).unwrap_err();
         assert_eq!(refused.message(), of_another_cluster(&two).message());
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
@@ -591,7 +608,8 @@ mod tests {
         let store = store_of(&[HostPort::new(b"h", b"1").unwrap()]);
         let host = "u:p@h".to_owned();
         let node = HostPort { host, port: 2 };
-        let error = store.address.announced_endpoint(&node).err().unwrap();
+        let error = store.address.announced_endpoint(&node, Arc::default());
+        let error = error.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let text = error.to_string();
         assert!(

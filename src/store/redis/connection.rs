@@ -17,7 +17,8 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::data_check::DataCheck;
 use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::errors::{
-    Attempted, error_reply, hide_password, no_reply, unexpected_reply,
+    Announcer, Attempted, Step, error_reply, hide_password, no_connection, no_reply,
+    unexpected_reply, unfinished,
 };
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
@@ -59,6 +60,8 @@ pub(crate) struct Endpoint {
     epoch: Arc<Epoch>,
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
     is_retired: Arc<AtomicBool>,
+    /// The node of a Cluster that has announced this address. Empty for an address of the user.
+    announced_by: Arc<OnceLock<HostPort>>,
     opening: Mutex<Opening>,
     /// The sockets of the connections that were opened.
     connections: Sockets,
@@ -73,6 +76,9 @@ pub(crate) struct Endpoint {
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
 }
+
+/// An attempt that is in one step for this long counts as hanging: its step says more than an earlier failure.
+const HANGS: Duration = Duration::from_millis(500);
 
 /// How often an attempt to connect checks during its pause whether the pause can end early.
 const PAUSE_STEP: Duration = Duration::from_millis(20);
@@ -95,8 +101,8 @@ pub(super) enum NamedBy {
 #[derive(Default)]
 struct Failures {
     count: u64,
-    /// The error of the last attempt, if it failed.
-    last: Option<Error>,
+    /// The error of the last attempt, if it failed, and when it failed.
+    last: Option<(Error, MonotonicTime)>,
 }
 
 /// The attempts to connect that are under way.
@@ -106,6 +112,63 @@ struct Opening {
     closed: bool,
     /// Sockets to servers.
     sockets: Vec<Closer>,
+    /// The current step of each attempt.
+    steps: Vec<RunningStep>,
+    /// The number of attempts so far.
+    count: u64,
+}
+
+/// The current step of an attempt to connect.
+#[derive(Clone, Copy)]
+struct RunningStep {
+    /// The number of the attempt.
+    attempt: u64,
+    step: Step,
+    since: MonotonicTime,
+}
+
+impl RunningStep {
+    fn lasted(&self) -> Duration {
+        MonotonicTime::now().since(self.since)
+    }
+}
+
+/// Tells an endpoint the steps of one attempt to connect. A caller that stops waiting for the attempt can then name its
+/// step. Its drop ends the attempt.
+pub(super) struct Progress<'a> {
+    endpoint: &'a Endpoint,
+    attempt: u64,
+}
+
+impl<'a> Progress<'a> {
+    fn begin(endpoint: &'a Endpoint, step: Step) -> Self {
+        let mut opening = endpoint.opening.lock();
+        opening.count += 1;
+        let attempt = opening.count;
+        let since = MonotonicTime::now();
+        opening.steps.push(RunningStep {
+            attempt,
+            step,
+            since,
+        });
+        Self { endpoint, attempt }
+    }
+
+    pub(super) fn enter(&self, step: Step) {
+        let since = MonotonicTime::now();
+        let mut opening = self.endpoint.opening.lock();
+        let mut steps = opening.steps.iter_mut();
+        if let Some(running) = steps.find(|running| running.attempt == self.attempt) {
+            (running.step, running.since) = (step, since);
+        }
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        let mut opening = self.endpoint.opening.lock();
+        opening.steps.retain(|it| it.attempt != self.attempt);
+    }
 }
 
 impl Opening {
@@ -161,6 +224,7 @@ impl Endpoint {
             was_reached: AtomicBool::new(false),
             epoch: Arc::default(),
             is_retired: Arc::default(),
+            announced_by: Arc::default(),
             opening: Mutex::default(),
             connections: Sockets::default(),
             queries: Sockets::default(),
@@ -188,6 +252,20 @@ impl Endpoint {
     /// The first request of each connection to a node of a quorum. `None` for other servers.
     pub(crate) fn data_check(&self) -> Option<&DataCheck> {
         self.data_check.as_ref()
+    }
+
+    /// From now on, errors name the node in `announced_by` as the one that has announced this address.
+    pub(crate) fn set_announcer(&mut self, announced_by: Arc<OnceLock<HostPort>>) {
+        self.announced_by = announced_by;
+    }
+
+    /// The other server that has announced the address of this one. `None` for an address of the user.
+    pub(super) fn announcer<'a>(&'a self, named_by: Option<&'a NamedBy>) -> Option<Announcer<'a>> {
+        match named_by {
+            Some(NamedBy::Sentinel(by)) => Some(Announcer::Sentinel(by)),
+            Some(NamedBy::EarlierAnswer(_)) => None,
+            None => self.announced_by.get().map(Announcer::Node),
+        }
     }
 
     /// Prepares TLS, if the address has it. Must be called before the first connection to such an address.
@@ -411,7 +489,9 @@ impl Endpoint {
         deadline: MonotonicTime,
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Sender, Receiver), Error> {
-        let connection = socket::connect(attempted.info.addr(), deadline);
+        let connection = socket::connect(attempted.info.addr(), deadline, |step| {
+            attempted.enter(step)
+        });
         let halves = connection.map_err(|error| {
             let is_lasting = error.nothing_listens() && self.is_fixed() && !self.was_reached();
             let error = attempted.connect_error(error);
@@ -431,6 +511,7 @@ impl Endpoint {
     ) -> Result<(Sender, Receiver), Error> {
         match (&self.tls, attempted.info.addr()) {
             (Some(tls), ConnectionAddr::TcpTls { host, .. }) => {
+                attempted.enter(Step::TlsHandshake);
                 let started = tls.start(host, &mut sender, &mut receiver, deadline);
                 started
                     .map_err(|error| attempted.handshake_error(&tls.server_name(host), error))?;
@@ -552,15 +633,11 @@ impl Endpoint {
 
     /// An attempt to connect to `info` within `time`, which is `connect_timeout` or a part of it.
     fn attempted<'a>(&self, info: &'a ConnectionInfo, time: Duration) -> Attempted<'a> {
-        Attempted {
-            info,
-            timeout: time,
-            setting: if time < self.connect_timeout {
-                "a part of `connect_timeout`"
-            } else {
-                "`connect_timeout`"
-            },
-        }
+        let setting = match time < self.connect_timeout {
+            true => "a part of `connect_timeout`",
+            false => "`connect_timeout`",
+        };
+        Attempted::new(info, time, setting)
     }
 
     fn doubts(&self) -> u64 {
@@ -576,6 +653,11 @@ impl Endpoint {
         is_followed: bool,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
+        let first = match &self.sentinels {
+            Some(_) => Step::AskSentinel,
+            None => Step::LookUp,
+        };
+        let progress = Progress::begin(self, first);
         let found = self.find_server(deadline, &self.queries)?;
         let made_in = self.begin_connection(&found)?;
         let FoundServer { info, named_by } = found;
@@ -584,7 +666,8 @@ impl Endpoint {
             true => now.after(deadline.since(now) * 3 / 4),
             false => deadline,
         };
-        let opened = self.open_server(info, named_by.as_ref(), made_in, (time, deadline), closer);
+        let (time, progress) = ((time, deadline), Some(&progress));
+        let opened = self.open_server(info, named_by.as_ref(), made_in, time, progress, closer);
         opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
     }
 
@@ -616,13 +699,16 @@ impl Endpoint {
         named_by: Option<&NamedBy>,
         mut made_in: MadeIn,
         (time, deadline): (Duration, MonotonicTime),
+        progress: Option<&Progress<'_>>,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
-        let attempted = self.attempted(&info, time);
+        let attempted = self.attempted(&info, time).with_progress(progress);
+        let attempted = attempted.announced_by(self.announcer(named_by));
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
             self.register_opening(socket, &info)
         })?;
+        attempted.enter(Step::CallCredentials);
         let (info, deadline) = self.with_login(info, deadline)?;
         // The login has just succeeded, so earlier breaks of other connections say nothing about this one.
         made_in.forget_breaks(&self.epoch);
@@ -639,7 +725,7 @@ impl Endpoint {
         };
         let mut handshake = Handshake {
             endpoint: self,
-            attempted: self.attempted(&info, time),
+            attempted: self.attempted(&info, time).with_progress(progress),
             connection: &mut connection,
             named_by,
             deadline,
@@ -715,7 +801,7 @@ impl Endpoint {
     ) -> Result<Connection, Error> {
         let FoundServer { info, named_by } = found;
         let time = (self.connect_timeout, deadline);
-        self.open_server(info, named_by.as_ref(), made_in, time, &mut None)
+        self.open_server(info, named_by.as_ref(), made_in, time, None, &mut None)
     }
 
     #[cfg(all(test, not(shuttle)))]
@@ -744,7 +830,50 @@ impl Endpoint {
 
     /// The error of the last attempt to connect, if it failed.
     pub(crate) fn last_error(&self) -> Option<Error> {
-        self.failures.lock().last.clone()
+        let failures = self.failures.lock();
+        failures.last.as_ref().map(|(error, _)| error.clone())
+    }
+
+    /// The error of a caller that leaves without a connection, and whose request was not sent: that of the last
+    /// attempt, or the step of an attempt that has not ended for a while.
+    pub(crate) fn no_connection(&self) -> Error {
+        let running = self.longest_step();
+        let last = self.failures.lock().last.clone();
+        match (running, last) {
+            (Some(running), Some((_, failed_at)))
+                if failed_at < running.since && running.lasted() >= HANGS =>
+            {
+                self.unfinished(running)
+            }
+            (_, Some((error, _))) => error,
+            (Some(running), None) => self.unfinished(running),
+            (None, None) => no_connection(&self.address_of_server()),
+        }
+    }
+
+    /// The error of a caller that leaves while an attempt to connect is under way.
+    pub(crate) fn unfinished_step(&self) -> Option<Error> {
+        self.longest_step().map(|running| self.unfinished(running))
+    }
+
+    /// The longest of the steps of running attempts.
+    fn longest_step(&self) -> Option<RunningStep> {
+        let opening = self.opening.lock();
+        let first = opening.steps.iter().min_by_key(|running| running.since);
+        first.copied()
+    }
+
+    fn unfinished(&self, running: RunningStep) -> Error {
+        let last = self
+            .sentinels
+            .as_ref()
+            .filter(|it| it.last_primary().is_some());
+        // The sentinel that has replied last.
+        let sentinel = last.map(Sentinels::first);
+        let by_sentinel = sentinel.as_ref().map(Announcer::Sentinel);
+        let announced_by = by_sentinel.or_else(|| self.announcer(None));
+        let (address, lasted) = (self.address_of_server(), running.lasted());
+        unfinished(&address, running.step, lasted, announced_by)
     }
 
     /// The number of failed attempts to connect.
@@ -755,7 +884,8 @@ impl Endpoint {
     /// Whether an attempt has failed since there were `before` failures, with an error that lasts.
     pub(super) fn is_refused_since(&self, before: u64) -> bool {
         let failures = self.failures.lock();
-        failures.count > before && failures.last.as_ref().is_some_and(Error::is_lasting)
+        let last = failures.last.as_ref();
+        failures.count > before && last.is_some_and(|(error, _)| error.is_lasting())
     }
 
     /// As [`open`](Self::open), for all connections but those of notifications and of checks: notes how it has ended,
@@ -763,10 +893,11 @@ impl Endpoint {
     pub(super) fn open_and_note(&self) -> Result<Connection, Error> {
         let opened = self.open();
         let error = opened.as_ref().err().cloned();
+        let last = error.map(|error| (error, MonotonicTime::now()));
         let mut failures = self.failures.lock();
-        failures.count += u64::from(error.is_some());
+        failures.count += u64::from(last.is_some());
         // The replaced error may own a value of the user, so it is dropped after the unlock.
-        let replaced = std::mem::replace(&mut failures.last, error);
+        let replaced = std::mem::replace(&mut failures.last, last);
         drop(failures);
         drop(replaced);
         if opened.is_err() {
@@ -1092,6 +1223,51 @@ mod tests {
         assert!(!is_lasting(&of_cluster, closed_port));
         let group = endpoint("redis+sentinel://127.0.0.1:1/group").unwrap();
         assert!(!is_lasting(&group, closed_port));
+    }
+
+    /// A test cannot let the lookup of a name hang. `bad_input::unfinished` has the other steps.
+    #[test]
+    #[cfg(not(shuttle))]
+    fn callers_learn_of_the_step_that_hangs() {
+        let endpoint = endpoint("redis://redis.example:7").unwrap();
+        let shown = || endpoint.no_connection().to_string();
+        let never = shown();
+        assert!(
+            never.contains("redis.example:7: the time was too short"),
+            "{never}"
+        );
+        let progress = Progress::begin(&endpoint, Step::LookUp);
+        let other = Progress::begin(&endpoint, Step::LookUp);
+        other.enter(Step::LogIn);
+        let hanging = shown();
+        let begin = "Redis is unavailable: redis.example:7: the lookup of the host name has not ended after ";
+        assert!(hanging.starts_with(begin), "{hanging}");
+        assert!(
+            hanging.ends_with("s, so nothing was sent; check DNS"),
+            "{hanging}"
+        );
+        drop(progress);
+        assert!(shown().contains("the login has not ended after"));
+        // An attempt that has failed since then says more.
+        let fail = |at| {
+            let failed = Error::new(ErrorKind::Unavailable, "refused");
+            endpoint.failures.lock().last = Some((failed, at));
+        };
+        fail(MonotonicTime::now());
+        assert!(shown().contains("refused"));
+        endpoint.opening.lock().steps[0].since = MonotonicTime::now().before(HANGS);
+        fail(MonotonicTime::now().before(2 * HANGS));
+        assert!(shown().contains("the login has not ended after"));
+        drop(other);
+        assert!(shown().contains("refused"));
+        let info = endpoint.info();
+        let slow = socket::ConnectError::SlowLookup(Duration::from_millis(5_250));
+        let slow = endpoint
+            .attempted(info, endpoint.connect_timeout)
+            .connect_error(slow);
+        let text = "redis.example:7 cannot be reached: the lookup of its host name took 5.25s of 1s \
+                    (`connect_timeout`); check DNS";
+        assert_eq!(slow.message(), text);
     }
 
     #[cfg(not(shuttle))]

@@ -23,7 +23,6 @@ use r2d2::ManageConnection;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
-use crate::store::redis::errors;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 
@@ -123,10 +122,8 @@ impl Connector {
             }
             let now = MonotonicTime::now();
             if now >= until || is_over() {
-                let error = endpoint.last_error();
-                return Err(
-                    error.unwrap_or_else(|| errors::no_connection(&endpoint.address_of_server()))
-                );
+                drop(state);
+                return Err(endpoint.no_connection());
             }
             // Another caller may have taken the connection of this caller's attempt.
             let is_missing = state.failed == failed && state.running < state.callers;

@@ -40,19 +40,11 @@ impl EnvironmentCheck {
         let deadline = MonotonicTime::now().after(timeout);
         let server = endpoint.find_server(deadline, &self.0)?.info;
         let setting = "`command_timeout`";
-        let connecting = Attempted {
-            info: &server,
-            timeout,
-            setting,
-        };
+        let connecting = Attempted::new(&server, timeout, setting);
         let (mut sender, mut receiver) =
             endpoint.connect(connecting, deadline, |socket| self.0.register(socket))?;
         let (info, deadline) = endpoint.with_login(server, deadline)?;
-        let attempted = Attempted {
-            info: &info,
-            timeout,
-            setting,
-        };
+        let attempted = Attempted::new(&info, timeout, setting);
         let queries = Queries::new(endpoint, attempted);
         let step = Step::CheckEnvironment;
         let packed = queries.commands.get_packed_pipeline();

@@ -8,13 +8,14 @@ use std::{fmt, io};
 use redis::{ConnectionInfo, RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
+use crate::store::redis::connection::Progress;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::socket::ConnectError;
 #[cfg(feature = "tls")]
 use crate::store::redis::tls::{self, TlsError};
-use crate::store::redis::url::address;
+use crate::store::redis::url::{HostPort, address};
 use crate::util::slot::Redirect;
-use crate::util::text::{has_id, printable, without_ids};
+use crate::util::text::{Shown, has_id, printable, without_ids};
 
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
@@ -294,10 +295,11 @@ pub(crate) fn lost_trials(address: &str, count: u32) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The error if no connection was made in time, and no attempt to connect has failed yet.
-pub(crate) fn no_connection(address: &str) -> Error {
+/// The error of a caller that leaves before an attempt to connect has begun.
+pub(super) fn no_connection(address: &str) -> Error {
     let message = format!(
-        "{address}: no connection in time (`connect_timeout`); check the server's load and the network"
+        "{address}: the time was too short to connect, so nothing was sent; use a longer time-out, or check the load of \
+         this machine"
     );
     Error::new(ErrorKind::Unavailable, message)
 }
@@ -350,9 +352,14 @@ pub(crate) fn is_redis_code(code: &str) -> bool {
     code.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// The steps of making a connection, for the errors of failed attempts.
-#[derive(Clone, Copy, Debug)]
+/// The steps of making a connection, for the errors of failed and of unfinished attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    LookUp,
+    Connect,
+    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
+    TlsHandshake,
+    CallCredentials,
     LogIn,
     LoadScripts,
     CheckData,
@@ -364,6 +371,10 @@ pub(super) enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::LookUp => "the lookup of the host name",
+            Self::Connect => "the TCP connection",
+            Self::TlsHandshake => "the TLS handshake",
+            Self::CallCredentials => "the callback of `Builder::credentials`",
             Self::LogIn => "the login",
             Self::LoadScripts => "the loading of scripts",
             Self::CheckData => "the check for lost data",
@@ -374,27 +385,129 @@ impl fmt::Display for Step {
     }
 }
 
+impl Step {
+    /// The next action of an operator if this step does not end.
+    fn next_action(self) -> &'static str {
+        match self {
+            Self::LookUp => "check DNS",
+            Self::Connect => "check the address, and firewalls",
+            Self::TlsHandshake => {
+                "check the server's load and the network, and use redis:// if this port is one without TLS"
+            }
+            Self::CallCredentials => "check where it gets the login",
+            Self::AskSentinel => "check the sentinels, and the network",
+            Self::LogIn
+            | Self::LoadScripts
+            | Self::CheckData
+            | Self::Subscribe
+            | Self::CheckEnvironment => "check the server's load and the network",
+        }
+    }
+}
+
+/// The error of a caller that leaves while an attempt to connect to `address` is in `step`, since `lasted`.
+pub(super) fn unfinished(
+    address: &str,
+    step: Step,
+    lasted: Duration,
+    announced_by: Option<Announcer<'_>>,
+) -> Error {
+    let (lasted, next) = (Shown(lasted), step.next_action());
+    let mut message =
+        format!("{address}: {step} has not ended after {lasted}, so nothing was sent; {next}");
+    if let (Step::LookUp | Step::Connect, Some(by)) = (step, announced_by) {
+        message += &format!("; {by}");
+    }
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 /// Makes the errors of an attempt to connect. Each names the address, what was attempted, and the next step.
 #[derive(Clone, Copy)]
 pub(super) struct Attempted<'a> {
     pub(super) info: &'a ConnectionInfo,
     /// The time-out of the whole attempt.
-    pub(super) timeout: Duration,
+    timeout: Duration,
     /// The setting that the time-out comes from, as messages show it: with its name in backticks.
-    pub(super) setting: &'static str,
+    setting: &'static str,
+    /// Receives the steps of the attempt.
+    progress: Option<&'a Progress<'a>>,
+    /// `None` for an address of the user.
+    announced_by: Option<Announcer<'a>>,
 }
 
-impl Attempted<'_> {
+/// The server that has announced the address of another one.
+#[derive(Clone, Copy)]
+pub(super) enum Announcer<'a> {
+    /// This sentinel names the primary.
+    Sentinel(&'a HostPort),
+    /// A sentinel names another sentinel.
+    OtherSentinel,
+    /// This node of a Cluster names another node.
+    Node(&'a HostPort),
+}
+
+impl fmt::Display for Announcer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const OWN_NETWORK: &str = "announces this address, which may be right only in its own network (Docker, NAT); \
+             announce one that this client can reach";
+        match self {
+            Self::Sentinel(by) => write!(
+                f,
+                "the sentinel {by} {OWN_NETWORK} (`sentinel monitor`, `replica-announce-ip`)"
+            ),
+            Self::OtherSentinel => {
+                write!(f, "another sentinel {OWN_NETWORK} (`sentinel announce-ip`)")
+            }
+            Self::Node(by) => write!(
+                f,
+                "the Cluster's node {by} {OWN_NETWORK} (`cluster-announce-ip`)"
+            ),
+        }
+    }
+}
+
+impl<'a> Attempted<'a> {
+    pub(super) fn new(info: &'a ConnectionInfo, timeout: Duration, setting: &'static str) -> Self {
+        Self {
+            info,
+            timeout,
+            setting,
+            progress: None,
+            announced_by: None,
+        }
+    }
+
+    /// Adds the announcer of the address to the errors of addresses that cannot be connected to.
+    pub(super) fn announced_by(self, announced_by: Option<Announcer<'a>>) -> Self {
+        Self {
+            announced_by,
+            ..self
+        }
+    }
+
+    /// Tells `progress` the steps of the attempt.
+    pub(super) fn with_progress(self, progress: Option<&'a Progress<'a>>) -> Self {
+        Self { progress, ..self }
+    }
+
+    /// Notes that a step of the attempt begins.
+    pub(super) fn enter(&self, step: Step) {
+        if let Some(progress) = self.progress {
+            progress.enter(step);
+        }
+    }
+
     /// An error whose message is the address, a blank, and `what`.
     pub(super) fn about(&self, kind: ErrorKind, what: impl fmt::Display) -> Error {
         Error::new(kind, format!("{} {what}", address(self.info)))
     }
 
-    /// The time-out in whole milliseconds. The exact value may be a fraction of a setting, with many digits.
-    fn shown_timeout(&self) -> Duration {
-        let shown =
-            Duration::from_millis(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
-        if shown.is_zero() { self.timeout } else { shown }
+    /// As [`about`](Self::about), and adds who has announced the address.
+    fn about_address(&self, kind: ErrorKind, what: impl fmt::Display) -> Error {
+        match self.announced_by {
+            Some(by) => self.about(kind, format_args!("{what}; {by}")),
+            None => self.about(kind, what),
+        }
     }
 
     /// The error for a socket that could not be connected.
@@ -404,14 +517,23 @@ impl Attempted<'_> {
                 let what =
                     "cannot be reached: its host name has no address; check the name, and DNS";
                 let error = sanitized(error.into());
-                return self.about(ErrorKind::Unavailable, what).with_source(error);
+                return self
+                    .about_address(ErrorKind::Unavailable, what)
+                    .with_source(error);
+            }
+            ConnectError::SlowLookup(took) => {
+                let (took, timeout, setting) = (Shown(took), Shown(self.timeout), self.setting);
+                let what = format!(
+                    "cannot be reached: the lookup of its host name took {took} of {timeout} ({setting}); check DNS"
+                );
+                return self.about_address(ErrorKind::Unavailable, what);
             }
             ConnectError::Connect(error) => error,
         };
         use io::ErrorKind::{
             ConnectionRefused, NotFound, PermissionDenied, TimedOut, Unsupported, WouldBlock,
         };
-        let (timeout, setting) = (self.shown_timeout(), self.setting);
+        let (timeout, setting) = (Shown(self.timeout), self.setting);
         let kind = match error.kind() {
             Unsupported => ErrorKind::InvalidConfig,
             _ => ErrorKind::Unavailable,
@@ -419,26 +541,27 @@ impl Attempted<'_> {
         let what = match error.kind() {
             ConnectionRefused => "refuses connections; check that Redis runs there, and the port",
             TimedOut | WouldBlock => &format!(
-                "accepts no connection within {timeout:?} ({setting}); check the address, and \
+                "accepts no connection within {timeout} ({setting}); check the address, and \
                  firewalls"
             ),
             NotFound => "does not exist; check the path of the socket, and that Redis runs",
             PermissionDenied => "may not be opened by this process; check the permissions",
             _ => "cannot be reached; check the address, and the network",
         };
-        self.about(kind, what).with_source(sanitized(error.into()))
+        self.about_address(kind, what)
+            .with_source(sanitized(error.into()))
     }
 
     /// The error for a handshake of TLS that failed.
     #[cfg(feature = "tls")]
     pub(super) fn handshake_error(&self, server_name: &str, error: TlsError) -> Error {
-        let (timeout, setting) = (self.shown_timeout(), self.setting);
+        let (timeout, setting) = (Shown(self.timeout), self.setting);
         match error {
             TlsError::Refused(error) => self.tls_refused(server_name, &error),
             TlsError::Late { has_received: true } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
-                    "did not end the TLS handshake within {timeout:?} ({setting}); check the \
+                    "did not end the TLS handshake within {timeout} ({setting}); check the \
                      server's load and the network"
                 ),
             ),
@@ -447,7 +570,7 @@ impl Attempted<'_> {
             } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
-                    "did not answer the TLS handshake within {timeout:?} ({setting}); use redis:// \
+                    "did not answer the TLS handshake within {timeout} ({setting}); use redis:// \
                      if this port is one without TLS"
                 ),
             ),
@@ -476,20 +599,23 @@ impl Attempted<'_> {
     #[cfg(feature = "tls")]
     pub(super) fn tls_refused(&self, server_name: &str, error: &rustls::Error) -> Error {
         let reason = tls::reason(error, server_name);
-        self.about(ErrorKind::Tls, reason)
-            .with_source(error.clone())
+        let about = match tls::is_about_name(error) {
+            true => self.about_address(ErrorKind::Tls, reason),
+            false => self.about(ErrorKind::Tls, reason),
+        };
+        about.with_source(error.clone())
     }
 
     /// The error for a request without a reply. `received` has the bytes that came in place of a reply.
     pub(super) fn no_reply_error(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
-        let (timeout, setting) = (self.shown_timeout(), self.setting);
+        let (timeout, setting) = (Shown(self.timeout), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
             // No request for a lock was sent yet, so no outcome is unknown.
             ErrorKind::Timeout => (
                 ErrorKind::Unavailable,
                 format!(
-                    "did not answer {step} within {timeout:?} ({setting}); check the server's load \
+                    "did not answer {step} within {timeout} ({setting}); check the server's load \
                      and the network"
                 ),
             ),
@@ -669,11 +795,7 @@ mod tests {
              sentinels or on a Cluster, try again after the fail-over"
         );
         let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
-        let attempted = Attempted {
-            info: &info,
-            timeout: Duration::from_secs(1),
-            setting: "`connect_timeout`",
-        };
+        let attempted = Attempted::new(&info, Duration::from_secs(1), "`connect_timeout`");
         let Value::ServerError(loading) =
             redis::parse_redis_value(b"-LOADING Redis is loading.\r\n").unwrap()
         else {
@@ -704,6 +826,43 @@ mod tests {
         ] {
             let shown = wait_refused(code, Some(detail)).to_string();
             assert!(shown.contains(next), "{shown}");
+        }
+    }
+
+    #[test]
+    fn an_unreachable_address_names_its_announcer() {
+        let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
+        let by = HostPort::new(b"s", b"7").unwrap();
+        let text = |announced_by| {
+            let attempted = Attempted::new(&info, Duration::from_nanos(1), "`connect_timeout`");
+            let refused = ConnectError::Connect(io::ErrorKind::TimedOut.into());
+            let attempted = attempted.announced_by(announced_by);
+            attempted.connect_error(refused).message().to_owned()
+        };
+        let what = "h:6379 accepts no connection within 1ms (`connect_timeout`); check the address, and firewalls";
+        assert_eq!(text(None), what);
+        for (announcer, name, setting) in [
+            (
+                Announcer::Sentinel(&by),
+                "the sentinel s:7",
+                "`sentinel monitor`, `replica-announce-ip`",
+            ),
+            (
+                Announcer::OtherSentinel,
+                "another sentinel",
+                "`sentinel announce-ip`",
+            ),
+            (
+                Announcer::Node(&by),
+                "the Cluster's node s:7",
+                "`cluster-announce-ip`",
+            ),
+        ] {
+            let shown = format!(
+                "{what}; {name} announces this address, which may be right only in its own network (Docker, NAT); \
+                 announce one that this client can reach ({setting})"
+            );
+            assert_eq!(text(Some(announcer)), shown);
         }
     }
 

@@ -224,6 +224,7 @@ impl Handshake<'_> {
     }
 
     fn send_and_receive(&mut self, step: Step, commands: &Pipeline) -> Result<Vec<Value>, Error> {
+        self.attempted.enter(step);
         let mut replies = Vec::new();
         let received = self
             .connection

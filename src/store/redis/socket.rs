@@ -14,6 +14,7 @@ use redis::{ConnectionAddr, RedisResult, Value};
 use socket2::{SockAddr, Socket, Type};
 
 use crate::error::{Error, ErrorKind};
+use crate::store::redis::errors::Step;
 use crate::store::redis::replies::{Limit, Replies};
 #[cfg(feature = "tls")]
 use crate::store::redis::tls;
@@ -30,6 +31,8 @@ const SLACK: Duration = Duration::from_millis(10);
 pub(crate) enum ConnectError {
     /// The resolver found no address for the host.
     Resolve(io::Error),
+    /// The lookup of the host took this long, so no time was left to connect.
+    SlowLookup(Duration),
     /// No address of the host could be connected to.
     Connect(io::Error),
 }
@@ -53,15 +56,24 @@ impl From<io::Error> for ConnectError {
     }
 }
 
-/// Connects by `deadline`, without a TLS handshake. The resolver of host names has time-outs of its own.
-pub(crate) fn connect(
+/// Connects by `deadline`, without a TLS handshake. The resolver of host names has time-outs of its own. Calls `enter` at
+/// the beginning of each step.
+pub(super) fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
+    enter: impl Fn(Step),
 ) -> Result<(Sender, Receiver), ConnectError> {
     let socket = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            enter(Step::LookUp);
+            let begun = MonotonicTime::now();
             let addresses = (host.as_str(), *port).to_socket_addrs();
             let addresses: Vec<SocketAddr> = addresses.map_err(ConnectError::Resolve)?.collect();
+            if begun < deadline && left_until(deadline).is_none() {
+                let took = MonotonicTime::now().since(begun);
+                return Err(ConnectError::SlowLookup(took));
+            }
+            enter(Step::Connect);
             let socket = connect_to_any(&addresses, deadline)?;
             // With Nagle's algorithm, the system would hold an acquire back until the server's system has acknowledged
             // the release before it.
@@ -69,7 +81,10 @@ pub(crate) fn connect(
             socket
         }
         #[cfg(unix)]
-        ConnectionAddr::Unix(path) => connect_to(&SockAddr::unix(path)?, deadline)?,
+        ConnectionAddr::Unix(path) => {
+            enter(Step::Connect);
+            connect_to(&SockAddr::unix(path)?, deadline)?
+        }
         _ => {
             let message = "this kind of address is not supported";
             return Err(io::Error::new(io::ErrorKind::Unsupported, message).into());

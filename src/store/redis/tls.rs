@@ -12,6 +12,7 @@
 //! own end: a cut reply is noticed anyway.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -318,58 +319,140 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), TimedOut | WouldBlock)
 }
 
+/// Whether the certificate is for another name than that of the server.
+pub(super) fn is_about_name(error: &rustls::Error) -> bool {
+    use CertificateError::{NotValidForName, NotValidForNameContext};
+    matches!(
+        error,
+        rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })
+    )
+}
+
 /// The rest of an error's message, behind the server's address: the fault, and the next step.
 pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
-    use CertificateError::{
-        BadSignature, Expired, ExpiredContext, InvalidPurpose, InvalidPurposeContext,
-        NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext, UnknownIssuer,
-    };
-    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage, PeerIncompatible};
     let reason = match error {
-        InvalidCertificate(error) => match error {
-            Expired | ExpiredContext { .. } => {
-                "has a certificate that has expired; renew it, or set this machine's clock"
-            }
-            NotValidYet | NotValidYetContext { .. } => {
-                "has a certificate that is not valid yet; set this machine's clock"
-            }
-            // `BadSignature`: the trusted issuer has the same name as the certificate's issuer, but another key.
-            UnknownIssuer | BadSignature => {
-                "has a certificate of an unknown issuer; give the issuer's certificate with TlsConfig::ca_pem"
-            }
-            NotValidForName | NotValidForNameContext { .. } => {
-                return format!(
-                    "has a certificate that is not for {server_name:?}; use the name it is for in \
-                     the URL or in TlsConfig::server_name"
-                );
-            }
-            InvalidPurpose | InvalidPurposeContext { .. } => {
-                "has a certificate that is not for servers; give it one for server authentication"
-            }
-            _ => "has a certificate that is not accepted; give it another one",
-        },
+        InvalidCertificate(error) => return fault_of_certificate(error, server_name),
         AlertReceived(AlertDescription::CertificateRequired) => {
             "requires a client certificate; give one with TlsConfig::client_certificate_pem"
         }
         AlertReceived(
-            AlertDescription::BadCertificate
+            alert @ (AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateRevoked
             | AlertDescription::CertificateExpired
             | AlertDescription::CertificateUnknown
             | AlertDescription::UnknownCA
-            | AlertDescription::AccessDenied,
+            | AlertDescription::AccessDenied),
         ) => {
-            "refuses the client certificate; check TlsConfig::client_certificate_pem, and which \
-             authorities the server trusts"
+            return format!(
+                "refuses the client certificate ({alert:?}); check TlsConfig::client_certificate_pem, and which \
+                 authorities the server trusts"
+            );
+        }
+        AlertReceived(alert) => {
+            return format!("has refused the TLS handshake ({alert:?}); {CHECK_SETTINGS}");
+        }
+        PeerIncompatible(why) => {
+            return format!(
+                "has no TLS settings in common with this client ({why:?}); {CHECK_SETTINGS}"
+            );
         }
         InvalidMessage(_) => SERVER_WITHOUT_TLS,
-        _ => {
-            "has refused the TLS handshake, or breaks its rules; check its TLS settings (`tls-protocols`, `tls-ciphers`)"
-        }
+        _ => return format!("breaks the rules of TLS; {CHECK_SETTINGS}"),
     };
     reason.to_owned()
 }
+
+/// As [`reason`], for a server whose certificate is not accepted.
+fn fault_of_certificate(error: &CertificateError, server_name: &str) -> String {
+    use CertificateError::{
+        BadEncoding, BadSignature, Expired, ExpiredContext, InvalidPurpose, InvalidPurposeContext,
+        NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext, Other, Revoked,
+        UnhandledCriticalExtension, UnknownIssuer,
+    };
+    let fault = match error {
+        Expired | ExpiredContext { .. } => {
+            "that has expired; renew it, or set this machine's clock"
+        }
+        NotValidYet | NotValidYetContext { .. } => {
+            "that is not valid yet; set this machine's clock"
+        }
+        // `BadSignature`: the trusted issuer has the same name as the certificate's issuer, but another key.
+        UnknownIssuer | BadSignature => {
+            "of an unknown issuer; give the issuer's certificate with TlsConfig::ca_pem"
+        }
+        NotValidForNameContext { presented, .. } if presented.is_empty() => {
+            return format!(
+                "has a certificate without a subjectAltName, and a common name does not count; issue one with \
+                 {server_name} as subjectAltName"
+            );
+        }
+        NotValidForName | NotValidForNameContext { .. } => {
+            let names = match error {
+                NotValidForNameContext { presented, .. } => {
+                    format!(", but for {}", presented_names(presented))
+                }
+                _ => String::new(),
+            };
+            return format!(
+                "has a certificate that is not for {server_name:?}{names}; use the name it is for in the URL or in \
+                 TlsConfig::server_name"
+            );
+        }
+        InvalidPurpose | InvalidPurposeContext { .. } => {
+            "that is not for servers; give it one for server authentication"
+        }
+        Revoked => "that was revoked; issue another one",
+        BadEncoding => "that cannot be read; issue another one",
+        UnhandledCriticalExtension => {
+            "with a critical extension that is not supported; issue one without it"
+        }
+        // rustls has no variants for these errors of its dependency, whose type is not a part of rustls' API.
+        Other(other) => match other.to_string().as_str() {
+            "UnsupportedCertVersion" => {
+                "of X.509 version 1, which is not supported; issue one of version 3, with a subjectAltName \
+                 (`openssl x509 -req` needs `-extfile`)"
+            }
+            "CaUsedAsEndEntity" => {
+                "of an authority (CA:TRUE) as its own; issue a certificate for the server, with CA:FALSE and a \
+                 subjectAltName, and give the authority's with TlsConfig::ca_pem"
+            }
+            other => return unnamed_fault(other),
+        },
+        // Newer versions of rustls have more variants with this beginning.
+        other if format!("{other:?}").starts_with("UnsupportedSignatureAlgorithm") => {
+            "whose signature is of a kind that is not supported, as with SHA-1; issue one with SHA-256, and ECDSA \
+             P-256 or RSA of 2048 bits"
+        }
+        other => return unnamed_fault(other),
+    };
+    format!("has a certificate {fault}")
+}
+
+fn unnamed_fault(error: impl fmt::Display) -> String {
+    format!("has a certificate that is not accepted ({error}); issue another one")
+}
+
+/// The most names of a certificate that an error lists.
+const MOST_NAMES: usize = 5;
+
+/// The names that a certificate is for. webpki shows each with its type: `DnsName("h")`, `IpAddress(127.0.0.1)`.
+fn presented_names(presented: &[String]) -> String {
+    let bare = |name: &String| {
+        let inner = name
+            .split_once('(')
+            .and_then(|(_, rest)| rest.strip_suffix(')'));
+        inner.unwrap_or(name).trim_matches('"').to_owned()
+    };
+    let mut names: Vec<String> = presented.iter().take(MOST_NAMES).map(bare).collect();
+    if presented.len() > MOST_NAMES {
+        names.push("..".to_owned());
+    }
+    names.join(", ")
+}
+
+const CHECK_SETTINGS: &str = "check its TLS settings (`tls-protocols`, `tls-ciphers`)";
 
 /// The rest of an error's message for a server that does not reply in TLS.
 const SERVER_WITHOUT_TLS: &str =
@@ -435,7 +518,7 @@ mod tests {
         });
         let deadline = MonotonicTime::now().after(LONG);
         let address = ConnectionAddr::Tcp(HOST.to_owned(), address.port());
-        let (mut sender, mut receiver) = socket::connect(&address, deadline).unwrap();
+        let (mut sender, mut receiver) = socket::connect(&address, deadline, |_| ()).unwrap();
         let settings = TlsConfig::new().ca_pem(cert.pem());
         let tls = Tls::new(&settings, HOST).unwrap();
         tls.start(HOST, &mut sender, &mut receiver, deadline)

@@ -5,8 +5,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use leasehold::{Client, Credentials, Error};
-use leasehold_testbed::{SentinelGroup, Server, eventually};
+use leasehold_testbed::{Cluster, SentinelGroup, Server, eventually};
 
+use super::unfinished::full_backlog;
+use crate::cluster::key_on;
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
 use crate::support::{SOON, ask, millis, secs, server, within};
@@ -364,6 +366,71 @@ fn sentinels_that_name_no_primary_say_why() {
     let why = "ADDR knows no group \"other\"; check the name behind the hosts of the URL";
     let message = format!("invalid configuration: {}", none("other", why));
     assert_says(&error.build().unwrap_err(), &sentinel, &message);
+}
+
+#[test]
+fn an_unreachable_primary_names_its_sentinel() {
+    let group = SentinelGroup::builder().replicas(0).sentinels(1);
+    let mut group = group.start().unwrap();
+    let url = format!("redis://127.0.0.1:{}", group.servers()[0].port());
+    group.server_mut(0).kill();
+    let sentinel = group.sentinels()[0].port();
+    let error = steady(&group.url()).connect_timeout(secs(1)).build();
+    let message = format!(
+        "Redis is unavailable: ADDR refuses connections; check that Redis runs there, and the port; the sentinel \
+         127.0.0.1:{sentinel} announces this address, which may be right only in its own network (Docker, NAT); \
+         announce one that this client can reach (`sentinel monitor`, `replica-announce-ip`)"
+    );
+    assert_says(&error.unwrap_err(), &url, &message);
+}
+
+/// As in Docker, where the nodes announce addresses of their own network.
+#[test]
+fn unreachable_masters_name_the_slot_map() {
+    let cluster = Cluster::builder().masters(2).without_replicas();
+    let cluster = cluster.start().unwrap();
+    let asked = cluster.nodes()[0].port();
+    let url = format!("redis+cluster://127.0.0.1:{asked}");
+    let announced = |text: &str| {
+        let map = || ask(&cluster.nodes()[0], &["CLUSTER", "SLOTS"]).to_string();
+        assert!(
+            eventually(2 * SOON, || map().matches(text).count() >= 1),
+            "{}",
+            map()
+        );
+    };
+    let announce = |node: usize, port: u16| {
+        let command = ["CONFIG", "SET", "cluster-announce-port", &port.to_string()];
+        ask(&cluster.nodes()[node], &command);
+        announced(&port.to_string());
+    };
+    let keys = [0, 1].map(|node| key_on(&cluster, node));
+    let (silent, _sockets) = full_backlog();
+    announce(0, closed_port());
+    // One of the masters can be reached.
+    let client = steady(&url).build().unwrap();
+    drop(client);
+    announce(1, silent);
+    let error = steady(&url).connect_timeout(secs(2)).build().unwrap_err();
+    let lazy = steady(&url)
+        .command_timeout(secs(2))
+        .outage_timeout(millis(1));
+    let lazy = lazy.build_lazy().unwrap();
+    let by = format!(
+        "; the Cluster's node 127.0.0.1:{asked} announces this address, which may be right only in its own network \
+         (Docker, NAT); announce one that this client can reach (`cluster-announce-ip`)"
+    );
+    let none = format!(
+        "Redis is unavailable: no master of the Cluster (2 in all) can be connected to: 127.0.0.1:{} refuses \
+         connections; check that Redis runs there, and the port{by}",
+        closed_port()
+    );
+    assert_eq!(error.to_string(), none);
+    let faults = ["refuses connections", "the TCP connection has not ended"];
+    for (key, fault) in keys.iter().zip(faults) {
+        let text = lazy.mutex(key).lock().map(drop).unwrap_err().to_string();
+        assert!(text.contains(fault) && text.ends_with(&by), "{text}");
+    }
 }
 
 #[test]

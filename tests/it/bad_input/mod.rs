@@ -8,6 +8,7 @@ pub mod messages;
 mod names;
 mod servers;
 mod settings;
+pub mod unfinished;
 mod urls;
 mod values;
 

@@ -211,14 +211,14 @@ fn server_of<'a>(cluster: &'a Cluster, key: &str) -> &'a Server {
 }
 
 /// The name of a lock whose key the node `node` serves.
-fn key_on(cluster: &Cluster, node: usize) -> String {
+pub fn key_on(cluster: &Cluster, node: usize) -> String {
     let names = (0..1_000).map(|number| format!("k{number}"));
     let mut own = names.filter(|name| node_of(cluster, name) == node);
     own.next().expect("the node serves slots")
 }
 
 /// A name whose key the node `node` serves, for each master.
-fn key_on_each(cluster: &Cluster) -> [String; 3] {
+pub fn key_on_each(cluster: &Cluster) -> [String; 3] {
     [0, 1, 2].map(|node| key_on(cluster, node))
 }
 

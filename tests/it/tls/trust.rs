@@ -15,7 +15,7 @@ use crate::steady::steady;
 use crate::support::{SOON, builder, secs, server};
 
 use super::TlsServer;
-use super::certificates::{Authority, Validity};
+use super::certificates::{Authority, Certificate, Validity};
 
 /// Fails unless `build`, and `lock` of a client that was built without connecting, fail with the kind `Tls` and this
 /// reason.
@@ -189,13 +189,56 @@ fn messages_name_server_fault_and_next_step() {
         "no TLS connection: ADDR has a certificate that has expired; renew it, or set this machine's \
          clock",
     );
-    let other = TlsServer::start_with("redis.internal", Validity::Now, false);
+    let early = TlsServer::start_with("127.0.0.1", Validity::NotYet, false);
     assert_says(
-        &other.steady().build().unwrap_err(),
-        &other.url(),
-        "no TLS connection: ADDR has a certificate that is not for \"127.0.0.1\"; use the name it is \
-         for in the URL or in TlsConfig::server_name",
+        &early.steady().build().unwrap_err(),
+        &early.url(),
+        "no TLS connection: ADDR has a certificate that is not valid yet; set this machine's clock",
     );
+    let strict = TlsServer::start_with("127.0.0.1", Validity::Now, true);
+    assert_says(
+        &strict.steady().build().unwrap_err(),
+        &strict.url(),
+        "no TLS connection: ADDR requires a client certificate; give one with TlsConfig::client_certificate_pem",
+    );
+}
+
+/// The mistakes that `openssl` makes easy.
+#[test]
+fn faults_of_certificates_are_named() {
+    type Make = fn(&Authority) -> Certificate;
+    let make: [(Make, &str); 4] = [
+        (
+            |authority| authority.of_version_1("127.0.0.1"),
+            "has a certificate of X.509 version 1, which is not supported; issue one of version 3, with a \
+             subjectAltName (`openssl x509 -req` needs `-extfile`)",
+        ),
+        (
+            |authority| authority.without_alternative_names("127.0.0.1"),
+            "has a certificate without a subjectAltName, and a common name does not count; issue one with 127.0.0.1 \
+             as subjectAltName",
+        ),
+        (
+            |authority| authority.of_authority("127.0.0.1"),
+            "has a certificate of an authority (CA:TRUE) as its own; issue a certificate for the server, with \
+             CA:FALSE and a subjectAltName, and give the authority's with TlsConfig::ca_pem",
+        ),
+        (
+            |authority| authority.of_server("redis.internal", Validity::Now),
+            "has a certificate that is not for \"127.0.0.1\", but for redis.internal; use the name it is for in the \
+             URL or in TlsConfig::server_name",
+        ),
+    ];
+    for (make, fault) in make {
+        let authority = Authority::new();
+        let files = authority.files(make(&authority), false);
+        let server = Server::builder().tls(files).start().unwrap();
+        let url = server.tls_url().unwrap();
+        let tls = TlsConfig::new().ca_pem(authority.pem.as_str());
+        let error = steady(&url).tls(tls).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Tls, "{error}");
+        assert_says(&error, &url, &format!("no TLS connection: ADDR {fault}"));
+    }
 }
 
 #[test]

@@ -78,18 +78,11 @@ impl Subscription {
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Self, Sender), Error> {
         let setting = "`command_timeout`";
-        let attempted = Attempted {
-            info: &info,
-            timeout,
-            setting,
-        };
+        let attempted = Attempted::new(&info, timeout, setting);
+        let attempted = attempted.announced_by(endpoint.announcer(named_by));
         let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, connected)?;
         let (info, deadline) = endpoint.with_login(info, deadline)?;
-        let attempted = Attempted {
-            info: &info,
-            timeout,
-            setting,
-        };
+        let attempted = Attempted::new(&info, timeout, setting);
         let name = endpoint.connection_name("leasehold-notifications");
         let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;

@@ -241,7 +241,7 @@ impl Pipeline {
         shutdown_deadline: Option<MonotonicTime>,
     ) {
         while caller.wait(deadline) == WaitEnd::Appointed {
-            let connection = self.state.lock().connection.take();
+            let connection = self.state.lock().take_connection();
             let leadership = Leadership::new(self, connection);
             leadership
                 .with_shutdown_deadline(shutdown_deadline)
@@ -249,25 +249,32 @@ impl Pipeline {
         }
     }
 
-    /// Sets the outcomes of the caller's requests that were not written because no connection could be made. Releases
-    /// stay in the queue. Does nothing while the leader is connected, so the outcomes are time-outs: the last failed
-    /// attempt to connect may have been that of a ping or of another pipeline.
+    /// Sets the outcomes of the caller's requests that were not written because no connection could be made: nothing was
+    /// sent, so their outcomes are known. Releases stay in the queue. Does nothing while the leader is connected, so the
+    /// outcomes are time-outs: the last failed attempt to connect may have been that of a ping or of another pipeline.
     fn withdraw_unsent(&self, caller: &Arc<Caller>) {
         if caller.is_complete() {
             return;
         }
-        let Some(error) = self.shared.endpoint.last_error() else {
-            return;
-        };
+        let endpoint = &self.shared.endpoint;
+        let error = endpoint.no_connection();
         let unsent = {
             let mut state = self.state.lock();
             if !state.is_unconnected() {
                 return;
             }
+            state.give_up_unsent_releases(caller, &error);
             state.withdraw(caller)
         };
-        for completion in unsent.filter_map(|request| request.completion) {
-            completion.give_up(error.clone());
+        for request in unsent {
+            let error = match request.attempts {
+                0 => Some(error.clone()),
+                // An earlier connection broke before the reply.
+                _ => endpoint.last_error(),
+            };
+            if let Some((completion, error)) = request.completion.zip(error) {
+                completion.give_up(error);
+            }
         }
     }
 
@@ -560,7 +567,7 @@ impl Pipeline {
             return None;
         }
         state.is_led = true;
-        let connection = state.connection.take();
+        let connection = state.take_connection();
         Some(Leadership::new(self, connection))
     }
 }
@@ -655,6 +662,8 @@ impl<'a> Leadership<'a> {
             let batch = self.next_batch();
             self.write_and_read(batch, deadline, Some(deadline));
         }
+        // The next leader would drop the requests of this caller, which has left.
+        self.pipeline.withdraw_unsent(caller);
     }
 
     /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or callers
@@ -760,7 +769,10 @@ impl<'a> Leadership<'a> {
             state.next_batch(at_a_time, &mut batch);
         }
         drop(state);
-        batch.retain(PendingRequest::is_wanted);
+        // Without a connection, callers that leave withdraw their requests, and learn that nothing was sent.
+        if self.connection.is_some() {
+            batch.retain(PendingRequest::is_wanted);
+        }
         batch
     }
 
@@ -780,14 +792,14 @@ impl<'a> Leadership<'a> {
             let Some(next) = next.map(Arc::clone) else {
                 return Some(state);
             };
-            state.connection = self.connection.take();
+            state.put_connection(self.connection.take());
             // The mutex is unlocked first, since the next leader locks it when it wakes.
             drop(state);
             if next.appoint() {
                 return None;
             }
             // The caller has left, so this thread still leads and takes the connection back.
-            self.connection = self.pipeline.state.lock().connection.take();
+            self.connection = self.pipeline.state.lock().take_connection();
         }
     }
 
@@ -850,7 +862,7 @@ impl<'a> Leadership<'a> {
         // Callers that leave while this thread connects withdraw their requests from `unsent`.
         {
             let mut state = self.pipeline.state.lock();
-            state.is_connecting = true;
+            state.leader_is_connected = false;
             state.unsent.extend(batch);
         }
         while self.connection.is_none() {
@@ -873,7 +885,7 @@ impl<'a> Leadership<'a> {
         }
         let mut batch = {
             let mut state = self.pipeline.state.lock();
-            state.is_connecting = false;
+            state.leader_is_connected = true;
             let mut confirmed = self.pipeline.confirmed.lock();
             state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
             drop(confirmed);
@@ -888,7 +900,6 @@ impl<'a> Leadership<'a> {
     /// server is retired, each caller sends its request to another one.
     fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
-        state.is_connecting = false;
         let unsent = state.unsent.take_all();
         let waiting = state.awaited.take_all();
         for request in unsent.chain(waiting) {
@@ -978,6 +989,7 @@ impl<'a> Leadership<'a> {
         // After a time-out the server is slow, and a retry would only wait longer.
         let may_retry = error.kind() == ErrorKind::Unavailable;
         let mut state = self.pipeline.state.lock();
+        state.leader_is_connected = false;
         let waiting = state.awaited.take_all();
         for request in in_flight {
             let next = request.on_connection_lost(error, may_retry);
@@ -1078,7 +1090,7 @@ impl Drop for Leadership<'_> {
                 self.lose_connection(&Error::new(ErrorKind::Shutdown, ""));
                 continue;
             }
-            state.connection = self.connection.take();
+            state.put_connection(self.connection.take());
             state.is_led = false;
             if state.has_ended {
                 state.refuse_submitted();

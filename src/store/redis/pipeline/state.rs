@@ -35,8 +35,8 @@ pub(super) struct PipelineState {
     pub(super) sender_reads_until: Option<MonotonicTime>,
     /// The leader's batch while it connects.
     pub(super) unsent: AwaitedQueue,
-    /// The leader has no connection, and tries to make one.
-    pub(super) is_connecting: bool,
+    /// The leader has a connection.
+    pub(super) leader_is_connected: bool,
     /// The client has ended, and its background has ended, too.
     pub(super) has_ended: bool,
     /// Releases that no caller waits for, to be written as soon as there is a connection.
@@ -89,7 +89,7 @@ impl PipelineState {
             awaited: AwaitedQueue::default(),
             sender_reads_until: None,
             unsent: AwaitedQueue::default(),
-            is_connecting: false,
+            leader_is_connected: false,
             has_ended: false,
             unawaited: Releases::default(),
             refused: RetryQueues::default(),
@@ -125,7 +125,20 @@ impl PipelineState {
 
     /// Whether neither the pipeline nor its leader has a connection.
     pub(super) fn is_unconnected(&self) -> bool {
-        self.is_connecting || (!self.is_led && self.connection.is_none())
+        self.connection.is_none() && !self.leader_is_connected
+    }
+
+    /// Gives the connection, if there is one, to the leader.
+    pub(super) fn take_connection(&mut self) -> Option<PipelinedConnection> {
+        let connection = self.connection.take();
+        self.leader_is_connected = connection.is_some();
+        connection
+    }
+
+    /// Takes the connection back from the leader, if it has one.
+    pub(super) fn put_connection(&mut self, connection: Option<PipelinedConnection>) {
+        self.connection = connection;
+        self.leader_is_connected = false;
     }
 
     /// Takes out the requests of `caller` that were not written, except releases.
@@ -135,6 +148,22 @@ impl PipelineState {
     ) -> impl Iterator<Item = PendingRequest> + use<> {
         let unsent = self.unsent.withdraw(caller);
         unsent.into_iter().chain(self.awaited.withdraw(caller))
+    }
+
+    /// Sets the error as the outcome of the caller's releases that were never written, and reports them as late. They
+    /// stay queued.
+    pub(super) fn give_up_unsent_releases(&mut self, caller: &Arc<Caller>, error: &Error) {
+        let unsent = &mut self.unsent.requests;
+        for request in unsent.iter_mut().chain(&mut self.awaited.requests) {
+            let is_release = matches!(request.command, Command::Release { .. });
+            if is_release
+                && request.attempts == 0
+                && let Some(completion) = request.completion.take_if(|it| it.is_of(caller))
+            {
+                completion.give_up(error.clone());
+                request.report_late(error);
+            }
+        }
     }
 
     /// Whether the background leaves missing replies to a sender.

@@ -19,7 +19,7 @@ pub(crate) use watcher::SentinelWatcher;
 use crate::credentials::Credentials;
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
-use crate::store::redis::errors::{Attempted, Step};
+use crate::store::redis::errors::{Announcer, Attempted, Step};
 use crate::store::redis::replies::field;
 use crate::store::redis::socket::{Receiver, Sender, Sockets};
 use crate::store::redis::url::HostPort;
@@ -127,7 +127,7 @@ impl Sentinels {
     }
 
     /// The sentinel that is asked first.
-    fn first(&self) -> HostPort {
+    pub(crate) fn first(&self) -> HostPort {
         self.state.lock().order[0].clone()
     }
 
@@ -201,8 +201,12 @@ impl Sentinels {
         for (asked, by) in order.iter().enumerate() {
             let now = MonotonicTime::now();
             let left = deadline.since(now);
-            if left.is_zero() && asked > 0 {
-                let message = format!("{} more were not asked in time", order.len() - asked);
+            if left.is_zero() {
+                let more = if asked > 0 { " more" } else { "" };
+                let message = format!(
+                    "{}{more} were not asked, since the time for connecting has ended",
+                    order.len() - asked
+                );
                 failures.push(Error::new(ErrorKind::Unavailable, message));
                 break;
             }
@@ -298,11 +302,9 @@ impl Sentinels {
     ) -> Result<Answer, Error> {
         let info = self.info_of(sentinel)?;
         let timeout = deadline.since(MonotonicTime::now());
-        let attempted = Attempted {
-            info: &info,
-            timeout,
-            setting: "a part of `connect_timeout`",
-        };
+        let attempted = Attempted::new(&info, timeout, "a part of `connect_timeout`");
+        let is_learned = !self.configured.contains(sentinel);
+        let attempted = attempted.announced_by(is_learned.then_some(Announcer::OtherSentinel));
         let connection =
             endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
         let mut connection = SentinelConnection::new(endpoint, attempted, connection);

@@ -402,11 +402,11 @@ fn closing_an_endpoint_ends_its_queries() {
 #[test]
 fn the_error_of_a_sentinel_repeats_no_login() {
     let info = "redis://u:s3cret@h".into_connection_info().unwrap();
-    let attempted = Attempted {
-        info: &info,
-        timeout: Duration::from_nanos(499_994_449),
-        setting: "a part of `connect_timeout`",
-    };
+    let attempted = Attempted::new(
+        &info,
+        Duration::from_nanos(499_994_449),
+        "a part of `connect_timeout`",
+    );
     for code in ["NOAUTH", "WRONGPASS", "ERR", "OTHER"] {
         let line = format!("-{code} you sent s3cret\r\n");
         let Value::ServerError(reply) = redis::parse_redis_value(line.as_bytes()).unwrap() else {

@@ -100,11 +100,7 @@ impl SentinelWatcher {
         since: &mut Option<MonotonicTime>,
     ) -> Result<(), Error> {
         let info = sentinels.info_of(sentinel)?;
-        let attempted = Attempted {
-            info: &info,
-            timeout: self.timeout,
-            setting: "`command_timeout`",
-        };
+        let attempted = Attempted::new(&info, self.timeout, "`command_timeout`");
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
             .endpoint

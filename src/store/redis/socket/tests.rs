@@ -20,7 +20,8 @@ fn soon() -> MonotonicTime {
 
 fn connect_tcp(address: SocketAddr, deadline: MonotonicTime) -> io::Result<(Sender, Receiver)> {
     let address = ConnectionAddr::Tcp(address.ip().to_string(), address.port());
-    connect(&address, deadline).map_err(|error| match error {
+    connect(&address, deadline, |_| ()).map_err(|error| match error {
+        ConnectError::SlowLookup(_) => io::ErrorKind::TimedOut.into(),
         ConnectError::Resolve(error) | ConnectError::Connect(error) => error,
     })
 }
