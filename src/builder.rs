@@ -402,7 +402,7 @@ impl Builder {
     }
 
     /// Sets whether the client checks its environment once, after its first connection, and reports each finding to
-    /// [`EventHandler::environment_warning`]. The check runs in the background, on a connection of its own, and only if
+    /// [`EventHandler::environment_warning`]. The check runs in the background, on connections of its own, and only if
     /// there is an event handler or the feature `tracing`. Defaults to true.
     pub fn environment_check(mut self, is_on: bool) -> Self {
         self.config.environment_check = is_on;

@@ -471,10 +471,11 @@ impl Client {
     }
 
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
-    /// persistence, a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking
-    /// table, and a `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part
+    /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy without
+    /// scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part
     /// of the check, a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The
-    /// check opens a connection of its own, and takes one round trip after the login.
+    /// check opens a connection of its own, and takes one round trip after the login. It then connects up to seven times
+    /// more, within another `command_timeout`, to find several servers.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
     /// checked, a finding for each says why; the call fails only if that is so for all.

@@ -118,6 +118,12 @@ pub enum EnvironmentWarning {
         /// The longest `command_timeout` for this ttl.
         longest: Duration,
     },
+    /// New connections to the address reach several servers in turn, as behind a load balancer or a host name with
+    /// several addresses. A lock on one server is free on the others, so it can have several holders.
+    SeveralServers {
+        /// The `run_id` of each server that the check has reached, as `INFO server` shows it.
+        run_ids: Vec<String>,
+    },
     /// A command of the check was refused, mostly by an ACL.
     CommandRefused {
         /// The command that was refused: `INFO`, `CONFIG GET`, `CONFIG GET appendfsync` or `HELLO`.
@@ -273,9 +279,16 @@ impl fmt::Display for EnvironmentWarning {
                 "`command_timeout` is {command_timeout:?}, and `ttl` is {ttl:?}: if a renewal gets no reply, the lock \
                  can be lost before the next one; use {longest:?} at most, or a longer ttl"
             ),
+            Self::SeveralServers { run_ids } => write!(
+                f,
+                "leads to several servers in turn (`run_id` {}), and a lock on one of them is free on the others, so it \
+                 can have several holders; use the address of one primary, or redis+sentinel:// or redis+cluster:// to \
+                 have it found",
+                run_ids.join(" and ")
+            ),
             Self::CommandRefused { command, reply } => {
                 let what = match *command {
-                    "INFO" => "eviction and persistence were not checked",
+                    "INFO" => "eviction, persistence and the number of servers were not checked",
                     "CONFIG GET" => "snapshots and the tracking table were not checked",
                     "CONFIG GET appendfsync" => "`appendfsync` was not checked",
                     _ => "the version and the role were not checked",

@@ -104,7 +104,18 @@ impl Proxy {
     /// Passes new connections to the server at `upstream_port` from now on; existing ones stay where they
     /// are.
     pub fn redirect(&self, upstream_port: u16) {
-        self.relay.with(|state| state.upstream_port = upstream_port);
+        self.balance(&[upstream_port]);
+    }
+
+    /// Passes new connections to the servers at these ports in turn from now on, as a balancer does; existing ones stay
+    /// where they are.
+    ///
+    /// # Panics
+    /// There is no port.
+    pub fn balance(&self, upstream_ports: &[u16]) {
+        assert!(!upstream_ports.is_empty(), "a proxy needs a server");
+        self.relay
+            .with(|state| state.upstream_ports = upstream_ports.to_vec());
     }
 
     /// The number of live connections. The connection of a client that has gone stays live while the proxy holds back

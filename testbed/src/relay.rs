@@ -192,7 +192,8 @@ impl Pair {
 pub(crate) struct State {
     pub(crate) faults: Faults,
     listener: Arc<TcpListener>,
-    pub(crate) upstream_port: u16,
+    /// The servers' ports: new connections go to each in turn.
+    pub(crate) upstream_ports: Vec<u16>,
     pairs: Vec<Pair>,
     last_id: u64,
     closing: bool,
@@ -206,9 +207,10 @@ impl State {
                 continue;
             }
             self.last_id += 1;
+            let port = self.upstream_ports[0];
+            self.upstream_ports.rotate_left(1);
             // Fails when there is no server: the client sees its connection closed.
-            self.pairs
-                .extend(Pair::open(self.last_id, client, self.upstream_port));
+            self.pairs.extend(Pair::open(self.last_id, client, port));
         }
     }
 
@@ -259,7 +261,7 @@ impl Relay {
         let state = State {
             faults: Faults::default(),
             listener: Arc::new(listener),
-            upstream_port,
+            upstream_ports: vec![upstream_port],
             pairs: Vec::new(),
             last_id: 0,
             closing: false,

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use leasehold::{
     Builder, Client, EnvironmentFinding, EnvironmentWarning as Warning, ErrorKind, EventHandler,
 };
-use leasehold_testbed::{Cluster, SentinelGroup, Server, eventually};
+use leasehold_testbed::{Cluster, Proxy, SentinelGroup, Server, eventually};
 
 use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner};
@@ -249,6 +249,46 @@ fn refused_scripts_are_found() {
     assert_eq!(*text, expected);
 }
 
+/// The `run_id` of a server.
+fn run_id(server: &Server) -> String {
+    let info = ask(server, &["INFO", "server"]).to_string();
+    let (_, rest) = info.split_once("run_id:").expect("INFO has it");
+    rest.chars()
+        .take_while(char::is_ascii_alphanumeric)
+        .collect()
+}
+
+/// As with a load balancer in front of two primaries, or of a primary and its replica.
+#[test]
+fn several_servers_behind_an_address_are_found() {
+    let first = started(&[SAVED]);
+    let other = started(&[SAVED]);
+    let replica = started(&[SAVED, ("replicaof", &format!("127.0.0.1 {}", first.port()))]);
+    let proxy = Proxy::start(first.port()).unwrap();
+    assert_eq!(found(with_long_ttl(&proxy.url())), []);
+    for second in [&other, &replica] {
+        proxy.balance(&[first.port(), second.port()]);
+        let run_ids = vec![run_id(&first), run_id(second)];
+        let text = format!(
+            "127.0.0.1:{}: leads to several servers in turn (`run_id` {}), and a lock on one of them is free on the \
+             others, so it can have several holders; use the address of one primary, or redis+sentinel:// or \
+             redis+cluster:// to have it found",
+            proxy.port(),
+            run_ids.join(" and ")
+        );
+        let expected = (Warning::SeveralServers { run_ids }, text);
+        assert_eq!(found(with_long_ttl(&proxy.url())), [expected]);
+    }
+    // The check after the first connection finds it, too.
+    let (builder, findings) = reporting(&proxy.url());
+    let client = builder.build_lazy().unwrap();
+    let _ = client.mutex("k").try_lock();
+    let is_found =
+        |finding: EnvironmentFinding| matches!(finding.warning(), Warning::SeveralServers { .. });
+    let mut findings = std::iter::from_fn(|| findings.recv_timeout(SOON).ok());
+    assert!(findings.any(is_found));
+}
+
 #[test]
 fn a_small_tracking_table_is_found() {
     assert_warns(
@@ -303,7 +343,7 @@ fn the_server_version_is_known_without_rights() {
     assert!(
         found[0]
             .1
-            .contains(": eviction and persistence were not checked: ")
+            .contains(": eviction, persistence and the number of servers were not checked: ")
     );
     assert!(
         found[1]

@@ -1,19 +1,22 @@
 //! The environment check of one server: its queries, and what the replies mean. The check opens a connection of its
-//! own and sends all queries together, after the login. It loads one script, and changes nothing else on the server.
+//! own and sends all queries together, after the login. It loads one script, and changes nothing else on the server. It
+//! then connects again a few times, and compares the `run_id`s of the servers that it reaches.
 
 use std::time::Duration;
 
-use redis::{Pipeline, ProtocolVersion, ServerError, Value};
+use redis::{ConnectionInfo, Pipeline, ProtocolVersion, ServerError, Value};
 
 use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY, password_to_hide};
 use crate::store::redis::data_check::DataCheck;
-use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, is_error, sanitized};
+use crate::store::redis::errors::{
+    Announcer, Attempted, NOT_REDIS, Step, hide_password, is_error, sanitized,
+};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::replies::field;
 use crate::store::redis::scripts::ScriptKind;
-use crate::store::redis::socket::Sockets;
+use crate::store::redis::socket::{Receiver, Sender, Sockets};
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 use crate::util::text::printable;
@@ -31,45 +34,140 @@ impl EnvironmentCheck {
         self.0.close();
     }
 
-    /// Connects and asks the server, within `timeout`, which is the `command_timeout`.
+    /// Connects and asks the server, within `timeout`, which is the `command_timeout`. Then connects again a few times,
+    /// within another `timeout`, to find out whether the address leads to several servers.
     pub(super) fn run(
         &self,
         endpoint: &Endpoint,
         timeout: Duration,
     ) -> Result<Vec<EnvironmentFinding>, Error> {
         let deadline = MonotonicTime::now().after(timeout);
-        let server = endpoint.find_server(deadline, &self.0)?.info;
-        let setting = "`command_timeout`";
-        let connecting = Attempted::new(&server, timeout, setting);
-        let (mut sender, mut receiver) =
-            endpoint.connect(connecting, deadline, |socket| self.0.register(socket))?;
+        let found = endpoint.find_server(deadline, &self.0)?;
+        let (server, named_by) = (found.info, found.named_by);
+        let attempt = Attempt {
+            check: self,
+            endpoint,
+            timeout,
+            announcer: endpoint.announcer(named_by.as_ref()),
+        };
+        let socket = attempt.connect(&server, deadline)?;
+        // One login serves all connections of the check: its callback may be slow.
         let (info, deadline) = endpoint.with_login(server, deadline)?;
-        let attempted = Attempted::new(&info, timeout, setting);
+        let attempted = attempt.attempted(&info);
         let queries = Queries::new(endpoint, attempted);
-        let step = Step::CheckEnvironment;
-        let packed = queries.commands.get_packed_pipeline();
-        let sent = sender.send(&packed, deadline);
+        let replies = attempt.ask(&info, socket, &queries.commands, deadline)?;
+        let (mut warnings, run_id) = queries.read(attempted, replies)?;
+        if endpoint.is_in_cluster() {
+            warnings.retain(|warning| *warning != EnvironmentWarning::ClusterNode);
+        }
+        if let Some(run_id) = run_id {
+            warnings.extend(attempt.find_several_servers(&info, run_id));
+        }
+        let address = url::address(&info);
+        let finding = |warning| EnvironmentFinding::new(&address, warning);
+        Ok(warnings.into_iter().map(finding).collect())
+    }
+}
+
+/// The most connections of a check to one address. A balancer that chooses at random between two servers sends all of
+/// them to one server in 1 of 128 checks, and shows itself less clearly than [`RunIds`] needs in 6 of 100.
+const MOST_CONNECTIONS: usize = 8;
+
+/// A check of one address.
+struct Attempt<'a> {
+    check: &'a EnvironmentCheck,
+    endpoint: &'a Endpoint,
+    timeout: Duration,
+    announcer: Option<Announcer<'a>>,
+}
+
+impl Attempt<'_> {
+    fn attempted<'b>(&'b self, info: &'b ConnectionInfo) -> Attempted<'b> {
+        let attempted = Attempted::new(info, self.timeout, "`command_timeout`");
+        attempted.announced_by(self.announcer)
+    }
+
+    fn connect(
+        &self,
+        info: &ConnectionInfo,
+        deadline: MonotonicTime,
+    ) -> Result<(Sender, Receiver), Error> {
+        let register = |socket| self.check.0.register(socket);
+        let attempted = self.attempted(info);
+        self.endpoint.connect(attempted, deadline, register)
+    }
+
+    /// Sends the commands, and returns their replies.
+    fn ask(
+        &self,
+        info: &ConnectionInfo,
+        (mut sender, mut receiver): (Sender, Receiver),
+        commands: &Pipeline,
+        deadline: MonotonicTime,
+    ) -> Result<Vec<Value>, Error> {
+        let (attempted, step) = (self.attempted(info), Step::CheckEnvironment);
+        let sent = sender.send(&commands.get_packed_pipeline(), deadline);
         sent.map_err(|error| attempted.no_reply_error(step, error.into(), &[]))?;
-        let mut replies = Vec::with_capacity(queries.commands.len());
-        for _ in 0..queries.commands.len() {
+        let mut replies = Vec::with_capacity(commands.len());
+        for _ in 0..commands.len() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
-                let tls = endpoint.tls_error(attempted, &receiver);
+                let tls = self.endpoint.tls_error(attempted, &receiver);
                 tls.unwrap_or_else(|| attempted.no_reply_error(step, error, receiver.unparsed()))
             })?;
-            if let Some(password) = password_to_hide(&info) {
+            if let Some(password) = password_to_hide(info) {
                 hide_password(&mut reply, &password);
             }
             replies.push(reply);
         }
         sender.closer().close();
-        let address = url::address(&info);
-        let mut warnings = queries.read(attempted, replies)?;
-        if endpoint.is_in_cluster() {
-            warnings.retain(|warning| *warning != EnvironmentWarning::ClusterNode);
+        Ok(replies)
+    }
+
+    /// Connects to the same address again, until the `run_id`s of the servers show that there are several, or
+    /// [`MOST_CONNECTIONS`] were made. An attempt that fails ends the search without a finding.
+    fn find_several_servers(
+        &self,
+        info: &ConnectionInfo,
+        first: String,
+    ) -> Option<EnvironmentWarning> {
+        let deadline = MonotonicTime::now().after(self.timeout);
+        let settings = info.redis_settings().clone().set_db(0);
+        let mut commands = Login::new(&settings, ProtocolVersion::RESP2, None).commands;
+        commands.cmd("INFO").arg("server");
+        let mut run_ids = RunIds::default();
+        run_ids.note(first);
+        for _ in 1..MOST_CONNECTIONS {
+            let socket = self.connect(info, deadline).ok()?;
+            let replies = self.ask(info, socket, &commands, deadline).ok()?;
+            if run_ids.note(info_field(replies.last()?, "run_id")?) {
+                let run_ids = run_ids.seen;
+                return Some(EnvironmentWarning::SeveralServers { run_ids });
+            }
         }
-        let finding = |warning| EnvironmentFinding::new(&address, warning);
-        Ok(warnings.into_iter().map(finding).collect())
+        None
+    }
+}
+
+/// The `run_id`s of the servers that connections have reached, in the order of the connections. Each start of a server
+/// has another one.
+#[derive(Default)]
+struct RunIds {
+    seen: Vec<String>,
+    last: String,
+}
+
+impl RunIds {
+    /// Adds the next one. Returns true if it was seen before, and another one came in between: both servers run at the
+    /// same time, and connections reach both. After a restart or a fail-over, the old one does not come again.
+    fn note(&mut self, run_id: String) -> bool {
+        let is_known = self.seen.contains(&run_id);
+        let has_come_again = is_known && self.last != run_id;
+        if !is_known {
+            self.seen.push(run_id.clone());
+        }
+        self.last = run_id;
+        has_come_again
     }
 }
 
@@ -111,11 +209,12 @@ impl Queries {
         }
     }
 
+    /// The warnings, and the `run_id` of the server.
     fn read(
         &self,
         attempted: Attempted<'_>,
         replies: Vec<Value>,
-    ) -> Result<Vec<EnvironmentWarning>, Error> {
+    ) -> Result<(Vec<EnvironmentWarning>, Option<String>), Error> {
         let mut replies = replies.into_iter();
         if self.authenticates
             && let Some(Value::ServerError(error)) = replies.next()
@@ -141,14 +240,18 @@ impl Queries {
         {
             return Err(attempted.about(ErrorKind::Protocol, NOT_REDIS));
         }
-        Ok(warnings(&Answers {
+        let run_id = info_field(&info, "run_id");
+        let warnings = warnings(&Answers {
             hello,
             info,
             save,
             tracking,
             script,
             fsync,
-        }))
+        });
+        // A sentinel needs no further warning.
+        let is_sentinel = warnings.contains(&EnvironmentWarning::Sentinel);
+        Ok((warnings, run_id.filter(|_| !is_sentinel)))
     }
 }
 
@@ -270,4 +373,26 @@ fn info_field(info: &Value, name: &str) -> Option<String> {
 fn pair(reply: &Value, name: &str) -> Option<String> {
     let text = String::from_utf8_lossy(field(reply, name.as_bytes())?);
     Some(printable(&text, LONGEST_TEXT).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_comes_again_is_one_of_several() {
+        for (reached, are_several) in [
+            ("AAAAAAAA", false),
+            // A restart, or a fail-over.
+            ("AAABBBBB", false),
+            ("ABCCCCCC", false),
+            ("ABA", true),
+            ("AABBBBA", true),
+            ("ABCB", true),
+        ] {
+            let mut run_ids = RunIds::default();
+            let found = reached.chars().any(|id| run_ids.note(id.to_string()));
+            assert_eq!(found, are_several, "{reached}");
+        }
+    }
 }
