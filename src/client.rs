@@ -460,7 +460,7 @@ impl Client {
     /// let client = leasehold::MemoryQuorum::new(3).client()?;
     /// client.with_lock("invoice:42", || ())?;
     /// for node in client.nodes()? {
-    ///     println!("{}: {:?}", node.address(), node.health());
+    ///     println!("{}: {}", node.address(), node.health());
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

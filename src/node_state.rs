@@ -1,8 +1,10 @@
 //! The public view of a quorum's nodes.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::util::text::Shown;
 
 /// One node of a quorum, as the requests and probes of a client found it: see
 /// [`Client::nodes`](crate::Client::nodes).
@@ -13,14 +15,10 @@ use crate::error::Error;
 /// let client = MemoryQuorum::new(3).client()?;
 /// client.with_lock("invoice:42", || ())?;
 /// for node in client.nodes()?.iter().filter(|node| !node.is_up()) {
-///     match node.health() {
-///         NodeHealth::Failing { since, error, .. } => {
-///             println!("{} fails since {since:?}: {error}", node.address());
-///         }
-///         NodeHealth::Quarantined { remaining, .. } => {
-///             println!("{} votes again in {remaining:?}", node.address());
-///         }
-///         other => println!("{}: {other:?}", node.address()),
+///     // For example: "10.0.0.7:6379: failing for 3.2s: Redis is unavailable: 10.0.0.7:6379 refuses connections; .."
+///     println!("{}: {}", node.address(), node.health());
+///     if let NodeHealth::Quarantined { remaining, .. } = node.health() {
+///         println!("no vote for {} s", remaining.as_secs());
 ///     }
 /// }
 /// # Ok::<(), leasehold::Error>(())
@@ -107,7 +105,8 @@ impl NodeClock {
     }
 }
 
-/// Whether a node of a quorum votes.
+/// Whether a node of a quorum votes. `Display` is one line for a log: `up`, `not asked yet`, `failing for 3.2s: ` and
+/// the error, or `in quarantine for another 12.5s`.
 ///
 /// ```
 /// use leasehold::{MemoryQuorum, NodeHealth};
@@ -142,4 +141,44 @@ pub enum NodeHealth {
         /// The time until the node votes again.
         remaining: Duration,
     },
+}
+
+impl fmt::Display for NodeHealth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("not asked yet"),
+            Self::Up => f.write_str("up"),
+            Self::Failing { since, error } => write!(f, "failing for {}: {error}", Shown(*since)),
+            Self::Quarantined { remaining } => {
+                write!(f, "in quarantine for another {}", Shown(*remaining))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn health_is_shown_as_text() {
+        let error = Error::new(ErrorKind::Unavailable, "h:1 refuses connections");
+        let since = Duration::from_micros(3_200_499);
+        let remaining = Duration::from_millis(12_500);
+        for (health, shown) in [
+            (NodeHealth::Unknown, "not asked yet"),
+            (NodeHealth::Up, "up"),
+            (
+                NodeHealth::Failing { since, error },
+                "failing for 3.2s: Redis is unavailable: h:1 refuses connections",
+            ),
+            (
+                NodeHealth::Quarantined { remaining },
+                "in quarantine for another 12.5s",
+            ),
+        ] {
+            assert_eq!(health.to_string(), shown);
+        }
+    }
 }

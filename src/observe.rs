@@ -86,7 +86,7 @@ impl WaitSpan {
         #[cfg(feature = "tracing")]
         end(self.span, |span| {
             if let Ok(Some(lock)) = granted {
-                span.record("token", lock.fencing_token);
+                span.record("token", tracing::field::display(lock.fencing_token));
             }
             span.record("outcome", outcome);
         });
@@ -114,7 +114,7 @@ impl HoldSpan {
                     target: "leasehold",
                     "leasehold.hold",
                     key = &*named(lock.key),
-                    token = lock.fencing_token,
+                    token = %lock.fencing_token,
                     outcome = Empty,
                 )
             }),
@@ -226,7 +226,7 @@ impl EventHandler for Observer {
         #[cfg(feature = "tracing")]
         catch_panics(|| {
             tracing::warn!(
-                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
+                target: "leasehold", key = &*named(lock.key), token = %lock.fencing_token, %error,
                 "renewal failed"
             );
         });
@@ -241,7 +241,7 @@ impl EventHandler for Observer {
         #[cfg(feature = "tracing")]
         catch_panics(|| {
             tracing::warn!(
-                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %reason,
+                target: "leasehold", key = &*named(lock.key), token = %lock.fencing_token, %reason,
                 "lock lost"
             );
         });
@@ -298,7 +298,7 @@ impl EventHandler for Observer {
                     ),
                     _ => tracing::info!(target: "leasehold", node, "node up"),
                 },
-                health => tracing::warn!(target: "leasehold", node, ?health, "node does not vote"),
+                health => tracing::warn!(target: "leasehold", node, %health, "node does not vote"),
             }
         });
     }
@@ -316,7 +316,7 @@ impl EventHandler for Observer {
         #[cfg(feature = "tracing")]
         catch_panics(|| {
             tracing::warn!(
-                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
+                target: "leasehold", key = &*named(lock.key), token = %lock.fencing_token, %error,
                 "release delayed"
             );
         });

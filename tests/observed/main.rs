@@ -402,6 +402,12 @@ fn changes_of_a_node_are_logged_and_gauged() {
     assert!(eventually(SOON, || {
         !receivers.recorded("node does not vote").is_empty()
     }));
+    let fields = receivers.recorded("node does not vote").remove(0).fields;
+    let health = &fields["health"];
+    assert!(
+        health.starts_with("failing for ") && health.contains("ms: "),
+        "{health}"
+    );
     memory.recover(2);
     assert!(eventually(SOON, || is_up() == Some(1.0)));
     assert!(eventually(SOON, || !receivers

@@ -74,6 +74,15 @@ impl Visit for Fill<'_> {
         self.0.insert(field.name(), value.to_owned());
     }
 
+    /// A token must be text: readers of JSON round numbers of that size.
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        let text = match field.name() {
+            "token" => format!("the number {value}"),
+            _ => value.to_string(),
+        };
+        self.0.insert(field.name(), text);
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         let text = format!("{value:?}").trim_matches('"').to_owned();
         self.0.insert(field.name(), text);
