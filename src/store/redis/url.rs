@@ -88,6 +88,9 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
         let what = format!("has an unknown option; known are {}", known.join(", "));
         return Err(Fault::without_form(what));
     }
+    if matches!(parsed.host_str(), Some("0.0.0.0" | "[::]")) {
+        return Err(Fault::without_form(WILDCARD));
+    }
     let info = parsed
         .into_connection_info()
         .map_err(|error| match error.detail() {
@@ -313,8 +316,12 @@ fn fault(url: &str) -> Fault {
         "has a password that is not UTF-8 after percent-decoding"
     } else if !is_utf8_encoded(user) {
         "has a user that is not UTF-8 after percent-decoding"
+    } else if name.starts_with('[') {
+        "has a host in brackets that is no IPv6 address"
+    } else if name.contains(':') {
+        "has a second colon behind the host; write an IPv6 address in brackets, as in [::1]:6379"
     } else {
-        "has an invalid host"
+        BAD_HOST
     })
 }
 
@@ -327,7 +334,7 @@ fn encoded_host(url: &str) -> Fault {
     } else if !host.is_ascii() {
         "has a host with characters that are not ASCII; write its ASCII form, which begins with xn--"
     } else {
-        "has an invalid host"
+        BAD_HOST
     })
 }
 
@@ -344,6 +351,9 @@ fn is_utf8_encoded(text: &str) -> bool {
     percent_decode_str(text).decode_utf8().is_ok()
 }
 
+const BAD_HOST: &str = "has a host with a character that no host has";
+const WILDCARD: &str = "has a host that stands for all addresses of a machine, on which servers listen; connect to one \
+     of them: 127.0.0.1 (or [::1]) for this machine";
 const PORT_0: &str = "has the port 0, where no server can listen";
 const MISPLACED_LOGIN: &str = "has a comma before an @; put user and password before the first host, and write a \
      comma in them as %2C";
@@ -487,6 +497,14 @@ mod tests {
             ("redis://u:p@", "has no host"),
             ("redis://h#x", "has a part behind a #"),
             ("redis://h:0", "has the port 0"),
+            (
+                "redis://u:p@0.0.0.0:6379",
+                "stands for all addresses of a machine",
+            ),
+            (
+                "redis://[0:0::0]/1",
+                "stands for all addresses of a machine",
+            ),
             ("redis://h,i", "has several hosts; use redis+cluster:"),
             ("redis://u:p@h:1,i:2", "has several hosts; use"),
             ("redis://h:1,i/zero", "has several hosts; use"),
@@ -496,13 +514,35 @@ mod tests {
                 "has a host with characters that are not",
             ),
             ("redis://b\u{fc}%41", "has a % in the host"),
-            ("redis://h\u{1}i", "has an invalid host"),
+            (
+                "redis://h\u{1}i",
+                "has a host with a character that no host has",
+            ),
+            (
+                "redis://h i:1",
+                "has a host with a character that no host has",
+            ),
+            (
+                "redis://u:p@::1:6379",
+                "has a second colon behind the host; write an",
+            ),
+            (
+                "redis://h:1:2/0",
+                "has a second colon behind the host; write an",
+            ),
+            (
+                "redis://[h]:1",
+                "has a host in brackets that is no IPv6 address",
+            ),
             ("redis://:p%ff@h", "has a password that is not UTF-8 after"),
             (
                 "redis://u%c3:p%c3%bc@h",
                 "has a user that is not UTF-8 after",
             ),
-            ("redis://u%c3%bc:%zz%@[h]", "has an invalid host"),
+            (
+                "redis://u%c3%bc:%zz%@[h]",
+                "has a host in brackets that is no",
+            ),
             ("unix:///x?db=zero", "an option db that is no number"),
             (
                 "redis://h?protocol=9",

@@ -532,6 +532,18 @@ fn malformed_urls_say_what_is_wrong() {
             single,
         ),
         (
+            "redis://0.0.0.0:6379",
+            "has a host that stands for all addresses of a machine, on which servers listen; connect to one of them: \
+             127.0.0.1 (or [::1]) for this machine",
+            "",
+        ),
+        (
+            "redis+cluster://h,[::]:6379",
+            "has a host that stands for all addresses of a machine, on which servers listen; connect to one of them: \
+             127.0.0.1 (or [::1]) for this machine",
+            "",
+        ),
+        (
             "redis://h:1,i:2",
             "has several hosts; use redis+cluster://host,host for the nodes of a Cluster, or \
              redis+sentinel://host,host/name for sentinels",
