@@ -20,7 +20,7 @@ use crate::store::TransactionConnection;
 use crate::transaction::Committed;
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
-use crate::util::text::printable;
+use crate::util::text::{Shown, printable};
 
 /// A held lock. Dropping the guard releases the lock, on any thread.
 ///
@@ -308,7 +308,7 @@ impl MutexGuard {
         if let Some(hold_until) = self.lease.grant().hold_until() {
             let left = hold_until.since(self.now());
             if duration > left {
-                let wanted = format!("at most {left:?}, which is left of max_hold");
+                let wanted = format!("at most {}, which is left of max_hold", Shown(left));
                 let given = format_args!("{duration:?}");
                 return Err(attach(Error::invalid("extend", &wanted, given)));
             }
