@@ -89,10 +89,13 @@ impl Refresher {
         while state.rounds == before && !state.is_stopped {
             let left = deadline.since(MonotonicTime::now());
             if left.is_zero() {
+                if state.rounds > 0 {
+                    // Without an error, the last map has no master for the slot.
+                    return state.error.clone();
+                }
                 let asked = state.asked.as_ref();
                 let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
-                let error = unfinished.or_else(|| state.error.clone());
-                return error.or_else(|| Some(no_slot_map(cluster)));
+                return unfinished.or_else(|| Some(no_slot_map(cluster)));
             }
             self.changed.wait_for(&mut state, left);
         }
