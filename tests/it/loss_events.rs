@@ -192,7 +192,8 @@ fn a_loss_that_two_threads_find_is_one_event() {
 #[test]
 fn a_dropped_guard_whose_lock_was_lost_is_one_event() {
     let server = silent_server();
-    let drops: [(&str, fn(leasehold::Mutex, &dyn Fn())); 3] = [
+    type Dropping = fn(leasehold::Mutex, &dyn Fn());
+    let drops: [(&str, Dropping); 3] = [
         ("drop", |mutex, lose| {
             let guard = mutex.lock().unwrap();
             lose();

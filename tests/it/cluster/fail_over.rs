@@ -190,7 +190,7 @@ fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
 /// The replica has no link when the locks are released.
 fn releases_that_the_new_master_lacks_are_repeated(mut cluster: TestCluster) {
     let key = key_on(&cluster, 0);
-    let names: Vec<String> = (0..50).map(|n| in_slot_of(&key, &n.to_string())).collect();
+    let names: Vec<String> = (0..50).map(|n| in_slot_of(&key, n.to_string())).collect();
     let client = patient(&cluster);
     let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
     let replica = cluster.replica_of(0);
