@@ -28,7 +28,8 @@ struct Slot {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
-    /// When a repeat is due. Before the first attempt, which is due at once: when the validity of a guard's lease ends.
+    /// Before the first attempt to release a guard's lease, which is due at once: when the lease's validity ends.
+    /// Otherwise: when the release is due.
     time: MonotonicTime,
     /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of the lease's queue entry in ms,
     /// or zero if the lease has no entry.
@@ -93,9 +94,9 @@ impl Slot {
         )
     }
 
-    /// When a repeat is due.
+    /// When a repeat is due. A first attempt does not wait in a queue of repeats.
     fn due(&self) -> MonotonicTime {
-        if self.attempts == 0 {
+        if self.is_held() && self.attempts == 0 {
             self.until
         } else {
             self.time

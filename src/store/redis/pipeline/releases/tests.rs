@@ -79,6 +79,18 @@ fn a_release_is_unpacked_as_packed() {
     }
 }
 
+/// A confirmed release that is repeated on a new connection has no attempt yet.
+#[test]
+fn a_repeat_is_due_at_its_own_time() {
+    for attempts in [0, 1] {
+        let given = release(1, attempts);
+        let (due, mut releases) = (given.due, Releases::default());
+        releases.push(given);
+        assert_eq!(releases.first_due(), Some(due), "{attempts} attempts");
+        assert!(releases.pop_due(due).is_some_and(|taken| taken.due == due));
+    }
+}
+
 #[test]
 fn an_emptied_queue_keeps_one_chunk() {
     let mut releases = Releases::default();
