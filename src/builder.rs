@@ -55,6 +55,8 @@ use crate::util::key::KeyLayout;
 ///     .connect_timeout(Duration::from_secs(1))
 ///     .command_timeout(Duration::from_secs(1))
 ///     .outage_timeout(Duration::from_secs(5))
+///     .max_connection_idle(Duration::from_secs(120))
+///     .max_connection_age(Duration::from_secs(30 * 60))
 ///     .pipelines(2)
 ///     .max_transactions(4)
 ///     .hand_offs(256)
@@ -322,6 +324,31 @@ impl Builder {
         self
     }
 
+    /// Sets how long a connection may be idle and still be used. 100 ms or more; [`Duration::MAX`] is no limit. Defaults
+    /// to two minutes.
+    ///
+    /// Load balancers, firewalls and NAT gateways forget a connection that was silent for some minutes, and then swallow
+    /// its bytes: a request would wait for its time-out. So the call after a longer pause opens a new connection first,
+    /// and closes the old one. Set less than the time after which your network forgets connections. The notification
+    /// connection sends a `PING` after half of this time, or after 10 s if that is earlier. All connections have TCP
+    /// keepalive, with a first probe after 30 s.
+    pub fn max_connection_idle(mut self, max_idle: Duration) -> Self {
+        self.config.connection_limits.max_idle = max_idle;
+        self
+    }
+
+    /// Sets for how long a connection is used. Each connection is replaced after three quarters of this time, or up to
+    /// all of it. 1 s or more; [`Duration::MAX`] is no limit. Defaults to 30 minutes.
+    ///
+    /// A new connection resolves the host's name again, so the client follows a name that has moved to another server
+    /// within this time. Until then, it uses the old server if that still runs: see
+    /// [guarantees](crate::guide::guarantees). The old connection is closed only once the new one is open, so an attempt
+    /// that fails ends no request.
+    pub fn max_connection_age(mut self, max_age: Duration) -> Self {
+        self.config.connection_limits.max_age = max_age;
+        self
+    }
+
     /// Sets the number of connections for requests. Notifications have another connection. Renewals have one or two
     /// more, unless at most eight locks are due together while a connection for requests is idle. 1 to 4. Defaults to
     /// 2.
@@ -546,6 +573,7 @@ impl Builder {
             }
             let endpoint = |node: QuorumNode| {
                 let mut endpoint = (node.address.0).endpoint_of_node(connect_timeout, max_reply)?;
+                endpoint.set_limits(config.connection_limits);
                 if let Some(callback) = node.credentials.or_else(|| self.credentials.clone()) {
                     endpoint.set_credentials(callback)?;
                 }
@@ -566,7 +594,9 @@ impl Builder {
             return Ok((Server::Quorum(Box::new(quorum)), config));
         }
         let credentials = self.credentials.clone();
+        let limits = config.connection_limits;
         let redis = |mut endpoint: Endpoint| {
+            endpoint.set_limits(limits);
             if let Some(callback) = credentials {
                 endpoint.set_credentials(callback)?;
             }
@@ -584,6 +614,7 @@ impl Builder {
             _ => None,
         };
         if let Some(mut cluster) = cluster {
+            cluster.set_limits(limits);
             config.layout = KeyLayout::of_cluster(prefix)?;
             if let Some(callback) = self.credentials {
                 cluster.set_credentials(callback);

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::event::EventHandler;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::random_number;
 use crate::util::key::{KeyLayout, RESERVED};
 
 /// The shortest ttl. A shorter ttl could end before the reply to the request arrives.
@@ -26,6 +28,10 @@ pub(crate) const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
 /// The bounds of `max_reply_bytes`. Redis' longest string has 512 MiB.
 const REPLY_BYTES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+/// The shortest `max_connection_idle`. A thread of a busy machine may stand still for that long between two requests.
+const MIN_IDLE: Duration = Duration::from_millis(100);
+/// The shortest `max_connection_age`.
+const MIN_AGE: Duration = Duration::from_secs(1);
 
 /// How often, and for how long, a lock is handed off within the client before other clients get it.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +63,32 @@ impl Replicas {
     }
 }
 
+/// How long a connection may be idle before its next use, and for how long it is used in all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionLimits {
+    pub(crate) max_idle: Duration,
+    pub(crate) max_age: Duration,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            // Azure forgets connections after four minutes of silence, and other networks later.
+            max_idle: Duration::from_secs(120),
+            max_age: Duration::from_secs(30 * 60),
+        }
+    }
+}
+
+impl ConnectionLimits {
+    /// When a connection that is made at `now` has to be replaced: by chance after three quarters of `max_age`, or
+    /// later, so that the connections of many clients are not replaced at the same time.
+    pub(crate) fn replace_at(&self, now: MonotonicTime) -> MonotonicTime {
+        let part = u32::try_from(random_number() % 256).unwrap_or_default();
+        now.after(self.max_age - self.max_age / 1024 * part)
+    }
+}
+
 /// The settings of a client. [`Builder`](crate::Builder) sets them, and `validate` checks them.
 #[derive(Clone)]
 pub(crate) struct Config {
@@ -72,6 +104,7 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) outage_timeout: Duration,
+    pub(crate) connection_limits: ConnectionLimits,
     pub(crate) pipelines: usize,
     pub(crate) max_transactions: usize,
     pub(crate) hand_offs: HandOffs,
@@ -95,6 +128,7 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(1),
             command_timeout: Duration::from_secs(1),
             outage_timeout: Duration::from_secs(5),
+            connection_limits: ConnectionLimits::default(),
             pipelines: 2,
             max_transactions: 4,
             hand_offs: HandOffs {
@@ -153,6 +187,9 @@ impl Config {
         ] {
             duration(field, timeout, shortest, MAX_TIMEOUT)?;
         }
+        let ConnectionLimits { max_idle, max_age } = self.connection_limits;
+        duration("max_connection_idle", max_idle, MIN_IDLE, Duration::MAX)?;
+        duration("max_connection_age", max_age, MIN_AGE, Duration::MAX)?;
         for (field, count, most) in [
             ("pipelines", self.pipelines, MAX_PIPELINES),
             ("max_transactions", self.max_transactions, MAX_TRANSACTIONS),
@@ -239,6 +276,25 @@ mod tests {
     }
 
     #[test]
+    fn connections_of_the_same_age_are_replaced_at_different_times() {
+        let now = MonotonicTime::now();
+        let ends_of = |max_age| {
+            let limits = ConnectionLimits {
+                max_age,
+                ..ConnectionLimits::default()
+            };
+            let mut ends = [(); 100].map(|()| limits.replace_at(now));
+            ends.sort();
+            ends
+        };
+        let hour = Duration::from_secs(3600);
+        let ends = ends_of(hour);
+        assert!(ends[0] >= now.after(hour * 3 / 4) && ends[99] <= now.after(hour));
+        assert!(ends[99].since(ends[0]) > hour / 8);
+        assert!(ends_of(Duration::MAX)[0] > now.after(1000 * 24 * hour));
+    }
+
+    #[test]
     fn merged_needs_have_the_greater_count_and_time() {
         let needs = |count, ms| Replicas::new(count, Duration::from_millis(ms)).unwrap();
         assert_eq!(needs(1, 20).and(needs(2, 10)), needs(2, 20));
@@ -268,6 +324,14 @@ mod tests {
             (
                 refused(|c| c.command_timeout = 61 * second),
                 "command_timeout",
+            ),
+            (
+                refused(|c| c.connection_limits.max_idle = Duration::ZERO),
+                "max_connection_idle must be at least 100ms, not 0ns",
+            ),
+            (
+                refused(|c| c.connection_limits.max_age = Duration::from_millis(999)),
+                "max_connection_age must be at least 1s, not 999ms",
             ),
             (
                 refused(|c| c.pipelines = 0),

@@ -23,6 +23,8 @@ struct Chunk {
 pub(crate) struct Flow {
     chunks: VecDeque<Chunk>,
     queued: usize,
+    /// The number of bytes that have come so far.
+    arrived: usize,
     /// The sender will send no more.
     ended: bool,
     /// The receiver accepts no more bytes, so the queued bytes are lost.
@@ -34,6 +36,10 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    pub(crate) fn arrived(&self) -> usize {
+        self.arrived
+    }
+
     pub(crate) fn queued(&self) -> usize {
         self.queued
     }
@@ -72,6 +78,7 @@ impl Flow {
                 Ok(count) => {
                     let bytes = buffer[..count].to_vec();
                     self.queued += count;
+                    self.arrived += count;
                     self.chunks.push_back(Chunk {
                         arrived: Instant::now(),
                         bytes,

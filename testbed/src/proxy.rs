@@ -96,6 +96,15 @@ impl Proxy {
         self.relay.with(|state| state.cut_all());
     }
 
+    /// Waits for `silence`, and then forgets each connection on which no byte has come since the call, as load balancers
+    /// do: the proxy swallows all further bytes of these connections, and closes neither end. Returns how many
+    /// connections it has forgotten.
+    pub fn forget_silent(&self, silence: Duration) -> usize {
+        let before = self.relay.with(|state| state.traffic());
+        thread::sleep(silence);
+        self.relay.with(|state| state.forget(&before))
+    }
+
     /// Closes new connections at once; existing ones stay.
     pub fn refuse(&self, on: bool) {
         self.fault(|faults| faults.refuse = on);

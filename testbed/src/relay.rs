@@ -53,6 +53,8 @@ struct Pair {
     client: Arc<TcpStream>,
     server: Arc<TcpStream>,
     connected: bool,
+    /// The bytes of this connection are held back for good.
+    forgotten: bool,
     requests: Flow,
     replies: Flow,
 }
@@ -92,40 +94,50 @@ impl Pair {
             client,
             server,
             connected: false,
+            forgotten: false,
             requests,
             replies,
         })
     }
 
+    fn requests_held(&self, faults: &Faults) -> bool {
+        self.forgotten || faults.requests_held()
+    }
+
+    fn replies_held(&self, faults: &Faults) -> bool {
+        self.forgotten || faults.replies_held()
+    }
+
+    /// The number of bytes that have come so far, in both directions.
+    fn arrived(&self) -> usize {
+        self.requests.arrived() + self.replies.arrived()
+    }
+
     /// Moves the bytes that can move; returns false when the connection is over.
     fn advance(&mut self, faults: &mut Faults, ready: [bool; 2], buffer: &mut [u8]) -> bool {
         let [client_ready, server_ready] = ready;
+        let requests_held = self.requests_held(faults);
+        let replies_held = self.replies_held(faults);
         if server_ready && !self.connected {
             if !matches!(self.server.take_error(), Ok(None)) {
                 return false;
             }
             self.connected = self.server.peer_addr().is_ok();
         }
-        if client_ready
-            && self
-                .requests
-                .fill(&self.client, faults.requests_held(), buffer)
-        {
+        if client_ready && self.requests.fill(&self.client, requests_held, buffer) {
             self.replies.refuse();
         }
         if self.connected {
-            let server_broke = server_ready
-                && self
-                    .replies
-                    .fill(&self.server, faults.replies_held(), buffer);
+            let server_broke =
+                server_ready && self.replies.fill(&self.server, replies_held, buffer);
             if server_broke {
                 self.requests.refuse();
             }
-            if !faults.requests_held() && self.send_requests(faults) {
+            if !requests_held && self.send_requests(faults) {
                 return false;
             }
         }
-        if !faults.replies_held() {
+        if !replies_held {
             self.replies.drain(&self.client, faults.delay, usize::MAX);
         }
         !self.replies.is_over()
@@ -146,7 +158,7 @@ impl Pair {
     /// ready.
     fn interests(&self, faults: &Faults) -> impl Iterator<Item = Interest> {
         let when = |condition, flags| if condition { flags } else { PollFlags::empty() };
-        let (requests_held, replies_held) = (faults.requests_held(), faults.replies_held());
+        let (requests_held, replies_held) = (self.requests_held(faults), self.replies_held(faults));
         let client = when(self.requests.wants_bytes(requests_held), PollFlags::IN)
             | when(self.replies.is_blocked() && !replies_held, PollFlags::OUT);
         let server = when(
@@ -170,8 +182,9 @@ impl Pair {
 
     /// The time at which delayed bytes are due.
     fn next_due(&self, faults: &Faults) -> Option<Instant> {
-        let requests_wait = !self.connected || faults.requests_held() || self.requests.is_blocked();
-        let replies_wait = faults.replies_held() || self.replies.is_blocked();
+        let requests_wait =
+            !self.connected || self.requests_held(faults) || self.requests.is_blocked();
+        let replies_wait = self.replies_held(faults) || self.replies.is_blocked();
         let requests = (!requests_wait)
             .then(|| self.requests.due(faults.delay))
             .flatten();
@@ -222,6 +235,20 @@ impl State {
     pub(crate) fn cut_all(&mut self) {
         self.accept();
         self.pairs.drain(..).for_each(|pair| pair.cut());
+    }
+
+    /// The connections, each with the number of bytes that have come on it so far.
+    pub(crate) fn traffic(&mut self) -> Vec<(u64, usize)> {
+        self.accept();
+        let pairs = self.pairs.iter();
+        pairs.map(|pair| (pair.id, pair.arrived())).collect()
+    }
+
+    /// Forgets the connections whose traffic is still the same. Returns how many there are.
+    pub(crate) fn forget(&mut self, unchanged: &[(u64, usize)]) -> usize {
+        let pairs = self.pairs.iter_mut();
+        let silent = pairs.filter(|pair| unchanged.contains(&(pair.id, pair.arrived())));
+        silent.map(|pair| pair.forgotten = true).count()
     }
 
     pub(crate) fn held_bytes(&self) -> usize {

@@ -368,3 +368,33 @@ fn redirected_proxies_keep_old_connections_on_their_server() {
     assert_eq!(receive(&before, 1), b"1");
     assert_eq!(receive(&after, 1), b"2");
 }
+
+#[test]
+fn silent_connections_are_forgotten() {
+    let (proxy, listener) = proxy();
+    let silent = connect(&proxy);
+    let silent_server = accept(&listener);
+    let busy = connect(&proxy);
+    let busy_server = accept(&listener);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                (&busy).write_all(b"x").unwrap();
+                receive(&busy_server, 1);
+            }
+        });
+        assert_eq!(proxy.forget_silent(Duration::from_millis(500)), 1);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        talk.join().unwrap();
+    });
+    (&silent).write_all(b"x").unwrap();
+    (&silent_server).write_all(b"x").unwrap();
+    assert!(eventually(LIMIT, || proxy.held_bytes() == 2));
+    assert!(is_silent(&silent) && is_silent(&silent_server));
+    // Connections that are opened later work.
+    let next = connect(&proxy);
+    let next_server = accept(&listener);
+    (&next).write_all(b"x").unwrap();
+    assert_eq!(receive(&next_server, 1), b"x");
+}

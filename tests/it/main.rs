@@ -33,6 +33,7 @@ mod guards;
 mod hand_offs;
 mod health;
 mod hostile;
+mod idle_connections;
 mod leaks;
 mod least_privilege;
 mod loss_events;

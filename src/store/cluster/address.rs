@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
+use crate::config::ConnectionLimits;
 use crate::credentials::CredentialsCallback;
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::refresh;
@@ -30,6 +31,7 @@ pub(crate) struct ClusterAddress {
     connect_timeout: Duration,
     command_timeout: Duration,
     max_reply_bytes: usize,
+    limits: ConnectionLimits,
 }
 
 impl ClusterAddress {
@@ -51,11 +53,16 @@ impl ClusterAddress {
             connect_timeout,
             command_timeout,
             max_reply_bytes,
+            limits: ConnectionLimits::default(),
         }))
     }
 
     pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) {
         self.credentials = Some(callback);
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: ConnectionLimits) {
+        self.limits = limits;
     }
 
     #[cfg(feature = "tls")]
@@ -148,6 +155,7 @@ impl ClusterAddress {
         let (timeout, max_reply) = (self.connect_timeout, self.max_reply_bytes);
         let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
         endpoint.expect_cluster();
+        endpoint.set_limits(self.limits);
         if let Some(callback) = &self.credentials {
             endpoint.set_credentials(callback.clone())?;
         }

@@ -12,6 +12,7 @@ use redis::ConnectionAddr;
 use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 use socket2::Socket;
 
+use crate::config::ConnectionLimits;
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::data_check::DataCheck;
@@ -41,6 +42,22 @@ pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// reply has some 26 MiB.
 const LONGEST_SLOT_MAP: Limit = Limit::Fixed(32 * 1024 * 1024);
 
+/// The pause after a failed attempt to replace an old connection.
+pub(super) const REPLACE_AGAIN: Duration = Duration::from_secs(5);
+/// How long a caller waits for the connection that replaces an old one. An attempt that takes longer goes on, and a
+/// later caller gets its connection.
+pub(crate) const REPLACE_WAIT: Duration = Duration::from_millis(20);
+
+/// Whether a connection may be used for the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Fit,
+    /// It works, but is older than `max_connection_age`. It is used until a new connection is open.
+    Old,
+    /// It must not be used.
+    Stale,
+}
+
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
@@ -54,6 +71,7 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
+    limits: ConnectionLimits,
     failures: Mutex<Failures>,
     /// Whether the server has ever accepted a connection.
     was_reached: AtomicBool,
@@ -220,6 +238,7 @@ impl Endpoint {
             credentials: None,
             connect_timeout,
             max_reply_bytes,
+            limits: ConnectionLimits::default(),
             failures: Mutex::default(),
             was_reached: AtomicBool::new(false),
             epoch: Arc::default(),
@@ -308,6 +327,15 @@ impl Endpoint {
         }
         self.credentials = Some(callback);
         Ok(())
+    }
+
+    /// Sets how long connections may be idle, and for how long they are used.
+    pub(crate) fn set_limits(&mut self, limits: ConnectionLimits) {
+        self.limits = limits;
+    }
+
+    pub(super) fn limits(&self) -> ConnectionLimits {
+        self.limits
     }
 
     /// Sets the login at the sentinels.
@@ -720,6 +748,8 @@ impl Endpoint {
             max_reply_bytes: self.max_reply_bytes,
             password: password_to_hide(&info),
             broken: false,
+            max_idle: self.limits.max_idle,
+            replace_at: self.limits.replace_at(MonotonicTime::now()),
             made_in,
             epoch: Arc::clone(&self.epoch),
         };
@@ -733,6 +763,8 @@ impl Endpoint {
         handshake.log_in()?;
         handshake.load_missing_scripts()?;
         handshake.check_data()?;
+        // The server may have taken long to reply.
+        connection.sender.mark_used();
         Ok(connection)
     }
 
@@ -940,6 +972,9 @@ pub(crate) struct Connection {
     /// The password that is left out of error replies, from [`password_to_hide`].
     password: Option<Box<str>>,
     broken: bool,
+    max_idle: Duration,
+    /// When to replace this connection because of its age.
+    replace_at: MonotonicTime,
     made_in: MadeIn,
     epoch: Arc<Epoch>,
 }
@@ -1127,9 +1162,36 @@ impl Connection {
         self.epoch.suspect();
     }
 
-    /// Whether to replace this connection before the next write.
+    /// Whether this connection must not be used for a new request: it may be dead, or lead to an old primary. The
+    /// network may have forgotten a connection that was idle for long.
     pub(crate) fn is_stale(&self) -> bool {
-        self.epoch.is_stale(&self.made_in)
+        self.condition() == Condition::Stale
+    }
+
+    /// Whether the next request may use this connection.
+    pub(crate) fn condition(&self) -> Condition {
+        let now = MonotonicTime::now();
+        if self.epoch.is_stale(&self.made_in) || self.was_idle_at(now) {
+            Condition::Stale
+        } else if self.replace_at <= now {
+            Condition::Old
+        } else {
+            Condition::Fit
+        }
+    }
+
+    /// Whether this connection was idle for longer than `max_connection_idle`.
+    pub(crate) fn was_idle(&self) -> bool {
+        self.was_idle_at(MonotonicTime::now())
+    }
+
+    fn was_idle_at(&self, now: MonotonicTime) -> bool {
+        now.since(self.sender.used_at()) > self.max_idle
+    }
+
+    /// Uses this connection for a while, although it is old: no other one could be opened.
+    pub(crate) fn postpone_replacement(&mut self) {
+        self.replace_at = MonotonicTime::now().after(REPLACE_AGAIN);
     }
 
     /// Fails if the sentinels name another primary since this connection was made: this server may grant locks that

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use r2d2::ManageConnection;
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{Connection, Endpoint};
+use crate::store::redis::connection::{Condition, Connection, Endpoint, REPLACE_WAIT};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 
@@ -173,7 +173,14 @@ impl Connector {
                 Some(connection) => connection,
                 None => self.connect(deadline.since(MonotonicTime::now()))?,
             };
-            if self.manager.is_valid(&mut connection).is_ok() {
+            let condition = connection.condition();
+            if condition == Condition::Old {
+                match self.connect(REPLACE_WAIT) {
+                    Ok(new) => connection = new,
+                    Err(_) => connection.postpone_replacement(),
+                }
+            }
+            if condition != Condition::Stale {
                 return Ok(ExclusiveConnection {
                     connector: Arc::clone(self),
                     connection: Some(connection),

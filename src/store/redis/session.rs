@@ -150,6 +150,7 @@ impl TransactionConnection {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         self.connection.check_primary()?;
+        self.check_after_pause()?;
         let bytes = pipe.atomic().get_packed_pipeline();
         let names = command_names(&bytes);
         let Some([_multi, own @ .., _exec]) = names.as_deref() else {
@@ -166,6 +167,26 @@ impl TransactionConnection {
         let received = sent.and_then(|()| self.receive_all(pipe, deadline));
         let outcome = received.map_err(outcome_unknown).flatten();
         outcome.map_err(|error| self.named(error))
+    }
+
+    /// Fails if the network has forgotten the connection while the caller's closure sent nothing: the outcome of an
+    /// `EXEC` on it would be unknown.
+    fn check_after_pause(&mut self) -> Result<(), Error> {
+        if !self.connection.was_idle() {
+            return Ok(());
+        }
+        // Any reply shows that the connection works.
+        let mut bytes = Vec::new();
+        encode_words(&mut bytes, "PING", std::iter::empty());
+        let deadline = self.reply_deadline();
+        let sent = self.connection.send(&bytes, deadline);
+        let received =
+            sent.and_then(|()| self.connection.receive(deadline, ReplyContents::Internal));
+        received.map(drop).map_err(|error| {
+            let message = "the connection was idle for longer than `max_connection_idle` during the closure, and is \
+                           dead; nothing was written; send a read meanwhile, or let the closure take less time";
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        })
     }
 
     /// The server's address, for errors.
@@ -235,7 +256,7 @@ impl TransactionConnection {
 
     /// Sends `UNWATCH`, and keeps the connection for later callers. Closes the connection if that fails.
     pub(crate) fn unwatch(mut self) {
-        if self.connection.is_discarded() {
+        if self.connection.is_discarded() || self.connection.was_idle() {
             return;
         }
         let mut bytes = Vec::new();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{ConnectionAddr, RedisResult, Value};
-use socket2::{SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::errors::Step;
@@ -25,6 +25,12 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// If a socket's time-out would change by this or less, it is not set again, which saves a system call. A read or write
 /// that then ends too early is repeated.
 const SLACK: Duration = Duration::from_millis(10);
+
+/// TCP keepalive: the system probes a connection after this time without traffic, and again after each interval. A
+/// connection with this many unanswered probes in a row is closed. Most load balancers count a probe as traffic.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// The reason why connecting failed.
 #[derive(Debug)]
@@ -78,6 +84,7 @@ pub(super) fn connect(
             // With Nagle's algorithm, the system would hold an acquire back until the server's system has acknowledged
             // the release before it.
             socket.set_tcp_nodelay(true)?;
+            keep_alive(&socket);
             socket
         }
         #[cfg(unix)]
@@ -95,6 +102,7 @@ pub(super) fn connect(
         plain: PlainSender {
             socket: Arc::clone(&socket),
             timeout: None,
+            used_at: MonotonicTime::now(),
         },
         #[cfg(feature = "tls")]
         encryptor: None,
@@ -108,6 +116,16 @@ pub(super) fn connect(
         decryptor: None,
     };
     Ok((sender, receiver))
+}
+
+/// Switches TCP keepalive on. A system that refuses it has a connection without it.
+fn keep_alive(socket: &Socket) {
+    let probes = TcpKeepalive::new().with_time(KEEPALIVE_TIME);
+    #[cfg(any(unix, windows))]
+    let probes = probes.with_interval(KEEPALIVE_INTERVAL);
+    #[cfg(any(unix, windows))]
+    let probes = probes.with_retries(KEEPALIVE_PROBES);
+    let _ = socket.set_tcp_keepalive(&probes);
 }
 
 /// Tries the addresses of a host in turn. Each address has only its part of the remaining time, so that a silent one
@@ -166,9 +184,20 @@ struct PlainSender {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
+    /// When this half has last begun to write.
+    used_at: MonotonicTime,
 }
 
 impl Sender {
+    /// When the connection was last used: it was connected, or a write began, or [`mark_used`](Self::mark_used).
+    pub(crate) fn used_at(&self) -> MonotonicTime {
+        self.plain.used_at
+    }
+
+    pub(crate) fn mark_used(&mut self) {
+        self.plain.used_at = MonotonicTime::now();
+    }
+
     /// Writes all of `bytes`. If it fails, a part of them may have been written.
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
         self.send_from(bytes, &mut 0, deadline)
@@ -227,7 +256,7 @@ impl PlainSender {
     ) -> io::Result<()> {
         while *sent < bytes.len() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
-            attempt.set_timeout(&mut self.timeout, deadline, set)?;
+            self.used_at = attempt.set_timeout(&mut self.timeout, deadline, set)?;
             match write_once(&self.socket, &bytes[*sent..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => *sent += n,
@@ -501,15 +530,17 @@ enum Attempt {
 }
 
 impl Attempt {
-    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. Fails with
-    /// `TimedOut` if the deadline has passed.
+    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. Returns the current
+    /// time. Fails with `TimedOut` if the deadline has passed.
     fn set_timeout(
         &mut self,
         current: &mut Option<Duration>,
         deadline: MonotonicTime,
         set: impl FnOnce(Duration) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let left = match (&self, left_until(deadline)) {
+    ) -> io::Result<MonotonicTime> {
+        let now = MonotonicTime::now();
+        let left = deadline.since(now);
+        let left = match (&self, (!left.is_zero()).then_some(left)) {
             (Self::First, left) => left.unwrap_or(SHORTEST),
             (_, left) => left.ok_or(io::ErrorKind::TimedOut)?,
         };
@@ -520,7 +551,7 @@ impl Attempt {
             *current = Some(left);
         }
         *self = Self::Later;
-        Ok(())
+        Ok(now)
     }
 }
 

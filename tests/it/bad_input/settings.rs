@@ -50,6 +50,12 @@ fn a_client_with_an_invalid_setting_is_refused() {
             b.command_timeout(Duration::ZERO)
         }),
         ("command_timeout", "61s", |b| b.command_timeout(secs(61))),
+        ("max_connection_idle", "99ms", |b| {
+            b.max_connection_idle(millis(99))
+        }),
+        ("max_connection_age", "999ms", |b| {
+            b.max_connection_age(millis(999))
+        }),
         ("pipelines", "0", |b| b.pipelines(0)),
         ("pipelines", "5", |b| b.pipelines(5)),
         ("transactions", "0", |b| b.max_transactions(0)),
@@ -112,6 +118,16 @@ fn settings_at_their_bounds_are_accepted() {
         hasty(&nowhere())
             .hand_offs(1023)
             .hand_off_time(Duration::MAX),
+    );
+    build(
+        hasty(&nowhere())
+            .max_connection_idle(millis(100))
+            .max_connection_age(secs(1)),
+    );
+    build(
+        hasty(&nowhere())
+            .max_connection_idle(Duration::MAX)
+            .max_connection_age(Duration::MAX),
     );
     build(hasty(&nowhere()).outage_timeout(Duration::ZERO));
     build(hasty(&nowhere()).outage_timeout(Duration::MAX));

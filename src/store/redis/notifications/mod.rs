@@ -30,7 +30,7 @@ use redis::{PushKind, Value};
 use crate::error::{Error, ErrorKind};
 use crate::store::command::QueueMode;
 use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
-use crate::store::redis::connection::Endpoint;
+use crate::store::redis::connection::{Endpoint, REPLACE_AGAIN};
 use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts;
@@ -50,7 +50,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// A connection that is silent for this long is checked with a PING. A thousand waiting clients send a hundred PINGs a
+/// A connection that is silent for this long, or for half of `max_connection_idle`, is checked with a PING. A thousand waiting clients send a hundred PINGs a
 /// second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes
@@ -196,11 +196,12 @@ impl ConnectionState {
 }
 
 /// The reason why `listen` returned.
-#[derive(PartialEq)]
 enum ListenEnd {
     Broken,
     /// The connection works, but may lead to an old primary.
     Suspect,
+    /// The connection works, but is older than `max_connection_age`.
+    Old,
 }
 
 enum SentCommand {
@@ -490,6 +491,8 @@ impl NotificationConnection {
     fn run(&self, listener: &dyn Listener) {
         let mut pause = FIRST_PAUSE;
         let mut is_reported = false;
+        // A connection that is used until the next one is open.
+        let mut old: Option<(Subscription, MadeIn)> = None;
         while self.wait_until_wanted() {
             let opened = Subscription::open(
                 &self.endpoint,
@@ -499,25 +502,24 @@ impl NotificationConnection {
                 &self.queries,
                 |socket, made_in| self.register_socket(socket, made_in),
             );
-            match opened {
-                Ok((subscription, sender, made_in)) => {
-                    if self.install(sender, &made_in) {
-                        is_reported = false;
-                        listener.all_changed(self.server, &|_| true);
-                        let ended = self.listen(subscription, &made_in, listener);
-                        if self.lock_state().open_for() >= SHORTEST_LIFE {
-                            pause = FIRST_PAUSE;
-                        }
-                        if ended == ListenEnd::Suspect {
-                            // The suspect connection stays open until the next connection is open. So scripts on its
-                            // server always find this client listening.
-                            continue;
-                        }
+            let now = MonotonicTime::now();
+            let (mut subscription, made_in, replace_at) = match (opened, old.take()) {
+                (Ok((subscription, sender, made_in)), _) => {
+                    if !self.install(sender, &made_in) {
+                        return;
                     }
-                    self.disconnect(&mut self.lock_state());
-                    self.sleep_and_double(&mut pause);
+                    is_reported = false;
+                    listener.all_changed(self.server, &|_| true);
+                    (
+                        subscription,
+                        made_in,
+                        self.endpoint.limits().replace_at(now),
+                    )
                 }
-                Err(error) => {
+                (Err(_), Some((subscription, made_in))) => {
+                    (subscription, made_in, now.after(REPLACE_AGAIN))
+                }
+                (Err(error), None) => {
                     self.disconnect(&mut self.lock_state());
                     self.endpoint.epoch().note_failure();
                     if error.is_unavailable() {
@@ -528,7 +530,22 @@ impl NotificationConnection {
                         }
                         self.sleep(REFUSED_PAUSE);
                     }
+                    continue;
                 }
+            };
+            let ended = self.listen(&mut subscription, &made_in, replace_at, listener);
+            if self.lock_state().open_for() >= SHORTEST_LIFE {
+                pause = FIRST_PAUSE;
+            }
+            match ended {
+                ListenEnd::Broken => {
+                    self.disconnect(&mut self.lock_state());
+                    self.sleep_and_double(&mut pause);
+                }
+                // The suspect connection stays open until the next connection is open. So scripts on its server always
+                // find this client listening.
+                ListenEnd::Suspect => {}
+                ListenEnd::Old => old = Some((subscription, made_in)),
             }
         }
     }
@@ -552,15 +569,15 @@ impl NotificationConnection {
         sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
     }
 
-    /// Makes `sender` the current connection, and closes the suspect connection that it replaces. Returns false once
+    /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false once
     /// stopped.
     fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
         let mut state = self.lock_state();
         if state.stopped {
             return false;
         }
-        if let Some(suspect) = state.sender.replace(sender) {
-            suspect.closer().close();
+        if let Some(replaced) = state.sender.replace(sender) {
+            replaced.closer().close();
         }
         state.opened_at = Some(MonotonicTime::now());
         // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
@@ -575,19 +592,31 @@ impl NotificationConnection {
         true
     }
 
-    /// Handles notifications until the connection breaks or has to be replaced.
+    /// Handles notifications until the connection breaks or has to be replaced: because of a suspicion, or at
+    /// `replace_at`.
     fn listen(
         &self,
-        mut subscription: Subscription,
+        subscription: &mut Subscription,
         made_in: &MadeIn,
+        replace_at: MonotonicTime,
         listener: &dyn Listener,
     ) -> ListenEnd {
         let epoch = self.endpoint.epoch();
         // The thread wakes each tick, so it notices a suspicion within that time.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
+        // The network must not forget the connection.
+        let heartbeat = HEARTBEAT.min(self.endpoint.limits().max_idle / 2);
         let mut last_received = MonotonicTime::now();
         while !epoch.is_due(made_in) {
-            let next = subscription.next(|| self.send_due_reads(made_in, tick));
+            if replace_at <= MonotonicTime::now() {
+                return ListenEnd::Old;
+            }
+            let next = subscription.next(|| {
+                let old_in = replace_at.since(MonotonicTime::now());
+                let longest = tick.min(heartbeat);
+                let longest = old_in.clamp(Duration::from_millis(1), longest);
+                self.send_due_reads(made_in, longest)
+            });
             match next {
                 Ok(value) => {
                     last_received = MonotonicTime::now();
@@ -614,7 +643,7 @@ impl NotificationConnection {
                     }
                     match state.unanswered_for() {
                         Some(time) if time >= tick => return ListenEnd::Broken,
-                        None if MonotonicTime::now().since(last_received) >= HEARTBEAT => {
+                        None if MonotonicTime::now().since(last_received) >= heartbeat => {
                             self.ping(&mut state, MonotonicTime::now().after(self.timeout))
                         }
                         _ => {}

@@ -14,7 +14,7 @@ use crate::config::Replicas;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::completion::{Caller, Few};
-use crate::store::redis::connection::{Connection, Endpoint, ReplyContents};
+use crate::store::redis::connection::{Condition, Connection, Endpoint, ReplyContents};
 use crate::store::redis::connector::Connector;
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::plain_calls::ContendedKeys;
@@ -217,6 +217,21 @@ impl PipelinedConnection {
     /// Whether to replace the connection once its missing replies are read.
     pub(crate) fn is_stale(&self) -> bool {
         self.connection.is_stale()
+    }
+
+    /// Whether the connection works, but is older than `max_connection_age`.
+    pub(crate) fn is_old(&self) -> bool {
+        self.connection.condition() == Condition::Old
+    }
+
+    /// Whether new requests may be written, and the connection need not be replaced.
+    pub(crate) fn is_fit(&self) -> bool {
+        self.connection.condition() == Condition::Fit
+    }
+
+    /// Uses the connection for a while, although it is old.
+    pub(crate) fn postpone_replacement(&mut self) {
+        self.connection.postpone_replacement();
     }
 
     /// Whether to replace the connection now: no reply is missing on it.

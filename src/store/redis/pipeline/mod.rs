@@ -36,7 +36,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
-use crate::store::redis::connection::Endpoint;
+use crate::store::redis::connection::{Endpoint, REPLACE_WAIT};
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::confirmed::ConfirmedReleases;
 use crate::store::redis::pipeline::connection::{
@@ -655,7 +655,7 @@ impl<'a> Leadership<'a> {
         // If this thread panics, no other leader may appoint its caller.
         let _leave_on_drop = LeaveOnDrop(caller);
         while !caller.is_over(deadline) {
-            if self.read_before_write(Some(deadline)) {
+            if self.read_before_write(Some(deadline)) || self.replace_if_old(Some(deadline)) {
                 // Reading the last replies may have taken a command time-out, so check the deadline again.
                 continue;
             }
@@ -671,7 +671,7 @@ impl<'a> Leadership<'a> {
     /// may take long, and the other pipelines of the node wait meanwhile.
     fn run_maintenance(&mut self) {
         loop {
-            if self.read_before_write(None) && self.is_awaited() {
+            if (self.read_before_write(None) || self.replace_if_old(None)) && self.is_awaited() {
                 return;
             }
             let batch = self.next_batch();
@@ -747,6 +747,27 @@ impl<'a> Leadership<'a> {
             Ok(true) if is_stale => self.connection = None,
             Ok(_) => {}
             Err(error) => self.lose_connection(&error),
+        }
+        true
+    }
+
+    /// If the connection is older than `max_connection_age`: reads the missing replies, until `until` at most, and then
+    /// replaces the connection. Keeps it if no other one can be opened soon. Returns false if it is not so old.
+    fn replace_if_old(&mut self, until: Option<MonotonicTime>) -> bool {
+        let connection = self.connection.as_ref();
+        if !connection.is_some_and(PipelinedConnection::is_old) {
+            return false;
+        }
+        match (
+            self.read(until, self.reply_deadline()),
+            &mut self.connection,
+        ) {
+            (Ok(true), Some(old)) => match self.pipeline.shared.connector.connect(REPLACE_WAIT) {
+                Ok(new) => self.connection = Some(PipelinedConnection::new(new)),
+                Err(_) => old.postpone_replacement(),
+            },
+            (Ok(_), _) => {}
+            (Err(error), _) => self.lose_connection(&error),
         }
         true
     }
@@ -1011,7 +1032,7 @@ impl Drop for LeaveOnDrop<'_> {
 
 /// Whether requests can be written now, and their replies be read later.
 fn is_free(connection: Option<&PipelinedConnection>) -> bool {
-    connection.is_some_and(|it| !it.is_stale() && !it.is_half_read()) && room_of(connection) > 0
+    connection.is_some_and(|it| it.is_fit() && !it.is_half_read()) && room_of(connection) > 0
 }
 
 /// How many bytes of releases a thread may write without waiting for the replies.

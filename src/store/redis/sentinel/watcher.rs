@@ -119,8 +119,16 @@ impl SentinelWatcher {
         // A message came after the query, so the answer may be older than the message.
         let mut asks_again = false;
         let mut others_asked = 0;
+        let limits = self.endpoint.limits();
+        // The network must not forget the connection.
+        let query_interval = QUERY_INTERVAL.min(limits.max_idle / 2);
+        let replace_at = limits.replace_at(MonotonicTime::now());
         loop {
             let now = MonotonicTime::now();
+            if replace_at <= now {
+                // The name of the sentinel may have moved. The next connection begins with a query.
+                return Ok(());
+            }
             if answer_by.is_none() && ask_at <= now {
                 let by = now.after(self.timeout);
                 connection.send(&sentinels.query(), by)?;
@@ -162,7 +170,7 @@ impl SentinelWatcher {
                         ask_at = if is_again {
                             now
                         } else {
-                            now.after(QUERY_INTERVAL)
+                            now.after(query_interval)
                         };
                         if self.other_knows_more(sentinels, sentinel, others_asked) {
                             return Ok(());

@@ -45,6 +45,16 @@ fn assert_ends_soon(work: impl FnOnce() -> RedisResult<Value>) {
 }
 
 #[test]
+fn connections_have_keepalive() {
+    let (_sender, receiver) = connected_to(stay_open);
+    let socket = receiver.socket();
+    assert!(socket.keepalive().unwrap());
+    assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE_TIME);
+    assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE_INTERVAL);
+    assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_PROBES);
+}
+
+#[test]
 fn a_socket_connected_to_itself_is_refused() {
     let socket = Socket::new(socket2::Domain::IPV4, Type::STREAM, None).unwrap();
     let any = SocketAddr::from(([127, 0, 0, 1], 0));

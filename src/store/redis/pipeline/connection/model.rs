@@ -287,6 +287,17 @@ impl PipelinedConnection {
         self.connection.is_stale()
     }
 
+    /// Models have no ages of connections.
+    pub(crate) fn is_old(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn is_fit(&self) -> bool {
+        !self.is_stale()
+    }
+
+    pub(crate) fn postpone_replacement(&mut self) {}
+
     pub(crate) fn is_stale_and_idle(&self) -> bool {
         self.unanswered() == 0 && self.is_stale()
     }
