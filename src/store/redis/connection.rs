@@ -866,9 +866,12 @@ impl Endpoint {
         failures.last.as_ref().map(|(error, _)| error.clone())
     }
 
-    /// The error of a caller that leaves without a connection, and whose request was not sent: that of the last
-    /// attempt, or the step of an attempt that has not ended for a while.
+    /// The error of a caller that leaves without a connection, and whose request was not sent: the end of the client, the
+    /// error of the last attempt, or the step of an attempt that has not ended for a while.
     pub(crate) fn no_connection(&self) -> Error {
+        if let Err(ended) = self.check_open() {
+            return ended;
+        }
         let running = self.longest_step();
         let last = self.failures.lock().last.clone();
         match (running, last) {
