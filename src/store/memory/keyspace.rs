@@ -29,7 +29,8 @@ const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// The same for a waiter whose ttl is so short: its third would be too short.
+/// A waiter with a ttl of this length or less has to confirm its grant if it joined longer ago than this: a third of its
+/// ttl would be too short.
 const SHORT_TTL: Duration = Duration::from_millis(500);
 /// A waiter has a quarter of its ttl to confirm its grant, limited to this least and this greatest time.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
@@ -93,7 +94,7 @@ struct Lock {
     holder: HolderId,
     /// The release of the lock has to serve the queue.
     marked: bool,
-    /// The waiter has not confirmed its grant.
+    /// The mark of a grant that its waiter has not confirmed.
     doubt: Option<Doubt>,
     expires_at: MonotonicTime,
 }
@@ -182,7 +183,7 @@ impl Waiter {
     }
 
     /// The time for the waiter to confirm a grant; `None` if the waiter need not confirm.
-    fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
+    fn time_to_confirm(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
         let ttl = self.ttl?;
         let waited = Duration::from_micros(now_micros.saturating_sub(self.since));
@@ -363,14 +364,10 @@ impl Keyspace {
         {
             step.notifications.push(Notification::Changed(key.clone()));
         }
-        if doubt.is_some() && left == Some(Duration::ZERO) {
-            left = (doubt == Some(Doubt::Unconfirmed))
-                .then(|| self.call_roll(key, &entry, step))
-                .flatten();
-            if left.is_none() {
-                self.entries.remove(key);
-                step.notifications.push(Notification::Changed(key.clone()));
-            }
+        if let Some(doubt) = doubt
+            && left == Some(Duration::ZERO)
+        {
+            left = self.end_late_grant(key, doubt, &entry, step);
         }
         let left = match left {
             Some(left) => left,
@@ -385,26 +382,35 @@ impl Keyspace {
                 },
             },
         };
-        let Some(queue) = self.queues.get_mut(key) else {
-            return contended(Some(left), None);
-        };
-        let Some(ahead) = queue.find(&entry) else {
-            return contended(Some(left), None);
-        };
+        let asks_again = matches!(queue_mode, QueueMode::Existing { .. });
+        let queued = self.stay_queued(key, &entry, left, asks_again, step.now);
+        contended(Some(left), queued)
+    }
+
+    /// Makes the key's queue outlive the lock, which expires in `left`. Returns the place of the waiter, or `None` if it
+    /// is not queued: an entry beyond the bound of a queue is removed.
+    fn stay_queued(
+        &mut self,
+        key: &Key,
+        entry: &Waiter,
+        left: Duration,
+        asks_again: bool,
+        now: MonotonicTime,
+    ) -> Option<Queued> {
+        let queue = self.queues.get_mut(key)?;
+        let ahead = queue.find(entry)?;
         if ahead >= MAX_QUEUE {
             queue.waiters.remove(ahead);
-            return contended(Some(left), None);
+            return None;
         }
-        let asks_again = matches!(queue_mode, QueueMode::Existing { .. });
-        if asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES) {
-            let expires_at = step.now.after(left + 2 * QUEUE_OUTLIVES);
+        if asks_again || queue.expires_at < now.after(left + QUEUE_OUTLIVES) {
+            let expires_at = now.after(left + 2 * QUEUE_OUTLIVES);
             queue.expires_at = queue.expires_at.max(expires_at);
         }
-        let queued = Queued {
+        Some(Queued {
             ahead: ahead as u64,
             since: queue.waiters[ahead].since,
-        };
-        contended(Some(left), Some(queued))
+        })
     }
 
     fn join(&mut self, key: &Key, own: &Waiter, queue_mode: QueueMode, now: MonotonicTime) {
@@ -464,7 +470,7 @@ impl Keyspace {
             if queue.waiters[0].is_silent() {
                 // All others are silent, too.
                 let queue = self.queues.remove(key)?;
-                call(key, &queue.waiters, step);
+                notify_called(key, &queue.waiters, step);
                 return None;
             }
             let first = queue.waiters.remove(0);
@@ -478,7 +484,7 @@ impl Keyspace {
                 continue;
             }
             let unconfirmed = first
-                .unconfirmed_ttl(clock_micros(step.now))
+                .time_to_confirm(clock_micros(step.now))
                 .filter(|_| is_notified);
             let asked = own_ttl.map(|(_, ttl)| ttl).or(unconfirmed).or(first.ttl);
             let kept = if first.was_late() {
@@ -512,6 +518,26 @@ impl Keyspace {
         None
     }
 
+    /// Ends a grant that was not confirmed in time: calls the roll, or deletes the key if the roll was called before or
+    /// there are no other waiters. Returns the time for which the key stays granted; `None` if the key was deleted.
+    fn end_late_grant(
+        &mut self,
+        key: &Key,
+        doubt: Doubt,
+        own: &Waiter,
+        step: &mut Step<'_>,
+    ) -> Option<Duration> {
+        let left = match doubt {
+            Doubt::Unconfirmed => self.call_roll(key, own, step),
+            Doubt::RollCalled => None,
+        };
+        if left.is_none() {
+            self.entries.remove(key);
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        left
+    }
+
     /// Calls the roll of the queue: makes all waiters but the caller, whose entry is `own`, silent. Returns the time
     /// for which the key stays granted, or `None` if there are no other waiters.
     fn call_roll(&mut self, key: &Key, own: &Waiter, step: &mut Step<'_>) -> Option<Duration> {
@@ -530,7 +556,7 @@ impl Keyspace {
             queue.waiters = rest;
             return None;
         }
-        call(key, &called, step);
+        notify_called(key, &called, step);
         called.iter_mut().for_each(|waiter| waiter.since += SILENT);
         rest.extend(called);
         for waiter in rest {
@@ -1093,7 +1119,7 @@ impl Keyspace {
 }
 
 /// Asks the first waiters to send a request at once.
-fn call(key: &Key, waiters: &[Waiter], step: &mut Step<'_>) {
+fn notify_called(key: &Key, waiters: &[Waiter], step: &mut Step<'_>) {
     let first = waiters.iter().take(HINTED);
     for waiter in first.filter(|waiter| waiter.ttl.is_some()) {
         step.notifications.push(Notification::Called {
@@ -1168,7 +1194,7 @@ impl Queue {
         Some(notified)
     }
 
-    /// Gives a silent waiter its place again.
+    /// Gives a silent waiter its own place back.
     fn give_back_place(&mut self, entry: &Waiter) {
         let silent = self.find(entry).filter(|at| self.waiters[*at].is_silent());
         if let Some(at) = silent {

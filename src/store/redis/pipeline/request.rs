@@ -294,32 +294,34 @@ impl PendingRequest {
                 // The caller has left, but Redis has granted it the key or queued it.
                 self.release_now()
             }
-            _ => {
-                let loss = match (&self.tracker, &outcome) {
-                    (Some(_), Ok(reply)) => {
-                        self.command.loss_at_release(reply, MonotonicTime::now())
-                    }
-                    _ => None,
-                };
-                let is_done = outcome.is_ok();
-                let is_delivered = self.deliver(outcome);
-                if !is_done {
-                    return Next::Done;
-                }
-                if let Some(tracker) = self.tracker.take() {
-                    tracker.confirm(loss, is_delivered);
-                }
-                match self.command {
-                    Command::Release {
-                        key,
-                        lease,
-                        until,
-                        queued,
-                        ..
-                    } => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
-                    _ => Next::Done,
-                }
-            }
+            _ => self.end_with(outcome),
+        }
+    }
+
+    /// Delivers the last outcome of the request. If Redis has confirmed a release, reports its end, and a loss that the
+    /// reply shows.
+    fn end_with(mut self, outcome: Outcome) -> Next {
+        let loss = match (&self.tracker, &outcome) {
+            (Some(_), Ok(reply)) => self.command.loss_at_release(reply, MonotonicTime::now()),
+            _ => None,
+        };
+        let is_done = outcome.is_ok();
+        let is_delivered = self.deliver(outcome);
+        if !is_done {
+            return Next::Done;
+        }
+        if let Some(tracker) = self.tracker.take() {
+            tracker.confirm(loss, is_delivered);
+        }
+        match self.command {
+            Command::Release {
+                key,
+                lease,
+                until,
+                queued,
+                ..
+            } => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
+            _ => Next::Done,
         }
     }
 
