@@ -1,5 +1,5 @@
--- Purpose: publish `hint` for each waiter in `hinted` that is notified. A part of lua/near.lua, lua/roll_call.lua and
---   lua/serve.lua.
+-- Purpose: publish the message `<start of the lease> <hint> <key>` for each entry in `hinted` whose waiter does not
+--   poll. A part of lua/near.lua, lua/roll_call.lua and lua/serve.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing

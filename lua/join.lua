@@ -1,7 +1,7 @@
 -- Purpose: confirm a lease that was granted while it was queued; otherwise add the lease to the queue, or find its
 --   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
---   If the key's grant was to be confirmed in time and was not, the request of a waiter calls the roll, which
---   lua/roll_call.lua describes. The first request of a waiter after the roll call serves the queue.
+--   If a waiter was granted the key and has not confirmed this in time, the next request of another waiter calls the
+--   roll (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free; nil: begin again
@@ -60,7 +60,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     -- Clients write only places of up to sixteen digits.
     if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
     if tonumber(place) >= 4000000000000000 then
-      -- The lease is silent no longer.
+      -- The waiter was silent. This request gives it its own place back.
       place = string.format('%.0f', place - 4000000000000000)
       redis.pcall('ZADD', queue, place, entry)
     end

@@ -1,14 +1,15 @@
--- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time: make all other waiters
---   silent, and ask the first 64 of them to send a request at once. Each request of a silent waiter gives the waiter
---   its place again. For half a second, the key is granted to nobody else, so that all waiters that live can reply.
---   Afterwards silent waiters come last: lua/serve.lua removes them when it reaches them. So waiters of stopped
---   processes delay the others once, however many they are. A silent waiter has a place above 4 * 10^15: its own place
---   and 4 * 10^15. A part of lua/join.lua.
---   A roll call makes 1,000 waiters silent at most, and removes 1,000 that are still silent since the last one. Redis
---   serves no other request meanwhile.
+-- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time. The roll call makes all
+--   other waiters silent: it adds 4 * 10^15 to their places, so that they come last. It asks the first 64 of them to
+--   send a request at once. Each request of a silent waiter gives the waiter its own place back. The key stays granted
+--   for half a second, so that all living waiters can reply. lua/serve.lua removes the waiters that are still silent
+--   when it reaches them. So waiters of stopped processes delay the others once, however many they are. A part of
+--   lua/join.lua.
+--   A roll call makes at most 1,000 waiters silent, and removes at most 1,000 that are silent since an earlier one:
+--   Redis serves no other client until the script ends.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: nothing; `left` is the time for replies in ms and `is_over` is false, unless there are no other waiters
+-- Returns: nothing. Sets `left` to the time for replies in ms and `is_over` to false. Changes neither if there are no
+--   other waiters, or if Redis refuses a write
 local missing = redis.pcall('ZRANGE', queue, '4000000000000000', 'inf', 'BYSCORE', 'LIMIT', 0, 1000)
 if missing[1] then redis.pcall('ZREM', queue, unpack(missing)) end
 local silent, hinted, hint = {}, {}, '='

@@ -6,11 +6,11 @@
 --   of its ttl ago (at least half a second ago), has to confirm its grant with an acquire: within a quarter of its
 --   ttl, at least 500 ms and at most 2 s, and never more than its ttl. `?` in the message asks the waiter to do so, and
 --   ` ?` in the key's value says that it has not. (After a third of its ttl, the waiter confirms in any case, since its
---   validity counts from its first request.) The key outlives this time by 3 s: if no waiter asks in this time, nobody
---   knows that the roll has to be called (lua/roll_call.lua). Places below 10^15 are for waiters that replied too late
---   to an earlier turn: these waiters come first, and have up to 3 s to reply.
---   Waiters that were silent at the last roll call come last. When the first of them is reached, all others are silent,
---   too: the queue is deleted. 64 of them are asked to send a request, and join again if they live.
+--   validity counts from its first request.) The key outlives this time by 3 s, so that the next request of another
+--   waiter finds the mark and calls the roll (lua/roll_call.lua). Places below 10^15 are for waiters that replied too
+--   late to an earlier turn: these waiters come first, and have up to 3 s to reply.
+--   Waiters that were silent at the last roll call come last. If the first waiter is silent, all are: the script
+--   deletes the queue, and asks 64 of them to send a request. Those that live join again.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the

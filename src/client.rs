@@ -114,8 +114,8 @@ impl Client {
     /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
-    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if none of the
-    /// masters that a Cluster announces can be connected to in a second one, `Denied` for a
+    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a Cluster,
+    /// no announced master can be connected to within another connect time-out, `Denied` for a
     /// wrong password, `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it
     /// forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
@@ -472,9 +472,9 @@ impl Client {
 
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
     /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy without
-    /// scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part
-    /// of the check, a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The
-    /// check opens a connection of its own, and takes one round trip after the login. It then connects up to seven times
+    /// scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No finding is
+    /// an error. If an ACL forbids a part of the check, a finding says so; `cargo xtask acl` prints the rights of a full
+    /// check (`environment-check`). The check opens a connection of its own, and takes one round trip after the login. It then connects up to seven times
     /// more, within another `command_timeout`, to find several servers.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be

@@ -31,8 +31,8 @@ pub struct EventLock<'a> {
 /// Receives the events of a client. By default, every method does nothing.
 ///
 /// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library. The
-/// other methods run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a
-/// method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
+/// other methods run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a
+/// panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
 /// many events are queued, some events are [dropped](Self::events_missed).
 ///
 /// ```
@@ -83,15 +83,15 @@ pub trait EventHandler: Send + Sync + 'static {
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
     /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
     fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
-    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss: for
-    /// each lock of which a call has returned `LeaseLost`, and also if no call has. After a guard was dropped, this
-    /// reports a release to which Redis replied, before the end of the validity, that the lock had been lost; the same
-    /// after an `unlock` that returned [`Unconfirmed`](crate::Released::Unconfirmed) before the reply came. A loss is not
-    /// found if the release had to be repeated, since Redis may have carried out the first attempt.
+    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss, and
+    /// also if no call returns `LeaseLost`. For example, a guard was dropped, or its `unlock` has returned
+    /// [`Unconfirmed`](crate::Released::Unconfirmed). If Redis then replies to the release, before the end of the
+    /// validity, that the lock is gone, this method is called. It is not called if the client had to repeat the release:
+    /// Redis may have carried out the first attempt.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
-    /// Redis refused a write or a deletion of a fenced value (`StaleToken`): it came under `value.fencing_token`, but a
-    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its lock,
-    /// and without fencing, it would have overwritten the data of the later one.
+    /// Redis refused a write or a deletion of a fenced value (`StaleToken`): its token is `value.fencing_token`, but a
+    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its lock.
+    /// Without fencing, it would have overwritten the data of the later holder.
     ///
     /// ```
     /// # use std::sync::Mutex;

@@ -27,7 +27,8 @@ use crate::util::text::{Shown, printable};
 /// A guard borrows nothing, so it can be stored in a struct and moved to another thread. Its drop hands the lock off to
 /// a waiting thread of the same client, or writes the release without waiting for the reply. If the reply shows that the
 /// lock was lost while it was held, the client calls [`EventHandler::lost`](crate::EventHandler::lost).
-/// [`unlock`](Self::unlock) waits. If Redis is away, the client repeats the release in the background until the ttl has ended.
+/// [`unlock`](Self::unlock) waits for the reply. If Redis is away, the client repeats the release in the background until
+/// the ttl has ended.
 ///
 /// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
 /// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
@@ -284,8 +285,8 @@ impl MutexGuard {
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes beyond
-    /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before,
-    /// and Redis may keep the key for longer. `Denied` or `Protocol` if Redis refuses the request, or the key has a
+    /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before, and Redis
+    /// may keep the key for longer. `Denied` or `Protocol` if Redis refuses the request, or the key has a
     /// foreign value; `Forked` in a child of the process that holds the lock.
     ///
     /// ```

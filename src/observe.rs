@@ -458,7 +458,7 @@ fn recorder_address() -> usize {
 }
 
 /// Registers all series again if the process has another recorder now: one that was installed after the client was
-/// built. Costs a comparison otherwise.
+/// built. Otherwise, this only compares two addresses.
 #[cfg(feature = "metrics")]
 fn register_at_new_recorder() {
     if REGISTERED_AT.load(Ordering::Relaxed) != recorder_address() {
@@ -561,7 +561,7 @@ mod tests {
             LossReason::ThreadEnded,
             LossReason::Shutdown,
         ];
-        // A forked child reports no losses, since its recorder is a copy of the parent's.
+        // `Forked` has no series: a forked child reports no losses, since its recorder is a copy of its parent's.
         assert_eq!(
             reasons.each_ref().map(name_of_loss),
             values_of("leasehold_losses_total")

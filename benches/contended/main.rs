@@ -1,8 +1,8 @@
 //! Several threads and processes want one key. Measures how often the key changes its holder, how fair that is, and how
 //! soon waiters and holders are notified.
 //!
-//! Exits with an error if a limit was missed. With `--busy`, missed times are no errors. The other processes are this program again, started in one of
-//! its hidden roles.
+//! Exits with an error if a limit was missed; with `--busy`, missed limits of times do not count. The other processes are
+//! this program again, started in one of its hidden roles.
 
 mod contention;
 mod expiry;

@@ -2,8 +2,8 @@
 //! whether clients are served in the order in which they asked, and what stays in Redis. On request, clients
 //! are killed and replaced, stopped, or lose their notification connection meanwhile.
 //!
-//! Exits with an error if a limit was missed. With `--busy`, times have no limits. The other processes are this program again, started in a hidden
-//! role.
+//! Exits with an error if a limit was missed; with `--busy`, times have no limits. The other processes are this program
+//! again, started in a hidden role.
 
 mod analysis;
 mod events;
@@ -220,7 +220,7 @@ impl Options {
             let longest = faults.longest_lease.as_secs_f64() * 1000.0;
             let limit = self.ttl as f64 * TTL_TOLERANCE;
             let what = "longest time with one lease in the key ms";
-            // The sampler gets no core at times.
+            // Beside busy loops, the thread that samples the key has to wait for a core.
             if self.busy.busy {
                 report.figure(what, longest);
             } else {

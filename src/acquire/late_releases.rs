@@ -1,6 +1,6 @@
 //! Reports late releases to the event handler. Each release that was reported as delayed is later reported as ended, at
-//! the latest when the client ends. Also reports locks as lost whose releases did not find them, if no caller learns of
-//! it: the guard was dropped, or its `unlock` had ended before. Does no I/O; queues callbacks.
+//! the latest when the client ends. Also reports a lock as lost if its release did not find it and no caller gets that
+//! reply: the guard was dropped, or its `unlock` had ended before. Does no I/O; queues callbacks.
 
 use std::collections::HashSet;
 use std::sync::Arc;

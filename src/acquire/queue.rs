@@ -107,8 +107,8 @@ pub(crate) struct QueueEntry {
     since: Option<u64>,
     /// Whether the waiter will be notified of a grant. If not, it polls.
     notified: bool,
-    /// `Notifications::epoch` at the last request that found the entry in the queue. `None` if a message has said since
-    /// that the entry may leave the queue without a grant.
+    /// `Notifications::epoch` at the last request that found the entry in the queue. `None` after a roll call
+    /// of the queue, which may remove the entry without a grant.
     notification_epoch: Option<u64>,
     /// Redis reports changes of the entry's key to this client.
     is_tracked: bool,
@@ -330,8 +330,8 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that `lease` has to send a request at once, or it loses its place in the queue of Redis: wakes
-    /// its waiter.
+    /// Handles the message of a roll call: wakes the waiter of `lease`, which has to send a request at once, or it loses
+    /// its place in the queue of Redis.
     pub(crate) fn called(&self, key: &Key, lease: LeaseStart) {
         if let Some(queue) = self.shard(key).queues.get_mut(key)
             && let Some(entry) = &mut queue.entry

@@ -67,7 +67,7 @@ impl Acquirer {
                         Some(reason) => self.not_there(lease, detached, reason),
                         None => Ok(Released::Confirmed),
                     },
-                    // A reply that comes later is the store's to report, as for a dropped guard.
+                    // If a later reply shows a loss, the store reports it, as for a dropped guard.
                     Err(error) => Ok(Released::Unconfirmed(error)),
                 }
             }
@@ -181,8 +181,8 @@ impl Acquirer {
     }
 }
 
-/// The release of `lease`. A reply before `valid_until` may show that the lock was lost. For a lost lease, this is the
-/// time at which it is released: its loss was reported before.
+/// The release of `lease`. A reply before `valid_until` may show that the lock was lost. For a lease that is known to be
+/// lost, the callers pass the current time, so that the reply does not report the loss again.
 fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
     Command::Release {
         key: lease.grant().key.clone(),

@@ -8,7 +8,7 @@
 //!            validity ended, or the key is gone
 //! ```
 //!
-//! A lease becomes lost at most once, and only there its listeners are notified and the event `lost` is queued.
+//! A lease becomes lost at most once. Its listeners are notified and its event `lost` is queued at that moment.
 //!
 //! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
 //! the validity finds the lease lost, whatever was reported before.

@@ -182,8 +182,8 @@ impl Command {
         }
     }
 
-    /// The reason of the loss that `reply` shows at `now`, if this is the release of a guard's lease: the lease did not
-    /// hold its key before the end of its validity.
+    /// Why the lock was lost, if this is the release of a guard's lease, and `reply`, received at `now`, shows that the
+    /// lease had lost its key before the end of its validity.
     pub(crate) fn loss_at_release(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
         match self {
             Self::Release {
@@ -361,7 +361,7 @@ impl Reply {
         }
     }
 
-    /// Why the lease is lost, if the reply to its release or renewal says that another lease or none holds the key.
+    /// Why the lease is lost, if the reply to its release or renewal reports that another lease or none holds the key.
     pub(crate) fn loss(&self) -> Option<LossReason> {
         match self {
             Self::Missing => Some(LossReason::Deleted),

@@ -1,6 +1,6 @@
-//! Reports each late release of a guard twice: when it becomes late, and how it ended. Also reports a release that finds
-//! the lock lost, unless its caller learns of the loss. A hook may also want the ends of prompt releases. Neither writes
-//! nor retries releases.
+//! Reports each late release of a guard twice: when it becomes late, and how it ended. Also reports a loss that a release
+//! finds, unless a caller gets the reply. A hook may also want the ends of prompt releases. Neither writes nor retries
+//! releases.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) enum LateRelease {
     /// Redis confirmed the release, or the release was given up.
     Ended { confirmed: bool },
     /// Redis replied to the first attempt, before the end of the lease's validity, that another lease or none holds the
-    /// key. No caller gets this reply. `Ended` may follow.
+    /// key. This reply reaches no caller, unless the hook belongs to a quorum's node. `Ended` may follow.
     Lost(LossReason),
     /// The release went to a pipeline's queue. If the client ends before `Dequeued`, the pipeline reports the end.
     Queued,
@@ -31,7 +31,7 @@ type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
 #[derive(Clone)]
 pub(crate) struct LateReleaseHook {
     report: Arc<Report>,
-    /// The hook also gets the ends of releases that were never late, and losses that a caller learns of.
+    /// The hook also gets the ends of releases that were never late, and losses of which a caller learns.
     wants_prompt_ends: bool,
 }
 
@@ -45,8 +45,8 @@ impl LateReleaseHook {
         }
     }
 
-    /// As [`new`](Self::new), and `report` also gets the ends of releases that were never late, and losses that a caller
-    /// learns of: the hook of a quorum's node, which has to count the nodes.
+    /// The hook of a quorum's node. `report` also gets the ends of releases that were never late, and losses of which a
+    /// caller learns, since the quorum has to count its nodes.
     pub(crate) fn with_prompt_ends(
         report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
     ) -> Self {
@@ -124,8 +124,8 @@ impl ReleaseTracker {
         }
     }
 
-    /// Notes that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered to
-    /// a caller.
+    /// Records that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered
+    /// to a caller and the hook wants no prompt ends.
     pub(crate) fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
             && (!is_delivered || self.hook.wants_prompt_ends)

@@ -1,6 +1,6 @@
 //! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` ?` or ` !` behind it if
-//! a waiter has not confirmed its grant, and ` +` at the end if the lock's release has to serve a queue. In Redis, scripts and plain acquires write the value; the store in memory
-//! formats it here.
+//! a waiter has not confirmed its grant, and ` +` at the end if the lock's release has to serve a queue. In Redis,
+//! scripts and plain acquires write the value; the store in memory formats it here.
 
 use std::iter;
 
@@ -12,7 +12,7 @@ const VERSION: &str = "lh1 ";
 /// The end of a value whose release has to serve a queue.
 const QUEUE_MARK: &str = " +";
 
-/// A waiter has not confirmed its grant: see lua/serve.lua.
+/// The mark of a grant that its waiter has not confirmed: see lua/serve.lua.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doubt {
     /// The time for the confirmation runs, or has run out.
@@ -150,7 +150,7 @@ pub(crate) fn is_held_by(value: &[u8], lease: LeaseId) -> bool {
     id.is_some_and(|id| id.starts_with(lease.encode(&mut [0; LeaseId::DIGITS]).as_bytes()))
 }
 
-/// Whether the waiter that a lock's value names has not confirmed its grant.
+/// The mark of an unconfirmed grant in a lock's value.
 #[cfg(all(test, not(shuttle)))]
 pub(crate) fn doubt_of(value: &[u8]) -> Option<Doubt> {
     let text = std::str::from_utf8(value).ok()?;

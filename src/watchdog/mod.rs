@@ -208,8 +208,9 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the listeners, for a
-    /// loss that the release finds, or the reason as an error if the lease was lost before. Sends nothing to Redis.
+    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns what was detached:
+    /// its listeners are notified if the release finds a loss. If the lease was lost before, returns the reason as an
+    /// error. Sends nothing to Redis.
     pub(crate) fn end_lease(
         &self,
         lease: &Lease,

@@ -30,7 +30,7 @@ fn attempts_of_one_call_share_its_time() {
     let outcomes: [Outcome; 4] = [
         || Err(error(ErrorKind::Unavailable)),
         || Err(error(ErrorKind::Timeout)),
-        // It comes after its ttl.
+        // The grant arrives after its ttl.
         || Ok(Reply::granted(7)),
         || {
             Ok(Reply::SplitVote {
@@ -47,7 +47,7 @@ fn attempts_of_one_call_share_its_time() {
     let waits = [None, Some(Duration::ZERO), Some(Duration::from_secs(30))];
     for (outcome, wait) in outcomes
         .into_iter()
-        .flat_map(|one| waits.map(|wait| (one, wait)))
+        .flat_map(|outcome| waits.map(|wait| (outcome, wait)))
     {
         let mut store = Scripted::default();
         store.free_servers = Some(2);

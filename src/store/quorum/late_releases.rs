@@ -1,6 +1,6 @@
 //! Reports the late releases of a quorum, from what its nodes report. A release is late if its caller got no reply of a
 //! majority, or if it failed at first at more nodes than a minority. Also reports a lock as lost if more nodes than a
-//! minority did not have the released lease, unless its caller learns of that. Sends nothing.
+//! minority did not have the released lease, unless its caller learns of the loss. Sends nothing.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -120,8 +120,8 @@ impl QuorumLateReleases {
         progress.is_awaited = is_awaited;
     }
 
-    /// Notes that the caller has the outcome. Reports the delay if that is an error, and later a loss; otherwise reports
-    /// nothing from now on.
+    /// Notes that the caller has the outcome. If this is an error, reports the delay now, and a loss when it is found.
+    /// Otherwise, later changes are not reported.
     pub(super) fn leave(&self, key: &Key, token: u64, outcome: &Outcome) {
         self.change(key, token, |progress| {
             progress.is_awaited = false;
@@ -170,7 +170,8 @@ impl QuorumLateReleases {
         Error::new(kind, format!("no majority has released the lock: {reason}"))
     }
 
-    /// Changes a release's progress, reports a loss and the release's end, and removes the entry once all nodes have ended it.
+    /// Changes a release's progress, reports a loss and the release's end, and removes the entry once all nodes have ended
+    /// it.
     fn change(&self, key: &Key, token: u64, change: impl FnOnce(&mut Progress)) {
         let mut open = self.open.lock();
         let Entry::Occupied(mut release) = open.entry((key.clone(), token)) else {

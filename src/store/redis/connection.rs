@@ -95,7 +95,7 @@ pub(crate) struct Endpoint {
     holder: OnceLock<HolderId>,
 }
 
-/// An attempt that is in one step for this long counts as hanging: its step says more than an earlier failure.
+/// An attempt that is in one step for this long counts as hanging: errors name its step, and not an earlier failure.
 const HANGS: Duration = Duration::from_millis(500);
 
 /// How often an attempt to connect checks during its pause whether the pause can end early.

@@ -5,8 +5,7 @@
 //! thread ends with the attempt. So a client that nobody uses begins no attempts, and a connected client has none of
 //! these threads. If an attempt ends after its caller has left, its connection is kept for the next caller.
 //!
-//! The connections are managed by the interface of r2d2, but not by its pool: the pool makes connections on threads that
-//! it starts in advance, and it panics if the system starts no thread.
+//! The connector uses r2d2's interface for connections, but not r2d2's pool, which panics if the system starts no thread.
 
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]

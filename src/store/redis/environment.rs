@@ -158,8 +158,9 @@ struct RunIds {
 }
 
 impl RunIds {
-    /// Adds the next one. Returns true if it was seen before, and another one came in between: both servers run at the
-    /// same time, and connections reach both. After a restart or a fail-over, the old one does not come again.
+    /// Adds the `run_id` of the next connection. Returns true if it was seen before, and another one came in between: both
+    /// servers run at the same time, and connections reach both. After a restart or a fail-over, the old `run_id` does not
+    /// come again.
     fn note(&mut self, run_id: String) -> bool {
         let is_known = self.seen.contains(&run_id);
         let has_come_again = is_known && self.last != run_id;

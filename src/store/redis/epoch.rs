@@ -65,7 +65,7 @@ impl Epoch {
     pub(crate) fn note_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
         self.note_failure();
-        self.note_stale();
+        self.call_stale_hook();
     }
 
     /// Calls the hook for failures, since the server may be away. Counts nothing.
@@ -89,10 +89,10 @@ impl Epoch {
             on_suspicion();
         }
         self.note_failure();
-        self.note_stale();
+        self.call_stale_hook();
     }
 
-    fn note_stale(&self) {
+    fn call_stale_hook(&self) {
         if let Some(on_stale) = self.on_stale.get() {
             on_stale();
         }

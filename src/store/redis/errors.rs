@@ -502,7 +502,7 @@ impl<'a> Attempted<'a> {
         Error::new(kind, format!("{} {what}", address(self.info)))
     }
 
-    /// As [`about`](Self::about), and adds who has announced the address.
+    /// The same as [`about`](Self::about), with the announcer of the address.
     fn about_address(&self, kind: ErrorKind, what: impl fmt::Display) -> Error {
         match self.announced_by {
             Some(by) => self.about(kind, format_args!("{what}; {by}")),

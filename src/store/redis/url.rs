@@ -351,7 +351,7 @@ fn is_utf8_encoded(text: &str) -> bool {
     percent_decode_str(text).decode_utf8().is_ok()
 }
 
-const BAD_HOST: &str = "has a host with a character that no host has";
+const BAD_HOST: &str = "has a host with a character that is not allowed there";
 const WILDCARD: &str = "has a host that stands for all addresses of a machine, on which servers listen; connect to one \
      of them: 127.0.0.1 (or [::1]) for this machine";
 const PORT_0: &str = "has the port 0, where no server can listen";
@@ -516,11 +516,11 @@ mod tests {
             ("redis://b\u{fc}%41", "has a % in the host"),
             (
                 "redis://h\u{1}i",
-                "has a host with a character that no host has",
+                "has a host with a character that is not allowed there",
             ),
             (
                 "redis://h i:1",
-                "has a host with a character that no host has",
+                "has a host with a character that is not allowed there",
             ),
             (
                 "redis://u:p@::1:6379",

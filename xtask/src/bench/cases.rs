@@ -18,7 +18,7 @@ pub struct Case {
     pub pinned: bool,
 }
 
-/// What else runs on the machine while a case is measured.
+/// The other load on the machine while a case is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Nothing.

@@ -119,7 +119,7 @@ const QUIET_GOALS: [Goal; 16] = [
     ),
 ];
 
-/// What has goals beside busy loops: each way that has a goal on a quiet machine, and threads that want one key.
+/// The workloads that have goals beside busy loops: each way that has a goal on a quiet machine, and threads that want one key.
 const BUSY_WORKLOADS: [(&str, Way); 12] = [
     ("1-thread-one-core", Way::Drop),
     ("1-thread-one-core", Way::Unlock),
@@ -195,7 +195,7 @@ pub fn judge(results: &[Outcome]) -> Vec<Judged> {
 }
 
 impl Goal {
-    /// What the way is compared with, by its form and its way.
+    /// The form and the way that this goal compares its way with.
     fn compared_with(&self) -> Option<(Form, Way)> {
         match self.figure {
             Figure::Rate(other) | Figure::ServerCpu(other) | Figure::LongestWait(other) => {
@@ -206,7 +206,7 @@ impl Goal {
         }
     }
 
-    /// All that has to be measured for this goal.
+    /// All forms and ways that have to be measured for this goal.
     fn needs(&self) -> impl IntoIterator<Item = (Form, Way)> {
         [(self.form, self.way)]
             .into_iter()

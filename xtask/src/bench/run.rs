@@ -139,7 +139,7 @@ fn rows(name: &str, groups: &[ProcessGroup], rounds: &RoundsOfGroups) -> anyhow:
 }
 
 /// The processes of one form of a case, with a server of their own, so that no form finds data of another. Each form
-/// has its own processes, since a client that has noticed busy loops goes on as beside them for some seconds.
+/// has its own processes, since a client that has noticed busy loops does not yield for some seconds afterwards.
 struct Scene {
     form: Form,
     /// Ends the clients before the server.

@@ -71,7 +71,7 @@ impl ConfirmedReleases {
     /// Adds a release. Beyond [`MOST_CONFIRMED`], forgets the oldest one.
     pub(super) fn push(&mut self, release: ConfirmedRelease) {
         if self.releases.len() == self.releases.capacity() {
-            // Only then is the clock read: this is done for each release.
+            // The clock is read only when the record is full, since this function runs for each release.
             self.drop_ended(MonotonicTime::now());
         }
         if self.releases.len() == MOST_CONFIRMED {
@@ -83,11 +83,15 @@ impl ConfirmedReleases {
 
     /// Drops the oldest releases, up to the first one whose ttl has not ended.
     fn drop_ended(&mut self, now: MonotonicTime) {
-        while self.releases.pop_front_if(|it| it.until <= now).is_some() {}
+        while self
+            .releases
+            .pop_front_if(|oldest| oldest.until <= now)
+            .is_some()
+        {}
     }
 
-    /// Whether a ttl of these releases may not have ended.
-    pub(super) fn are_live(&self, now: MonotonicTime) -> bool {
+    /// Whether the ttl of one of these releases may still run.
+    pub(super) fn has_live(&self, now: MonotonicTime) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
@@ -133,11 +137,11 @@ mod tests {
         let now = MonotonicTime::now();
         let far = now.after(Duration::from_secs(60));
         let mut record = ConfirmedReleases::default();
-        assert!(!record.are_live(now));
+        assert!(!record.has_live(now));
         for n in 0..MOST_CONFIRMED + 3 {
             record.push(confirmed(&n.to_string(), far));
         }
-        assert!(record.are_live(now) && !record.are_live(far));
+        assert!(record.has_live(now) && !record.has_live(far));
         assert_eq!(record.releases.len(), MOST_CONFIRMED);
         assert!(record.releases.capacity() <= MOST_CONFIRMED);
         let taken = record.take(now, |_| true);
@@ -147,7 +151,7 @@ mod tests {
             (taken[0].key.name(), taken.last().unwrap().key.name()),
             (&*newest, "3")
         );
-        assert!(!record.are_live(now));
+        assert!(!record.has_live(now));
         // The ended releases leave room, so the record does not grow.
         for n in 0..10 * MOST_CONFIRMED {
             record.push(confirmed(&n.to_string(), now));
@@ -166,7 +170,7 @@ mod tests {
         }
         let taken = record.take(now, |key| key.name().starts_with('a'));
         assert_eq!(names(&taken), ["a2", "a"]);
-        assert!(record.are_live(now));
+        assert!(record.has_live(now));
         assert_eq!(names(&record.take(now, |_| true)), ["b", "b"]);
     }
 

@@ -423,22 +423,22 @@ impl Pipeline {
         taken
     }
 
-    /// Has the background connect soon, if confirmed releases have to be repeated. Called when connections have become
-    /// stale: without further requests, the pipeline would not notice.
+    /// Asks the background thread to connect soon, if confirmed releases have to be repeated. Called when connections have
+    /// become stale: without further requests, the pipeline would not notice.
     pub(crate) fn request_repeats(&self) {
-        if self.confirmed.lock().are_live(MonotonicTime::now()) {
+        if self.confirmed.lock().has_live(MonotonicTime::now()) {
             (self.shared.request_maintenance)(Urgency::Soon);
         }
     }
 
-    /// Whether the background has to connect, so that confirmed releases are repeated.
+    /// Whether the background thread has to connect, so that confirmed releases are repeated.
     fn must_connect(&self, state: &PipelineState) -> bool {
         let connection = state.connection.as_ref();
         let has_connection = connection.is_some_and(|it| !it.is_stale_and_idle());
         !has_connection
             && !state.is_led
             && !state.has_ended
-            && self.confirmed.lock().are_live(MonotonicTime::now())
+            && self.confirmed.lock().has_live(MonotonicTime::now())
     }
 
     /// Whether no request is queued or in flight.
@@ -682,7 +682,7 @@ impl<'a> Leadership<'a> {
             let now = MonotonicTime::now();
             let deadline = now.after(self.pipeline.shared.connect_timeout);
             if batch.is_empty() && self.connection.is_none() {
-                let must_repeat = self.pipeline.confirmed.lock().are_live(now);
+                let must_repeat = self.pipeline.confirmed.lock().has_live(now);
                 if !must_repeat || self.connect(batch, deadline).is_err() {
                     return;
                 }

@@ -41,7 +41,8 @@ pub(super) struct PipelineState {
     pub(super) has_ended: bool,
     /// Releases that no caller waits for, to be written as soon as there is a connection.
     unawaited: Releases,
-    /// Releases that Redis has refused. Without an attempt: confirmed releases that are repeated on a new connection.
+    /// Releases that Redis has refused. Those without an attempt are confirmed releases, which are repeated on a new
+    /// connection.
     refused: RetryQueues,
     /// Undos to repeat, since late requests may still set their keys.
     undo_repeats: RetryQueues,

@@ -152,7 +152,7 @@ fn a_waiter_alone_needs_no_roll_call() {
 fn a_roll_call_is_bounded_in_a_full_queue() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let _ear = listen(&mut clients, &[1].map(holder));
+    let _subscriber = listen(&mut clients, &[1].map(holder));
     grant_unconfirmed(&server, &mut redis, 2);
     let fill = "for n = 1, 9990 do redis.call('ZADD', KEYS[1], 1700000000000000 + n, \
         string.format('%032x,60000,host/%d/0', n + 100, n + 100)) end";
@@ -184,7 +184,7 @@ fn a_roll_call_is_bounded_in_a_full_queue() {
 fn a_roll_call_that_is_refused_blocks_nobody() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let _ear = listen(&mut clients, &[1, 2, 3].map(holder));
+    let _subscriber = listen(&mut clients, &[1, 2, 3].map(holder));
     grant_unconfirmed(&server, &mut redis, 3);
     let_time_pass(&server);
     ask(&server, &["SET", "filler", &"x".repeat(1 << 20)]);
@@ -200,7 +200,7 @@ fn a_roll_call_that_is_refused_blocks_nobody() {
 fn every_notified_waiter_has_to_confirm_in_time() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let _ear = listen(&mut clients, &[1].map(holder));
+    let _subscriber = listen(&mut clients, &[1].map(holder));
     for (ttl, place, time) in [
         (300, 1_600_000_000_000_000_u64, 300),
         (60_000, 600_000_000_000_000, 3_000),
