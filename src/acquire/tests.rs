@@ -323,22 +323,16 @@ fn waiter_near_the_front_asks_soon() {
 #[test]
 fn called_waiter_asks_at_once_and_keeps_its_place() {
     let f = fixture();
-    let queues = Arc::clone(&f.queues);
-    f.answer(move |request| {
-        let Command::Acquire { key, lease, .. } = &request.command else {
-            panic!("{request:?}");
-        };
-        queues.called(key, lease.start());
-        Ok(contended_behind(1000))
-    });
-    let queues = Arc::clone(&f.queues);
-    f.answer(move |request| {
-        let Command::Acquire { key, lease, .. } = &request.command else {
-            panic!("{request:?}");
-        };
-        queues.called(key, lease.start());
-        Ok(contended(false))
-    });
+    for reply in [contended_behind(1000), contended(false)] {
+        let queues = Arc::clone(&f.queues);
+        f.answer(move |request| {
+            let Command::Acquire { key, lease, .. } = &request.command else {
+                panic!("{request:?}");
+            };
+            queues.called(key, lease.start());
+            Ok(reply)
+        });
+    }
     f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
     let started = std::time::Instant::now();
     assert!(f.acquire(Until::Forever).unwrap().is_some());

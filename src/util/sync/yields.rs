@@ -78,7 +78,7 @@ impl Drop for Yields {
 /// delays the next change.
 struct Speed {
     score: AtomicU64,
-    /// Until when threads park at once, in ns of the clock. Zero while threads yield.
+    /// The time until which threads park at once, in ns of the clock. Zero while threads yield.
     parks_until: AtomicU64,
     /// The length of the next pause, in ns.
     pause: AtomicU64,
@@ -163,32 +163,32 @@ mod tests {
         })
     }
 
-    #[test]
-    fn a_wait_yields_ten_times() {
-        let speed = Speed::new();
+    /// Waits once, and returns the number of yields, which take `took` each, and the time after them.
+    fn wait(speed: &Speed, took: Duration) -> (u32, MonotonicTime) {
         let mut now = MonotonicTime::at_tick(1);
         let mut count = 0;
         let mut yields = Yields::new();
-        while yields.should_yield_at(&speed, now) {
+        while yields.should_yield_at(speed, now) {
             count += 1;
-            now = now.after(FAST);
+            now = now.after(took);
         }
+        (count, now)
+    }
+
+    #[test]
+    fn a_wait_yields_ten_times() {
+        let speed = Speed::new();
+        let (count, end) = wait(&speed, FAST);
         assert_eq!(count, 10);
-        assert!(speed.admits_yields(now));
+        assert!(speed.admits_yields(end));
     }
 
     #[test]
     fn a_wait_beside_busy_threads_parks_after_three_slices() {
         let speed = Speed::new();
-        let mut now = MonotonicTime::at_tick(1);
-        let mut count = 0;
-        let mut yields = Yields::new();
-        while yields.should_yield_at(&speed, now) {
-            count += 1;
-            now = now.after(SLICE);
-        }
+        let (count, end) = wait(&speed, SLICE);
         assert_eq!(count, 3);
-        assert!(!Yields::new().should_yield_at(&speed, now));
+        assert!(!Yields::new().should_yield_at(&speed, end));
     }
 
     #[test]
