@@ -337,8 +337,8 @@ impl Builder {
         self
     }
 
-    /// Sets for how long a connection is used. Each connection is replaced after three quarters of this time, or up to
-    /// all of it. 1 s or more; [`Duration::MAX`] is no limit. Defaults to 30 minutes.
+    /// Sets for how long a connection is used. Each connection is replaced after a random part of this time, between three
+    /// quarters and all of it. 1 s or more; [`Duration::MAX`] is no limit. Defaults to 30 minutes.
     ///
     /// A new connection resolves the host's name again, so the client follows a name that has moved to another server
     /// within this time. Until then, it uses the old server if that still runs: see

@@ -81,8 +81,8 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// When a connection that is made at `now` has to be replaced: by chance after three quarters of `max_age`, or
-    /// later, so that the connections of many clients are not replaced at the same time.
+    /// When a connection that is made at `now` has to be replaced: after a random part of `max_age`, between three quarters
+    /// and all of it, so that the connections of many clients are not replaced at the same time.
     pub(crate) fn replace_at(&self, now: MonotonicTime) -> MonotonicTime {
         let part = u32::try_from(random_number() % 256).unwrap_or_default();
         now.after(self.max_age - self.max_age / 1024 * part)

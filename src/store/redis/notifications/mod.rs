@@ -50,8 +50,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// A connection that is silent for this long, or for half of `max_connection_idle`, is checked with a PING. A thousand waiting clients send a hundred PINGs a
-/// second.
+/// A connection that is silent for this long, or for half of `max_connection_idle`, is checked with a PING. A thousand
+/// waiting clients send a hundred PINGs a second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes
 /// another report of a change.
