@@ -36,7 +36,7 @@ for i = 1, n do
         local set = redis.pcall('ZADD', counter, micros, 't')
         if type(set) == 'number' then
           used = micros
-          local mark = string.sub(result, behind)
+          local mark = string.match(result, ' %+$', behind) or ''
           set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
         end
         result = set.err and set or { left, micros }

@@ -1,4 +1,5 @@
 -- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. Never shortens a ttl.
+--   A grant that had to be confirmed is confirmed.
 --   A ttl of 1 only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id, ttl in ms
@@ -20,6 +21,13 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) ~= 'lh1 ' .. lease then
       result = string.sub(result, 1, 256)
     else
+      -- A new primary, or a restarted server, may lack the confirmation of the grant. The holder confirms it again, since
+      -- waiters would take a key with this mark as soon as its ttl is short.
+      local mark_at = string.find(result, ' [?!]', 55)
+      if mark_at then
+        local confirmed = string.sub(result, 1, mark_at - 1) .. string.sub(result, mark_at + 2)
+        redis.pcall('SET', key, confirmed, 'KEEPTTL')
+      end
       result = redis.pcall('PEXPIRE', key, ttl, 'GT')
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
       if result ~= 1 and not is_replica then

@@ -651,6 +651,7 @@ impl Keyspace {
             let by = Some(lock.holder.clone());
             return Reply::Taken { by };
         }
+        lock.doubt = None;
         let expires_at = step.now.after(ttl);
         if lock.expires_at < expires_at {
             lock.expires_at = expires_at;
@@ -682,6 +683,7 @@ impl Keyspace {
         (self.last_micros, lock.micros) = (micros, micros);
         lock.lease = lease;
         lock.holder = step.by.clone();
+        lock.doubt = None;
         let asked = ttl.map_or(step.now, |ttl| step.now.after(ttl));
         lock.expires_at = lock.expires_at.max(asked);
         step.notifications.push(Notification::Changed(key.clone()));

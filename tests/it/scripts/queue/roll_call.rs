@@ -5,8 +5,8 @@ use redis::{Connection, PubSub};
 
 use super::{queued, since_of, value_of};
 use crate::scripts::{
-    Said, TTL, acquire_as, acquire_for, connect, entry, granted, holder, kinds, lease, listen,
-    queue_name, queue_of, received, release_as, text_of, ttl_of,
+    ADOPT, RENEW, Said, TTL, acquire_as, acquire_for, call, connect, entry, granted, holder, kinds,
+    lease, listen, queue_name, queue_of, received, release_as, text_of, ttl_of,
 };
 use crate::support::{ask, server};
 
@@ -69,6 +69,29 @@ fn a_late_confirmation_counts_until_others_are_served() {
         assert_eq!(value_of(&server), wanted);
         assert!((50_000..=60_000).contains(&ttl_of(&server, "k")));
         received(&server, &mut subscriber);
+    }
+}
+
+/// A new primary, or a restarted server, may lack the confirmation of a holder.
+#[test]
+fn a_holder_confirms_its_grant_again() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let _ear = listen(&mut clients, &[1].map(holder));
+    for is_adopted in [false, true] {
+        grant_unconfirmed(&server, &mut redis, 2);
+        if is_adopted {
+            let micros = value_of(&server)[37..53].to_owned();
+            let args = [&holder(9), &lease(1), &micros, &lease(9), TTL];
+            call(&mut redis, &ADOPT, &["k"], &args);
+        } else {
+            call(&mut redis, &RENEW, &["k"], &[&lease(1), TTL]);
+        }
+        let value = value_of(&server);
+        assert!(value.ends_with(" +") && !value.contains('?'), "{value}");
+        let_time_pass(&server);
+        queued(&acquire_as(&mut redis, "k", 2, "-"));
+        assert_eq!(value_of(&server), value);
     }
 }
 
