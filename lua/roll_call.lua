@@ -1,6 +1,6 @@
 -- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time. The roll call makes all
---   other waiters silent: it adds 4 * 10^15 to their places, so that they come last. It asks the first 64 of them to
---   send a request at once. Each request of a silent waiter gives the waiter its own place back. The key stays granted
+--   other waiters silent: it adds 4 * 10^15 to their places, so that they come last. It asks them to send a request
+--   at once. Each request of a silent waiter gives the waiter its own place back. The key stays granted
 --   for half a second, so that all living waiters can reply. lua/serve.lua removes the waiters that are still silent
 --   when it reaches them. So waiters of stopped processes delay the others once, however many they are. A part of
 --   lua/join.lua.
@@ -18,7 +18,7 @@ for i = 1, #waiters, 2 do
   if waiters[i] ~= entry then
     silent[#silent + 1] = string.format('%.0f', waiters[i + 1] + 4000000000000000)
     silent[#silent + 1] = waiters[i]
-    if #hinted < 64 then hinted[#hinted + 1] = waiters[i] end
+    hinted[#hinted + 1] = waiters[i]
   end
 end
 local moved = silent[1] and redis.pcall('ZADD', queue, unpack(silent))

@@ -10,7 +10,7 @@
 --   waiter finds the mark and calls the roll (lua/roll_call.lua). Places below 10^15 are for waiters that replied too
 --   late to an earlier turn: these waiters come first, and have up to 3 s to reply.
 --   Waiters that were silent at the last roll call come last. If the first waiter is silent, all are: the script
---   deletes the queue, and asks 64 of them to send a request. Those that live join again.
+--   deletes the queue, and asks 1,000 of them to send a request. Those that live join again.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the
@@ -24,7 +24,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     if not first[1] then return nil end
     gone = gone + 1
     if tonumber(first[2]) >= 4000000000000000 then
-      local hinted, hint = redis.pcall('ZRANGE', queue, 0, 62), '='
+      local hinted, hint = redis.pcall('ZRANGE', queue, 0, 998), '='
       table.insert(hinted, 1, first[1])
       -- part: hint.lua
       redis.pcall('DEL', queue)

@@ -40,10 +40,9 @@ const UNCONFIRMED_LATE: Duration = Duration::from_secs(3);
 const KEPT_UNCONFIRMED: Duration = Duration::from_secs(3);
 /// How long waiters have to reply to a roll call.
 const ROLL_CALL: Duration = Duration::from_millis(500);
-/// The most waiters that a roll call makes silent, and the most that it removes.
+/// The most waiters that a roll call makes silent, the most that it removes, and the most that are asked to send a
+/// request at once.
 const CALLED: usize = 1000;
-/// The most waiters that are asked to send a request at once.
-const HINTED: usize = 64;
 /// A waiter that was silent at a roll call has a place that is greater than its own by this.
 const SILENT: u64 = 4_000_000_000_000_000;
 /// A client whose grant is younger than this may still be connecting for notifications.
@@ -1122,7 +1121,7 @@ impl Keyspace {
 
 /// Asks the first waiters to send a request at once.
 fn notify_called(key: &Key, waiters: &[Waiter], step: &mut Step<'_>) {
-    let first = waiters.iter().take(HINTED);
+    let first = waiters.iter().take(CALLED);
     for waiter in first.filter(|waiter| waiter.ttl.is_some()) {
         step.notifications.push(Notification::Called {
             to: waiter.holder.clone(),

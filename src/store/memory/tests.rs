@@ -131,7 +131,7 @@ fn a_difference_planted_in_an_acquire_is_found() {
         (ScriptKind::Acquire, "if waiters[i] ~= entry then", "if true then"),
         (ScriptKind::Acquire, "left, ahead, is_over = 500, nil, false", "left, ahead, is_over = 500, ahead, false"),
         (ScriptKind::Acquire, "'! +', 'PX', 3500", "'! +', 'PX', 5500"),
-        (ScriptKind::Acquire, "if #hinted < 64 then", "if #hinted < 1 then"),
+        (ScriptKind::Acquire, "hinted[#hinted + 1] =", "hinted[1] ="),
         (ScriptKind::Acquire, "if comes_last and added == 1 then", "if comes_last then"),
         (ScriptKind::Acquire, "if comes_last and added == 1 then", "if added == 1 then"),
         (ScriptKind::Acquire, "    ahead = nil\n", ""),

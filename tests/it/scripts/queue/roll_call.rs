@@ -99,9 +99,9 @@ fn a_holder_confirms_its_grant_again() {
 fn a_roll_call_skips_all_silent_waiters() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    let callers: Vec<String> = (1..=60).map(holder).collect();
+    let callers: Vec<String> = (1..=100).map(holder).collect();
     let mut subscriber = listen(&mut clients, &callers);
-    let places = grant_unconfirmed(&server, &mut redis, 60);
+    let places = grant_unconfirmed(&server, &mut redis, 100);
     let of = |n: usize| since_of(&server, &entry(n, TTL));
     // Before the time is over, requests change nothing.
     assert_eq!(queued(&acquire_as(&mut redis, "k", 50, "-")).1, 48);
@@ -118,7 +118,7 @@ fn a_roll_call_skips_all_silent_waiters() {
     assert_eq!((ahead, since), (0, places[49]));
     assert_eq!(of(2), places[1] + SILENT);
     let called: Vec<String> = messages(&server, &mut subscriber);
-    let others = (2..=60).filter(|n| *n != 50);
+    let others = (2..=100).filter(|n| *n != 50);
     let wanted: Vec<String> = others.map(|n| format!("{} = k", &lease(n)[..16])).collect();
     assert_eq!(called, wanted);
     for (n, ahead) in [(30, 0), (20, 0), (30, 1), (50, 2)] {
@@ -127,7 +127,7 @@ fn a_roll_call_skips_all_silent_waiters() {
         assert_eq!(of(n), places[n - 1]);
     }
     // A new waiter comes behind the waiters that live, and before the silent ones.
-    assert_eq!(queued(&acquire_as(&mut redis, "k", 70, "+")).1, 3);
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 170, "+")).1, 3);
     let_time_pass(&server);
     assert_eq!(queued(&acquire_as(&mut redis, "k", 50, "-")).1, 1);
     for n in [20, 30, 50] {
@@ -139,21 +139,21 @@ fn a_roll_call_skips_all_silent_waiters() {
         granted(&acquire_as(&mut redis, "k", n, "-"));
         assert_eq!(release_as(&mut redis, "k", n), Said::Number(1));
     }
-    // Caller 70 does not listen, so it is skipped. The silent waiters are called once more, and then the key is free.
+    // Caller 170 does not listen, so it is skipped. The silent waiters are called once more, and then the key is free.
     assert_eq!(text_of(&server, "k"), None);
     assert_eq!(queue_of(&server, "k"), [""; 0]);
     let granted_to: Vec<String> = messages(&server, &mut subscriber);
     let hints = granted_to.iter().filter(|text| text.ends_with(" = k"));
-    assert_eq!(hints.count(), 56);
+    assert_eq!(hints.count(), 96);
     assert!(
         !granted_to.iter().any(|text| text.contains(&lease(2))),
         "only by its start"
     );
     // The place of a waiter that continues later is not lost.
     let again = format!("+{}", places[4]);
-    granted(&acquire_as(&mut redis, "k", 80, "+"));
-    acquire_as(&mut redis, "k", 81, "+");
-    assert_eq!(queued(&acquire_as(&mut redis, "k", 90, &again)).1, 0);
+    granted(&acquire_as(&mut redis, "k", 180, "+"));
+    acquire_as(&mut redis, "k", 181, "+");
+    assert_eq!(queued(&acquire_as(&mut redis, "k", 190, &again)).1, 0);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_roll_call_is_bounded_in_a_full_queue() {
         ask(&server, &["SET", "k", &value, "PX", KEPT]);
         let published = server.calls("publish").unwrap();
         queued(&acquire_as(&mut redis, "k", n, "+"));
-        assert_eq!(server.calls("publish").unwrap() - published, 64);
+        assert_eq!(server.calls("publish").unwrap() - published, 1000);
         let removed = before.unwrap().min(1000);
         assert_eq!(silent(), Some(before.unwrap() - removed + 1000));
     }
