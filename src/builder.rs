@@ -597,6 +597,7 @@ impl Builder {
         let limits = config.connection_limits;
         let redis = |mut endpoint: Endpoint| {
             endpoint.set_limits(limits);
+            endpoint.set_prefix(&config.prefix);
             if let Some(callback) = credentials {
                 endpoint.set_credentials(callback)?;
             }
@@ -616,6 +617,7 @@ impl Builder {
         if let Some(mut cluster) = cluster {
             cluster.set_limits(limits);
             config.layout = KeyLayout::of_cluster(prefix)?;
+            cluster.set_prefix(prefix);
             if let Some(callback) = self.credentials {
                 cluster.set_credentials(callback);
             }

@@ -10,6 +10,8 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::random_number;
 use crate::util::key::{KeyLayout, RESERVED};
 
+/// The default prefix of the keys.
+pub(crate) const DEFAULT_PREFIX: &str = "leasehold:";
 /// The shortest ttl. A shorter ttl could end before the reply to the request arrives.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
 /// The greatest value of `max_ttl`.
@@ -117,7 +119,7 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            prefix: "leasehold:".to_owned(),
+            prefix: DEFAULT_PREFIX.to_owned(),
             layout: KeyLayout::Single,
             ttl: Duration::from_secs(30),
             max_ttl: MAX_TTL,

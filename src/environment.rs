@@ -87,7 +87,7 @@ pub enum EnvironmentWarning {
     ClusterNode,
     /// The server, or a proxy in front of it, refuses scripts.
     NoScripts {
-        /// The reply to `SCRIPT LOAD`.
+        /// The reply to `EVAL`.
         reply: String,
     },
     /// The server is older than the oldest supported version.
@@ -126,7 +126,8 @@ pub enum EnvironmentWarning {
     },
     /// A command of the check was refused, mostly by an ACL.
     CommandRefused {
-        /// The command that was refused: `INFO`, `CONFIG GET`, `CONFIG GET appendfsync` or `HELLO`.
+        /// The command that was refused: `INFO`, `CONFIG GET`, `CONFIG GET appendfsync`, `HELLO`, `SCRIPT LOAD` or
+        /// `EVAL`.
         command: &'static str,
         /// The server's reply.
         reply: String,
@@ -249,7 +250,7 @@ impl fmt::Display for EnvironmentWarning {
             ),
             Self::NoScripts { reply } => write!(
                 f,
-                "refuses SCRIPT LOAD ({reply}), and leasehold needs scripts; allow the user what docs/redis.md lists, \
+                "refuses SCRIPT LOAD and EVAL ({reply}), and leasehold needs scripts; allow the user what docs/redis.md lists, \
                  or, if this is a proxy, use the URL of the server behind it"
             ),
             Self::TooOld { version } => write!(
@@ -288,6 +289,20 @@ impl fmt::Display for EnvironmentWarning {
             ),
             Self::CommandRefused { command, reply } => {
                 let what = match *command {
+                    "SCRIPT LOAD" => {
+                        return write!(
+                            f,
+                            "SCRIPT LOAD is refused ({reply}): the first call of each script sends its text; allow \
+                             `script-cache` of `cargo xtask acl`"
+                        );
+                    }
+                    "EVAL" => {
+                        return write!(
+                            f,
+                            "EVAL is refused ({reply}): locks fail after SCRIPT FLUSH and after a fail-over; allow \
+                             `locks` of `cargo xtask acl`"
+                        );
+                    }
                     "INFO" => "eviction, persistence and the number of servers were not checked",
                     "CONFIG GET" => "snapshots and the tracking table were not checked",
                     "CONFIG GET appendfsync" => "`appendfsync` was not checked",

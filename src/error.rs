@@ -68,8 +68,9 @@ pub enum ErrorKind {
     /// the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// a transaction on a [quorum](crate::Client::quorum); or [`Builder::replicas`](crate::Builder::replicas) behind a
-    /// proxy that refuses `WAIT`. Nothing was written, or it is undone.
+    /// a transaction on a [quorum](crate::Client::quorum); or the server, or a proxy, does not know a command that the
+    /// call needs, such as `WAIT` for [`Builder::replicas`](crate::Builder::replicas). Nothing was written, or it is
+    /// undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
@@ -229,6 +230,12 @@ impl Error {
     /// This error with `place`, an address or the number of a node, before its message.
     pub(crate) fn at(mut self, place: &str) -> Self {
         self.0.message = format!("{place}: {}", self.0.message);
+        self
+    }
+
+    /// This error with `more` behind its message.
+    pub(crate) fn followed_by(mut self, more: &str) -> Self {
+        self.0.message = format!("{}; {more}", self.0.message);
         self
     }
 

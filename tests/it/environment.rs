@@ -233,16 +233,42 @@ fn a_node_of_a_cluster_is_found() {
     );
 }
 
+#[track_caller]
+fn assert_warns_of_refusal(settings: &[(&str, &str)], refused: &str, effect: &str) {
+    let server = started(settings);
+    let found = found(with_long_ttl(&server.url()));
+    let [(Warning::CommandRefused { command, reply }, text)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(*command, refused);
+    assert!(reply.starts_with("ERR unknown command"), "{reply}");
+    let part = format!("{refused} is refused ({reply}): {effect}");
+    assert!(text.contains(&part), "{text}");
+}
+
 #[test]
 fn refused_scripts_are_found() {
-    let server = started(&[SAVED, ("rename-command", "SCRIPT \"\"")]);
+    let without_load = ("rename-command", "SCRIPT \"\"");
+    assert_warns_of_refusal(
+        &[SAVED, without_load],
+        "SCRIPT LOAD",
+        "the first call of each script sends its text",
+    );
+    let without_eval = ("rename-command", "EVAL \"\"");
+    assert_warns_of_refusal(
+        &[SAVED, without_eval],
+        "EVAL",
+        "locks fail after SCRIPT FLUSH and after a fail-over",
+    );
+    let server = started(&[SAVED, without_load]);
+    ask(&server, &["ACL", "SETUSER", "default", "-eval"]);
     let found = found(with_long_ttl(&server.url()));
     let [(Warning::NoScripts { reply }, text)] = &found[..] else {
         panic!("{found:?}");
     };
-    assert!(reply.starts_with("ERR unknown command"), "{reply}");
+    assert!(reply.starts_with("NOPERM "), "{reply}");
     let expected = format!(
-        "127.0.0.1:{}: refuses SCRIPT LOAD ({reply}), and leasehold needs scripts; allow the user what docs/redis.md \
+        "127.0.0.1:{}: refuses SCRIPT LOAD and EVAL ({reply}), and leasehold needs scripts; allow the user what docs/redis.md \
          lists, or, if this is a proxy, use the URL of the server behind it",
         server.port()
     );
@@ -324,7 +350,7 @@ fn a_long_command_timeout_is_found() {
 #[test]
 fn the_server_version_is_known_without_rights() {
     let server = started(&[SAVED]);
-    let commands = commands(&server, &["locks"]);
+    let commands = commands(&server, &["locks", "script-cache"]);
     let found = found(with_long_ttl(&create_limited_user(&server, &commands, &[])));
     let commands: Vec<_> = found
         .iter()

@@ -161,7 +161,10 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["replicas", "locks"], wait_for_replicas),
     (&["inspect"], inspect),
     (&["ping", "locks"], ping),
-    (&["environment-check", "locks"], check_environment),
+    (
+        &["environment-check", "locks", "script-cache"],
+        check_environment,
+    ),
     (&["database", "locks"], use_another_database),
 ];
 
@@ -278,7 +281,9 @@ fn connect_again(trial: &Trial) -> Result<(), Effect> {
     let after = server.calls("script").unwrap_or(0) + server.calls("script|load").unwrap_or(0);
     // Redis 6.2 counts SCRIPT EXISTS, too.
     expect!(after - before <= 1, "scripts were sent again");
-    Ok(())
+    // The next connection loads them.
+    ask(server, &["SCRIPT", "FLUSH"]);
+    trial.client().map(drop)
 }
 
 fn be_notified(trial: &Trial) -> Result<(), Effect> {

@@ -44,6 +44,7 @@ mod notifications;
 mod public_reports;
 mod quorum;
 mod reentrant;
+mod refusals;
 mod release_events;
 mod renewal_checks;
 mod replicas;

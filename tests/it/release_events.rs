@@ -231,7 +231,10 @@ fn a_refused_release_names_its_server() {
     let of_drop = delayed();
     let error = unconfirmed(unlocked.unlock());
     for text in [of_drop, error.to_string(), delayed()] {
-        let named = format!("127.0.0.1:{}: NOPERM", server.port());
+        let named = format!(
+            "127.0.0.1:{}: the script Release is refused: NOPERM",
+            server.port()
+        );
         assert_eq!(text.matches(&named).count(), 1, "{text}");
     }
     ask(&server, &["ACL", "SETUSER", "default", "+@all"]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use crate::config::ConnectionLimits;
+use crate::config::{ConnectionLimits, DEFAULT_PREFIX};
 use crate::credentials::CredentialsCallback;
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::refresh;
@@ -26,6 +26,8 @@ pub(crate) struct ClusterAddress {
     /// The first node's address. Its login and protocol are those of all nodes.
     info: ConnectionInfo,
     credentials: Option<CredentialsCallback>,
+    /// The prefix of the client's keys.
+    prefix: String,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
     connect_timeout: Duration,
@@ -48,6 +50,7 @@ impl ClusterAddress {
             seeds: infos.iter().filter_map(seed).collect(),
             info: infos[0].clone(),
             credentials: None,
+            prefix: DEFAULT_PREFIX.to_owned(),
             #[cfg(feature = "tls")]
             tls: None,
             connect_timeout,
@@ -55,6 +58,11 @@ impl ClusterAddress {
             max_reply_bytes,
             limits: ConnectionLimits::default(),
         }))
+    }
+
+    /// Sets the prefix of the client's keys.
+    pub(crate) fn set_prefix(&mut self, prefix: &str) {
+        prefix.clone_into(&mut self.prefix);
     }
 
     pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) {
@@ -156,6 +164,7 @@ impl ClusterAddress {
         let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
         endpoint.expect_cluster();
         endpoint.set_limits(self.limits);
+        endpoint.set_prefix(&self.prefix);
         if let Some(callback) = &self.credentials {
             endpoint.set_credentials(callback.clone())?;
         }

@@ -122,6 +122,7 @@ impl QuorumAddress {
         for endpoint in &mut endpoints {
             let check = DataCheck::new(&config.prefix, quarantine, config.nodes_keep_data);
             endpoint.set_data_check(check);
+            endpoint.set_prefix(&config.prefix);
         }
         Ok(Self {
             endpoints,

@@ -9,19 +9,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 #[cfg(feature = "tls")]
 use redis::ConnectionAddr;
-use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
+use redis::{ConnectionInfo, Pipeline, RedisResult, ServerError, Value};
 use socket2::Socket;
 
-use crate::config::ConnectionLimits;
+use crate::config::{ConnectionLimits, DEFAULT_PREFIX};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::data_check::DataCheck;
 use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::errors::{
-    Announcer, Attempted, Step, error_reply, hide_password, no_connection, no_reply,
-    unexpected_reply, unfinished,
+    Announcer, Attempted, Step, hide_password, no_connection, no_reply, unexpected_reply,
+    unfinished,
 };
 use crate::store::redis::handshake::Handshake;
+use crate::store::redis::refusal::command_refused;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::sentinel::{SentinelUrl, Sentinels};
 use crate::store::redis::socket::{self, Closer, Receiver, Sender, Sockets};
@@ -68,6 +69,8 @@ pub(crate) struct Endpoint {
     tls: Option<Tls>,
     /// Returns the login of each connection. If there is a callback, `info` has no login.
     credentials: Option<CredentialsCallback>,
+    /// The prefix of the client's keys, for errors and for calls that need some key.
+    prefix: Arc<str>,
     connect_timeout: Duration,
     /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
@@ -236,6 +239,7 @@ impl Endpoint {
             #[cfg(feature = "tls")]
             tls: None,
             credentials: None,
+            prefix: DEFAULT_PREFIX.into(),
             connect_timeout,
             max_reply_bytes,
             limits: ConnectionLimits::default(),
@@ -252,6 +256,16 @@ impl Endpoint {
             on_first_connection: Mutex::default(),
             holder: OnceLock::new(),
         }
+    }
+
+    /// Sets the prefix of the client's keys.
+    pub(crate) fn set_prefix(&mut self, prefix: &str) {
+        self.prefix = prefix.into();
+    }
+
+    /// The prefix of the client's keys.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// From now on, connections fail unless the server is a node of a Cluster.
@@ -660,12 +674,12 @@ impl Endpoint {
     }
 
     /// An attempt to connect to `info` within `time`, which is `connect_timeout` or a part of it.
-    fn attempted<'a>(&self, info: &'a ConnectionInfo, time: Duration) -> Attempted<'a> {
+    fn attempted<'a>(&'a self, info: &'a ConnectionInfo, time: Duration) -> Attempted<'a> {
         let setting = match time < self.connect_timeout {
             true => "a part of `connect_timeout`",
             false => "`connect_timeout`",
         };
-        Attempted::new(info, time, setting)
+        Attempted::new(info, time, setting, &self.prefix)
     }
 
     fn doubts(&self) -> u64 {
@@ -746,6 +760,7 @@ impl Endpoint {
             address: url::address(&info).into(),
             database: info.redis_settings().db(),
             max_reply_bytes: self.max_reply_bytes,
+            prefix: Arc::clone(&self.prefix),
             password: password_to_hide(&info),
             broken: false,
             max_idle: self.limits.max_idle,
@@ -972,6 +987,8 @@ pub(crate) struct Connection {
     address: Box<str>,
     database: i64,
     max_reply_bytes: usize,
+    /// The prefix of the client's keys, for errors.
+    prefix: Arc<str>,
     /// The password that is left out of error replies, from [`password_to_hide`].
     password: Option<Box<str>>,
     broken: bool,
@@ -994,7 +1011,7 @@ impl Connection {
 
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
         let sent = self.send_raw(bytes, deadline);
-        sent.map_err(|error| no_reply(&self.address, error))
+        sent.map_err(|error| no_reply(&self.address, None, error))
     }
 
     /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Stops at `until`, and
@@ -1011,25 +1028,27 @@ impl Connection {
             Err(error) if until < due && error.kind() == io::ErrorKind::TimedOut => Ok(false),
             Err(error) => {
                 self.mark_broken();
-                Err(no_reply(&self.address, error.into()))
+                Err(no_reply(&self.address, None, error.into()))
             }
         }
     }
 
-    /// Reads the next reply. Fails if the reply is not complete by `deadline`.
+    /// Reads the next reply, which is that of the command `awaited`. Fails if the reply is not complete by `deadline`.
     pub(crate) fn receive(
         &mut self,
+        awaited: &str,
         deadline: MonotonicTime,
         contents: ReplyContents,
     ) -> Result<Value, Error> {
         let received = self.receive_raw(deadline, contents);
-        received.map_err(|error| no_reply(&self.address, error))
+        received.map_err(|error| no_reply(&self.address, Some(awaited), error))
     }
 
-    /// Reads the next reply. Stops at `until`, and returns `None` if the reply is not complete; the next call reads on.
-    /// Fails if the reply is not complete at `due`.
+    /// Reads the next reply, which is that of the command `awaited`. Stops at `until`, and returns `None` if the reply is
+    /// not complete; the next call reads on. Fails if the reply is not complete at `due`.
     pub(crate) fn receive_until(
         &mut self,
+        awaited: &str,
         until: MonotonicTime,
         due: MonotonicTime,
         contents: ReplyContents,
@@ -1040,7 +1059,7 @@ impl Connection {
             Err(error) if until < due && error.is_timeout() => Ok(None),
             received => {
                 let accepted = self.accept(received).map(Some);
-                accepted.map_err(|error| no_reply(&self.address, error))
+                accepted.map_err(|error| no_reply(&self.address, Some(awaited), error))
             }
         }
     }
@@ -1056,12 +1075,20 @@ impl Connection {
         let mut bytes = Vec::new();
         scripts::encode_words(&mut bytes, command, words.iter().copied());
         self.send(&bytes, deadline)?;
-        match self.receive(deadline, contents)? {
-            Value::ServerError(error) => {
-                Err(error_reply(error.code(), error.details()).at(&self.address))
-            }
+        match self.receive(command, deadline, contents)? {
+            Value::ServerError(error) => Err(self.refused(command, &error)),
             reply => Ok(reply),
         }
+    }
+
+    fn refused(&self, command: &str, error: &ServerError) -> Error {
+        let reply = (error.code(), error.details());
+        command_refused(command, reply, &self.prefix).at(&self.address)
+    }
+
+    /// The prefix of the client's keys, for errors.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// Sends `PING` and returns the round-trip time. Fails if the reply does not come within `timeout`.
@@ -1071,11 +1098,9 @@ impl Connection {
         let sent_at = MonotonicTime::now();
         let deadline = sent_at.after(timeout);
         self.send(&bytes, deadline)?;
-        match self.receive(deadline, ReplyContents::Internal)? {
+        match self.receive("PING", deadline, ReplyContents::Internal)? {
             Value::SimpleString(pong) if pong == "PONG" => Ok(MonotonicTime::now().since(sent_at)),
-            Value::ServerError(error) => {
-                Err(error_reply(error.code(), error.details()).at(&self.address))
-            }
+            Value::ServerError(error) => Err(self.refused("PING", &error)),
             other => {
                 self.discard_and_suspect_all();
                 Err(unexpected_reply("PING", &other).at(&self.address))

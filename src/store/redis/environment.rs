@@ -14,11 +14,14 @@ use crate::store::redis::errors::{
     Announcer, Attempted, NOT_REDIS, Step, hide_password, is_error, sanitized,
 };
 use crate::store::redis::handshake::Login;
+use crate::store::redis::refusal::name_of;
 use crate::store::redis::replies::field;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::redis::socket::{Receiver, Sender, Sockets};
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
+use crate::util::key::fence_counter;
+use crate::util::slot::Redirect;
 use crate::util::text::printable;
 
 /// The most bytes of a server's text in a finding.
@@ -83,7 +86,12 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     fn attempted<'b>(&'b self, info: &'b ConnectionInfo) -> Attempted<'b> {
-        let attempted = Attempted::new(info, self.timeout, "`command_timeout`");
+        let attempted = Attempted::new(
+            info,
+            self.timeout,
+            "`command_timeout`",
+            self.endpoint.prefix(),
+        );
         attempted.announced_by(self.announcer)
     }
 
@@ -107,13 +115,17 @@ impl Attempt<'_> {
     ) -> Result<Vec<Value>, Error> {
         let (attempted, step) = (self.attempted(info), Step::CheckEnvironment);
         let sent = sender.send(&commands.get_packed_pipeline(), deadline);
-        sent.map_err(|error| attempted.no_reply_error(step, error.into(), &[]))?;
+        sent.map_err(|error| attempted.no_reply_error(step, None, error.into(), &[]))?;
         let mut replies = Vec::with_capacity(commands.len());
-        for _ in 0..commands.len() {
+        for command in commands.cmd_iter() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
                 let tls = self.endpoint.tls_error(attempted, &receiver);
-                tls.unwrap_or_else(|| attempted.no_reply_error(step, error, receiver.unparsed()))
+                let command = name_of(command);
+                let received = receiver.unparsed();
+                tls.unwrap_or_else(|| {
+                    attempted.no_reply_error(step, Some(&command), error, received)
+                })
             })?;
             if let Some(password) = password_to_hide(info) {
                 hide_password(&mut reply, &password);
@@ -199,6 +211,8 @@ impl Queries {
             .arg("tracking-table-max-keys");
         let script = ScriptKind::Release.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
+        let key = fence_counter(endpoint.prefix());
+        commands.cmd("EVAL").arg("return 1").arg(1).arg(key);
         let keeps_data = endpoint.data_check().is_some_and(DataCheck::keeps_data);
         if keeps_data {
             commands.cmd("CONFIG").arg("GET").arg("appendfsync");
@@ -232,7 +246,8 @@ impl Queries {
                 return Err(attempted.refused_error(Step::CheckEnvironment, "HELLO", error));
             }
         }
-        let (save, tracking, script) = (next(), next(), next());
+        let (save, tracking) = (next(), next());
+        let (load, eval) = (next(), next());
         let fsync = self.keeps_data.then(next);
         let is_redis = |reply: &Value| matches!(reply, Value::Array(_) | Value::BulkString(_));
         if ![&hello, &info]
@@ -247,7 +262,8 @@ impl Queries {
             info,
             save,
             tracking,
-            script,
+            load,
+            eval,
             fsync,
         });
         // A sentinel needs no further warning.
@@ -262,7 +278,9 @@ struct Answers {
     info: Value,
     save: Value,
     tracking: Value,
-    script: Value,
+    /// The reply to `SCRIPT LOAD`.
+    load: Value,
+    eval: Value,
     /// `None` unless the server is a node of a quorum that has to keep its data.
     fsync: Option<Value>,
 }
@@ -279,9 +297,22 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     if mode.as_deref() == Some("cluster") {
         found.push(EnvironmentWarning::ClusterNode);
     }
-    if let Value::ServerError(error) = &answers.script {
-        let reply = shown(error);
-        found.push(EnvironmentWarning::NoScripts { reply });
+    let refused = |reply: &Value| match reply {
+        Value::ServerError(error) => Some(error.clone()),
+        _ => None,
+    };
+    // Another node of the Cluster may have the key.
+    let eval = refused(&answers.eval);
+    let eval =
+        eval.filter(|error| Redirect::parse(error.code(), error.details().unwrap_or("")).is_none());
+    match (refused(&answers.load), eval) {
+        (Some(_), Some(eval)) => {
+            let reply = shown(&eval);
+            found.push(EnvironmentWarning::NoScripts { reply });
+        }
+        (Some(error), None) => found.push(command_refused("SCRIPT LOAD", &error)),
+        (None, Some(error)) => found.push(command_refused("EVAL", &error)),
+        (None, None) => {}
     }
     let valkey = || Some(("valkey".to_owned(), info("valkey_version")?));
     let redis = || Some(("redis".to_owned(), info("redis_version")?));

@@ -9,6 +9,7 @@ use redis::{ConnectionInfo, RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::Progress;
+use crate::store::redis::refusal::{Refusal, command_refused};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::socket::ConnectError;
 #[cfg(feature = "tls")]
@@ -20,13 +21,18 @@ use crate::util::text::{Shown, has_id, printable, without_ids};
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
 
-/// The error of a request on an open connection to `address`, if no reply has come.
-pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
+/// The error of a request on an open connection to `address`, if no reply has come. `awaited` is the command whose reply
+/// is missing, if one is awaited.
+pub(crate) fn no_reply(address: &str, awaited: Option<&str>, error: RedisError) -> Error {
     let kind = classify(&error);
     let message = match kind {
         ErrorKind::Timeout => timed_out(address, "`command_timeout`"),
         ErrorKind::Unavailable if error.kind() == redis::ErrorKind::Io => {
-            format!("the connection to {address} broke; the client connects again by itself")
+            let before = awaited.map(|command| format!(" before the reply to {command}"));
+            let before = before.unwrap_or_default();
+            format!(
+                "the connection to {address} broke{before}; the client connects again by itself"
+            )
         }
         // The message contains the whole text of `error`, so the new error needs no source.
         _ => return Error::new(kind, format!("{address}: {}", sanitized(error))),
@@ -38,11 +44,15 @@ fn timed_out(address: &str, limit: &str) -> String {
     format!("{address} did not reply within {limit}; check the server's load and the network")
 }
 
-/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`), unless the error
-/// has it.
+/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`),
+/// unless the error has it.
 pub(crate) fn of_reply(address: &str, error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Denied | ErrorKind::Unavailable if !error.names(address) => error.at(address),
+        ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Unsupported
+            if !error.names(address) =>
+        {
+            error.at(address)
+        }
         _ => error,
     }
 }
@@ -202,12 +212,19 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
-    let text = without_ids(&format!("{code} {detail}")).into_owned();
     let text = match next_step(kind, code) {
-        Some(next) => format!("{}; {next}", text.trim_end_matches('.')),
-        None => text,
+        Some(next) => format!("{}; {next}", server_text(code, detail)),
+        None => without_ids(&format!("{code} {detail}")).into_owned(),
     };
     Error::new(kind, text).with_redirect(Redirect::parse(code, detail))
+}
+
+/// The server's own text, for the middle of a message: without a full stop, and without what may be secret.
+pub(super) fn server_text(code: &str, detail: &str) -> String {
+    let detail = without_arguments(detail);
+    let text = without_ids(&format!("{code} {detail}")).into_owned();
+    let text = printable(&text, LONGEST_TEXT);
+    text.trim_end_matches(['.', ' ']).to_owned()
 }
 
 /// The next step of an operator after an error reply. `None` if the reply itself is enough.
@@ -253,9 +270,7 @@ pub(crate) fn wait_refused(code: &str, detail: Option<&str>) -> Error {
         ErrorKind::Protocol => ErrorKind::Unsupported,
         kind => kind,
     };
-    let detail = without_arguments(detail.unwrap_or(""));
-    let text = without_ids(&format!("{code} {detail}")).into_owned();
-    let text = text.trim_end_matches('.');
+    let text = server_text(code, detail.unwrap_or(""));
     let next = match kind {
         ErrorKind::Denied => "allow `replicas` of `cargo xtask acl`",
         ErrorKind::Unsupported => {
@@ -279,9 +294,12 @@ pub(crate) fn unexpected_reply(command: impl fmt::Display, reply: &Value) -> Err
 }
 
 /// The reason why the server's plain commands are not used for acquires.
-pub(crate) fn plain_refused(reply: &Value, address: &str) -> Error {
+pub(crate) fn plain_refused(reply: &Value, address: &str, prefix: &str) -> Error {
     let error = match reply {
-        Value::ServerError(error) => error_reply(error.code(), error.details()),
+        Value::ServerError(error) => {
+            let reply = (error.code(), error.details());
+            command_refused("a command of MULTI .. EXEC", reply, prefix)
+        }
         other => unexpected_reply("EXEC", other),
     };
     error.at(address)
@@ -429,6 +447,8 @@ pub(super) struct Attempted<'a> {
     timeout: Duration,
     /// The setting that the time-out comes from, as messages show it: with its name in backticks.
     setting: &'static str,
+    /// The prefix of the client's keys.
+    pub(super) prefix: &'a str,
     /// Receives the steps of the attempt.
     progress: Option<&'a Progress<'a>>,
     /// `None` for an address of the user.
@@ -467,11 +487,17 @@ impl fmt::Display for Announcer<'_> {
 }
 
 impl<'a> Attempted<'a> {
-    pub(super) fn new(info: &'a ConnectionInfo, timeout: Duration, setting: &'static str) -> Self {
+    pub(super) fn new(
+        info: &'a ConnectionInfo,
+        timeout: Duration,
+        setting: &'static str,
+        prefix: &'a str,
+    ) -> Self {
         Self {
             info,
             timeout,
             setting,
+            prefix,
             progress: None,
             announced_by: None,
         }
@@ -606,8 +632,15 @@ impl<'a> Attempted<'a> {
         about.with_source(error.clone())
     }
 
-    /// The error for a request without a reply. `received` has the bytes that came in place of a reply.
-    pub(super) fn no_reply_error(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
+    /// The error for a request without a reply to `command`, if it is known. `received` has the bytes that came in place
+    /// of a reply.
+    pub(super) fn no_reply_error(
+        &self,
+        step: Step,
+        command: Option<&str>,
+        error: RedisError,
+        received: &[u8],
+    ) -> Error {
         let (timeout, setting) = (Shown(self.timeout), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
@@ -621,10 +654,17 @@ impl<'a> Attempted<'a> {
             ),
             ErrorKind::Unavailable => (
                 ErrorKind::Unavailable,
-                format!(
-                    "closed the connection during {step}; check the server's log, and use rediss:// \
-                     if this is its TLS port"
-                ),
+                match command {
+                    Some(command) => format!(
+                        "closed the connection during {step}, after {command}; check the server's log, use rediss:// \
+                         if this is its TLS port, or, if it is a proxy that does not know {command}, use the URL of \
+                         the server behind it"
+                    ),
+                    None => format!(
+                        "closed the connection during {step}; check the server's log, and use rediss:// if this is \
+                         its TLS port"
+                    ),
+                },
             ),
             // These bytes begin a TLS record: an alert, or a part of a handshake.
             _ if matches!(received, [0x15 | 0x16, 3, ..]) => (
@@ -646,59 +686,83 @@ impl<'a> Attempted<'a> {
     /// The error for an error reply to `command`.
     pub(super) fn refused_error(&self, step: Step, command: &str, error: &ServerError) -> Error {
         // redis-rs shows some codes by names of its own.
-        let text = format!("{} {}", error.code(), error.details().unwrap_or(""));
-        let reply = error_reply(error.code(), error.details());
-        let kind = reply.kind();
-        if repeats_login(self.info, &text) {
-            let what = format!("refuses {step}, in words that repeat the password");
+        let (code, detail) = (error.code(), error.details().unwrap_or(""));
+        let kind = match error_reply(code, Some(detail)).kind() {
+            ErrorKind::Protocol if command == "SELECT" => ErrorKind::InvalidConfig,
+            kind => kind,
+        };
+        if repeats_login(self.info, &format!("{code} {detail}")) {
+            let what = format!(
+                "refuses {command} during {step}, in words that repeat the password; send it with `redis-cli`"
+            );
             return self.about(kind, what);
         }
-        let settings = self.info.redis_settings();
-        let has_password = settings.password().is_some_and(|it| !it.is_empty());
-        // In a URL without a password, the user's name may be the password.
-        let user = match settings.username() {
-            Some(_) if !has_password => "this user".to_owned(),
-            user => format!("user {:?}", user.unwrap_or("default")),
+        let text = server_text(code, detail);
+        let with_source = |error: Error, source: &ServerError| {
+            error.with_source(sanitized(source.clone().into()))
         };
-        let what = match (kind, error.code()) {
+        let next = match (kind, code) {
             (ErrorKind::Denied, "NOAUTH") => {
-                "refuses the login without a password; put it into the URL \
-                 (redis://user:password@host), or give it with `Builder::credentials`"
-                    .to_owned()
+                let what = "refuses the login without a password; put it into the URL \
+                            (redis://user:password@host), or give it with `Builder::credentials`";
+                return with_source(self.about(kind, what), error);
             }
             (ErrorKind::Denied, "WRONGPASS") => {
-                format!("refuses the login of {user}: user or password is wrong; check both")
+                let user = self.user();
+                let what = format!(
+                    "refuses the login of {user}: user or password is wrong, or the user is disabled; check them"
+                );
+                return with_source(self.about(kind, what), error);
             }
-            (ErrorKind::Denied, "NOPERM") => format!(
-                "does not allow {user} to call {command}; allow what docs/redis.md lists under Rights"
-            ),
             (ErrorKind::Denied, "DENIED") => {
-                "is in protected mode; set a password there, or bind it to one address".to_owned()
+                let what = "is in protected mode; set a password there, or bind it to one address";
+                return with_source(self.about(kind, what), error);
             }
             (ErrorKind::Unavailable, _) if has_too_many_clients(error.details()) => {
-                "accepts no more connections; close some, or raise its `maxclients`".to_owned()
+                let what = "accepts no more connections; close some, or raise its `maxclients`";
+                return with_source(self.about(kind, what), error);
             }
             (ErrorKind::Protocol, _) if command == "AUTH" => {
-                let what =
-                    "refuses the login; check user and password, and that the server has them";
-                let error = sanitized(error.clone().into());
-                return self.about(ErrorKind::Denied, what).with_source(error);
+                let what = format!(
+                    "refuses the login: {text}; check user and password, and that the server has them"
+                );
+                return self.about(ErrorKind::Denied, what);
             }
-            (ErrorKind::Protocol, _) => NOT_REDIS.to_owned(),
-            // The message already has the server's text, so the error needs no source.
-            _ => {
-                let reason = printable(&text, LONGEST_TEXT);
-                let reason = reason.trim_end_matches(['.', ' ']);
-                return match next_step(kind, error.code()) {
-                    Some(next) => {
-                        self.about(kind, format_args!("refuses {step}: {reason}; {next}"))
+            (ErrorKind::InvalidConfig, _) => {
+                let db = self.info.redis_settings().db();
+                format!("use a database that the server has: the URL names {db}")
+            }
+            _ => match next_step(kind, code) {
+                Some(next) => next.to_owned(),
+                None => "check the host and the port, and whether a proxy answers there".to_owned(),
+            },
+        };
+        let (kind, refused, next) = match Refusal::of(code, detail) {
+            None => (kind, format!("refuses {command}"), next),
+            Some(refusal) => {
+                let next = refusal.next_step(command, self.prefix);
+                match refusal {
+                    Refusal::UnknownCommand => {
+                        (ErrorKind::Unsupported, format!("refuses {command}"), next)
                     }
-                    None => self.about(kind, format_args!("refuses {step}: {reason}")),
-                };
+                    _ => {
+                        let (user, denied) = (self.user(), refusal.denied(command));
+                        (kind, format!("does not allow {user} {denied}"), next)
+                    }
+                }
             }
         };
-        self.about(kind, what)
-            .with_source(sanitized(error.clone().into()))
+        self.about(kind, format!("{refused} during {step}: {text}; {next}"))
+    }
+
+    /// The user, for messages. In a URL without a password, the user's name may be the password.
+    fn user(&self) -> String {
+        let settings = self.info.redis_settings();
+        let has_password = settings.password().is_some_and(|it| !it.is_empty());
+        match settings.username() {
+            Some(_) if !has_password => "this user".to_owned(),
+            user => format!("user {:?}", user.unwrap_or("default")),
+        }
     }
 
     /// The error for the error reply of a sentinel to `command`.
@@ -795,7 +859,7 @@ mod tests {
              sentinels or on a Cluster, try again after the fail-over"
         );
         let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
-        let attempted = Attempted::new(&info, Duration::from_secs(1), "`connect_timeout`");
+        let attempted = Attempted::new(&info, Duration::from_secs(1), "`connect_timeout`", "p:");
         let Value::ServerError(loading) =
             redis::parse_redis_value(b"-LOADING Redis is loading.\r\n").unwrap()
         else {
@@ -804,7 +868,7 @@ mod tests {
         let error = attempted.refused_error(Step::LogIn, "HELLO", &loading);
         assert_eq!(
             error.to_string(),
-            "Redis is unavailable: h:6379 refuses the login: LOADING Redis is loading; wait until the server has read \
+            "Redis is unavailable: h:6379 refuses HELLO during the login: LOADING Redis is loading; wait until the server has read \
              its data"
         );
         for (code, detail, next) in [
@@ -834,7 +898,8 @@ mod tests {
         let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
         let by = HostPort::new(b"s", b"7").unwrap();
         let text = |announced_by| {
-            let attempted = Attempted::new(&info, Duration::from_nanos(1), "`connect_timeout`");
+            let attempted =
+                Attempted::new(&info, Duration::from_nanos(1), "`connect_timeout`", "p:");
             let refused = ConnectError::Connect(io::ErrorKind::TimedOut.into());
             let attempted = attempted.announced_by(announced_by);
             attempted.connect_error(refused).message().to_owned()

@@ -4,11 +4,13 @@ use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerEr
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint, NamedBy};
-use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, has_too_many_clients};
+use crate::store::redis::refusal::name_of;
 use crate::store::redis::replies::field;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
+use crate::util::key::fence_counter;
 
 /// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
 pub(super) struct Login {
@@ -103,7 +105,7 @@ impl Handshake<'_> {
         if login.selects
             && let Some(Value::ServerError(error)) = replies.next()
         {
-            return Err(self.select_error(&error));
+            return Err(self.attempted.refused_error(Step::LogIn, "SELECT", &error));
         }
         match server {
             Value::ServerError(error) if error.code() == "NOAUTH" => {
@@ -161,7 +163,8 @@ impl Handshake<'_> {
     }
 
     /// Asks for the scripts by their hashes, and loads only those that the server does not know: a hash is much shorter
-    /// than a script. Fails if the server does not reply as Redis does.
+    /// than a script. If the server, a proxy or an ACL refuses `SCRIPT LOAD`, the first call of each script has its
+    /// text. Fails if the server does not reply as Redis does.
     pub(super) fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let is_in_quorum = self.endpoint.data_check().is_some();
@@ -194,15 +197,40 @@ impl Handshake<'_> {
         let replies = self.send_and_receive(Step::LoadScripts, &load)?;
         for (kind, reply) in missing.iter().zip(replies) {
             match reply {
-                Value::ServerError(error) => {
-                    let step = Step::LoadScripts;
-                    return Err(self.attempted.refused_error(step, "SCRIPT LOAD", &error));
-                }
+                Value::ServerError(error) => return self.check_eval(&error),
                 Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
                 _ => return Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
             }
         }
         Ok(())
+    }
+
+    /// Fails unless the server runs a script that is sent as text, or `not_loaded`, the reply to `SCRIPT LOAD`, has a
+    /// cause that will end.
+    fn check_eval(&mut self, not_loaded: &ServerError) -> Result<(), Error> {
+        let step = Step::LoadScripts;
+        let error = self
+            .attempted
+            .refused_error(step, "SCRIPT LOAD", not_loaded);
+        if error.kind() == ErrorKind::Unavailable {
+            return Err(error);
+        }
+        let mut eval = redis::pipe();
+        // Some proxies choose the server by the first key.
+        let key = fence_counter(self.attempted.prefix);
+        eval.cmd("EVAL").arg("return 1").arg(1).arg(key);
+        match self.send_and_receive(step, &eval)?.pop() {
+            Some(Value::Int(1)) => Ok(()),
+            Some(Value::ServerError(error)) => {
+                let reply = error_reply(error.code(), error.details());
+                // Another node of the Cluster has the key.
+                match reply.redirect() {
+                    Some(_) => Ok(()),
+                    None => Err(self.attempted.refused_error(step, "EVAL", &error)),
+                }
+            }
+            _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
+        }
     }
 
     /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Does nothing
@@ -233,7 +261,10 @@ impl Handshake<'_> {
             Ok(()) => Ok(replies),
             Err(error) => Err(self
                 .refused_at_accept(step, &error, replies.first())
-                .unwrap_or_else(|| self.error(step, error))),
+                .unwrap_or_else(|| {
+                    let command = commands.cmd_iter().nth(replies.len()).map(name_of);
+                    self.error(step, command.as_deref(), error)
+                })),
         }
     }
 
@@ -257,22 +288,12 @@ impl Handshake<'_> {
         (is_closed && of_accept).then(|| self.attempted.refused_error(step, "CONNECT", refusal))
     }
 
-    fn select_error(&self, error: &ServerError) -> Error {
-        let refused = self.attempted.refused_error(Step::LogIn, "SELECT", error);
-        if refused.kind() != ErrorKind::Protocol {
-            return refused;
-        }
-        let db = self.attempted.info.redis_settings().db();
-        let what = format!("has no database {db}; check the number behind the last / of the URL");
-        self.attempted.about(ErrorKind::InvalidConfig, what)
-    }
-
-    fn error(&self, step: Step, error: RedisError) -> Error {
+    fn error(&self, step: Step, command: Option<&str>, error: RedisError) -> Error {
         let receiver = self.connection.receiver();
         let tls = self.endpoint.tls_error(self.attempted, receiver);
         tls.unwrap_or_else(|| {
             self.attempted
-                .no_reply_error(step, error, receiver.unparsed())
+                .no_reply_error(step, command, error, receiver.unparsed())
         })
     }
 }

@@ -13,6 +13,7 @@ mod fake_server;
 mod handshake;
 pub(crate) mod notifications;
 pub(crate) mod pipeline;
+mod refusal;
 pub(crate) mod replies;
 pub(crate) mod scripts;
 mod sentinel;

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::ReplyContents;
 use crate::store::redis::connector::ExclusiveConnection;
 use crate::store::redis::errors::{classify, error_reply, sanitized, unexpected_reply, with_code};
+use crate::store::redis::refusal::command_refused;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
 use crate::store::value::is_held_by;
@@ -125,20 +126,22 @@ impl TransactionConnection {
         let deadline = self.reply_deadline();
         self.connection.send(&bytes, deadline)?;
         for (command, _) in &commands[..3] {
-            match self.connection.receive(deadline, ReplyContents::Internal)? {
-                Value::ServerError(error) => return Err(error_of(&error)),
+            let contents = ReplyContents::Internal;
+            match self.connection.receive(command, deadline, contents)? {
+                Value::ServerError(error) => return Err(self.refused(command, &error)),
                 Value::Okay | Value::Array(_) => {}
                 other => return Err(self.unexpected(command, &other)),
             }
         }
-        match self.connection.receive(deadline, ReplyContents::Internal)? {
+        let contents = ReplyContents::Internal;
+        match self.connection.receive("GET", deadline, contents)? {
             Value::Nil => Ok(false),
             Value::BulkString(value) => Ok(is_held_by(&value, lease)),
             // A lock's value is a short string, so this key is not locked.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
                 Ok(false)
             }
-            Value::ServerError(error) => Err(error_of(&error)),
+            Value::ServerError(error) => Err(self.refused("GET", &error)),
             other => Err(self.unexpected("GET", &other)),
         }
     }
@@ -180,8 +183,10 @@ impl TransactionConnection {
         encode_words(&mut bytes, "PING", std::iter::empty());
         let deadline = self.reply_deadline();
         let sent = self.connection.send(&bytes, deadline);
-        let received =
-            sent.and_then(|()| self.connection.receive(deadline, ReplyContents::Internal));
+        let received = sent.and_then(|()| {
+            self.connection
+                .receive("PING", deadline, ReplyContents::Internal)
+        });
         received.map(drop).map_err(|error| {
             let message = "the connection was idle for longer than `max_connection_idle` during the closure, and is \
                            dead; nothing was written; send a read meanwhile, or let the closure take less time";
@@ -198,7 +203,10 @@ impl TransactionConnection {
     fn named(&self, error: Error) -> Error {
         let address = self.connection.address();
         match error.kind() {
-            ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Timeout
+            ErrorKind::Denied
+            | ErrorKind::Unavailable
+            | ErrorKind::Timeout
+            | ErrorKind::Unsupported
                 if !error.names(address) =>
             {
                 error.at(address)
@@ -216,18 +224,19 @@ impl TransactionConnection {
     ) -> Result<Result<TransactionOutcome, Error>, Error> {
         let own = usize::from(self.slot_of.is_some());
         let commands = own + pipe.len();
-        let begun = self.connection.receive(deadline, ReplyContents::Internal)?;
+        let contents = ReplyContents::Internal;
+        let begun = self.connection.receive("MULTI", deadline, contents)?;
         let mut first_error = None;
         for _ in 0..commands {
             if let Value::ServerError(error) =
-                self.connection.receive(deadline, ReplyContents::Internal)?
+                self.connection.receive("EXEC", deadline, contents)?
             {
                 first_error.get_or_insert(error);
             }
         }
         let done = self
             .connection
-            .receive(deadline, ReplyContents::Values(1))?;
+            .receive("EXEC", deadline, ReplyContents::Values(1))?;
         if begun != Value::Okay {
             // The server accepted MULTI in `watch_and_check`, and refuses it now. It has carried out the commands one
             // by one.
@@ -263,7 +272,8 @@ impl TransactionConnection {
         encode_words(&mut bytes, "UNWATCH", std::iter::empty());
         let deadline = self.reply_deadline();
         let sent = self.connection.send(&bytes, deadline);
-        let reply = sent.and_then(|()| self.connection.receive(deadline, ReplyContents::Internal));
+        let contents = ReplyContents::Internal;
+        let reply = sent.and_then(|()| self.connection.receive("UNWATCH", deadline, contents));
         self.is_clean = matches!(reply, Ok(Value::Okay));
     }
 
@@ -275,6 +285,11 @@ impl TransactionConnection {
     /// The deadline of a request that is written now, and of its replies.
     fn reply_deadline(&self) -> MonotonicTime {
         MonotonicTime::now().after(self.timeout)
+    }
+
+    /// The error for the error reply to a command of this library.
+    fn refused(&self, command: &str, error: &ServerError) -> Error {
+        command_refused(command, reason_of(error), self.connection.prefix())
     }
 
     fn unexpected(&mut self, command: &str, reply: &Value) -> Error {
@@ -455,12 +470,18 @@ fn with_key(transaction: &[u8], key: &Key) -> Vec<u8> {
 }
 
 fn error_of(error: &ServerError) -> Error {
+    let (code, detail) = reason_of(error);
+    error_reply(code, detail)
+}
+
+/// The code and the detail of the error that made a command fail.
+fn reason_of(error: &ServerError) -> (&str, Option<&str>) {
     let details = error.details();
     // The details of EXEC's error have the reason.
     let reason = details.and_then(|text| text.strip_prefix("Transaction discarded because of: "));
     match reason.and_then(|reason| reason.split_once(' ')) {
-        Some((code, detail)) => error_reply(code, Some(detail)),
-        None => error_reply(error.code(), details),
+        Some((code, detail)) => (code, Some(detail)),
+        None => (error.code(), details),
     }
 }
 

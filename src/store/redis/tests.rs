@@ -359,7 +359,7 @@ fn a_finished_login_is_not_closed_later() {
     let deadline = MonotonicTime::now().after(LONG);
     let pong = redis::cmd("PING").get_packed_command();
     connection.send(&pong, deadline).unwrap();
-    let reply = connection.receive(deadline, ReplyContents::Internal);
+    let reply = connection.receive("GET", deadline, ReplyContents::Internal);
     assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
 }
 

@@ -59,16 +59,20 @@ fn logins_say_what_is_refused() {
             let url = format!("redis://{login}@127.0.0.1:{port}");
             let error = steady(&format!("{url}{protocol}")).build().unwrap_err();
             let message = format!(
-                "Redis denies access: ADDR refuses the login of user {user:?}: user or password is wrong; check both"
+                "Redis denies access: ADDR refuses the login of user {user:?}: user or password is wrong, or the \
+                 user is disabled; check them"
             );
             assert_says(&error, &url, &message);
         }
     }
     let open = crate::support::server();
+    let message = format!(
+        "Redis denies access: ADDR refuses the login: {}; check user and password, and that the server has them",
+        refusal(&open.url(), &["AUTH", "secret"])
+    );
     assert_opening_says(
         &format!("redis://:secret@127.0.0.1:{}", open.port()),
-        "Redis denies access: ADDR refuses the login; check user and password, and that the \
-         server has them",
+        &message,
     );
 }
 
@@ -80,28 +84,33 @@ fn a_missing_permission_is_named() {
         ask(&server, &[&command, rights].concat());
         format!("redis://limited:secret@127.0.0.1:{}", server.port())
     };
-    assert_opening_says(
-        &user(&["+@all", "-script"]),
-        "Redis denies access: ADDR does not allow user \"limited\" to call SCRIPT LOAD; allow what \
-         docs/redis.md lists under Rights",
+    let url = user(&["+@all", "-script", "-eval"]);
+    let message = format!(
+        "Redis denies access: ADDR does not allow user \"limited\" to call EVAL during the loading of scripts: {}; add \
+         `+eval` to the user's ACL rule (docs/redis.md, Rights)",
+        refusal(&url, &["EVAL", "return 1", "0"])
     );
-    // A right to scripts, a right that scripts need, and one that transactions need.
-    for (rights, refused) in [
+    assert_opening_says(&url, &message);
+    // A right to scripts, and one that transactions need.
+    for (rights, refused, what, next) in [
         (
             &["+@all", "-evalsha", "-eval"][..],
-            &["EVALSHA", "0", "0"][..],
+            &["EVAL", "0", "0"][..],
+            "the script Acquire",
+            "add `+eval` to the user's ACL rule (docs/redis.md, Rights)",
         ),
         (
-            &["+@all", "-set"],
-            &["EVAL", "return redis.pcall('SET', KEYS[1], 1)", "1", "k"],
+            &["+@all", "-watch"],
+            &["WATCH", "k"],
+            "WATCH",
+            "add `+watch` to the user's ACL rule (docs/redis.md, Rights)",
         ),
-        (&["+@all", "-watch"], &["WATCH", "k"]),
     ] {
         let url = user(rights);
         let guard = steady(&url).build().unwrap().mutex("k").lock();
         let error = guard.and_then(|guard| guard.transaction(|_, _| Ok(())).map(drop));
         let message = format!(
-            "Redis denies access (\"k\"): ADDR: {}; allow what docs/redis.md lists under Rights",
+            "Redis denies access (\"k\"): ADDR: {what} is refused: {}; {next}",
             refusal(&url, refused)
         );
         assert_says(&error.unwrap_err(), &url, &message);
@@ -195,8 +204,9 @@ fn a_closed_connection_is_named() {
     let fake = Fake::start(Manner::Closing);
     assert_opening_says(
         &fake.url(),
-        "Redis is unavailable: ADDR closed the connection during the login; check the server's log, and use rediss:// \
-         if this is its TLS port",
+        "Redis is unavailable: ADDR closed the connection during the login, after CLIENT SETINFO; check the server's \
+         log, use rediss:// if this is its TLS port, or, if it is a proxy that does not know CLIENT SETINFO, use the \
+         URL of the server behind it",
     );
 }
 
@@ -269,8 +279,8 @@ fn a_database_that_does_not_exist_is_named() {
     assert_says(
         &error.unwrap_err(),
         &server.url(),
-        "invalid configuration: ADDR has no database 4711; check the number behind the last / of \
-         the URL",
+        "invalid configuration: ADDR refuses SELECT during the login: ERR DB index is out of range; use a database \
+         that the server has: the URL names 4711",
     );
 }
 

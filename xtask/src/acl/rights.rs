@@ -74,7 +74,7 @@ pub const FEATURES: &[Feature] = &[
         name: "locks",
         title: "locks, tickets, `force_unlock`",
         commands: &[
-            right("evalsha"), right("eval"), right("script|load"),
+            right("evalsha"), right("eval"),
             right("time"), right("getrange"), right("mget"), right("exists"), right("type"), right("pttl"),
             right("set"), right("append"), right("pexpire"), right("del"),
             right("zadd"), right("zcard"), right("zcount"), right("zpopmin"), right("zrange"), right("zrank"),
@@ -103,8 +103,8 @@ pub const FEATURES: &[Feature] = &[
     Feature {
         name: "script-cache",
         title: "connections that send only missing scripts",
-        commands: &[right("script|exists")],
-        without: "each connection sends all scripts, some 15 KB",
+        commands: &[right("script|exists"), right("script|load")],
+        without: "each connection sends all scripts, some 15 KB; without `script\\|load`, the first calls send them",
         is_usual: true,
     },
     Feature {
@@ -114,7 +114,8 @@ pub const FEATURES: &[Feature] = &[
             right("getrange"), right("ping"), right("client|tracking"), right("subscribe"), right("publish"),
             right("pubsub|numsub"),
         ],
-        without: "waiters poll (`notifications_refused`)",
+        without: "waiters poll; without `client\\|tracking`, they are notified of grants, but only renewals find lost \
+                  locks (`notifications_refused`)",
         is_usual: true,
     },
     Feature {
@@ -131,7 +132,7 @@ pub const FEATURES: &[Feature] = &[
         name: "fenced-values",
         title: "`FencedValue`",
         commands: &[
-            right("evalsha"), right("eval"), right("script|load"),
+            right("evalsha"), right("eval"),
             right("hget"), right("hset"), right("hstrlen"), right("hdel"), right("pexpire"), right("exists"),
             right("type"),
         ],
@@ -175,7 +176,7 @@ pub const FEATURES: &[Feature] = &[
         name: "inspect",
         title: "only `inspect` and `is_locked`",
         commands: &[
-            right("evalsha"), right("eval"), right("script|load"),
+            right("evalsha"), right("eval"),
             right("getrange"), right("exists"), right("type"), right("pttl"), right("zcard"),
         ],
         without: "`Denied`",

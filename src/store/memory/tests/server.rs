@@ -382,7 +382,7 @@ impl Redis {
                 token,
                 is_token_in_value: false,
             }),
-            Some(kind) => match scripts::decode(kind, 1, reply.clone()) {
+            Some(kind) => match scripts::decode(kind, 1, reply.clone(), "p:") {
                 Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
                 Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
                 _ => unreachable!("one key, and the script's text is sent"),

@@ -32,6 +32,7 @@ use crate::store::command::QueueMode;
 use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
 use crate::store::redis::connection::{Endpoint, REPLACE_AGAIN};
 use crate::store::redis::epoch::MadeIn;
+use crate::store::redis::refusal::refuses_command;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts;
 use crate::store::redis::socket::{Closer, Sender, Sockets};
@@ -48,6 +49,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A connection that lives for less does not reset the pause. Without this rule, a server or a proxy that closes each
 /// connection at once would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
+/// A proxy may close the connection at a command that it does not know. After so many such ends in a row, the command
+/// counts as refused.
+const MOST_CLOSED_LATE: u32 = 3;
+/// What is missing if the server refuses notifications.
+const REFUSED: &str = "until then, waiters poll, and renewals find lost locks";
+/// What is missing if the server sends messages, but does not report changes of keys.
+const UNTRACKED: &str =
+    "until then, waiters are notified of their grants, but only renewals find lost locks";
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// A connection that is silent for this long, or for half of `max_connection_idle`, is checked with a PING. A thousand
@@ -140,6 +149,8 @@ struct ConnectionState {
     is_wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
+    /// The server reports changes of the keys that are read. If it does not, keys are not read.
+    tracks: bool,
     /// When the connection of `sender` was opened.
     opened_at: Option<MonotonicTime>,
     /// The writes without a reply and when each was sent, in the order in which the replies come.
@@ -289,13 +300,17 @@ impl NotificationConnection {
         }
     }
 
-    /// Writes reads of the keys in `tracked` to the socket. From then on, changes of these keys are reported. Returns
-    /// false if there is no connection: once it is open, [`Listener::all_changed`] is called.
+    /// Writes reads of the keys in `tracked` to the socket. From then on, changes of these keys are reported, unless the
+    /// server refuses tracking. Returns false if there is no connection: once it is open, [`Listener::all_changed`] is
+    /// called.
     pub(crate) fn track(&self, tracked: Vec<TrackedKey>) -> bool {
         let mut state = self.lock_state();
         if state.sender.is_none() {
             self.set_wanted(&mut state);
             return false;
+        }
+        if !state.tracks {
+            return true;
         }
         state.to_read.extend(tracked);
         self.send_reads(&mut state);
@@ -491,6 +506,7 @@ impl NotificationConnection {
     fn run(&self, listener: &dyn Listener) {
         let mut pause = FIRST_PAUSE;
         let mut is_reported = false;
+        let mut closed_late = 0;
         // A connection that is used until the next one is open.
         let mut old: Option<(Subscription, MadeIn)> = None;
         while self.wait_until_wanted() {
@@ -504,29 +520,39 @@ impl NotificationConnection {
             );
             let now = MonotonicTime::now();
             let (mut subscription, made_in, replace_at) = match (opened, old.take()) {
-                (Ok((subscription, sender, made_in)), _) => {
-                    if !self.install(sender, &made_in) {
+                (Ok(opened), _) => {
+                    let tracks = opened.untracked.is_none();
+                    if !self.install(opened.sender, &opened.made_in, tracks) {
                         return;
                     }
-                    is_reported = false;
+                    closed_late = 0;
+                    match opened.untracked {
+                        None => is_reported = false,
+                        Some(error) if !std::mem::replace(&mut is_reported, true) => {
+                            listener.refused(self.server, &error.followed_by(UNTRACKED));
+                        }
+                        Some(_) => {}
+                    }
                     listener.all_changed(self.server, &|_| true);
-                    (
-                        subscription,
-                        made_in,
-                        self.endpoint.limits().replace_at(now),
-                    )
+                    let replace_at = self.endpoint.limits().replace_at(now);
+                    (opened.subscription, opened.made_in, replace_at)
                 }
                 (Err(_), Some((subscription, made_in))) => {
                     (subscription, made_in, now.after(REPLACE_AGAIN))
                 }
-                (Err(error), None) => {
+                (Err(failure), None) => {
                     self.disconnect(&mut self.lock_state());
                     self.endpoint.epoch().note_failure();
-                    if error.is_unavailable() {
+                    closed_late = if failure.is_closed_late {
+                        closed_late + 1
+                    } else {
+                        0
+                    };
+                    if failure.error.is_unavailable() && closed_late < MOST_CLOSED_LATE {
                         self.sleep_and_double(&mut pause);
                     } else {
                         if !std::mem::replace(&mut is_reported, true) {
-                            listener.refused(self.server, &error);
+                            listener.refused(self.server, &failure.error.followed_by(REFUSED));
                         }
                         self.sleep(REFUSED_PAUSE);
                     }
@@ -571,7 +597,7 @@ impl NotificationConnection {
 
     /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false once
     /// stopped.
-    fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
+    fn install(&self, sender: Sender, made_in: &MadeIn, tracks: bool) -> bool {
         let mut state = self.lock_state();
         if state.stopped {
             return false;
@@ -580,6 +606,7 @@ impl NotificationConnection {
             replaced.closer().close();
         }
         state.opened_at = Some(MonotonicTime::now());
+        state.tracks = tracks;
         // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
         state.forget_commands();
         self.subscribe_to_shard(&mut state);
@@ -691,6 +718,8 @@ impl NotificationConnection {
                         true
                     }
                     (Some(Answered::Ping), Value::SimpleString(_) | Value::Okay) => true,
+                    // The error shows that the server lives.
+                    (Some(Answered::Ping), Value::ServerError(error)) => refuses_command(&error),
                     // The server is too old or does not serve the channel's slot, or an ACL forbids the subscription.
                     (Some(Answered::Subscribe), Value::ServerError(_)) => true,
                     _ => false,

@@ -30,7 +30,9 @@ fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Err
 
 fn open(endpoint: &Endpoint, timeout: Duration) -> Result<(Subscription, Sender, MadeIn), Error> {
     let queries = Sockets::default();
-    Subscription::open(endpoint, "channel", "key", timeout, &queries, |_, _| Ok(()))
+    let opened = Subscription::open(endpoint, "channel", "key", timeout, &queries, |_, _| Ok(()));
+    let opened = opened.map_err(|failure| failure.error)?;
+    Ok((opened.subscription, opened.sender, opened.made_in))
 }
 
 fn notifications(endpoint: Endpoint) -> Arc<NotificationConnection> {
@@ -238,7 +240,9 @@ fn stop_and_a_switch_close_connections() {
 #[test]
 fn a_refusal_that_repeats_the_login_is_not_quoted() {
     let address = fake_server::start(|mut connection| {
-        connection.write_all(b"-ERR hunter2\r\n").unwrap();
+        connection
+            .write_all(&b"-ERR hunter2\r\n".repeat(16))
+            .unwrap();
         stay_open(connection);
     });
     let endpoint = Endpoint::new(

@@ -81,11 +81,21 @@ enum Call {
 }
 
 impl Call {
-    /// A call of the script by its hash.
-    fn script(kind: ScriptKind) -> Self {
-        Self::Script {
-            kind,
-            by_text: false,
+    /// A call of the script by its hash, or by its text if the server refuses calls by hash.
+    fn script(context: &ScriptContext, kind: ScriptKind) -> Self {
+        let by_text = !context.calls_by_hash.allow_now();
+        Self::Script { kind, by_text }
+    }
+
+    /// The command whose reply is awaited, for errors. `is_first`: the first of several commands has no reply yet.
+    fn name(self, is_first: bool) -> &'static str {
+        match self {
+            Self::Script { by_text: true, .. } => "EVAL",
+            Self::Script { by_text: false, .. } => "EVALSHA",
+            Self::Plain { .. } | Self::Trial if is_first => "MULTI",
+            Self::Plain { .. } | Self::Trial => "EXEC",
+            Self::Delete(command) | Self::DeleteTrial(command) => command.name(),
+            Self::Wait(_) => "WAIT",
         }
     }
 }
@@ -356,7 +366,7 @@ impl PipelinedConnection {
                 }
                 _ => {}
             }
-            self.enqueue_all(context, Call::script(kind), MAX_KEYS, requests);
+            self.enqueue_all(context, Call::script(context, kind), MAX_KEYS, requests);
         }
         self.enqueue_wait(context, replicas);
         // The trial comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
@@ -478,6 +488,7 @@ impl PipelinedConnection {
             let batch = self.in_flight.front_mut().expect("the loop found a batch");
             let leaves = until.filter(|until| until.after(GRACE) < due);
             let (call, n) = (batch.call, batch.requests.len());
+            let awaited = call.name(batch.before > 0 && batch.begins_with_error.is_none());
             let contents = match call {
                 Call::Script {
                     kind: ScriptKind::Read | ScriptKind::ReadCopy,
@@ -485,9 +496,9 @@ impl PipelinedConnection {
                 } => ReplyContents::Values(n),
                 _ => ReplyContents::Internal,
             };
-            let received = self
-                .connection
-                .receive_until(leaves.unwrap_or(due), due, contents)?;
+            let received =
+                self.connection
+                    .receive_until(awaited, leaves.unwrap_or(due), due, contents)?;
             let Some(value) = received else {
                 return Ok(false);
             };
@@ -541,7 +552,7 @@ impl PipelinedConnection {
             // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
             let refusal = refusal.filter(|_| errors::is_error(&value));
             let value = refusal.unwrap_or(value);
-            let (outcomes, unknown) = match scripts::decode(kind, n, value) {
+            let (outcomes, unknown) = match scripts::decode(kind, n, value, context.prefix()) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => {
                     (Few::new(), Some(error.at(self.connection.address())))
@@ -554,7 +565,10 @@ impl PipelinedConnection {
                     self.note_read();
                     continue;
                 }
-                Decoded::NoScript if !by_text => {
+                Decoded::NoScript { are_hashes_refused } if !by_text => {
+                    if are_hashes_refused {
+                        context.calls_by_hash.refuse(MonotonicTime::now());
+                    }
                     if kind == ScriptKind::Release {
                         self.released_late.extend(batch.released_keys());
                     }
@@ -563,7 +577,7 @@ impl PipelinedConnection {
                     self.note_read();
                     continue;
                 }
-                Decoded::NoScript => {
+                Decoded::NoScript { .. } => {
                     self.connection.discard_and_suspect_all();
                     let message = format!(
                         "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",

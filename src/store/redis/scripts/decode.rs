@@ -10,6 +10,7 @@ use crate::store::command::{Queued, Reply};
 use crate::store::completion::{Few, Outcome};
 use crate::store::copy::{NodeCopy, StoredCopy};
 use crate::store::redis::errors;
+use crate::store::redis::refusal::{is_refused, script_refused};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
@@ -24,18 +25,28 @@ pub(crate) enum Decoded {
     OutcomeUnknown(Error),
     /// Redis refused the call because of one of its keys: send a call for each command.
     SplitBatch,
-    /// The server does not know the script, after SCRIPT FLUSH or a fail-over: send its text.
-    NoScript,
+    /// Send the script's text. The server does not know the script, after SCRIPT FLUSH or a fail-over. Or the server, a
+    /// proxy or an ACL refuses all calls by hash.
+    NoScript { are_hashes_refused: bool },
     /// A reply that this script cannot give: the connection must not be used again.
     Unexpected(Error),
 }
 
-/// Reads the reply to a call of the script `kind` for `n` commands.
-pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
+/// Reads the reply to a call of the script `kind` for `n` commands. `prefix` is the prefix of the client's keys.
+pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value, prefix: &str) -> Decoded {
     if let Value::ServerError(error) = &value {
         let (code, detail) = code_and_detail(error);
         match code {
-            "NOSCRIPT" => return Decoded::NoScript,
+            "NOSCRIPT" => {
+                return Decoded::NoScript {
+                    are_hashes_refused: false,
+                };
+            }
+            _ if is_refused("EVALSHA", code, detail) => {
+                return Decoded::NoScript {
+                    are_hashes_refused: true,
+                };
+            }
             "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::SplitBatch,
             // The slot is moving, and some of its keys have moved. A call with one key is carried out by the old node,
             // or by the new one.
@@ -55,14 +66,15 @@ pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
     };
     let outcomes: Option<Few<Outcome>> = match &value {
         Value::Array(values) if n > 1 && values.len() == n => {
-            values.iter().map(|result| outcome(kind, result)).collect()
+            let each = values.iter();
+            each.map(|result| outcome(kind, result, prefix)).collect()
         }
         Value::Array(_) if n > 1 => None,
         // One command's reply, or an error of the whole call.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
-            outcome(kind, one).map(|one| smallvec![one; n])
+            outcome(kind, one, prefix).map(|one| smallvec![one; n])
         }
-        one => outcome(kind, one).and_then(|one| outcomes_of_all(kind, one, n)),
+        one => outcome(kind, one, prefix).and_then(|one| outcomes_of_all(kind, one, n)),
     };
     outcomes.map_or_else(|| unexpected(kind, &value), Decoded::Outcomes)
 }
@@ -114,14 +126,14 @@ fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
 /// The outcome of one command from its result, as the script's header describes it. `None` if the script cannot return
 /// this result. If the result holds unreadable text that another user wrote under the key, the outcome is an error of
 /// this key.
-fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
+fn outcome(kind: ScriptKind, result: &Value, prefix: &str) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
         // All other scripts cut a foreign value to its first bytes. So none of them can cause this error, and the
         // reply is unexpected.
         (_, Value::ServerError(error)) if !kind.sends_limit() && error.code() == TOO_LARGE => {
             return None;
         }
-        (_, Value::ServerError(error)) => return Some(error_outcome(kind, error)),
+        (_, Value::ServerError(error)) => return Some(error_outcome(kind, error, prefix)),
         (
             ScriptKind::Acquire | ScriptKind::Propose | ScriptKind::Hold,
             Value::BulkString(micros),
@@ -219,7 +231,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
     Some(Ok(reply))
 }
 
-fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> {
+fn error_outcome(kind: ScriptKind, error: &ServerError, prefix: &str) -> Result<Reply, Error> {
     match (kind, code_and_detail(error)) {
         // Another user wrote a value of another type under the lock's key.
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, ("WRONGTYPE", _)) => {
@@ -243,7 +255,7 @@ fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> 
             micros: micros.parse().unwrap_or(0),
         }),
         (ScriptKind::Propose | ScriptKind::Hold, ("AHEAD", _)) => Ok(Reply::TooFarAhead),
-        (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
+        (_, (code, detail)) => Err(script_refused(kind, (code, Some(detail)), prefix)),
     }
 }
 

@@ -218,6 +218,8 @@ pub(crate) struct ScriptContext {
     pub(crate) plain_acquires: Refusals,
     /// Of releases by [`plain::CompareAndDelete`].
     pub(crate) plain_releases: Refusals,
+    /// Of script calls by hash (`EVALSHA`).
+    pub(crate) calls_by_hash: Refusals,
     /// Called with the first reason why plain commands cannot acquire.
     refusal_hook: Mutex<Option<RefusalHook>>,
 }
@@ -235,6 +237,7 @@ impl ScriptContext {
             shard_slot: ShardSlot::default(),
             plain_acquires: Refusals::default(),
             plain_releases: Refusals::default(),
+            calls_by_hash: Refusals::default(),
             refusal_hook: Mutex::default(),
         }
     }
@@ -254,6 +257,11 @@ impl ScriptContext {
     /// as its last argument.
     fn ends_with_mark(&self, kind: ScriptKind) -> bool {
         self.quarantine.is_some() && matches!(kind, ScriptKind::Release | ScriptKind::Inspect)
+    }
+
+    /// The prefix of the client's keys.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     pub(crate) fn layout(&self) -> KeyLayout {

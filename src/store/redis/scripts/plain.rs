@@ -180,6 +180,13 @@ pub(crate) enum CompareAndDelete {
 impl CompareAndDelete {
     pub(crate) const ALL: [Self; 2] = [Self::Delex, Self::Delifeq];
 
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Delex => "DELEX",
+            Self::Delifeq => "DELIFEQ",
+        }
+    }
+
     /// Appends the command up to the value.
     fn begin(self, out: &mut Encoder<'_>, key: &Key) {
         match self {

@@ -26,6 +26,11 @@ impl Refusals {
         self.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
     }
 
+    /// As [`allow`](Self::allow), without reading the clock before the first refusal.
+    pub(crate) fn allow_now(&self) -> bool {
+        self.until.load(Ordering::Relaxed) == 0 || self.allow(MonotonicTime::now())
+    }
+
     /// Stops the use of the commands for ten minutes.
     pub(crate) fn refuse(&self, now: MonotonicTime) {
         let until = now.after(REFUSED_FOR).tick_rounded_up();

@@ -213,7 +213,7 @@ fn a_string_too_large_is_an_answer_to_reads_only() {
             (1, too_large()),
             (2, Value::Array(vec![other, too_large()])),
         ] {
-            match decode(kind, n, reply) {
+            match decode(kind, n, reply, "p:") {
                 Decoded::Unexpected(error) => {
                     assert!(!reads, "{kind:?}");
                     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
@@ -232,12 +232,12 @@ fn a_string_too_large_is_an_answer_to_reads_only() {
 #[test]
 fn a_reply_of_the_wrong_type_is_unexpected() {
     for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
-        let decoded = decode(ScriptKind::Acquire, 1, value);
+        let decoded = decode(ScriptKind::Acquire, 1, value, "p:");
         assert!(matches!(decoded, Decoded::Unexpected(_)));
     }
     let short = Value::Array(vec![Value::Int(1)]);
     assert!(matches!(
-        decode(ScriptKind::Release, 2, short),
+        decode(ScriptKind::Release, 2, short, "p:"),
         Decoded::Unexpected(_)
     ));
     for (kind, one_for_two) in [
@@ -246,14 +246,14 @@ fn a_reply_of_the_wrong_type_is_unexpected() {
         (ScriptKind::Adopt, 1),
         (ScriptKind::Write, 1),
     ] {
-        let decoded = decode(kind, 2, Value::Int(one_for_two));
+        let decoded = decode(kind, 2, Value::Int(one_for_two), "p:");
         assert!(matches!(decoded, Decoded::Unexpected(_)), "{kind:?}");
     }
 }
 
 #[test]
 fn one_result_stands_for_a_whole_batch() {
-    let outcomes = |kind, value| match decode(kind, 3, value) {
+    let outcomes = |kind, value| match decode(kind, 3, value, "p:") {
         Decoded::Outcomes(outcomes) => outcomes.into_iter().map(Result::unwrap).collect(),
         _ => Vec::new(),
     };
@@ -273,11 +273,11 @@ fn one_result_stands_for_a_whole_batch() {
 fn no_token_follows_the_greatest_one() {
     let last = || Value::BulkString(b"18014398509481983".to_vec());
     assert!(matches!(
-        decode(ScriptKind::Acquire, 1, last()),
+        decode(ScriptKind::Acquire, 1, last(), "p:"),
         Decoded::Outcomes(_)
     ));
     assert!(matches!(
-        decode(ScriptKind::Acquire, 2, last()),
+        decode(ScriptKind::Acquire, 2, last(), "p:"),
         Decoded::Unexpected(_)
     ));
 }
@@ -292,7 +292,7 @@ fn script_errors_of_all_versions_are_read() {
         "-OOM command not allowed\r\n",
         "-@user_script: 18: -OOM command not allowed\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 1, parsed(wire)) else {
+        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 1, parsed(wire), "p:") else {
             panic!("{wire}");
         };
         let error = outcomes[0].as_ref().unwrap_err();
@@ -307,7 +307,7 @@ fn a_denied_command_in_a_script_is_denied() {
         "-ERR The user executing the script can't run this command or subcommand\r\n",
         "-ERR ACL failure in script: User x has no permissions to run the 'set' command\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 2, parsed(wire)) else {
+        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 2, parsed(wire), "p:") else {
             panic!("{wire}");
         };
         let kinds = outcomes.into_iter().map(|one| one.unwrap_err().kind());
@@ -324,7 +324,8 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         (ScriptKind::Acquire, "18014398509481984"),
     ] {
         let results = [Value::BulkString(found.into()), Value::Int(1)];
-        let Decoded::Outcomes(outcomes) = decode(kind, 2, Value::Array(results.to_vec())) else {
+        let Decoded::Outcomes(outcomes) = decode(kind, 2, Value::Array(results.to_vec()), "p:")
+        else {
             panic!("{kind:?}: {found:?}");
         };
         let error = outcomes[0].as_ref().unwrap_err();
@@ -334,7 +335,7 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         assert!(outcomes[1].is_ok());
     }
     let endless = Value::BulkString(vec![0xff; 1 << 20]);
-    let Decoded::Outcomes(outcomes) = decode(ScriptKind::Write, 1, endless) else {
+    let Decoded::Outcomes(outcomes) = decode(ScriptKind::Write, 1, endless, "p:") else {
         panic!("one outcome");
     };
     let error = outcomes[0].as_ref().unwrap_err().to_string();
@@ -344,6 +345,7 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         ScriptKind::Acquire,
         2,
         Value::BulkString(b"not a number".into()),
+        "p:",
     );
     assert!(matches!(one_for_two, Decoded::Unexpected(_)));
 }
@@ -358,7 +360,12 @@ fn one_readonly_in_a_batch_shows_a_replica() {
 
 #[test]
 fn an_error_of_a_proxy_leaves_the_outcome_unknown() {
-    let decoded = decode(ScriptKind::Acquire, 1, parsed("-upstream failure\r\n"));
+    let decoded = decode(
+        ScriptKind::Acquire,
+        1,
+        parsed("-upstream failure\r\n"),
+        "p:",
+    );
     assert!(matches!(decoded, Decoded::OutcomeUnknown(_)));
 }
 
@@ -366,11 +373,11 @@ fn an_error_of_a_proxy_leaves_the_outcome_unknown() {
 fn a_batch_refused_for_one_key_is_split() {
     let refused = || parsed("-NOPERM No permissions to access a key\r\n");
     assert!(matches!(
-        decode(ScriptKind::Acquire, 2, refused()),
+        decode(ScriptKind::Acquire, 2, refused(), "p:"),
         Decoded::SplitBatch
     ));
     assert!(matches!(
-        decode(ScriptKind::Acquire, 1, refused()),
+        decode(ScriptKind::Acquire, 1, refused(), "p:"),
         Decoded::Outcomes(_)
     ));
 }
@@ -378,7 +385,8 @@ fn a_batch_refused_for_one_key_is_split() {
 #[test]
 fn a_batch_of_a_moving_slot_is_split_if_each_command_has_one_key() {
     for refusal in ["-TRYAGAIN Multiple keys\r\n", "-ASK 7 h:1\r\n"] {
-        let is_split = |kind, n| matches!(decode(kind, n, parsed(refusal)), Decoded::SplitBatch);
+        let is_split =
+            |kind, n| matches!(decode(kind, n, parsed(refusal), "p:"), Decoded::SplitBatch);
         assert!(is_split(ScriptKind::Renew, 2), "{refusal}");
         assert!(!is_split(ScriptKind::Renew, 1), "{refusal}");
         // Splitting would not help: each part has several keys, too (the fence counter, the lock's key and its queue).
@@ -462,7 +470,7 @@ mod fuzz {
             n in 1..4_usize,
             reply in reply(),
         ) {
-            match decode(kind, n, reply) {
+            match decode(kind, n, reply, "p:") {
                 Decoded::Outcomes(outcomes) => {
                     prop_assert_eq!(outcomes.len(), n);
                     for outcome in &outcomes {
@@ -472,7 +480,7 @@ mod fuzz {
                     }
                 }
                 Decoded::OutcomeUnknown(error) | Decoded::Unexpected(error) => short(&error)?,
-                Decoded::SplitBatch | Decoded::NoScript => {}
+                Decoded::SplitBatch | Decoded::NoScript { .. } => {}
             }
         }
     }

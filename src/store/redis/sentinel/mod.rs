@@ -302,7 +302,8 @@ impl Sentinels {
     ) -> Result<Answer, Error> {
         let info = self.info_of(sentinel)?;
         let timeout = deadline.since(MonotonicTime::now());
-        let attempted = Attempted::new(&info, timeout, "a part of `connect_timeout`");
+        let setting = "a part of `connect_timeout`";
+        let attempted = Attempted::new(&info, timeout, setting, endpoint.prefix());
         let is_learned = !self.configured.contains(sentinel);
         let attempted = attempted.announced_by(is_learned.then_some(Announcer::OtherSentinel));
         let connection =
@@ -539,7 +540,7 @@ impl<'a> SentinelConnection<'a> {
         let received = self.receiver.unparsed();
         tls.unwrap_or_else(|| {
             self.attempted
-                .no_reply_error(Step::AskSentinel, error, received)
+                .no_reply_error(Step::AskSentinel, None, error, received)
         })
     }
 }

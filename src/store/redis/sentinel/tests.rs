@@ -406,6 +406,7 @@ fn the_error_of_a_sentinel_repeats_no_login() {
         &info,
         Duration::from_nanos(499_994_449),
         "a part of `connect_timeout`",
+        "p:",
     );
     for code in ["NOAUTH", "WRONGPASS", "ERR", "OTHER"] {
         let line = format!("-{code} you sent s3cret\r\n");
@@ -416,7 +417,7 @@ fn the_error_of_a_sentinel_repeats_no_login() {
         assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
     }
     let late = redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-    let error = attempted.no_reply_error(Step::AskSentinel, late, b"");
+    let error = attempted.no_reply_error(Step::AskSentinel, None, late, b"");
     let part = "within 499ms (a part of `connect_timeout`)";
     assert!(error.to_string().contains(part), "{error}");
 }

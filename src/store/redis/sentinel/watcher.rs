@@ -100,7 +100,8 @@ impl SentinelWatcher {
         since: &mut Option<MonotonicTime>,
     ) -> Result<(), Error> {
         let info = sentinels.info_of(sentinel)?;
-        let attempted = Attempted::new(&info, self.timeout, "`command_timeout`");
+        let prefix = self.endpoint.prefix();
+        let attempted = Attempted::new(&info, self.timeout, "`command_timeout`", prefix);
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
             .endpoint

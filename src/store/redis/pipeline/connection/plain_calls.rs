@@ -128,7 +128,7 @@ impl PipelinedConnection {
             }
             _ => {}
         }
-        let call = Call::script(ScriptKind::Release);
+        let call = Call::script(context, ScriptKind::Release);
         self.enqueue_all(context, call, MAX_KEYS, requests);
         if let Some(key) = tried {
             self.deletes = Deletes::Trying;
@@ -167,8 +167,7 @@ impl PipelinedConnection {
         }
         let refusal = refusal.as_ref().unwrap_or(reply);
         if plain::is_lasting(refusal) {
-            context
-                .refuse_plain_acquires(errors::plain_refused(refusal, self.connection.address()));
+            context.refuse_plain_acquires(self.plain_refused(context, refusal));
         }
         let batch = self.in_flight.pop_front();
         let mut requests = batch.map(|batch| batch.requests).unwrap_or_default();
@@ -203,7 +202,7 @@ impl PipelinedConnection {
             return Ok(());
         }
         let replicas = replicas_of(&left);
-        let call = Call::script(ScriptKind::Acquire);
+        let call = Call::script(context, ScriptKind::Acquire);
         self.enqueue_all(context, call, MAX_KEYS, left);
         self.enqueue_wait(context, replicas);
         Ok(())
@@ -236,7 +235,7 @@ impl PipelinedConnection {
             self.contended.note(&key, now);
             self.released_late.push(key);
         }
-        let call = Call::script(ScriptKind::Release);
+        let call = Call::script(context, ScriptKind::Release);
         self.repeat(context, call, MAX_KEYS);
     }
 
@@ -257,14 +256,17 @@ impl PipelinedConnection {
         let is_open = refusal.is_none() && !is_aborted;
         let reason = refusal.unwrap_or(reply);
         if is_open || plain::is_lasting(&reason) {
-            context
-                .refuse_plain_acquires(errors::plain_refused(&reason, self.connection.address()));
+            context.refuse_plain_acquires(self.plain_refused(context, &reason));
         }
         if is_open {
             // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has
             // sent another reply.
             self.connection.discard();
         }
+    }
+
+    fn plain_refused(&self, context: &ScriptContext, reply: &Value) -> Error {
+        errors::plain_refused(reply, self.connection.address(), context.prefix())
     }
 
     /// Notes the trials that got no reply before the connection ended.

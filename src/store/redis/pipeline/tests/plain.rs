@@ -417,10 +417,10 @@ fn tokens_rise_over_a_lost_counter() {
     assert_eq!(f.used_since(used), [1, 1], "the script has granted it");
     // Plain commands make no counter, so no other client finds one that is behind the time of Redis.
     f.say(&["DEL", "p:~fence"]);
-    f.say(&["ACL", "SETUSER", "default", "-evalsha"]);
+    f.say(&["ACL", "SETUSER", "default", "-@scripting"]);
     assert_eq!(f.refused("no counter"), ErrorKind::Denied);
     assert_eq!(f.say(&["EXISTS", "p:~fence"]).as_int(), Some(0));
-    f.say(&["ACL", "SETUSER", "default", "+evalsha"]);
+    f.say(&["ACL", "SETUSER", "default", "+@scripting"]);
     f.acquire("counted");
     assert!(
         f.value("b")
@@ -694,12 +694,12 @@ fn a_proxy_closing_at_delex_is_asked_thrice() {
 fn a_key_that_was_set_without_a_transaction_is_known() {
     let f = warm();
     let rights = |change: &str| f.say(&["ACL", "SETUSER", "default", change]);
-    for change in ["-multi", "-exec", "-evalsha"] {
+    for change in ["-multi", "-exec", "-@scripting"] {
         rights(change);
     }
     assert_eq!(f.refused("k"), ErrorKind::Denied);
     assert!(f.exists("k"));
-    rights("+evalsha");
+    rights("+@scripting");
     assert!(eventually(LONG, || {
         f.pipeline.run_maintenance();
         !f.exists("k")
@@ -711,10 +711,10 @@ fn a_key_that_was_set_without_a_transaction_is_known() {
 fn a_set_key_is_released_if_the_script_fails() {
     let f = warm();
     f.say(&["DEL", "p:~fence"]);
-    f.say(&["ACL", "SETUSER", "default", "-evalsha"]);
+    f.say(&["ACL", "SETUSER", "default", "-@scripting"]);
     assert_eq!(f.refused("k"), ErrorKind::Denied);
     assert!(f.exists("k"));
-    f.say(&["ACL", "SETUSER", "default", "+evalsha"]);
+    f.say(&["ACL", "SETUSER", "default", "+@scripting"]);
     assert!(eventually(LONG, || {
         f.pipeline.run_maintenance();
         !f.exists("k")
@@ -748,7 +748,7 @@ fn a_refusal_names_its_reason() {
     let reply = redis::parse_redis_value(
         b"-NOPERM User x has no permissions to run the 'multi' command\r\n",
     );
-    let error = errors::plain_refused(&reply.unwrap(), "host:1").to_string();
+    let error = errors::plain_refused(&reply.unwrap(), "host:1", "p:").to_string();
     assert!(
         error.contains("host:1") && error.contains("multi"),
         "{error}"
