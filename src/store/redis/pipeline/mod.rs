@@ -142,6 +142,12 @@ impl Pipeline {
         }
     }
 
+    /// Queues the confirmed releases again, for a new connection: its server may lack them.
+    fn repeat_confirmed(&self, state: &mut PipelineState) {
+        let mut confirmed = self.confirmed.lock();
+        state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
+    }
+
     /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another thread
     /// leads.
     pub(crate) fn execute(&self, requests: &mut [&mut Request]) {
@@ -763,7 +769,12 @@ impl<'a> Leadership<'a> {
             &mut self.connection,
         ) {
             (Ok(true), Some(old)) => match self.pipeline.shared.connector.connect(REPLACE_WAIT) {
-                Ok(new) => self.connection = Some(PipelinedConnection::new(new)),
+                Ok(new) => {
+                    self.connection = Some(PipelinedConnection::new(new));
+                    // The name of the server may lead to another one now.
+                    self.pipeline
+                        .repeat_confirmed(&mut self.pipeline.state.lock());
+                }
                 Err(_) => old.postpone_replacement(),
             },
             (Ok(_), _) => {}
@@ -907,9 +918,7 @@ impl<'a> Leadership<'a> {
         let mut batch = {
             let mut state = self.pipeline.state.lock();
             state.leader_is_connected = true;
-            let mut confirmed = self.pipeline.confirmed.lock();
-            state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
-            drop(confirmed);
+            self.pipeline.repeat_confirmed(&mut state);
             state.take_unsent(self.pipeline.at_a_time)
         };
         // Callers may have left while this thread connected.
