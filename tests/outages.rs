@@ -19,8 +19,9 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
 /// Bytes that a pending release may use beyond its key.
 const MOST: usize = 100;
-/// Bytes that the client's threads and connections may use in an outage, however many releases are pending.
-const FIXED: usize = 512 * 1024;
+/// Bytes that the client may use in an outage, however many releases are pending: for its threads and connections, and
+/// for the 8,192 confirmed releases of each of its two pipelines, which it repeats on the next connection.
+const FIXED: usize = 512 * 1024 + 2 * 8192 * 100;
 
 fn allocated() -> usize {
     let stats = ALLOCATOR.stats();

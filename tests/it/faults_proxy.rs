@@ -337,8 +337,8 @@ fn notified_connections(server: &Server) -> Vec<String> {
     ids.map(str::to_owned).collect()
 }
 
-/// The first grant ends before the waiter can confirm it; the waiter joins in front again, and the next grant
-/// has the whole ttl.
+/// The waiter confirms its grant too late. This counts until another waiter is served. On a slow machine another waiter
+/// may be served, and then the far waiter joins in front again.
 #[test]
 fn a_waiter_far_away_has_its_turn() {
     let (server, proxy) = proxied();
@@ -362,15 +362,21 @@ fn a_waiter_far_away_has_its_turn() {
     proxy.delay(millis(300));
     let before = notified_connections(&server);
     held.unlock().unwrap();
-    let second = second.within(SOON, "the grant of the second waiter");
-    wait_for_queue(&server, "k", 2);
-    second.unlock().unwrap();
-    let far = far.within(SOON, "its second grant");
+    assert!(eventually(SOON, || far.is_done() || second.is_done()));
+    let mut second = Some(second);
+    if !far.is_done() {
+        let served = second.take().map(|one| one.within(SOON, "its grant"));
+        wait_for_queue(&server, "k", 2);
+        served.unwrap().unlock().unwrap();
+    }
+    let far = far.within(SOON, "its grant");
     assert!(!third.is_done());
     far.check().unwrap();
     proxy.delay(millis(0));
     far.unlock().unwrap();
-    third.within(SOON, "the last grant").unlock().unwrap();
+    for other in second.into_iter().chain([third]) {
+        other.within(SOON, "a grant").unlock().unwrap();
+    }
     let after = notified_connections(&server);
     let is_kept = |id: &String| after.contains(id);
     assert!(before.iter().all(is_kept), "{before:?}, then {after:?}");

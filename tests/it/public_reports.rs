@@ -7,34 +7,12 @@ use std::sync::mpsc::channel;
 use leasehold::Client;
 use leasehold_testbed::{Server, eventually};
 
-use crate::child::{Child, Parent, memory};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, in_redis, is_held, secs, server};
 
 fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
-}
-
-/// A client keeps nothing for a key that it does not hold.
-#[test]
-fn many_names_take_no_memory() {
-    const NAMES: usize = 20_000;
-    let server = server();
-    let client = client(&server);
-    let use_names = |from: usize| {
-        for n in from..from + NAMES {
-            let name = format!("session:{n}");
-            client.with_lock(&name, || ()).unwrap();
-            client.reentrant_mutex(&name).with(|_| ()).unwrap();
-            assert!(!client.mutex(&name).is_locked().unwrap());
-        }
-    };
-    use_names(0);
-    let Some(before) = memory() else { return };
-    use_names(NAMES);
-    let more = memory().unwrap().saturating_sub(before);
-    // An entry of 100 bytes for each name would take more.
-    assert!(more < 100 * NAMES, "{more} bytes for {NAMES} names");
 }
 
 /// Ends its process from the callback thread.

@@ -177,7 +177,8 @@ fn disconnects_during_transfers_leave_nothing_held() {
 #[test]
 fn tickets_made_in_an_outage_are_adopted_later() {
     let server = server();
-    let old = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let settings = builder(&server.url()).ttl(LONG_TTL);
+    let old = settings.outage_timeout(secs(2)).build().unwrap();
     let new = client(&server);
     let guard = lock(&old, "k");
     let token = guard.fencing_token();

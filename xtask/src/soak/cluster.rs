@@ -15,7 +15,9 @@ use super::checks::{Sighting, Violation};
 use super::faults::{Effect, Fault, Kind, Lasts, begin_on_proxy, kill_connections, mend, time};
 use super::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use super::leaks::{self, Remaining};
-use super::messages::{KEYS, LONGEST_TTL, contended_key, hot_keys, key_name, race_key};
+use super::messages::{
+    KEYS, LONGEST_TTL, UNCONFIRMED, contended_key, hot_keys, key_name, race_key,
+};
 use super::process::Process;
 use super::random::Random;
 use super::records::now;
@@ -382,7 +384,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Adds a look at the lock `key`. No ttl is longer than `longest`.
+    /// Adds a look at the lock `key`. No confirmed grant has a ttl longer than `longest`.
     fn add(&mut self, at: u64, key: usize, (name, value, ttl): &Lock, longest: Duration) {
         let Some(grant) = GrantId::parse(value) else {
             return;
@@ -396,6 +398,10 @@ impl Seen {
             last: at,
         });
         sighting.last = at;
+        let longest = match value.contains(" ?") {
+            true => longest + UNCONFIRMED,
+            false => longest,
+        };
         let is_possible = (0..=longest.as_millis() as i64).contains(ttl);
         if !is_possible && self.reported.insert(grant) {
             self.found.push(Violation {
@@ -458,5 +464,10 @@ mod tests {
         }
         seen.add(1, 0, &lock('b', "1", -1), LONGEST);
         assert_eq!(seen.found.len(), 2);
+        for (ttl, count) in [(7_000, 2), (7_001, 3)] {
+            let (name, value, ttl) = lock('c', "1", ttl);
+            seen.add(1, 0, &(name, value + " ? +", ttl), LONGEST);
+            assert_eq!(seen.found.len(), count, "{ttl}");
+        }
     }
 }

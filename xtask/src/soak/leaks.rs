@@ -10,7 +10,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 use rustix::process::Signal;
 
 use super::checks::Violation;
-use super::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, key_name};
+use super::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, UNCONFIRMED, key_name};
 use super::process::Process;
 use super::records::{Doing, Grant, Outcome, What, Who, Writer, now};
 use super::worker::END;
@@ -96,7 +96,7 @@ pub fn finish(
             + if is_queue {
                 QUEUE_OUTLIVES
             } else {
-                Duration::ZERO
+                UNCONFIRMED
             };
         if ttl < 0 || ttl > longest.as_millis() as i64 {
             add(format!("{key:?} stays for {ttl} ms"));

@@ -12,6 +12,8 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 pub const OUTAGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest ttl that is requested, also by an extension.
 pub const LONGEST_TTL: Duration = Duration::from_secs(4);
+/// If a waiter has to confirm its grant, the key outlives the time to do so by this.
+pub const UNCONFIRMED: Duration = Duration::from_secs(3);
 
 const HOT_KEYS: usize = 3;
 const COLD_KEYS: usize = 60;

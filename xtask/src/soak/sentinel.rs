@@ -17,6 +17,7 @@ use super::cluster::{SetOnDrop, watch};
 use super::faults::{self, Effect, Kind};
 use super::history::{self, History};
 use super::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
+use super::messages::UNCONFIRMED;
 use super::random::Random;
 use super::records::{Who, now};
 use super::value::lease_of;
@@ -385,11 +386,11 @@ fn check(holds: &[Hold], faults: &[Fault]) -> Findings {
     findings
 }
 
-/// The locks whose keys stay for longer than their ttl after all clients have ended.
+/// The locks whose keys stay for longer than their ttl, or than an unconfirmed grant, after all clients have ended.
 fn leaked_locks(group: &SentinelGroup) -> anyhow::Result<Option<String>> {
     let primary = group.primary().context("the sentinels do not agree")?;
     let mut left = Vec::new();
-    let is_free = eventually(TTL + GONE, || {
+    let is_free = eventually(TTL + UNCONFIRMED + GONE, || {
         let keys = group.servers()[primary].command(&["KEYS", "leasehold:*"]);
         left = match keys {
             Ok(Reply::Array(keys)) => keys,
