@@ -78,6 +78,8 @@ impl Drop for Yields {
 /// delays the next change.
 struct Speed {
     score: AtomicU64,
+    /// The end of the last slow yield that counted, in ns of the clock.
+    slow_until: AtomicU64,
     /// The time until which threads park at once, in ns of the clock. Zero while threads yield.
     parks_until: AtomicU64,
     /// The length of the next pause, in ns.
@@ -88,6 +90,7 @@ impl Speed {
     const fn new() -> Self {
         Self {
             score: AtomicU64::new(0),
+            slow_until: AtomicU64::new(0),
             parks_until: AtomicU64::new(0),
             pause: AtomicU64::new(nanos(FIRST_PAUSE)),
         }
@@ -115,6 +118,12 @@ impl Speed {
             self.record_fast(score);
             return;
         }
+        // One pause of the machine makes the yields of many threads slow, and counts once.
+        let began = now.before(took).as_nanos();
+        if began < self.slow_until.load(Ordering::Relaxed) {
+            return;
+        }
+        self.slow_until.store(now.as_nanos(), Ordering::Relaxed);
         let raised = score + SLOW_SCORE;
         if raised < LIMIT {
             self.score.store(raised, Ordering::Relaxed);
@@ -200,6 +209,18 @@ mod tests {
             now = record(&speed, SLOW_SCORE as u32, FAST, now);
             assert!(speed.admits_yields(now));
         }
+    }
+
+    #[test]
+    fn slow_yields_at_the_same_time_count_once() {
+        let speed = Speed::new();
+        let end = MonotonicTime::at_tick(10);
+        for _ in 0..64 {
+            speed.record(SLICE, end);
+        }
+        assert!(speed.admits_yields(end));
+        record(&speed, 2, SLICE, end);
+        assert!(!speed.admits_yields(end.after(2 * SLICE)));
     }
 
     #[test]
