@@ -107,6 +107,7 @@ impl Server {
             let to = match &notification {
                 Notification::Granted { to, .. }
                 | Notification::Near { to, .. }
+                | Notification::Called { to, .. }
                 | Notification::Forced { to, .. } => {
                     vec![to.clone()]
                 }
