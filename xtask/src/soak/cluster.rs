@@ -398,9 +398,10 @@ impl Seen {
             last: at,
         });
         sighting.last = at;
-        let longest = match value.contains(" ?") {
-            true => longest + UNCONFIRMED,
-            false => longest,
+        let is_confirmed = !value.contains(" ?") && !value.contains(" !");
+        let longest = match is_confirmed {
+            true => longest,
+            false => longest + UNCONFIRMED,
         };
         let is_possible = (0..=longest.as_millis() as i64).contains(ttl);
         if !is_possible && self.reported.insert(grant) {
