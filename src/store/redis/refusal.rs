@@ -1,4 +1,4 @@
-//! What the error reply to a command refuses, and the next step for each case: the table of these texts.
+//! A table of the reasons for which a server refuses a command, with the text and the next step for each reason.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::store::redis::errors::{code_and_detail, error_reply, is_redis_code, s
 use crate::store::redis::scripts::ScriptKind;
 use crate::util::slot::Redirect;
 
-/// What an error reply refuses.
+/// The reason for which an error reply refuses a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The server or a proxy does not know the command, or forbids it to all users.
@@ -59,7 +59,7 @@ impl Refusal {
         is_unknown.then_some(Self::UnknownCommand)
     }
 
-    /// What the ACL denies about `command`, for `does not allow the user ..`.
+    /// The part of `command` that the ACL denies, as the end of `does not allow the user ..`.
     pub(super) fn denied(self, command: &str) -> String {
         match self {
             Self::Key => format!("the key of {command}"),

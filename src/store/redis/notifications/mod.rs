@@ -52,9 +52,9 @@ const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// A proxy may close the connection at a command that it does not know. After so many such ends in a row, the command
 /// counts as refused.
 const MOST_CLOSED_LATE: u32 = 3;
-/// What is missing if the server refuses notifications.
+/// The effect of a server that refuses notifications, for the event.
 const REFUSED: &str = "until then, waiters poll, and renewals find lost locks";
-/// What is missing if the server sends messages, but does not report changes of keys.
+/// The effect of a server that sends messages, but does not report changes of keys.
 const UNTRACKED: &str =
     "until then, waiters are notified of their grants, but only renewals find lost locks";
 /// The pause after a server has refused notifications.
