@@ -125,8 +125,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// Redis refuses notifications to this client, or a part of them, because of an ACL or a proxy. The error names the
     /// refused command, the next step, and what is missing: either waiters poll, and losses are found at the next
     /// renewal; or (without `CLIENT TRACKING`) waiters are notified, and only losses are found at the next renewal. The
-    /// client tries again with its next connection, or after 30 s if waiters poll. It calls this method again only if
-    /// all notifications have worked in between.
+    /// client tries again with its next connection, or after at most 30 s if waiters poll. It calls this method again
+    /// only if all notifications have worked in between.
     fn notifications_refused(&self, error: &Error) {}
     /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary
     /// that it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary

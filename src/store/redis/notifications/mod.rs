@@ -49,8 +49,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A connection that lives for less does not reset the pause. Without this rule, a server or a proxy that closes each
 /// connection at once would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
-/// A proxy may close the connection at a command that it does not know. After so many such ends in a row, the command
-/// counts as refused.
+/// A proxy may close the connection at a command that it does not know. After this many such ends in a row, the command
+/// counts as refused, and the pauses grow to `REFUSED_PAUSE`. A server may also close connections because it has to send
+/// too much to them, so notifications must return soon after a short time of such ends.
 const MOST_CLOSED_LATE: u32 = 3;
 /// The effect of a server that refuses notifications, for the event.
 const REFUSED: &str = "until then, waiters poll, and renewals find lost locks";
@@ -548,13 +549,17 @@ impl NotificationConnection {
                     } else {
                         0
                     };
-                    if failure.error.is_unavailable() && closed_late < MOST_CLOSED_LATE {
-                        self.sleep_and_double(&mut pause);
-                    } else {
-                        if !std::mem::replace(&mut is_reported, true) {
-                            listener.refused(self.server, &failure.error.followed_by(REFUSED));
-                        }
+                    let is_refused = !failure.error.is_unavailable();
+                    let counts_as_refused = is_refused || closed_late >= MOST_CLOSED_LATE;
+                    if counts_as_refused && !std::mem::replace(&mut is_reported, true) {
+                        listener.refused(self.server, &failure.error.followed_by(REFUSED));
+                    }
+                    if is_refused {
                         self.sleep(REFUSED_PAUSE);
+                    } else if counts_as_refused {
+                        self.sleep_and_double(&mut pause, REFUSED_PAUSE);
+                    } else {
+                        self.sleep_and_double(&mut pause, LONGEST_PAUSE);
                     }
                     continue;
                 }
@@ -566,7 +571,7 @@ impl NotificationConnection {
             match ended {
                 ListenEnd::Broken => {
                     self.disconnect(&mut self.lock_state());
-                    self.sleep_and_double(&mut pause);
+                    self.sleep_and_double(&mut pause, LONGEST_PAUSE);
                 }
                 // The suspect connection stays open until the next connection is open. So scripts on its server always
                 // find this client listening.
@@ -585,10 +590,10 @@ impl NotificationConnection {
         !state.stopped
     }
 
-    /// Sleeps for `pause`, then doubles it.
-    fn sleep_and_double(&self, pause: &mut Duration) {
+    /// Sleeps for `pause`, then doubles it, up to `longest`.
+    fn sleep_and_double(&self, pause: &mut Duration, longest: Duration) {
         self.sleep(*pause);
-        *pause = (*pause * 2).min(LONGEST_PAUSE);
+        *pause = (*pause * 2).min(longest);
     }
 
     fn sleep(&self, pause: Duration) {
