@@ -75,7 +75,7 @@ mod error;
 mod event;
 mod fenced;
 mod guard;
-// The crate in snippets/ runs the Rust of these pages.
+// `crates/snippets/` runs the Rust of these pages.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 mod held;

@@ -3,7 +3,7 @@
 //!
 //! Each round measures all ways in turn, so that other load on the machine affects all alike. The raw way is the
 //! published algorithm of Redlock, written with blocking connections: it asks one node after the other. Other ways are
-//! programs with the locks of other libraries, which `peers/` has.
+//! programs with the locks of other libraries, which `crates/peers/` has.
 
 mod fairness;
 #[path = "../support/mod.rs"]
@@ -47,7 +47,7 @@ struct Options {
     /// Number of processes that want the key
     #[arg(long, default_value_t = 5)]
     processes: usize,
-    /// Measure this program of `peers/` on five nodes, too
+    /// Measure this program of `crates/peers/` on five nodes, too
     #[arg(long = "peer", value_name = "NAME=PROGRAM", value_parser = named_program)]
     peers: Vec<(String, String)>,
     /// Only measure how fair the lock is
@@ -65,7 +65,7 @@ fn named_program(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), program.to_owned()))
 }
 
-/// How long a program of `peers/` may take for its pairs.
+/// How long a program of `crates/peers/` may take for its pairs.
 const PEER: Duration = Duration::from_secs(60);
 
 /// One way to lock and release.

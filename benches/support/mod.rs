@@ -1,4 +1,4 @@
-//! Code that the benches share, beside the crate load/: busy loops, how busy the machine is, tables.
+//! Code that the benches share, beside `crates/load/`: busy loops, how busy the machine is, tables.
 #![allow(
     dead_code,
     unused_imports,

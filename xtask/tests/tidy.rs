@@ -255,7 +255,7 @@ fn a_home_is_found_at_the_start_of_a_path_only() {
 fn every_test_that_a_page_names_exists() {
     let mut sources = files_ending("tests", "rs");
     sources.extend(files_ending("src", "rs"));
-    sources.extend(files_ending("quorum-model/src", "rs"));
+    sources.extend(files_ending("crates/quorum-model/src", "rs"));
     for (page, fewest) in [
         ("docs/conformance.md", 50),
         ("docs/quorum.md", 15),
@@ -314,7 +314,7 @@ fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
         [file.with_extension("rs"), file.join("mod.rs")]
     };
     if let Some(module) = module.strip_prefix("quorum_model::") {
-        let files = of("quorum-model/src", module);
+        let files = of("crates/quorum-model/src", module);
         let declared = format!("\nfn {test}(");
         return sources
             .iter()

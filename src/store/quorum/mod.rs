@@ -1,6 +1,6 @@
 //! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all
 //! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
-//! says why that is safe; `quorum-model/` checks it.
+//! says why that is safe; `crates/quorum-model/` checks it.
 //!
 //! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. Each
 //! node has a thread that reads later replies, and that writes requests while the connection is busy. So a node without

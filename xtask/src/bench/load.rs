@@ -1,5 +1,4 @@
-//! A load process with leasehold's locks or with the raw commands. The competitors' locks are in the crate
-//! peers/.
+//! A load process with leasehold's locks or with the raw commands. The competitors' locks are in `crates/peers/`.
 
 use std::process::ExitCode;
 use std::sync::Arc;

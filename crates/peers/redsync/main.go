@@ -3,8 +3,8 @@
 // Build it with `go build`, and give the program to the bench: `cargo bench --bench quorum -- --peer redsync=./redsync`.
 // The same bench takes `leasehold-peers`, which has the locks of the crate redlock.
 //
-// The protocol is that of load/src/turns.rs: a line with the URLs, and then lines with a number of pairs. Each answer is
-// a line that begins with "@ ".
+// The protocol is that of crates/load/src/turns.rs: a line with the URLs, and then lines with a number of pairs. Each
+// answer is a line that begins with "@ ".
 package main
 
 import (

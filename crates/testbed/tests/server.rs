@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../tests/it/child.rs"]
+#[path = "../../../tests/it/child.rs"]
 mod child;
 
 use std::io::{Read, Write};
