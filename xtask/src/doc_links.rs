@@ -6,8 +6,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-
-use crate::cargo::target_folder;
+use leasehold_tools::cargo::target_folder;
 
 pub fn run() -> anyhow::Result<()> {
     let docs = target_folder()?.join("doc");

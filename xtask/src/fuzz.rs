@@ -7,11 +7,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-
-use crate::cargo::{cargo, run_to_end, run_within};
-use crate::progress;
-use crate::soak::minutes;
-use crate::stop::Stop;
+use leasehold_tools::cargo::{cargo, run_to_end, run_within};
+use leasehold_tools::options::minutes;
+use leasehold_tools::progress;
+use leasehold_tools::stop::Stop;
 
 /// How long a round should take. Progress is shown between rounds.
 const ROUND: Duration = Duration::from_secs(10);

@@ -2,30 +2,19 @@
 
 mod acl;
 mod bench;
-mod cargo;
-mod chart;
 mod demo;
 mod doc_links;
 mod fuzz;
 mod market;
-mod namespace;
 mod package;
-mod progress;
-mod provision;
 mod servers;
 mod soak;
-mod stop;
-mod table;
 mod test;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-use crate::stop::Stop;
-
-/// The exit code that shells report for a program ended by Ctrl-C.
-const EXIT_STOPPED: u8 = 130;
+use leasehold_tools::run;
 
 #[derive(Parser)]
 #[command(
@@ -76,48 +65,20 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let task = match Cli::parse().task {
-        Task::DemoProcess => return demo::process(),
-        Task::MarketProcess => return market::process(),
-        Task::SoakProcess => return soak::process(),
-        Task::SoakQuorumProcess => return soak::quorum_process(),
-        Task::BenchProcess => return bench::process(),
-        task => task,
-    };
-    let stop = match Stop::install() {
-        Ok(stop) => stop,
-        Err(error) => return failed(&error),
-    };
-    let outcome = match task {
-        Task::Demo(options) => demo::run(&options, &stop),
-        Task::Market(options) => market::run(&options, &stop),
-        Task::Soak(options) => soak::run(&options, &stop),
-        Task::Fuzz(options) => fuzz::run(&options, &stop),
-        Task::Test(options) => test::run(&options, &stop),
-        Task::Bench(options) => bench::run(&options, &stop),
-        Task::Acl(options) => acl::run(&options),
-        Task::Package => package::run(&stop),
-        Task::DocLinks => doc_links::run(),
-        Task::DemoProcess
-        | Task::MarketProcess
-        | Task::SoakProcess
-        | Task::SoakQuorumProcess
-        | Task::BenchProcess => {
-            unreachable!("handled above")
-        }
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        // After Ctrl-C, only broken promises are reported: Ctrl-C itself causes other errors.
-        Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
-            eprintln!("stopped");
-            ExitCode::from(EXIT_STOPPED)
-        }
-        Err(error) => failed(&error),
+    match Cli::parse().task {
+        Task::DemoProcess => demo::process(),
+        Task::MarketProcess => market::process(),
+        Task::SoakProcess => soak::process(),
+        Task::SoakQuorumProcess => soak::quorum_process(),
+        Task::BenchProcess => bench::process(),
+        Task::Demo(options) => run(|stop| demo::run(&options, stop)),
+        Task::Market(options) => run(|stop| market::run(&options, stop)),
+        Task::Soak(options) => run(|stop| soak::run(&options, stop)),
+        Task::Fuzz(options) => run(|stop| fuzz::run(&options, stop)),
+        Task::Test(options) => run(|stop| test::run(&options, stop)),
+        Task::Bench(options) => run(|stop| bench::run(&options, stop)),
+        Task::Acl(options) => run(|_| acl::run(&options)),
+        Task::Package => run(package::run),
+        Task::DocLinks => run(|_| doc_links::run()),
     }
-}
-
-fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    ExitCode::FAILURE
 }

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-
-use crate::cargo::{cargo, run_to_end, target_folder, workspace_root};
-use crate::stop::Stop;
+use leasehold_tools::cargo::{cargo, run_to_end, target_folder, workspace_root};
+use leasehold_tools::stop::Stop;
 
 pub fn run(stop: &Stop) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
+use leasehold_tools::cargo::{cargo, run_to_end, run_within, workspace_root};
+use leasehold_tools::options::Provision;
+use leasehold_tools::stop::{Stop, Stopped};
+use leasehold_tools::table::plain;
 
-use crate::cargo::{cargo, run_to_end, run_within, workspace_root};
-use crate::provision::Provision;
 use crate::servers::{self, Choice, Release};
-use crate::stop::{Stop, Stopped};
-use crate::table::plain;
 
 const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 

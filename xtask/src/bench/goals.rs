@@ -4,6 +4,7 @@
 
 use comfy_table::Table;
 use leasehold_load::{Keys, Way};
+use leasehold_tools::table::plain;
 use serde::Serialize;
 
 use super::cases::{CASES, Form, RSLOCK, way_name};
@@ -11,7 +12,6 @@ use super::row::Row;
 use super::run::Outcome;
 use super::statistics::{Spread, compare};
 use super::table::{in_markdown, written};
-use crate::table::plain;
 
 const HEADER: [&str; 7] = [
     "case",

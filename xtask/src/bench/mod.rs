@@ -23,12 +23,12 @@ use std::time::Duration;
 use anyhow::ensure;
 use indicatif::ProgressBar;
 use leasehold_load::Way;
+use leasehold_tools::cargo::{target_folder, workspace_root};
+use leasehold_tools::options::Provision;
+use leasehold_tools::progress;
+use leasehold_tools::stop::Stop;
 use serde::Serialize;
 
-use crate::cargo::{target_folder, workspace_root};
-use crate::progress;
-use crate::provision::Provision;
-use crate::stop::Stop;
 use cases::{CASES, Case, Form, Plan};
 use programs::Programs;
 use run::Effort;

@@ -1,7 +1,8 @@
 //! Rows as plots, in SVG. Measures nothing.
 
+use leasehold_tools::chart::{Chart, Colour, Series};
+
 use super::run::Outcome;
-use crate::chart::{Chart, Colour, Series};
 
 /// A plot of the ratio of each way to `raw` in each case. The ratio of `raw` itself is 1.
 pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leasehold_load::{Assignment, Pace, Round, ServerStats, Tally, Way, nanoseconds, sum};
 use leasehold_testbed::{Process, Server};
+use leasehold_tools::stop::Stop;
 
 use super::cases::{Case, Form};
 use super::programs::Programs;
-use crate::stop::Stop;
 
 /// The time from the start order to the start of a round, in which a process receives the order and starts its threads.
 const NOTICE: Duration = Duration::from_millis(20);

@@ -7,9 +7,8 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use leasehold_load::Way;
-
-use crate::cargo::optimized;
-use crate::stop::Stop;
+use leasehold_tools::cargo::optimized;
+use leasehold_tools::stop::Stop;
 
 pub struct Programs {
     own: PathBuf,

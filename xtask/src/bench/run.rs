@@ -8,12 +8,12 @@ use anyhow::{Context as _, ensure};
 use indicatif::ProgressBar;
 use leasehold_load::{BusyLoops, Keys, Pace, cores_by_preference, description, pin};
 use leasehold_testbed::Server;
+use leasehold_tools::stop::Stop;
 
 use super::cases::{Case, Form, Plan};
 use super::process_group::{Measured, ProcessGroup};
 use super::programs::Programs;
 use super::row::{Paced, Quantiles, Rounds, Row};
-use crate::stop::Stop;
 
 /// The rate of the second part, as a share of the raw commands' rate in the first.
 pub const PACE: f64 = 0.5;

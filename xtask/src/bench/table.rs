@@ -1,10 +1,10 @@
 //! Rows as text: a table for the terminal, and one in Markdown. Measures nothing.
 
 use comfy_table::Table;
+use leasehold_tools::table::plain;
 
 use super::row::{Quantiles, Row};
 use super::run::Outcome;
-use crate::table::plain;
 
 const HEADER: [&str; 13] = [
     "",

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use leasehold_testbed::Process;
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::stop::Stop;
 
 use super::STEP_LIMIT;
 use super::messages::{Assignment, Job, Message, Order};
-use crate::namespace::Namespace;
-use crate::stop::Stop;
 
 /// A process of the demo.
 pub struct Actor(pub Process<Message>);

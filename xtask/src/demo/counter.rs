@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::progress;
+use leasehold_tools::stop::Stop;
 
 use super::STEP_LIMIT;
 use super::actor::Actor;
 use super::messages::{Increment, Job, Message, Order, Tally};
 use super::report::{self, Run};
-use crate::namespace::Namespace;
-use crate::progress;
-use crate::stop::Stop;
 
 const PROCESSES: usize = 4;
 const THREADS: usize = 8;

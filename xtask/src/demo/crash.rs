@@ -4,12 +4,12 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::stop::Stop;
 
 use super::actor::Actor;
 use super::messages::{Job, Message};
 use super::{STEP_LIMIT, TTL};
-use crate::namespace::Namespace;
-use crate::stop::Stop;
 
 const LOCK: &str = "crash";
 /// The rest of the ttl at which the holder is killed, about half-way between two renewals. Right after a renewal, the

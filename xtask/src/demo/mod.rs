@@ -14,8 +14,8 @@ pub use worker::main as process;
 
 use std::time::Duration;
 
-use crate::provision::{Environment, ServerOptions};
-use crate::stop::Stop;
+use leasehold_tools::environment::{Environment, ServerOptions};
+use leasehold_tools::stop::Stop;
 
 /// The ttl of every lock held in the last three scenes.
 const TTL: Duration = Duration::from_secs(3);

@@ -5,13 +5,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::stop::Stop;
 use redis::ConnectionAddr;
 
 use super::actor::Actor;
 use super::messages::{Job, Message};
 use super::{STEP_LIMIT, TTL};
-use crate::namespace::Namespace;
-use crate::stop::Stop;
 
 const LOCK: &str = "overwritten";
 const FOREIGN: &str = "overwritten-by-the-demo";

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::stop::Stop;
 
 use super::actor::Actor;
 use super::messages::Job;
 use super::{STEP_LIMIT, TTL};
-use crate::namespace::Namespace;
-use crate::stop::Stop;
 
 const LOCK: &str = "long-work";
 const WORK: Duration = Duration::from_secs(5);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::ensure;
 use comfy_table::Table;
 use leasehold_load::Waits;
+use leasehold_tools::table::framed;
 
 use super::messages::Tally;
-use crate::table::framed;
 
 /// One run of all processes, with the lock or without.
 pub struct Run {

@@ -9,10 +9,10 @@ use crossbeam_channel::{Receiver, never, select};
 use leasehold::{Client, LossReason, MutexGuard};
 use leasehold_load::Waits;
 use leasehold_testbed::child::{self, say};
+use leasehold_tools::environment;
 use redis::Connection;
 
 use super::messages::{Assignment, Increment, Job, Message, Order, Tally};
-use crate::namespace;
 
 /// The longest time for which a killed demo leaves its counter behind.
 const VALUE_TTL_SECONDS: u64 = 900;
@@ -23,7 +23,7 @@ pub fn main() -> ExitCode {
 
 fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let Assignment { url, prefix, job } = assignment;
-    let client = namespace::client(&url, &prefix)?;
+    let client = environment::client(&url, &prefix)?;
     match job {
         Job::Increment(increment) => increment_counter(&url, &client, &increment, &orders),
         Job::Hold { key, ttl } => hold(&client, &key, ttl, &orders),
@@ -38,7 +38,7 @@ fn increment_counter(
 ) -> anyhow::Result<()> {
     let redis = redis::Client::open(url)?;
     let connections: Vec<Connection> = (0..increment.threads)
-        .map(|_| namespace::connect(&redis))
+        .map(|_| environment::connect(&redis))
         .collect::<anyhow::Result<_>>()?;
     say(&Message::Ready)?;
     match orders.recv()? {

@@ -7,13 +7,13 @@ use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
 use leasehold_load::Waits;
 use leasehold_testbed::Process;
+use leasehold_tools::environment::Namespace;
+use leasehold_tools::progress;
+use leasehold_tools::stop::Stop;
 
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::methods::Way;
 use super::world::{Keys, World};
-use crate::namespace::Namespace;
-use crate::progress;
-use crate::stop::Stop;
 
 /// The limit for steps that should take no time.
 const STEP_LIMIT: Duration = Duration::from_secs(20);

@@ -7,12 +7,12 @@ use anyhow::{Context as _, ensure};
 use crossbeam_channel::Receiver;
 use leasehold_load::Waits;
 use leasehold_testbed::child::{self, say};
+use leasehold_tools::environment;
 
 use super::deal::{Deal, Verdict};
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::methods::{Outcome, Trader, pause};
 use super::world::Offer;
-use crate::namespace;
 
 /// Items that a seller makes at a time.
 const BATCH: u64 = 1_000;
@@ -35,8 +35,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         part,
         time,
     } = assignment;
-    let connection = namespace::connect(&redis::Client::open(url.as_str())?)?;
-    let locks = namespace::client(&url, &locks)?;
+    let connection = environment::connect(&redis::Client::open(url.as_str())?)?;
+    let locks = environment::client(&url, &locks)?;
     let length = match part {
         Part::Seller => Duration::ZERO,
         Part::Buyer(buying) => buying.length,

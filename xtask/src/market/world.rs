@@ -4,10 +4,9 @@
 use std::collections::HashMap;
 
 use anyhow::bail;
+use leasehold_tools::environment::keys_under;
 use redis::{Connection, FromRedisValue};
 use serde::{Deserialize, Serialize};
-
-use crate::namespace::keys_under;
 
 /// The funds of a buyer at the start: more than it can spend.
 const FUNDS: i64 = 1_000_000_000;

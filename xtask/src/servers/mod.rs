@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
-
-use crate::cargo::{run_to_end, target_folder};
-use crate::stop::{Stop, Stopped};
+use leasehold_tools::cargo::{run_to_end, target_folder};
+use leasehold_tools::stop::{Stop, Stopped};
 
 /// A server and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

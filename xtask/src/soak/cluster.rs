@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use leasehold_testbed::{Cluster, Proxy};
+use leasehold_tools::stop::{Stop, Stopped};
 use rustix::process::Signal;
 
 use super::checks::{Sighting, Violation};
@@ -23,7 +24,6 @@ use super::random::Random;
 use super::records::now;
 use super::round::{Events, OF_FAULTS, Round};
 use super::value::GrantId;
-use crate::stop::{Stop, Stopped};
 
 /// The weight of each kind when a fault is drawn. Each of the first four comes once before any is drawn.
 const KINDS: [(usize, Kind); 12] = [

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use leasehold_testbed::{Proxy, Reply, Server};
+use leasehold_tools::stop::Stop;
 use rustix::process::Signal;
 
 use super::checks::Violation;
@@ -17,7 +18,6 @@ use super::random::Random;
 use super::records::now;
 use super::servers::Servers;
 use super::value::GrantId;
-use crate::stop::Stop;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kind {

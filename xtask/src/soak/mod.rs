@@ -33,16 +33,15 @@ mod worker;
 pub use quorum::process as quorum_process;
 pub use worker::main as process;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use clap::ValueEnum as _;
+use leasehold_tools::options::{Provision, minutes};
+use leasehold_tools::progress;
+use leasehold_tools::stop::{Finding, Stop, Stopped};
 use uuid::Uuid;
 
-use crate::progress;
-use crate::provision::Provision;
-use crate::stop::{Stop, Stopped};
 use faults::Kind;
 use inject::Defect;
 use report::Totals;
@@ -113,31 +112,6 @@ pub struct Options {
     #[arg(long, hide = true)]
     inject: Option<Defect>,
 }
-
-/// Parses the option `--minutes`.
-pub fn minutes(text: &str) -> Result<f64, String> {
-    let minutes = text.parse::<f64>().map_err(|error| error.to_string())?;
-    let is_possible = (0.05..=100_000.0).contains(&minutes);
-    is_possible
-        .then_some(minutes)
-        .ok_or_else(|| "must be 0.05 to 100000".to_owned())
-}
-
-/// Violations were found; they have been printed.
-#[derive(Debug)]
-pub struct Broken {
-    violations: usize,
-    again: String,
-}
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { violations, again } = self;
-        write!(f, "{violations} violations; to run this again: {again}")
-    }
-}
-
-impl std::error::Error for Broken {}
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(fresh_seed);
@@ -211,7 +185,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
                     let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
                     again = format!("{again} --only {}", names.join(","));
                 }
-                break Err(Broken { violations, again }.into());
+                break Err(broken(violations, &again));
             }
             Err(error) => break Err(error.context(format!("round {number}, seed {seed}"))),
         }
@@ -226,6 +200,14 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         println!("All of it holds.");
     }
     outcome
+}
+
+/// The violations have been printed. `again` is the command that plays the round again.
+fn broken(violations: usize, again: &str) -> anyhow::Error {
+    Finding(format!(
+        "{violations} violations; to run this again: {again}"
+    ))
+    .into()
 }
 
 /// A random seed that is short enough to type.

@@ -25,16 +25,16 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use leasehold::{Client, Error, ErrorKind, FencedValue, Mutex};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::{OwnClock, Process, Proxy, Reply, Server, eventually};
+use leasehold_tools::progress;
+use leasehold_tools::stop::{Stop, Stopped};
+use leasehold_tools::table::plain;
 use serde::{Deserialize, Serialize};
 
 use self::checks::{Access, Hold, NodeKey, Outcome, Version};
 use self::clocks::{Clocks, Step};
-use super::Broken;
+use super::broken;
 use super::random::Random;
 use super::records::now;
-use crate::progress;
-use crate::stop::{Stop, Stopped};
-use crate::table::plain;
 
 const NODES: usize = 5;
 /// As many nodes may be away or lose their data at a time.
@@ -743,7 +743,7 @@ impl Soak {
                 let last = first + self.rounds.saturating_sub(1);
                 let again =
                     format!("cargo xtask soak --topology quorum --seed {seed} --round {last}");
-                Err(Broken { violations, again }.into())
+                Err(broken(violations, &again))
             }
         }
     }

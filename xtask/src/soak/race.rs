@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold_testbed::{Reply, Server, eventually};
+use leasehold_tools::stop::Stop;
 
 use super::checks::Violation;
 use super::faults::{Effect, Fault, Kind, Subjects};
@@ -15,7 +16,6 @@ use super::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use super::messages::{Raced, key_name, race_key};
 use super::random::Random;
 use super::records::now;
-use crate::stop::Stop;
 
 /// The keys of the racers' traces, and the name of the connections that write them.
 pub const COUNTER: &str = "race:counter";

@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use comfy_table::Table;
+use leasehold_tools::table::plain;
 
 use super::checks::{Explained, Violation, overrun};
 use super::faults::{Effect, Fault};
 use super::history::{History, Hold, Stops};
 use super::messages::race_key;
 use super::records::{Doing, Outcome, Record, Who};
-use crate::table::plain;
 
 /// Violations that are shown in full.
 const SHOWN: usize = 5;

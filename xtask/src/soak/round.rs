@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use leasehold_testbed::Proxy;
+use leasehold_tools::stop::{Stop, Stopped};
 
 use super::Topology;
 use super::checks::{self, Sighting, Violation};
@@ -20,7 +21,6 @@ use super::random::Random;
 use super::records::{self, now};
 use super::report::{self, Totals};
 use super::servers::Servers;
-use crate::stop::{Stop, Stopped};
 
 /// Distinguishes the random numbers of faults from those of threads.
 pub const OF_FAULTS: u64 = 2 << 32;

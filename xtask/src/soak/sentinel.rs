@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Reply, SentinelGroup, eventually};
+use leasehold_tools::stop::{Stop, Stopped};
 
-use super::Broken;
+use super::broken;
 use super::checks::{GONE, keys_without_holders};
 use super::cluster::{SetOnDrop, watch};
 use super::faults::{self, Effect, Kind};
@@ -21,7 +22,6 @@ use super::messages::UNCONFIRMED;
 use super::random::Random;
 use super::records::{Who, now};
 use super::value::lease_of;
-use crate::stop::{Stop, Stopped};
 
 const TTL: Duration = Duration::from_secs(3);
 /// How long a thread on a busy machine may take to record the end of a hold.
@@ -172,7 +172,7 @@ pub fn run(
         }
         violations => {
             let again = format!("cargo xtask soak --topology sentinel --seed {seed}");
-            Err(Broken { violations, again }.into())
+            Err(broken(violations, &again))
         }
     }
 }

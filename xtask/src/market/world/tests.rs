@@ -1,9 +1,9 @@
 //! Wrong books are found, and described correctly.
 
 use leasehold_testbed::Server;
+use leasehold_tools::environment::Namespace;
 
 use super::*;
-use crate::namespace::Namespace;
 
 /// A market on which one of three items was sold for 10.
 fn stock() -> Stock {

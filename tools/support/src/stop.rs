@@ -3,13 +3,49 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::process;
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, after, bounded, select};
 use leasehold_testbed::Process;
 use serde::de::DeserializeOwned;
+
+/// The exit code that shells report for a program ended by Ctrl-C.
+const EXIT_STOPPED: u8 = 130;
+
+/// Runs a command to its end, or until the user stops it. Returns the exit code of the program.
+pub fn run(command: impl FnOnce(&Stop) -> anyhow::Result<()>) -> ExitCode {
+    let stop = match Stop::install() {
+        Ok(stop) => stop,
+        Err(error) => return failed(&error),
+    };
+    match command(&stop) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if stop.requested() && !error.is::<Finding>() => {
+            eprintln!("stopped");
+            ExitCode::from(EXIT_STOPPED)
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
+
+/// An error that a command also reports after Ctrl-C. Ctrl-C itself causes all others.
+#[derive(Debug)]
+pub struct Finding(pub String);
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Finding {}
 
 /// The user asked to stop.
 #[derive(Debug)]
@@ -36,17 +72,19 @@ impl Stop {
         let mut sender = Some(sender);
         ctrlc::set_handler(move || {
             if sender.take().is_none() {
-                process::exit(i32::from(super::EXIT_STOPPED));
+                process::exit(i32::from(EXIT_STOPPED));
             }
         })
         .context("cannot handle Ctrl-C")?;
         Ok(Stop { asked })
     }
 
+    /// Whether the user has asked to stop.
     pub fn requested(&self) -> bool {
         self.asked.try_recv() == Err(TryRecvError::Disconnected)
     }
 
+    /// An error if the user has asked to stop.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.requested() {
             Err(Stopped)

@@ -17,10 +17,13 @@ use crate::stop::Stop;
 /// How long cargo and its child processes may take to end on SIGINT.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// The folder of the checkout that cargo runs this program in.
 pub fn workspace_root() -> anyhow::Result<PathBuf> {
     let own = env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    let root = own.parent().map(Path::to_owned);
+    let mut above = own.ancestors();
+    let root = above.find(|folder| folder.join("Cargo.lock").is_file());
+    let root = root.map(Path::to_owned);
     root.context("run this as `cargo xtask` in a checkout of leasehold")
 }
 
@@ -64,7 +67,7 @@ pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStat
     ended.context("the time limit has passed")
 }
 
-/// As [`run_to_end`], but stops `command` at `limit`, and then returns `None`.
+/// The same as [`run_to_end`], but stops `command` at `limit`, and then returns `None`.
 pub fn run_within(
     limit: Duration,
     command: &mut Command,

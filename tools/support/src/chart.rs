@@ -9,6 +9,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
+/// The colour of a series.
 pub use plotters::style::RGBColor as Colour;
 
 const TITLE: (&str, i32) = ("sans-serif", 15);
@@ -26,18 +27,25 @@ const MOST_MARKS: usize = 16;
 /// Larger figures are not shown. (On an endless axis, plotters would draw for ever.)
 const LARGEST: f64 = 1e12;
 
+/// A chart, and what is written on it.
 pub struct Chart<'a> {
+    /// The text above the chart.
     pub title: &'a str,
     /// The meaning of the places.
     pub across: &'a str,
+    /// The names of the places, from left to right.
     pub places: &'a [&'a str],
     /// The meaning of the figures, with their unit.
     pub up: &'a str,
+    /// The lines, or the bars of each place.
     pub series: Vec<Series<'a>>,
 }
 
+/// The figures of one line, or of the bars of one colour.
 pub struct Series<'a> {
+    /// The name in the legend.
     pub name: &'a str,
+    /// The colour of the line or the bars.
     pub colour: Colour,
     /// The figure at each place. `None` if a place has no figure.
     pub figures: Vec<Option<f64>>,

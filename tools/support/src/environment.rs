@@ -1,17 +1,91 @@
-//! The keys of a command: one random prefix on one server. Never touches a key outside it.
+//! The server and the keys of a command: a private server, or the user's own under one random prefix. Touches a running
+//! server only if the user names it, and no key outside the prefix.
 
+use std::env;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use leasehold::Client;
+use leasehold_testbed::Server;
 use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo as _};
 use uuid::Uuid;
 
+use crate::options::Provision;
+use crate::stop::Stop;
+
+/// The variable that names the user's own server, as `--url` does, without showing a password in the list of
+/// processes.
+const URL_VARIABLE: &str = "LEASEHOLD_URL";
 const CONNECT_TIME_OUT: Duration = Duration::from_secs(3);
 const COMMAND_TIME_OUT: Duration = Duration::from_secs(5);
 /// Keys in one step of SCAN: keeps a user's server responsive.
 const SCAN_STEP: usize = 1_000;
 
+/// The options that choose a server.
+#[derive(Debug, clap::Args)]
+pub struct ServerOptions {
+    /// Use this Redis or Valkey instead of a private server. Everything is written under a prefix of its own
+    /// and deleted at the end. All users of the machine can see arguments: pass a URL with a password in the
+    /// environment variable LEASEHOLD_URL instead
+    #[arg(long)]
+    url: Option<String>,
+    #[command(flatten)]
+    provision: Provision,
+}
+
+impl ServerOptions {
+    fn url(&self) -> Option<String> {
+        let given = || env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
+        self.url.clone().or_else(given)
+    }
+}
+
+/// The server and the keys of a command.
+pub struct Environment {
+    // Dropped before the server: the drop deletes keys.
+    /// The keys.
+    pub namespace: Namespace,
+    private: Option<Server>,
+}
+
+impl Environment {
+    /// Opens the environment of the command `name`.
+    pub fn open(options: &ServerOptions, name: &str, stop: &Stop) -> anyhow::Result<Environment> {
+        let (private, url) = match options.url() {
+            Some(url) => (None, url),
+            None => {
+                options.provision.redis()?;
+                let server = Server::start().context("cannot start a private Redis server")?;
+                let url = server.url();
+                (Some(server), url)
+            }
+        };
+        stop.check()?;
+        let namespace = Namespace::open(&url, name)?;
+        Ok(Environment { namespace, private })
+    }
+
+    /// Whether the command has started the server.
+    pub fn is_private(&self) -> bool {
+        self.private.is_some()
+    }
+
+    /// Deletes everything that was written. A private server must be empty then, or the command wrote outside
+    /// its prefix.
+    pub fn close(mut self) -> anyhow::Result<()> {
+        self.namespace.clean()?;
+        if self.is_private() {
+            let keys = self.namespace.keys_on_server()?;
+            ensure!(
+                keys == 0,
+                "{keys} keys were written outside the command's own prefix"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// One random prefix on one server. Deletes all keys under it when it is dropped, and touches no others.
 pub struct Namespace {
     url: String,
     redis: redis::Client,
@@ -48,10 +122,12 @@ impl Namespace {
         self.redis.get_connection_info().addr().to_string()
     }
 
+    /// The address with the login.
     pub fn connection_info(&self) -> &redis::ConnectionInfo {
         self.redis.get_connection_info()
     }
 
+    /// The prefix of all keys of the command.
     pub fn root(&self) -> &str {
         &self.root
     }
@@ -109,6 +185,7 @@ impl Namespace {
         wipe().context("cannot delete the keys of this command")
     }
 
+    /// The number of all keys in the server's database.
     pub fn keys_on_server(&self) -> anyhow::Result<u64> {
         self.ask(&redis::cmd("DBSIZE"))
     }
@@ -171,6 +248,7 @@ pub fn connect(redis: &redis::Client) -> anyhow::Result<Connection> {
     Ok(connection)
 }
 
+/// A client of the lock library.
 pub fn client(url: &str, prefix: &str) -> anyhow::Result<Client> {
     let client = Client::builder(url)
         .prefix(prefix)
