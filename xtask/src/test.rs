@@ -144,19 +144,19 @@ const CHECKS: [Check; 14] = [
     // The soak draws another seed each time, and prints it.
     check(
         "soak",
-        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--minutes", "2"],
+        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--minutes", "2"],
     ),
     check(
         "soak of a group under sentinels",
-        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--topology", "sentinel", "--minutes", "0.5"],
+        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "sentinel", "--minutes", "0.5"],
     ),
     check(
         "soak of a Cluster",
-        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--topology", "cluster", "--minutes", "0.5"],
+        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "cluster", "--minutes", "0.5"],
     ),
     check(
         "soak of a quorum",
-        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--topology", "quorum", "--minutes", "0.4"],
+        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "quorum", "--minutes", "0.4"],
     ),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {

@@ -1,5 +1,5 @@
 //! A load process with the locks of other crates, used as their documentation shows. Reports the same figures
-//! as `xtask bench-process` does for leasehold. With the argument `quorum`, it has the locks of redlock on several
+//! as `leasehold-bench --process` does for leasehold. With the argument `quorum`, it has the locks of redlock on several
 //! servers, for benches/quorum.
 
 use std::process::ExitCode;

@@ -29,10 +29,13 @@ pub fn workspace_root() -> anyhow::Result<PathBuf> {
 
 /// The cargo that has started this program, in the workspace.
 pub fn cargo() -> anyhow::Result<Command> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    let mut command = Command::new(cargo);
+    let mut command = Command::new(own_cargo());
     command.current_dir(workspace_root()?);
     Ok(command)
+}
+
+fn own_cargo() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"))
 }
 
 /// The target folder of this program, wherever that is.
@@ -58,6 +61,24 @@ pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Resul
     let program = target_folder()?.join("release").join(package);
     ensure!(program.exists(), "cargo has not made {}", program.display());
     Ok(program)
+}
+
+/// Replaces this process by the program of a package, which cargo builds first. Returns only if that fails.
+pub fn become_program(package: &str, arguments: &[OsString]) -> anyhow::Error {
+    let run = || {
+        let manifest = workspace_root()?.join("Cargo.toml");
+        let mut run = Command::new(own_cargo());
+        run.args(["run", "--quiet", "--locked", "--package", package])
+            .arg("--manifest-path")
+            .arg(manifest)
+            .arg("--")
+            .args(arguments);
+        anyhow::Ok(run.exec())
+    };
+    match run() {
+        Ok(error) => anyhow::Error::new(error).context("cannot start cargo"),
+        Err(error) => error,
+    }
 }
 
 /// Runs `command` to its end, with its output on this program's. The command gets a process group of its own,

@@ -1,0 +1,188 @@
+//! The checks at the end of a round, when all faults have ended: every client ends, every lock can be acquired, and
+//! nothing is left.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use leasehold::Client;
+use leasehold_testbed::{Reply, Server, eventually};
+use rustix::process::Signal;
+
+use crate::checks::Violation;
+use crate::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, UNCONFIRMED, key_name};
+use crate::process::Process;
+use crate::records::{Doing, Grant, Outcome, What, Who, Writer, now};
+use crate::worker::END;
+
+/// The limit for all waiters to be granted the lock, and for all clients to end.
+const DRAIN: Duration = Duration::from_secs(90);
+/// The limit for what should take no time.
+const SOON: Duration = Duration::from_secs(20);
+const FENCE: &str = "leasehold:~fence";
+const QUEUES: &str = "leasehold:~queue";
+const VALUES: &str = "leasehold:~value";
+/// How long a queue outlives its lock at most: `lua/join.lua`.
+const QUEUE_OUTLIVES: Duration = Duration::from_secs(20);
+
+/// The servers of a round when all faults have ended.
+pub struct Remaining<'a> {
+    /// All of them: a client may have connections to each.
+    pub servers: Vec<&'a Server>,
+    /// Those that have the keys.
+    pub masters: Vec<&'a Server>,
+    /// For one more client.
+    pub url: String,
+}
+
+/// Ends the processes' work, and reports what did not end.
+pub fn finish(
+    processes: &mut [Process],
+    remaining: &Remaining<'_>,
+    folder: &Path,
+) -> anyhow::Result<Vec<Violation>> {
+    let mut found = Vec::new();
+    let mut add = |text: String| {
+        let at = now();
+        found.push(Violation {
+            text,
+            key: None,
+            from: at,
+            to: at,
+        });
+    };
+    for process in &mut *processes {
+        process.finish()?;
+    }
+    let mut kept = 0;
+    for process in &*processes {
+        match process.remaining(DRAIN)? {
+            Some((threads, is_kept)) => {
+                kept += usize::from(is_kept) * KEPT_CONNECTIONS * remaining.masters.len();
+                if !threads.is_empty() {
+                    add(format!("{} has threads left: {threads:?}", process.name()));
+                }
+            }
+            None => {
+                add(format!(
+                    "{} does not end its work: see the calls that never ended",
+                    process.name()
+                ));
+                // A process that hangs is killed, so that the other checks can go on.
+                process.signal(Signal::KILL)?;
+            }
+        }
+    }
+    // The connections to all servers count, since another server may have been the primary before.
+    let all = || {
+        let all = remaining.servers.iter().map(|server| connections(server));
+        let all: Vec<Vec<String>> = all.collect::<anyhow::Result<_>>()?;
+        anyhow::Ok(all.concat())
+    };
+    let ttls = || {
+        let all = remaining.masters.iter().map(|server| ttls(server));
+        let all: Vec<Vec<(String, i64)>> = all.collect::<anyhow::Result<_>>()?;
+        anyhow::Ok(all.concat())
+    };
+    if !eventually(SOON, || all().is_ok_and(|left| left.len() <= kept)) {
+        add(format!(
+            "more than {kept} connections are left: {:#?}",
+            all()?
+        ));
+    }
+    for (key, ttl) in ttls()? {
+        let is_queue = key.starts_with(QUEUES);
+        let longest = LONGEST_TTL
+            + if is_queue {
+                QUEUE_OUTLIVES
+            } else {
+                UNCONFIRMED
+            };
+        if ttl < 0 || ttl > longest.as_millis() as i64 {
+            add(format!("{key:?} stays for {ttl} ms"));
+        }
+    }
+    if !eventually(LONGEST_TTL + QUEUE_OUTLIVES + SOON, || {
+        ttls().is_ok_and(|left| left.is_empty())
+    }) {
+        add(format!("keys are left: {:?}", ttls()?));
+    }
+    for key in take_all(&remaining.url, folder, processes.len())? {
+        add(format!("{} cannot be acquired", key_name(key)));
+    }
+    if !eventually(SOON, || ttls().is_ok_and(|left| left.is_empty())) {
+        add(format!("keys are left at the end: {:?}", ttls()?));
+    }
+    Ok(found)
+}
+
+/// The connections of clients: all except that of this request, and those between the servers.
+fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
+    let list = server.command(&["CLIENT", "LIST"])?;
+    let list = list.as_text().context("CLIENT LIST is text")?;
+    let of_clients = list
+        .lines()
+        .filter(|line| !line.contains("cmd=client|list"))
+        .filter(|line| !line.contains(" flags=S ") && !line.contains(" flags=M "));
+    Ok(of_clients.map(str::to_owned).collect())
+}
+
+/// All keys except fence counters and fenced values, with their ttls.
+fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
+    let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
+        bail!("KEYS answers with an array");
+    };
+    let keys = keys.iter().filter_map(Reply::as_text);
+    let keys = keys.filter(|key| !key.starts_with(FENCE) && !key.starts_with(VALUES));
+    let mut ttls = Vec::new();
+    for key in keys {
+        let reply = server.command(&["PTTL", key])?;
+        let ttl = reply.as_int();
+        let ttl = ttl.with_context(|| format!("PTTL {key:?} replies {reply}"))?;
+        // The ttl is -2 if the key is gone.
+        if ttl != -2 {
+            ttls.push((key.to_owned(), ttl));
+        }
+    }
+    Ok(ttls)
+}
+
+/// Acquires each lock once, with a new client; returns the locks for which that failed.
+fn take_all(url: &str, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
+    let (life, thread) = (0, 0);
+    let who = Who {
+        process,
+        life,
+        thread,
+    };
+    let mut records = Writer::create(folder, who)?;
+    let client = Client::builder(url).connect_timeout(SOON).build()?;
+    let mut refused = Vec::new();
+    for key in 0..KEYS {
+        records.write(What::Called {
+            doing: Doing::TryLockFor,
+            key: Some(key),
+            allowed: Some(SOON.as_millis() as u64),
+        });
+        let since = now();
+        let Some(guard) = client.mutex(key_name(key)).try_lock_for(SOON)? else {
+            refused.push(key);
+            continue;
+        };
+        let outcome = Outcome::Done;
+        records.write(What::Returned { since, outcome });
+        records.write(What::Held(Grant {
+            key,
+            token: guard.fencing_token(),
+            ttl: 30_000,
+            at_most: None,
+        }));
+        let at = now();
+        let left = guard.remaining().as_nanos() as u64;
+        records.write_at(at, What::Seen { left });
+        records.write(What::Releasing);
+        drop(guard);
+    }
+    client.shutdown(END)?;
+    Ok(refused)
+}

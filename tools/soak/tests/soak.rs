@@ -1,0 +1,199 @@
+//! The soak itself: it passes, and it finds the violations that are injected into its records.
+
+use std::process::{Command, Output};
+
+fn soak(arguments: &[&str]) -> Output {
+    soak_for("0.05", arguments)
+}
+
+fn soak_for(minutes: &str, arguments: &[&str]) -> Output {
+    let mut soak = Command::new(env!("CARGO_BIN_EXE_leasehold-soak"));
+    soak.args(["--no-install", "--minutes", minutes]);
+    let output = soak.args(arguments).output();
+    output.expect("this program can be started")
+}
+
+#[track_caller]
+fn assert_finds(defect: &str, what: &str) {
+    assert_finds_among(&[], defect, what);
+}
+
+/// As [`assert_finds`], with only these faults.
+#[track_caller]
+fn assert_finds_among(only: &[&str], defect: &str, what: &str) {
+    assert_finds_all("0.05", only, defect, &[what]);
+}
+
+/// As [`assert_finds_among`], in a soak of this length.
+#[track_caller]
+fn assert_finds_all(minutes: &str, only: &[&str], defect: &str, all: &[&str]) {
+    let arguments = [&["--inject", defect, "--seed", "7"], only].concat();
+    let output = soak_for(minutes, &arguments);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let says = |what: &&str| said.contains(*what);
+    assert!(!output.status.success() && all.iter().all(says), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        errors.contains("cargo xtask soak --seed 7 --round 1"),
+        "{errors}"
+    );
+    // The soak keeps the records of violations. This test does not need them.
+    let (_, folder) = said
+        .split_once("are in \"")
+        .expect("the message says where the records are");
+    let (folder, _) = folder.split_once('"').expect("it is in quotes");
+    std::fs::remove_dir_all(folder).expect("the folder is no longer used");
+}
+
+#[test]
+fn a_clean_soak_prints_its_seed() {
+    let output = soak(&["--seed", "11"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("seed 11") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_clean_soak_of_a_cluster_names_its_fail_overs() {
+    let output = soak(&[
+        "--topology",
+        "cluster",
+        "--seed",
+        "13",
+        "--only",
+        "failed-over",
+    ]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains("faults: FailedOver") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_clean_soak_of_a_quorum_counts_its_grants() {
+    let mut soak = Command::new(env!("CARGO_BIN_EXE_leasehold-soak"));
+    let soak = soak.args(["--no-install", "--quorum", "--rounds", "2"]);
+    let output = soak.args(["--seed", "7"]).output();
+    let output = output.expect("this program can be started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains("fewest grants") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn orphaned_locks_in_a_cluster_are_found() {
+    // One of these locks has a token in its value, and the other has none. They have stayed too long after 6 s.
+    assert_finds_all(
+        "0.15",
+        &["--topology", "cluster", "--only", "slot-moved"],
+        "nobody",
+        &[
+            "has a ttl of",
+            "leasehold:contended-63 stays for",
+            "leasehold:race-64 stays for",
+        ],
+    );
+}
+
+#[test]
+fn a_clean_soak_under_sentinels_counts_its_fail_overs() {
+    let output = soak(&["--topology", "sentinel", "--seed", "17"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        said.contains(" fail-overs, ") && said.contains("All of it holds."),
+        "{said}"
+    );
+}
+
+#[test]
+fn orphaned_locks_under_sentinels_are_found() {
+    // They have stayed too long after 5 s.
+    let inject = [
+        "--topology",
+        "sentinel",
+        "--seed",
+        "7",
+        "--inject",
+        "nobody",
+    ];
+    let output = soak_for("0.15", &inject);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{said}");
+    for key in ["leasehold:k4", "leasehold:k5"] {
+        assert!(said.contains(&format!("{key} stays for")), "{said}");
+    }
+}
+
+#[test]
+fn two_holders_in_a_cluster_are_found() {
+    assert_finds_among(
+        &["--topology", "cluster", "--only", "connections-killed"],
+        "overlap",
+        "two holders at the same time",
+    );
+}
+
+#[test]
+fn faults_of_another_topology_are_refused() {
+    let output = soak(&["--topology", "cluster", "--only", "switched-over"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && told.contains("has no fault"),
+        "{told}"
+    );
+}
+
+#[test]
+fn races_alone_find_nothing() {
+    let output = soak(&["--seed", "12", "--only", "raced"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("Raced 1") || said.contains("Raced 2"),
+        "{said}"
+    );
+    assert!(said.contains("Killed"), "{said}");
+}
+
+#[test]
+fn a_lost_update_in_a_race_is_found() {
+    assert_finds_among(
+        &["--only", "raced"],
+        "update",
+        "updates made under the lock were lost",
+    );
+}
+
+#[test]
+fn an_orphaned_lock_in_a_race_is_found() {
+    assert_finds_among(&["--only", "raced"], "nobody", "still races after");
+}
+
+#[test]
+fn two_holders_are_found_in_process_records() {
+    assert_finds("overlap", "two holders at the same time");
+}
+
+#[test]
+fn a_falling_token_is_found_in_process_records() {
+    assert_finds("token", "a later request got a smaller token");
+}
+
+#[test]
+fn an_accepted_stale_write_is_found_in_process_records() {
+    assert_finds("write", "a stale write was accepted");
+}
+
+#[test]
+fn a_hanging_call_is_found_in_process_records() {
+    assert_finds("hang", "a call never ended");
+}
