@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use crate::acquire::LocalQueues;
+use crate::command::{Command, QueueMode};
 use crate::lease::Options;
-use crate::store::{
-    Command, Limit, QueueMode, Replies, ScriptContext, ScriptKind, ScriptRef, encode,
-};
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
+use crate::wire::net::replies::{Limit, Replies};
+use crate::wire::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
 
 const TTL: Duration = Duration::from_secs(30);
 

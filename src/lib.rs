@@ -66,62 +66,48 @@
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
 mod acquire;
-mod builder;
 mod client;
+mod cluster;
+mod command;
 mod config;
-mod credentials;
-mod environment;
-mod error;
-mod event;
-mod fenced;
-mod guard;
 // `crates/snippets/` runs the Rust of these pages.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
-mod held;
 // Parts of the library, for the bench `micro`.
 #[cfg(leasehold_internals)]
 #[doc(hidden)]
 pub mod internals;
 mod lease;
-mod loss;
+mod locks;
 mod memory;
-mod mutex;
-mod node_state;
-mod observe;
-mod quorum_node;
-mod reentrant;
-mod released;
-#[cfg(feature = "serde")]
-mod serialize;
+mod quorum;
+mod report;
 mod store;
-#[cfg(feature = "tls")]
-mod tls;
-mod transaction;
 mod util;
 mod watchdog;
+mod wire;
 
-pub use builder::{Builder, ServerAddress};
 pub use client::Client;
-pub use credentials::Credentials;
-pub use environment::{EnvironmentFinding, EnvironmentWarning};
-pub use error::{Error, ErrorKind};
-pub use event::{EventHandler, EventLock};
-pub use fenced::FencedValue;
-pub use guard::{LostSignal, MutexGuard};
-pub use held::{HeldLock, LockInfo};
-pub use loss::LossReason;
-pub use memory::{MemoryQuorum, MemoryStore};
-pub use mutex::Mutex;
-pub use node_state::{NodeClock, NodeHealth, NodeState};
-pub use quorum_node::QuorumNode;
-pub use reentrant::{ReentrantGuard, ReentrantMutex};
-pub use released::Released;
-pub use store::TransactionConnection;
+pub use client::builder::{Builder, ServerAddress};
+pub use client::memory_store::{MemoryQuorum, MemoryStore};
+pub use client::quorum_node::QuorumNode;
+pub use config::credentials::Credentials;
 #[cfg(feature = "tls")]
-pub use tls::TlsConfig;
-pub use transaction::Committed;
+pub use config::tls::TlsConfig;
+pub use locks::fenced::FencedValue;
+pub use locks::guard::{LostSignal, MutexGuard};
+pub use locks::held::{HeldLock, LockInfo};
+pub use locks::mutex::Mutex;
+pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
+pub use locks::transaction::Committed;
+pub use report::environment::{EnvironmentFinding, EnvironmentWarning};
+pub use report::error::{Error, ErrorKind};
+pub use report::event::{EventHandler, EventLock};
+pub use report::loss::LossReason;
+pub use report::node_state::{NodeClock, NodeHealth, NodeState};
+pub use report::released::Released;
 pub use util::id::HolderId;
+pub use wire::session::TransactionConnection;
 
 /// The channel crate: the channels of [`LostSignal`], and `select!`.
 pub use crossbeam_channel;

@@ -8,7 +8,7 @@ const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(50);
 const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
 
-pub(crate) struct Backoff {
+pub struct Backoff {
     next: Duration,
     longest: Duration,
     /// No pause is longer than this: the time until the lock expires, according to the last reply, plus one
@@ -17,7 +17,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             next: FIRST,
             longest: LONGEST,
@@ -26,18 +26,18 @@ impl Backoff {
     }
 
     /// Limits the pauses to the time until the lock expires, plus one millisecond.
-    pub(crate) fn no_longer_than(&mut self, expires_in: Duration) {
+    pub fn no_longer_than(&mut self, expires_in: Duration) {
         self.longest = LONGEST;
         self.bound = expires_in + Duration::from_millis(1);
     }
 
-    pub(crate) fn for_an_outage(&mut self) {
+    pub fn for_an_outage(&mut self) {
         self.longest = LONGEST_IN_OUTAGE;
         self.bound = Duration::MAX;
     }
 
     /// Returns the next pause, and doubles the pause after it.
-    pub(crate) fn next(&mut self) -> Duration {
+    pub fn next(&mut self) -> Duration {
         let pause = self.next.min(self.longest);
         self.next = pause * 2;
         jittered(pause).min(self.bound)
@@ -45,7 +45,7 @@ impl Backoff {
 }
 
 /// Returns a random time between half of `pause` and `pause`, so that waiters do not ask at the same time.
-pub(crate) fn jittered(pause: Duration) -> Duration {
+pub fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }
 

@@ -56,16 +56,16 @@ const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(100);
 const READ_FIRST_FROM: f64 = 2.0;
 
 /// Each client's own records of the contention for the keys of a quorum.
-pub(super) struct Contention(Box<[Mutex<Record>]>);
+pub struct Contention(Box<[Mutex<Record>]>);
 
 /// A client's record of the contention for the keys that share it. They also share the rivals and the round trip, so
 /// pauses may be longer than one of them needs.
 #[derive(Default)]
-pub(super) struct Record {
+pub struct Record {
     /// The key that this client last released, and when. `None` once `leave_turn` has used it.
     released: Option<(Key, MonotonicTime)>,
     /// When this client last noticed another one.
-    pub(super) others_seen_at: Option<MonotonicTime>,
+    pub others_seen_at: Option<MonotonicTime>,
     /// When this client last left a turn to the others.
     left_at: Option<MonotonicTime>,
     /// How long this client's last attempts took.
@@ -74,7 +74,7 @@ pub(super) struct Record {
     recent_turns: VecDeque<(Turn, MonotonicTime)>,
     /// The wait for the last grant.
     #[cfg(test)]
-    pub(super) last_wait: WaitSoFar,
+    pub last_wait: WaitSoFar,
 }
 
 impl Record {
@@ -86,7 +86,7 @@ impl Record {
     }
 
     /// The number of clients that have had recent turns.
-    pub(super) fn rivals(&self, now: MonotonicTime) -> usize {
+    pub fn rivals(&self, now: MonotonicTime) -> usize {
         let holders = self.recent(now).map(|turn| &turn.holder);
         holders.collect::<HashSet<_>>().len()
     }
@@ -116,21 +116,21 @@ impl Record {
 
 /// A caller's wait so far.
 #[derive(Clone, Copy, Default)]
-pub(super) struct WaitSoFar {
+pub struct WaitSoFar {
     /// How many turns the caller has missed since it became the first waiter of its client, as far as the client has
     /// noticed. A renewal that wakes the caller counts as a turn, too.
-    pub(super) missed_turns: u32,
+    pub missed_turns: u32,
     /// How many of its last attempts in a row have split the votes.
-    pub(super) split_votes: u32,
+    pub split_votes: u32,
 }
 
 /// How a caller waits before it asks again.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pause {
-    pub(super) time: Duration,
+pub struct Pause {
+    pub time: Duration,
     /// Others have probably taken the key by the end of the pause. So the caller then reads it first. If the key is
     /// free, the caller asks; otherwise it watches the key.
-    pub(super) reads_first: bool,
+    pub reads_first: bool,
 }
 
 impl Default for Contention {
@@ -140,12 +140,12 @@ impl Default for Contention {
 }
 
 impl Contention {
-    pub(super) fn lock_record(&self, key: &Key) -> MutexGuard<'_, Record> {
+    pub fn lock_record(&self, key: &Key) -> MutexGuard<'_, Record> {
         self.0[key.shard(RECORDS)].lock()
     }
 
     /// Notes how long an attempt of this client took.
-    pub(super) fn note_attempt(&self, key: &Key, took: Duration) {
+    pub fn note_attempt(&self, key: &Key, took: Duration) {
         push(
             &mut self.lock_record(key).recent_attempts,
             took,
@@ -154,12 +154,12 @@ impl Contention {
     }
 
     /// The unit of pauses.
-    pub(super) fn round_trip(&self, key: &Key) -> Duration {
+    pub fn round_trip(&self, key: &Key) -> Duration {
         self.lock_record(key).round_trip()
     }
 
     /// Notes a turn that a node has reported. Its client may have lost a split vote. Returns whether the turn is new.
-    pub(super) fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
+    pub fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
         let mut record = self.lock_record(key);
         let mut known = record.recent_turns.iter_mut();
         if let Some((_, read_at)) = known.find(|(known, _)| known.lease == turn.lease) {
@@ -172,7 +172,7 @@ impl Contention {
 
     /// Whether a waiter that has read so many turns of others in one wait has to ask more often. Its requests may take
     /// longer than those of others, which then always come first.
-    pub(super) fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
+    pub fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
         let record = self.lock_record(key);
         let (seen, turns) = (record.rivals(now), record.recent(now).count());
         // Many rivals have no turn among the recent ones. In a crowd, the waits are long, but nobody starves.
@@ -181,18 +181,18 @@ impl Contention {
     }
 
     /// Notes that another client has the key, or has asked for it at the same time.
-    pub(super) fn note_other_client(&self, key: &Key, now: MonotonicTime) {
+    pub fn note_other_client(&self, key: &Key, now: MonotonicTime) {
         self.lock_record(key).others_seen_at = Some(now);
     }
 
     /// Notes that this client releases the key.
-    pub(super) fn note_release(&self, key: &Key, now: MonotonicTime) {
+    pub fn note_release(&self, key: &Key, now: MonotonicTime) {
         self.lock_record(key).released = Some((key.clone(), now));
     }
 
     /// Until when this client pauses, so that another one gets the next turn. `None` if it need not pause. Each release
     /// counts once.
-    pub(super) fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
+    pub fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
         let longest = LEFT_ROUND_TRIPS * record.round_trip();
@@ -210,7 +210,7 @@ impl Contention {
     /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
     /// first: one for each rival, less those that the caller has missed. A random part is added, so that clients ask at
     /// different times.
-    pub(super) fn choose_pause(&self, key: &Key, wait: WaitSoFar, now: MonotonicTime) -> Pause {
+    pub fn choose_pause(&self, key: &Key, wait: WaitSoFar, now: MonotonicTime) -> Pause {
         let record = self.lock_record(key);
         let rivals = record.rivals(now);
         let others_first = (rivals as f64 - f64::from(wait.missed_turns)).max(0.0);
@@ -222,12 +222,7 @@ impl Contention {
     }
 
     /// Chooses the pause of a caller that does not wait for its turn: the random part only.
-    pub(super) fn choose_random_pause(
-        &self,
-        key: &Key,
-        split_votes: u32,
-        now: MonotonicTime,
-    ) -> Duration {
+    pub fn choose_random_pause(&self, key: &Key, split_votes: u32, now: MonotonicTime) -> Duration {
         let record = self.lock_record(key);
         record.random_part(record.rivals(now), split_votes)
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::event::EventLock;
 use crate::lease::CallbackExecutor;
+use crate::report::event::EventLock;
 use crate::store::LateRelease;
 use crate::util::key::Key;
 
-pub(crate) struct LateReleases {
+pub struct LateReleases {
     callbacks: Arc<CallbackExecutor>,
     /// Events are queued under this mutex, so that they keep their order.
     state: Mutex<State>,
@@ -31,7 +31,7 @@ struct State {
 }
 
 impl LateReleases {
-    pub(crate) fn new(callbacks: Arc<CallbackExecutor>) -> Self {
+    pub fn new(callbacks: Arc<CallbackExecutor>) -> Self {
         Self {
             callbacks,
             state: Mutex::default(),
@@ -39,7 +39,7 @@ impl LateReleases {
     }
 
     /// Records what a pipeline reports about a late release, and queues the events.
-    pub(crate) fn note(&self, key: &Key, token: u64, delay: LateRelease) {
+    pub fn note(&self, key: &Key, token: u64, delay: LateRelease) {
         let mut state = self.state.lock();
         if state.ended {
             return;
@@ -70,7 +70,7 @@ impl LateReleases {
 
     /// Reports all late releases as given up when the client ends, and reports nothing afterwards. `end_queued` makes
     /// the pipelines report the late releases that wait to be written.
-    pub(crate) fn end(&self, end_queued: impl FnOnce()) {
+    pub fn end(&self, end_queued: impl FnOnce()) {
         self.state.lock().ending = true;
         end_queued();
         let mut state = self.state.lock();
@@ -95,8 +95,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::{Error, ErrorKind};
-    use crate::event::EventHandler;
+    use crate::report::error::{Error, ErrorKind};
+    use crate::report::event::EventHandler;
     use crate::util::threads::ThreadGroup;
 
     const ENDED: LateRelease = LateRelease::Ended { confirmed: false };

@@ -1,22 +1,22 @@
 //! How a caller gets a lock, and how a lock is released to other waiters. Sends requests to the store; never touches a
 //! connection.
 
-mod backoff;
-mod contention;
-mod late_releases;
+pub mod backoff;
+pub mod contention;
+pub mod late_releases;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
-mod notify;
-mod outage;
-mod queue;
-mod release;
-mod shutdown;
+pub mod notify;
+pub mod outage;
+pub mod queue;
+pub mod release;
+pub mod shutdown;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
-mod transfer;
-mod wait;
+pub mod transfer;
+pub mod wait;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use crate::config::HandOffs;
-use crate::error::Error;
-use crate::event::EventLock;
 use crate::lease::{CallbackExecutor, Check, Lease, Options, SharedOptions};
-use crate::observe;
+use crate::report::error::Error;
+use crate::report::event::EventLock;
+use crate::report::observe;
 use crate::store::{Backend, Notifications, Store};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseIds;
@@ -35,23 +35,23 @@ use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 use contention::Contention;
-pub(crate) use late_releases::LateReleases;
-pub(crate) use notify::NotificationHandler;
+pub use late_releases::LateReleases;
+pub use notify::NotificationHandler;
 use outage::Outage;
-pub(crate) use queue::LocalQueues;
-pub(crate) use release::Dropped;
+pub use queue::LocalQueues;
+pub use release::Dropped;
 use shutdown::Shutdown;
-pub(crate) use wait::Until;
+pub use wait::Until;
 
 /// The lock that a caller wants.
 #[derive(Clone, Debug)]
-pub(crate) struct LockRequest {
-    pub(crate) key: Key,
-    pub(crate) options: Options,
+pub struct LockRequest {
+    pub key: Key,
+    pub options: Options,
     /// Called before each renewal, which it can refuse.
-    pub(crate) check: Option<Check>,
+    pub check: Option<Check>,
     /// Cancels the wait once it is ready.
-    pub(crate) cancel: Option<Receiver<()>>,
+    pub cancel: Option<Receiver<()>>,
 }
 
 /// The number of lease pools. Each key uses one pool, so callers of different keys rarely share a pool. A single pool
@@ -67,7 +67,7 @@ struct LeasePool {
 }
 
 /// Acquires and releases the locks of one client.
-pub(crate) struct Acquirer {
+pub struct Acquirer {
     store: Arc<dyn Store>,
     notifications: Arc<dyn Notifications>,
     watchdog: Arc<Watchdog>,
@@ -87,7 +87,7 @@ pub(crate) struct Acquirer {
 }
 
 impl Acquirer {
-    pub(crate) fn new(
+    pub fn new(
         backend: &Backend,
         watchdog: Arc<Watchdog>,
         callbacks: Arc<CallbackExecutor>,
@@ -118,7 +118,7 @@ impl Acquirer {
     }
 
     /// Acquires the lock. Returns `None` if other holders had the lock for as long as `until` allows.
-    pub(crate) fn acquire(
+    pub fn acquire(
         &self,
         request: &LockRequest,
         until: Until,
@@ -180,17 +180,17 @@ impl Acquirer {
     }
 
     /// Returns an error once the client is shut down.
-    pub(crate) fn check_open(&self) -> Result<(), Error> {
+    pub fn check_open(&self) -> Result<(), Error> {
         self.shutdown.check()
     }
 
     /// The leases of this client that have not been released.
-    pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
+    pub fn holders(&self) -> Vec<Arc<Lease>> {
         self.queues.holders()
     }
 
     /// Ends all waits with `Shutdown`, and releases their entries in Redis. Later waits end at once.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.shutdown.close();
         for (key, entry) in self.queues.abandon_all() {
             self.release_unheld(key, entry.lease, entry.options.first_ttl());

@@ -1,9 +1,9 @@
 //! Models of waits: threads of one or two clients want one lock, hand it off, give up, lose it, or are ended by a
 //! shutdown.
 
-mod cancellation;
-mod notifications;
-mod transfer;
+pub mod cancellation;
+pub mod notifications;
+pub mod transfer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use shuttle::thread;
 
 use super::queue::GrantOf;
 use super::*;
-use crate::error::ErrorKind;
-use crate::loss::LossReason;
-use crate::store::QueueMode;
+use crate::command::QueueMode;
+use crate::report::error::ErrorKind;
+use crate::report::loss::LossReason;
 use crate::store::model::{Direct, Server};
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::queue::{GrantOf, LocalQueues};
-use crate::error::Error;
+use crate::command::{Command, GrantMessage};
 use crate::lease::CallbackExecutor;
-use crate::store::{Backend, Command, GrantMessage, KeyState, Listener, ServerId, TrackedKey};
+use crate::report::error::Error;
+use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
-pub(crate) struct NotificationHandler {
+pub struct NotificationHandler {
     /// The name of this client in Redis.
     holder: HolderId,
     backend: Backend,
@@ -25,7 +26,7 @@ pub(crate) struct NotificationHandler {
 
 impl NotificationHandler {
     /// Also sets the loss hook: it stops the tracking of the lost lease's key, and wakes the key's first waiter.
-    pub(crate) fn new(
+    pub fn new(
         holder: HolderId,
         backend: Backend,
         watchdog: Arc<Watchdog>,
@@ -166,7 +167,7 @@ mod tests {
 
     use super::*;
     use crate::lease::{Grant, Lease, Options};
-    use crate::loss::LossReason;
+    use crate::report::loss::LossReason;
     use crate::store::Scripted;
     use crate::util::clock::{Clock, MonotonicTime};
     use crate::util::threads::ThreadGroup;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::report::error::Error;
 use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
 /// The outages that a client knows of. All waiters of the client share their start, so a queue of a hundred waiters
 /// ends after one `outage_timeout`, not after a hundred.
-pub(crate) struct Outage {
+pub struct Outage {
     is_known: AtomicBool,
     /// The outage of each server that has one. Bounded by the number of servers.
     known: Mutex<Vec<(ServerId, CurrentOutage)>>,
@@ -18,22 +18,22 @@ pub(crate) struct Outage {
 }
 
 #[derive(Clone)]
-pub(crate) struct CurrentOutage {
-    pub(crate) since: MonotonicTime,
+pub struct CurrentOutage {
+    pub since: MonotonicTime,
     last: MonotonicTime,
     /// The error of the last attempt.
-    pub(crate) error: Error,
+    pub error: Error,
 }
 
 impl CurrentOutage {
     /// An outage since `since`, whose last failure was at `last`.
-    pub(crate) fn new(since: MonotonicTime, last: MonotonicTime, error: Error) -> Self {
+    pub fn new(since: MonotonicTime, last: MonotonicTime, error: Error) -> Self {
         Self { since, last, error }
     }
 }
 
 impl Outage {
-    pub(crate) fn new(fresh_for: Duration) -> Self {
+    pub fn new(fresh_for: Duration) -> Self {
         Self {
             is_known: AtomicBool::new(false),
             known: Mutex::new(Vec::new()),
@@ -42,7 +42,7 @@ impl Outage {
     }
 
     /// Records that an attempt on `server` failed that began at `since`. Returns the outage, and whether it is new.
-    pub(crate) fn begin(
+    pub fn begin(
         &self,
         server: ServerId,
         since: MonotonicTime,
@@ -68,7 +68,7 @@ impl Outage {
     }
 
     /// Records that a server answered.
-    pub(crate) fn end(&self, server: impl FnOnce() -> ServerId) {
+    pub fn end(&self, server: impl FnOnce() -> ServerId) {
         if self.is_known.load(Ordering::Acquire) {
             let server = server();
             let mut known = self.known.lock();
@@ -80,7 +80,7 @@ impl Outage {
     }
 
     /// The outage of a server, if it has one at `now`.
-    pub(crate) fn current(
+    pub fn current(
         &self,
         server: impl FnOnce() -> ServerId,
         now: MonotonicTime,
@@ -103,7 +103,7 @@ impl Outage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::report::error::ErrorKind;
 
     const ONE: ServerId = ServerId::ONLY;
 

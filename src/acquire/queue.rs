@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::command::value::micros_of;
+use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place};
 use crate::lease::{Lease, LeasesByKey, Options};
-use crate::loss::LossReason;
-use crate::store::{
-    FIRST_USUAL_PLACE, GrantMessage, QueueMode, ServerId, Turn, front_place, micros_of,
-};
+use crate::report::loss::LossReason;
+use crate::store::{ServerId, Turn};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -31,7 +31,7 @@ const LONGEST_SPARE: usize = 16;
 const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 
 /// The holders and the waiting threads of one client, by key.
-pub(crate) struct LocalQueues {
+pub struct LocalQueues {
     clock: Clock,
     shards: Box<[Mutex<Shard>]>,
 }
@@ -89,13 +89,13 @@ fn is_majority(servers: ServerSet, majority: usize) -> bool {
 /// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
 /// next waiter takes over the entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueEntry {
-    pub(crate) lease: LeaseId,
-    pub(crate) options: Options,
+pub struct QueueEntry {
+    pub lease: LeaseId,
+    pub options: Options,
     /// The time just before the first request for the lease, so before any grant of it.
-    pub(crate) asked_at: MonotonicTime,
+    pub asked_at: MonotonicTime,
     /// The grant that a message reported.
-    pub(crate) granted: Option<GrantMessage>,
+    pub granted: Option<GrantMessage>,
     /// A message has reported a grant, and no later reply has found the entry in the queue in Redis.
     was_granted: bool,
     /// A message has contained the lease id, so other users may know the id. The next grant of the lease has to be
@@ -117,7 +117,7 @@ pub(crate) struct QueueEntry {
 impl QueueEntry {
     /// Whether Redis can have made the token of this grant. The token's time must lie between the entry's place and
     /// `now`, with an allowance of `CLOCK_DRIFT`.
-    pub(crate) fn is_plausible(&self, grant: GrantMessage, now: MonotonicTime) -> bool {
+    pub fn is_plausible(&self, grant: GrantMessage, now: MonotonicTime) -> bool {
         let Some(since) = self.since else {
             return false;
         };
@@ -135,7 +135,7 @@ impl QueueEntry {
 /// The lease to which a reported grant belongs.
 #[must_use]
 #[derive(Debug, PartialEq)]
-pub(crate) enum GrantOf {
+pub enum GrantOf {
     /// The entry of a queue: its waiter was woken.
     Waiter,
     /// An abandoned lease of this client: the caller has to release the grant.
@@ -146,7 +146,7 @@ pub(crate) enum GrantOf {
 
 /// The lease that a waiter asks Redis for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum EntryKind {
+pub enum EntryKind {
     /// The lease of the queue's entry, which may be queued in Redis already.
     Existing,
     /// A new lease, which joins the queue of Redis at the place `since`.
@@ -157,7 +157,7 @@ pub(crate) enum EntryKind {
 
 /// A thread's membership in a local queue. `leave` and `leave_with` leave the queue, and return what the caller has to
 /// release. A drop without them, as in a panic, also leaves the queue.
-pub(crate) struct WaiterGuard<'a> {
+pub struct WaiterGuard<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
     waiter: Arc<Waiter>,
@@ -169,7 +169,7 @@ pub(crate) struct WaiterGuard<'a> {
 
 /// The position of a waiter in its local queue, and what the waiter can do there.
 #[derive(Debug)]
-pub(crate) enum QueuePosition {
+pub enum QueuePosition {
     /// Other waiters of this client come first.
     Behind,
     /// This waiter is the first, and a thread of this client holds the lock, with this much validity left.
@@ -181,13 +181,13 @@ pub(crate) enum QueuePosition {
 }
 
 impl LocalQueues {
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub fn new(clock: Clock) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { clock, shards }
     }
 
     /// Joins the queue of `key` behind all other waiters. Once `cancel` is ready, it ends the waiter's sleeps.
-    pub(crate) fn join<'a>(
+    pub fn join<'a>(
         &'a self,
         key: &'a Key,
         options: Options,
@@ -197,11 +197,7 @@ impl LocalQueues {
     }
 
     /// As [`join`](Self::join), but only if no thread waits.
-    pub(crate) fn join_if_empty<'a>(
-        &'a self,
-        key: &'a Key,
-        options: Options,
-    ) -> Option<WaiterGuard<'a>> {
+    pub fn join_if_empty<'a>(&'a self, key: &'a Key, options: Options) -> Option<WaiterGuard<'a>> {
         let shard = self.shard(key);
         (!shard.waits_for(key)).then(|| self.join_in(shard, key, options, None))
     }
@@ -231,7 +227,7 @@ impl LocalQueues {
     }
 
     /// Removes `lease`, which is not held any more, and wakes the first waiter. That waiter asks Redis.
-    pub(crate) fn remove_holder(&self, lease: &Lease) {
+    pub fn remove_holder(&self, lease: &Lease) {
         let holder = self.shard(&lease.grant().key).remove_holder(lease);
         // Drop the lease after the mutex is unlocked, since this may be the last reference to it.
         drop(holder);
@@ -239,7 +235,7 @@ impl LocalQueues {
 
     /// Hands the lock off to the first waiter, if a thread waits and `pass_on` makes a lease for that waiter's options.
     /// Calls `pass_on` under the shard's mutex.
-    pub(crate) fn hand_off(
+    pub fn hand_off(
         &self,
         lease: &Lease,
         pass_on: impl FnOnce(Options) -> Option<Arc<Lease>>,
@@ -268,14 +264,14 @@ impl LocalQueues {
         true
     }
 
-    pub(crate) fn wake(&self, key: &Key) {
+    pub fn wake(&self, key: &Key) {
         if let Some(queue) = self.shard(key).queues.get(key) {
             queue.wake();
         }
     }
 
     /// Wakes the first waiter of each of these keys: each of them asks Redis once.
-    pub(crate) fn wake_first(&self, keys: &dyn Fn(&Key) -> bool) {
+    pub fn wake_first(&self, keys: &dyn Fn(&Key) -> bool) {
         for shard in &self.shards {
             for (key, queue) in &shard.lock().queues {
                 if keys(key) {
@@ -285,7 +281,7 @@ impl LocalQueues {
         }
     }
 
-    pub(crate) fn wake_all(&self) {
+    pub fn wake_all(&self) {
         for shard in &self.shards {
             for queue in shard.lock().queues.values() {
                 queue.waiters.iter().for_each(|waiter| waiter.wake());
@@ -294,7 +290,7 @@ impl LocalQueues {
     }
 
     /// Handles a message that Redis has granted `key` to `lease`: wakes the waiter that asked for it.
-    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) -> GrantOf {
+    pub fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) -> GrantOf {
         let mut shard = self.shard(key);
         if let Some(queue) = shard.queues.get_mut(key)
             && let Some(entry) = queue.entry.as_mut().filter(|entry| entry.lease == lease)
@@ -318,7 +314,7 @@ impl LocalQueues {
     }
 
     /// Handles a message that `lease` is among the first in the queue of Redis: makes its waiter ask again soon.
-    pub(crate) fn near(&self, key: &Key, lease: LeaseStart) {
+    pub fn near(&self, key: &Key, lease: LeaseStart) {
         let shard = self.shard(key);
         if let Some(queue) = shard.queues.get(key)
             && queue
@@ -332,7 +328,7 @@ impl LocalQueues {
 
     /// Handles the message of a roll call: wakes the waiter of `lease`, which has to send a request at once, or it loses
     /// its place in the queue of Redis.
-    pub(crate) fn called(&self, key: &Key, lease: LeaseStart) {
+    pub fn called(&self, key: &Key, lease: LeaseStart) {
         if let Some(queue) = self.shard(key).queues.get_mut(key)
             && let Some(entry) = &mut queue.entry
             && entry.lease.start() == lease
@@ -344,7 +340,7 @@ impl LocalQueues {
 
     /// Adds a holder that did not wait in a queue. If the key has another holder already, the older of the two leases
     /// is lost.
-    pub(crate) fn hold(&self, lease: &Arc<Lease>) {
+    pub fn hold(&self, lease: &Arc<Lease>) {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
         let is_newer = |holder: &Arc<Lease>| holder.grant().token > lease.grant().token;
@@ -362,7 +358,7 @@ impl LocalQueues {
 
     /// Handles a message that `by` unlocked `lease` by force. If a thread of this client holds the lease, returns it.
     /// If no caller has accepted the lease's grant yet, notes that the grant has to be confirmed.
-    pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
+    pub fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
         if let Some(holder) = holder.filter(|holder| holder.grant().id.start() == lease) {
@@ -385,7 +381,7 @@ impl LocalQueues {
     }
 
     /// The leases that threads of this client hold.
-    pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
+    pub fn holders(&self) -> Vec<Arc<Lease>> {
         let shards = self.shards.iter();
         let held = |shard: &Mutex<Shard>| -> Vec<Arc<Lease>> {
             shard.lock().holders.iter().cloned().collect()
@@ -394,7 +390,7 @@ impl LocalQueues {
     }
 
     /// The lease of the entry for `key`, if the key is tracked for it.
-    pub(crate) fn tracked_entry_of(&self, key: &Key) -> Option<LeaseId> {
+    pub fn tracked_entry_of(&self, key: &Key) -> Option<LeaseId> {
         let entry = self
             .shard(key)
             .queues
@@ -407,14 +403,14 @@ impl LocalQueues {
 
     /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on a
     /// majority of the servers.
-    pub(crate) fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
+    pub fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
         if let Some(queue) = self.shard(key).queues.get_mut(key) {
             queue.note_presence(server, exists, majority);
         }
     }
 
     /// Notes whose turn it is, for a key that a waiter watches.
-    pub(crate) fn note_turn(&self, key: &Key, turn: Turn) {
+    pub fn note_turn(&self, key: &Key, turn: Turn) {
         let mut shard = self.shard(key);
         let queue = shard.queues.get_mut(key);
         if let Some(watch) = queue.and_then(|queue| queue.watch.as_mut()) {
@@ -425,7 +421,7 @@ impl LocalQueues {
     /// Notes a change of the key on `server`. If the key was present there, the change counts as its release: another
     /// client may have the key again before it is read. A renewal looks the same, so the waiter may ask in vain. Returns
     /// true if the key should be read: a waiter watches it, and no majority lacks it.
-    pub(crate) fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
+    pub fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
             return false;
@@ -440,7 +436,7 @@ impl LocalQueues {
 
     /// On how many servers a watched key is present, and whether it was released since the watch began.
     #[cfg(all(test, not(shuttle)))]
-    pub(crate) fn watched(&self, key: &Key) -> Option<(u32, bool)> {
+    pub fn watched(&self, key: &Key) -> Option<(u32, bool)> {
         let shard = self.shard(key);
         let watch = shard.queues.get(key)?.watch.as_ref()?;
         Some((watch.present_on.count_ones(), watch.was_released))
@@ -448,7 +444,7 @@ impl LocalQueues {
 
     /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
     /// same place. If a grant of `lease` is reported later, the client releases the grant.
-    pub(crate) fn forget_entry(&self, key: &Key, lease: LeaseId) {
+    pub fn forget_entry(&self, key: &Key, lease: LeaseId) {
         let mut shard = self.shard(key);
         shard.abandoned.insert(lease);
         if let Some(queue) = shard.queues.get_mut(key)
@@ -459,7 +455,7 @@ impl LocalQueues {
     }
 
     /// Removes the entries of all queues, and returns those that the caller has to release.
-    pub(crate) fn abandon_all(&self) -> Vec<(Key, QueueEntry)> {
+    pub fn abandon_all(&self) -> Vec<(Key, QueueEntry)> {
         let mut entries = Vec::new();
         for shard in &self.shards {
             for (key, queue) in shard.lock().queues.iter_mut() {
@@ -474,7 +470,7 @@ impl LocalQueues {
     }
 
     #[cfg(test)]
-    pub(crate) fn queues(&self) -> usize {
+    pub fn queues(&self) -> usize {
         let keys = |shard: &Mutex<Shard>| {
             let Shard {
                 holders, queues, ..
@@ -559,7 +555,7 @@ impl KeyQueue {
 
 impl WaiterGuard<'_> {
     /// The position of this waiter at `now`.
-    pub(crate) fn position(&self, now: MonotonicTime) -> QueuePosition {
+    pub fn position(&self, now: MonotonicTime) -> QueuePosition {
         let shard = self.queues.shard(self.key);
         let Some(queue) = shard
             .queues
@@ -580,14 +576,14 @@ impl WaiterGuard<'_> {
 
     /// Takes the lease that another thread handed off to this waiter, if there is one. In this case the waiter has left
     /// the queue.
-    pub(crate) fn handed_off(&self) -> Option<Arc<Lease>> {
+    pub fn handed_off(&self) -> Option<Arc<Lease>> {
         self.waiter.take_handed_off()
     }
 
     /// Chooses the lease to ask Redis for, and marks the entry as in flight. Chooses the entry's lease if the entry has
     /// this waiter's options and is not in flight, otherwise `fresh`. If `fresh` replaces an entry with other options,
     /// also returns that entry, which the caller has to release.
-    pub(crate) fn entry(
+    pub fn entry(
         &self,
         fresh: LeaseId,
         now: MonotonicTime,
@@ -631,7 +627,7 @@ impl WaiterGuard<'_> {
     /// Records that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether
     /// the waiter will be notified of a grant. Returns `None` if `lease` is not the queue's entry any more.
     #[must_use]
-    pub(crate) fn note_queued(
+    pub fn note_queued(
         &self,
         lease: LeaseId,
         since: u64,
@@ -659,7 +655,7 @@ impl WaiterGuard<'_> {
     /// If the waiter was to be notified and got no message of a grant, the next entry joins at the same place. In this
     /// case returns the notification epoch of the entry. Otherwise a grant may have ended before the waiter asked, so
     /// the next entry joins in front of all others.
-    pub(crate) fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
+    pub fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
         let entry = queue.entry.take_if(|entry| entry.lease == lease)?;
@@ -676,7 +672,7 @@ impl WaiterGuard<'_> {
     }
 
     /// Records that Redis reports changes of the entry's key to this client.
-    pub(crate) fn note_tracked(&self) {
+    pub fn note_tracked(&self) {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key);
         if let Some(entry) = queue.and_then(|queue| queue.entry.as_mut()) {
@@ -686,7 +682,7 @@ impl WaiterGuard<'_> {
 
     /// Records that this waiter watches the key, of which no server has reported anything yet. `is_taken`: another
     /// client has the key.
-    pub(crate) fn watch(&self, is_taken: bool) {
+    pub fn watch(&self, is_taken: bool) {
         if let Some(queue) = self.queues.shard(self.key).queues.get_mut(self.key) {
             queue.watch = Some(Watch {
                 was_taken: is_taken,
@@ -696,7 +692,7 @@ impl WaiterGuard<'_> {
     }
 
     /// Takes the last turn that a server has reported since the watch began.
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
+    pub fn take_turn(&self) -> Option<Turn> {
         let mut shard = self.queues.shard(self.key);
         let watch = shard.queues.get_mut(self.key)?.watch.as_mut()?;
         watch.turn.take()
@@ -704,7 +700,7 @@ impl WaiterGuard<'_> {
 
     /// Whether a majority of the servers has reported a release of the key since the watch began. A renewal looks the
     /// same.
-    pub(crate) fn was_released(&self) -> bool {
+    pub fn was_released(&self) -> bool {
         let shard = self.queues.shard(self.key);
         let queue = shard.queues.get(self.key);
         let watch = queue.and_then(|queue| queue.watch.as_ref());
@@ -712,7 +708,7 @@ impl WaiterGuard<'_> {
     }
 
     /// Sleeps until this waiter is woken or cancelled, at most until `until`.
-    pub(crate) fn sleep(&self, until: MonotonicTime) -> WakeReason {
+    pub fn sleep(&self, until: MonotonicTime) -> WakeReason {
         let cancel = self.cancel.as_ref().map(|(cancel, woken)| (*cancel, woken));
         self.waiter.sleep(until, &self.queues.clock, cancel)
     }
@@ -723,10 +719,7 @@ impl WaiterGuard<'_> {
     /// Also returns a lease that was handed off to this waiter meanwhile, by a holder whose loss was not known yet. The
     /// caller has to release it.
     #[must_use]
-    pub(crate) fn leave_with(
-        mut self,
-        lease: &Arc<Lease>,
-    ) -> (Option<Arc<Lease>>, Option<HolderId>) {
+    pub fn leave_with(mut self, lease: &Arc<Lease>) -> (Option<Arc<Lease>>, Option<HolderId>) {
         self.left = true;
         let mut shard = self.queues.shard(self.key);
         let mut forced = None;
@@ -751,7 +744,7 @@ impl WaiterGuard<'_> {
 
     /// Leaves the queue without a grant of Redis. Returns what the caller has to release: a lease that was handed off
     /// to this waiter meanwhile, and the entry of a queue that has no waiter left.
-    pub(crate) fn leave(mut self) -> (Option<Arc<Lease>>, Option<QueueEntry>) {
+    pub fn leave(mut self) -> (Option<Arc<Lease>>, Option<QueueEntry>) {
         self.left = true;
         self.quit(false)
     }
@@ -814,7 +807,7 @@ struct WaiterState {
 
 /// The reason why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WakeReason {
+pub enum WakeReason {
     Woken,
     Cancelled,
     /// The thread has to sleep for a shorter time.

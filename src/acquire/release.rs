@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::error::{Error, ErrorKind};
+use crate::command::{Command, Held};
 use crate::lease::{Detached, Lease};
-use crate::loss::LossReason;
-use crate::observe;
-use crate::released::Released;
-use crate::store::{Command, Held};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::loss::LossReason;
+use crate::report::observe;
+use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
 /// How the lease of a dropped guard ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dropped {
+pub enum Dropped {
     /// Another thread of this client has the lock now.
     HandedOff,
     /// The release was written or queued.
@@ -30,7 +30,7 @@ impl Acquirer {
     /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or tells Redis to release
     /// it. Does not wait for Redis. If Redis replies within the validity that another lease or none holds the key, the
     /// store reports the loss.
-    pub(crate) fn release(&self, lease: &Arc<Lease>) -> Dropped {
+    pub fn release(&self, lease: &Arc<Lease>) -> Dropped {
         if self.hand_off(lease) {
             return Dropped::HandedOff;
         }
@@ -54,7 +54,7 @@ impl Acquirer {
     }
 
     /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost.
-    pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
+    pub fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
         let now = self.watchdog.now();
         self.note_turn_ends(lease, now);
         let result = match self.watchdog.end_lease(lease, now) {
@@ -112,18 +112,13 @@ impl Acquirer {
 
     /// Tells Redis to release a lease that was lost before `now`, since the lease's key may still exist there. Returns
     /// the error that reports the loss.
-    pub(super) fn release_lost(
-        &self,
-        lease: &Lease,
-        reason: LossReason,
-        now: MonotonicTime,
-    ) -> Error {
+    pub fn release_lost(&self, lease: &Lease, reason: LossReason, now: MonotonicTime) -> Error {
         self.store.send_release(release_of(lease, now));
         Error::lost(reason)
     }
 
     /// Hands the lease off to the next waiting thread of this client, if the limits of hand-offs allow it.
-    pub(crate) fn hand_off(&self, lease: &Arc<Lease>) -> bool {
+    pub fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let (grant, limits) = (lease.grant(), self.hand_offs);
         let mut handed = None;
         let done = self.queues.hand_off(lease, |options| {
@@ -144,7 +139,7 @@ impl Acquirer {
 
     /// Leaves the local queue without a grant of Redis. Releases a lease that was handed off to this waiter meanwhile.
     /// If no waiter is left, also releases the queue's entry.
-    pub(super) fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
+    pub fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
             self.release(&lease);
@@ -156,7 +151,7 @@ impl Acquirer {
     }
 
     /// Leaves the local queue with `lease`, which Redis has granted.
-    pub(super) fn leave_queue_with(&self, waiter: WaiterGuard<'_>, lease: &Arc<Lease>) {
+    pub fn leave_queue_with(&self, waiter: WaiterGuard<'_>, lease: &Arc<Lease>) {
         let (handed_off, forced_by) = waiter.leave_with(lease);
         if let Some(other) = handed_off {
             self.release(&other);
@@ -168,7 +163,7 @@ impl Acquirer {
 
     /// Tells Redis to release a lease that no guard holds: its grant, or its entry in the queue. First forgets the
     /// entry, so that no later request uses the lease id: this release would end a later grant.
-    pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
+    pub fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
         self.store.send_release(Command::Release {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind};
+use crate::report::error::{Error, ErrorKind};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 
 #[derive(Default)]
-pub(super) struct Shutdown {
+pub struct Shutdown {
     is_shut_down: AtomicBool,
     /// Locked while the flag changes. A thread that checks the flag and then sleeps cannot miss the wake-up in between.
     changing: Mutex<()>,
@@ -14,7 +14,7 @@ pub(super) struct Shutdown {
 }
 
 impl Shutdown {
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         let changing = self.changing.lock();
         self.is_shut_down.store(true, Ordering::Release);
         drop(changing);
@@ -22,7 +22,7 @@ impl Shutdown {
     }
 
     /// Returns an error once the client is shut down.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), Error> {
         if self.is_shut_down.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
@@ -30,7 +30,7 @@ impl Shutdown {
     }
 
     /// Sleeps for `pause`, or until the client is shut down.
-    pub(super) fn rest(&self, pause: Duration) -> Result<(), Error> {
+    pub fn rest(&self, pause: Duration) -> Result<(), Error> {
         let mut changing = self.changing.lock();
         if self.check().is_ok() {
             self.changed.wait_for(&mut changing, pause);

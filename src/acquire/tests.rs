@@ -1,24 +1,22 @@
 //! Tests of one caller's wait, with a clock that the tests move and a store whose replies they set.
 
-mod contention;
-mod granted;
-mod outages;
-mod polling;
-mod quorum;
-mod release;
-mod transfer;
+pub mod contention;
+pub mod granted;
+pub mod outages;
+pub mod polling;
+pub mod quorum;
+pub mod release;
+pub mod transfer;
 
 use std::sync::atomic::Ordering;
 
 use super::queue::GrantOf;
 use super::wait::RetryState;
 use super::*;
-use crate::error::ErrorKind;
+use crate::command::{Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place};
 use crate::lease::Grant;
-use crate::store::{
-    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, ServerId, Turn,
-    front_place,
-};
+use crate::report::error::ErrorKind;
+use crate::store::{Backend, Scripted, ServerId, Turn};
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::threads::ThreadGroup;
@@ -109,7 +107,7 @@ fn contended_behind(ahead: u64) -> Reply {
 }
 
 /// A turn of the client with this number.
-pub(super) fn turn(n: usize) -> Turn {
+pub fn turn(n: usize) -> Turn {
     Turn {
         lease: LeaseId::random(),
         holder: HolderId::of_text(&format!("host/{n}/0")),

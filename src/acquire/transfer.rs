@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use crate::acquire::Acquirer;
 use crate::acquire::backoff::Backoff;
-use crate::error::{Error, ErrorKind};
+use crate::command::{Adoption, Command, Reply};
 use crate::lease::{Grant, Lease, Ticket};
-use crate::store::{Adoption, Command, Reply};
+use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
     /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
     /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
     /// ttl.
-    pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
+    pub fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
         if lease.is_renewal_stopped() {
@@ -51,7 +51,7 @@ impl Acquirer {
 
     /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a
     /// request that got no answer: Redis may have carried it out, and then the store releases the key.
-    pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
+    pub fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let adopt = |started| self.adopt_through_outage(ticket, started);
         self.observed(&ticket.key, adopt, |lease| Some(&**lease))
     }

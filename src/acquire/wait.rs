@@ -10,9 +10,10 @@ use crate::acquire::contention::{Contention, Pause, WaitSoFar};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
-use crate::error::{Error, ErrorKind};
+use crate::command::{Command, GrantMessage, QueueMode, Queued, Reply};
 use crate::lease::{Check, Grant, Lease, Options};
-use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, ServerId, TrackedKey};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::{ServerId, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -53,7 +54,7 @@ const MAX_SPLIT_VOTES: u32 = 4;
 
 /// How long to wait while another holder has the lock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
+pub enum Until {
     /// Not at all.
     Now,
     At(MonotonicTime),
@@ -74,7 +75,7 @@ impl Until {
 
 /// When the first waiter of a queue asks Redis again.
 #[derive(Clone, Copy)]
-pub(super) enum RetryState {
+pub enum RetryState {
     /// At once: the waiter has not asked yet, or was woken.
     AskNow,
     /// At `ask_at`: the waiter is queued in Redis and will be notified of its grant. It has its key tracked from
@@ -97,7 +98,7 @@ pub(super) enum RetryState {
 
 impl RetryState {
     /// Returns the state of a waiter at this place in the queue of a lock that expires at `expires_at`.
-    pub(super) fn queued(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> Self {
+    pub fn queued(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> Self {
         let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
         let share = |of: u64| queued.ahead.max(of) as f64 / of as f64;
         let near = LONGEST_TRUST.mul_f64(share(NEAR));
@@ -151,7 +152,7 @@ struct Wait<'a> {
 
 impl Acquirer {
     /// Waits for the lock. Returns `None` if other holders had the lock for as long as `until` allows.
-    pub(super) fn wait(
+    pub fn wait(
         &self,
         request: &LockRequest,
         until: Until,
@@ -227,7 +228,7 @@ impl Acquirer {
     /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says whether other clients
     /// may be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after
     /// shutdown (`Shutdown`).
-    pub(super) fn lease_of(
+    pub fn lease_of(
         &self,
         grant: Grant,
         check: Option<Check>,
@@ -254,7 +255,7 @@ impl Acquirer {
     }
 
     /// The latest time at which a waiter checks the `end` of its call and the outage again.
-    pub(super) fn longest_sleep(
+    pub fn longest_sleep(
         &self,
         now: MonotonicTime,
         end: Option<MonotonicTime>,

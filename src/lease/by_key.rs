@@ -10,23 +10,23 @@ use crate::util::key::{Key, KeyHasher};
 
 /// Leases by their keys, at most one lease for each key.
 #[derive(Default)]
-pub(crate) struct LeasesByKey(HashSet<ByKey, BuildHasherDefault<KeyHasher>>);
+pub struct LeasesByKey(HashSet<ByKey, BuildHasherDefault<KeyHasher>>);
 
 /// A lease that is hashed and compared by its key.
 struct ByKey(Arc<Lease>);
 
 impl LeasesByKey {
-    pub(crate) fn get(&self, key: &Key) -> Option<&Arc<Lease>> {
+    pub fn get(&self, key: &Key) -> Option<&Arc<Lease>> {
         self.0.get(key).map(|found| &found.0)
     }
 
     /// Adds a lease, and returns the lease that had the same key.
-    pub(crate) fn insert(&mut self, lease: Arc<Lease>) -> Option<Arc<Lease>> {
+    pub fn insert(&mut self, lease: Arc<Lease>) -> Option<Arc<Lease>> {
         self.0.replace(ByKey(lease)).map(|replaced| replaced.0)
     }
 
     /// Removes this lease. A lease with the same key and another id stays.
-    pub(crate) fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
+    pub fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let key = &lease.grant().key;
         let found = self.get(key)?;
         if !std::ptr::eq(&**found, lease) {
@@ -35,11 +35,11 @@ impl LeasesByKey {
         self.0.take(key).map(|removed| removed.0)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Lease>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Lease>> {
         self.0.iter().map(|by_key| &by_key.0)
     }
 }

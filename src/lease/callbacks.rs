@@ -16,13 +16,14 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
-use crate::environment::EnvironmentFinding;
-use crate::error::Error;
-use crate::event::{EventHandler, EventLock};
 use crate::lease::Lease;
-use crate::loss::LossReason;
-use crate::node_state::NodeState;
-use crate::observe::{self, Observer};
+use crate::report::environment::EnvironmentFinding;
+use crate::report::error::Error;
+use crate::report::event::{EventHandler, EventLock};
+use crate::report::loss::LossReason;
+use crate::report::node_state::NodeState;
+use crate::report::observe;
+use crate::report::observe::Observer;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
@@ -33,7 +34,7 @@ type Callback = Box<dyn FnOnce() + Send>;
 const MAX_QUEUED_EVENTS: usize = 65_536;
 
 /// Queues callbacks and events for the callback thread, and never blocks.
-pub(crate) struct CallbackExecutor {
+pub struct CallbackExecutor {
     queue: Sender<Message>,
     backlog: Arc<Backlog>,
     events: Option<Arc<dyn EventHandler>>,
@@ -83,7 +84,7 @@ impl Backlog {
 }
 
 impl CallbackExecutor {
-    pub(crate) fn start(
+    pub fn start(
         threads: &ThreadGroup,
         events: Option<Arc<dyn EventHandler>>,
     ) -> Result<Arc<Self>, Error> {
@@ -125,13 +126,13 @@ impl CallbackExecutor {
 
     /// Starts the thread for a callback that may be queued later. If no thread can be started now, each later callback
     /// tries again.
-    pub(crate) fn try_start_thread(&self) {
+    pub fn try_start_thread(&self) {
         let _ = self.start_thread();
     }
 
     /// An executor without a thread, and a function by which a model runs the queue.
     #[cfg(all(test, shuttle))]
-    pub(crate) fn for_model() -> (Arc<Self>, impl Fn()) {
+    pub fn for_model() -> (Arc<Self>, impl Fn()) {
         let (queue, inbox) = unbounded();
         let callbacks = Self {
             queue,
@@ -150,19 +151,19 @@ impl CallbackExecutor {
     }
 
     /// Queues a callback, which is never dropped while the client lives.
-    pub(crate) fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
+    pub fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
         // Fails only after the callback thread has ended with its client.
         let _ = self.queue.send(Message::Callback(Box::new(callback)));
         self.try_start_thread();
     }
 
     /// Sets the hook that is called for each lost lease. Only the first call has an effect.
-    pub(crate) fn set_loss_hook(&self, hook: impl Fn(&Lease) + Send + Sync + 'static) {
+    pub fn set_loss_hook(&self, hook: impl Fn(&Lease) + Send + Sync + 'static) {
         let _ = self.loss_hook.set(Box::new(hook));
     }
 
     /// Calls the loss hook for a lost lease, and queues the `lost` event, which is never dropped.
-    pub(super) fn report_loss(&self, lease: &Lease, reason: LossReason) {
+    pub fn report_loss(&self, lease: &Lease, reason: LossReason) {
         if let Some(hook) = self.loss_hook.get() {
             hook(lease);
         }
@@ -172,7 +173,7 @@ impl CallbackExecutor {
 
     /// Reports a refused write of a fenced value to tracing, metrics and the client's event handler, on this thread: the
     /// caller has just waited for Redis.
-    pub(crate) fn report_refused_write(&self, value: EventLock<'_>, last_token: u64) {
+    pub fn report_refused_write(&self, value: EventLock<'_>, last_token: u64) {
         if observe::IS_ON {
             Observer.write_refused(value, last_token);
         }
@@ -180,7 +181,7 @@ impl CallbackExecutor {
     }
 
     /// Queues the `lost` event of a lock, which is never dropped.
-    pub(crate) fn queue_loss(&self, key: &Key, fencing_token: u64, reason: LossReason) {
+    pub fn queue_loss(&self, key: &Key, fencing_token: u64, reason: LossReason) {
         if let Some(event) = self.lock_event(key, fencing_token, move |events, lock| {
             events.lost(lock, &reason);
         }) {
@@ -196,7 +197,7 @@ impl CallbackExecutor {
     }
 
     /// Queues an event for the client's event handler. Does nothing if the client has none.
-    pub(crate) fn queue_event(&self, event: impl FnOnce(&dyn EventHandler) + Send + 'static) {
+    pub fn queue_event(&self, event: impl FnOnce(&dyn EventHandler) + Send + 'static) {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
             self.queue_bounded(move || event(&*events));
@@ -204,23 +205,23 @@ impl CallbackExecutor {
     }
 
     /// Queues a finding about the environment for tracing and the client's event handler.
-    pub(crate) fn queue_finding(&self, finding: EnvironmentFinding) {
+    pub fn queue_finding(&self, finding: EnvironmentFinding) {
         self.queue_warning(move |events| events.environment_warning(&finding));
     }
 
     /// Queues the report that no sentinel names the primary, for tracing and the client's event handler.
-    pub(crate) fn queue_unavailable_sentinels(&self, error: Error) {
+    pub fn queue_unavailable_sentinels(&self, error: Error) {
         self.queue_warning(move |events| events.sentinels_unavailable(&error));
     }
 
     /// Queues the report that the script is used for all acquires, for tracing and the client's event handler.
-    pub(crate) fn queue_plain_acquires_refused(&self, error: Error) {
+    pub fn queue_plain_acquires_refused(&self, error: Error) {
         self.queue_warning(move |events| events.plain_acquires_refused(&error));
     }
 
     /// Queues the report that the health of a quorum's node has changed, for tracing, metrics and the client's event
     /// handler.
-    pub(crate) fn queue_node_change(&self, node: NodeState) {
+    pub fn queue_node_change(&self, node: NodeState) {
         self.queue_warning(move |events| events.node_changed(&node));
     }
 
@@ -240,7 +241,7 @@ impl CallbackExecutor {
 
     /// Queues an event of a lock for tracing, metrics and the client's event handler. Does nothing if all three are
     /// absent.
-    pub(crate) fn queue_lock_event(
+    pub fn queue_lock_event(
         &self,
         key: &Key,
         fencing_token: u64,
@@ -275,26 +276,26 @@ impl CallbackExecutor {
     }
 
     /// Queues a call that records metrics. Does nothing without the features `tracing` and `metrics`.
-    pub(crate) fn queue_observation(&self, record: impl FnOnce() + Send + 'static) {
+    pub fn queue_observation(&self, record: impl FnOnce() + Send + 'static) {
         if observe::IS_ON {
             self.queue_bounded(record);
         }
     }
 
     /// Whether tracing, metrics or an event handler receive events. If not, callers measure no durations for events.
-    pub(crate) fn has_listeners(&self) -> bool {
+    pub fn has_listeners(&self) -> bool {
         observe::IS_ON || self.events.is_some()
     }
 
     /// Calls the client's event handler, if it has one, on this thread, and drops a panic of the handler.
-    pub(crate) fn call_handler(&self, event: impl FnOnce(&dyn EventHandler)) {
+    pub fn call_handler(&self, event: impl FnOnce(&dyn EventHandler)) {
         if let Some(events) = &self.events {
             let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
         }
     }
 
     /// Ends the callback thread after everything that is queued so far.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let _ = self.queue.send(Message::Stop);
         // Dropped after the unlock: the callbacks that no thread has run are the user's.
         let starter = self.starter.lock().take();

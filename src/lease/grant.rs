@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::command::value::hand_offs_of;
 use crate::config::Replicas;
-use crate::store::hand_offs_of;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -13,25 +13,25 @@ use crate::util::sync::Mutex;
 
 /// The options of a request for a lock. A lease is handed off only to a waiter with equal options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Options {
-    pub(crate) ttl: Duration,
+pub struct Options {
+    pub ttl: Duration,
     /// Time between renewals; `None` for a lease that is not renewed.
-    pub(crate) renew_every: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
+    pub renew_every: Option<Duration>,
+    pub max_hold: Option<Duration>,
     /// The caller's check runs before each renewal. Such a lease is never handed off.
-    pub(crate) checked: bool,
+    pub checked: bool,
     /// The replicas that have to acknowledge each grant and each renewal.
-    pub(crate) replicas: Option<Replicas>,
+    pub replicas: Option<Replicas>,
 }
 
 impl Options {
     /// The ttl to ask Redis for: `ttl`, but at most `max_hold`.
-    pub(crate) fn first_ttl(&self) -> Duration {
+    pub fn first_ttl(&self) -> Duration {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
     }
 
     /// When the last tenth of `max_hold` begins, for a hold that began at `since`.
-    pub(super) fn hold_warning_at(&self, since: MonotonicTime) -> Option<MonotonicTime> {
+    pub fn hold_warning_at(&self, since: MonotonicTime) -> Option<MonotonicTime> {
         self.max_hold.map(|hold| since.after(hold - hold / 10))
     }
 }
@@ -39,7 +39,7 @@ impl Options {
 #[cfg(test)]
 impl Options {
     /// The options of tests and models that need no special options.
-    pub(crate) const USUAL: Self = Self {
+    pub const USUAL: Self = Self {
         ttl: Duration::from_secs(30),
         renew_every: Some(Duration::from_secs(10)),
         max_hold: None,
@@ -50,11 +50,11 @@ impl Options {
 
 /// The options of the latest request. Leases that are requested one after another with equal options share one copy.
 #[derive(Default)]
-pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
+pub struct SharedOptions(Mutex<Option<Arc<Options>>>);
 
 impl SharedOptions {
     /// Returns `options`, shared with the previous call if they are equal.
-    pub(crate) fn share(&self, options: Options) -> Arc<Options> {
+    pub fn share(&self, options: Options) -> Arc<Options> {
         let mut last = self.0.lock();
         match &*last {
             Some(same) if **same == options => Arc::clone(same),
@@ -65,18 +65,18 @@ impl SharedOptions {
 
 /// A lock as Redis granted it.
 #[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    pub(crate) key: Key,
-    pub(crate) id: LeaseId,
-    pub(crate) token: u64,
+pub struct Grant {
+    pub key: Key,
+    pub id: LeaseId,
+    pub token: u64,
     /// Whether the lock's value in Redis has the token.
-    pub(crate) is_token_in_value: bool,
-    pub(crate) options: Arc<Options>,
+    pub is_token_in_value: bool,
+    pub options: Arc<Options>,
     /// When this client asked for the lock, before it sent the first byte. After a hand-off: when the lock was handed
     /// off.
-    pub(crate) asked_at: MonotonicTime,
+    pub asked_at: MonotonicTime,
     /// When this client got the lock. A hand-off does not change this time.
-    pub(crate) since: MonotonicTime,
+    pub since: MonotonicTime,
 }
 
 /// The time between two renewals is divided into this many steps, and each renewal is moved to the start of its step.
@@ -96,7 +96,7 @@ fn renewal_step(every: Duration) -> Duration {
 #[cfg(test)]
 impl Grant {
     /// The grant of tests and models that need no special grant: asked for and granted at `now`.
-    pub(crate) fn usual(key: Key, now: MonotonicTime) -> Self {
+    pub fn usual(key: Key, now: MonotonicTime) -> Self {
         Self {
             key,
             id: LeaseId::random(),
@@ -111,39 +111,35 @@ impl Grant {
 
 impl Grant {
     /// The ttl that Redis was asked for.
-    pub(crate) fn ttl(&self) -> Duration {
+    pub fn ttl(&self) -> Duration {
         self.options.first_ttl()
     }
 
     /// When `max_hold` ends the hold, however often the lease is renewed.
-    pub(crate) fn hold_until(&self) -> Option<MonotonicTime> {
+    pub fn hold_until(&self) -> Option<MonotonicTime> {
         let max_hold = self.options.max_hold;
         max_hold.map(|hold| self.asked_at.after(hold))
     }
 
     /// How often the lock was handed off within the client since Redis granted it.
-    pub(crate) fn hand_offs(&self) -> u32 {
+    pub fn hand_offs(&self) -> u32 {
         hand_offs_of(self.token)
     }
 
     /// The earlier of `time` and the end of `max_hold`.
-    pub(super) fn at_most_hold_until(&self, time: MonotonicTime) -> MonotonicTime {
+    pub fn at_most_hold_until(&self, time: MonotonicTime) -> MonotonicTime {
         self.hold_until().map_or(time, |until| time.min(until))
     }
 
     /// Whether a ttl that was asked for at `asked_at` reaches the end of `max_hold`.
-    pub(super) fn is_capped(&self, asked_at: MonotonicTime, ttl: Duration) -> bool {
+    pub fn is_capped(&self, asked_at: MonotonicTime, ttl: Duration) -> bool {
         self.hold_until()
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
     /// When to renew after a grant or renewal that was asked for at `asked_at`. `None` if leases with these options are
     /// not renewed, or if the lease is `capped`: its ttl reaches the end of `max_hold` already.
-    pub(super) fn next_renewal(
-        &self,
-        asked_at: MonotonicTime,
-        capped: bool,
-    ) -> Option<MonotonicTime> {
+    pub fn next_renewal(&self, asked_at: MonotonicTime, capped: bool) -> Option<MonotonicTime> {
         if capped {
             return None;
         }
@@ -153,7 +149,7 @@ impl Grant {
 
     /// When to renew if a renewal is due at `at` together with many others: earlier than `at`. `jitter`, from
     /// 0.0 to 1.0, differs from lease to lease, so the renewals spread over time.
-    pub(super) fn spread_earlier(&self, at: MonotonicTime, jitter: f64) -> MonotonicTime {
+    pub fn spread_earlier(&self, at: MonotonicTime, jitter: f64) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(jitter);
         at.before(earlier).rounded_down(renewal_step(every))

@@ -13,16 +13,16 @@
 //! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
 //! the validity finds the lease lost, whatever was reported before.
 
-mod by_key;
-mod callbacks;
-mod grant;
+pub mod by_key;
+pub mod callbacks;
+pub mod grant;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
-mod renewal;
+pub mod renewal;
 #[cfg(test)]
 mod tests;
-mod ticket;
+pub mod ticket;
 
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,20 +31,20 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::event::EventLock;
-use crate::loss::LossReason;
+use crate::report::event::EventLock;
+use crate::report::loss::LossReason;
 use crate::util::clock::{MonotonicTime, validity};
 use crate::util::id::HolderId;
 use crate::util::sync::{Condvar, Mutex, MutexGuard};
 
-pub(crate) use by_key::LeasesByKey;
-pub(crate) use callbacks::CallbackExecutor;
-pub(crate) use grant::{Grant, Options, SharedOptions};
-pub(crate) use renewal::{Check, DueActions};
-pub(crate) use ticket::Ticket;
+pub use by_key::LeasesByKey;
+pub use callbacks::CallbackExecutor;
+pub use grant::{Grant, Options, SharedOptions};
+pub use renewal::{Check, DueActions};
+pub use ticket::Ticket;
 
 /// A lock that this client was granted, until it is released or lost.
-pub(crate) struct Lease {
+pub struct Lease {
     grant: Grant,
     callbacks: Arc<CallbackExecutor>,
     state: Mutex<State>,
@@ -148,12 +148,12 @@ impl LossListeners {
 
 /// The id of a timer of the watchdog. The lease only stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimerHandle(pub(crate) u32, pub(crate) NonZeroU64);
+pub struct TimerHandle(pub u32, pub NonZeroU64);
 
 #[cfg(test)]
 impl TimerHandle {
     /// A handle for tests that have no wheel.
-    pub(crate) fn nth(n: u32) -> Self {
+    pub fn nth(n: u32) -> Self {
         Self(n, NonZeroU64::MIN)
     }
 }
@@ -162,9 +162,9 @@ impl TimerHandle {
 /// so hold no lock of the library then. A caller that waits for the release keeps this value until the reply, which may
 /// report a loss ([`Lease::lose_released`]).
 #[must_use]
-pub(crate) struct Detached {
-    pub(crate) timer: Option<TimerHandle>,
-    pub(crate) tracked: bool,
+pub struct Detached {
+    pub timer: Option<TimerHandle>,
+    pub tracked: bool,
     listeners: LossListeners,
     check: Option<Check>,
 }
@@ -185,11 +185,7 @@ const PAUSE_AFTER_DENIAL: Duration = Duration::from_secs(1);
 
 impl Lease {
     /// A held lease for `grant`. If there is a `check`, it decides before each renewal whether the lease is renewed.
-    pub(crate) fn new(
-        grant: Grant,
-        callbacks: Arc<CallbackExecutor>,
-        check: Option<Check>,
-    ) -> Self {
+    pub fn new(grant: Grant, callbacks: Arc<CallbackExecutor>, check: Option<Check>) -> Self {
         let valid_until = grant.at_most_hold_until(grant.asked_at.after(validity(grant.ttl())));
         let capped = grant.is_capped(grant.asked_at, grant.ttl());
         let renew_at = grant.next_renewal(grant.asked_at, capped);
@@ -217,12 +213,12 @@ impl Lease {
         }
     }
 
-    pub(crate) fn grant(&self) -> &Grant {
+    pub fn grant(&self) -> &Grant {
         &self.grant
     }
 
     /// This lock, as events name it.
-    pub(crate) fn event_lock(&self) -> EventLock<'_> {
+    pub fn event_lock(&self) -> EventLock<'_> {
         EventLock {
             key: self.grant.key.name(),
             fencing_token: self.grant.token,
@@ -231,7 +227,7 @@ impl Lease {
 
     /// The rest of the validity; zero if the lease is lost or released. Locks the state, and marks the lease as lost if
     /// its validity has ended.
-    pub(crate) fn remaining(&self, now: MonotonicTime) -> Duration {
+    pub fn remaining(&self, now: MonotonicTime) -> Duration {
         let state = self.lock_and_expire(now);
         match state.phase {
             Phase::Held => state.valid_until.since(now),
@@ -240,17 +236,17 @@ impl Lease {
     }
 
     /// When the validity ends, unless the ttl is changed before.
-    pub(crate) fn valid_until(&self) -> MonotonicTime {
+    pub fn valid_until(&self) -> MonotonicTime {
         self.state.lock().valid_until
     }
 
     /// Why the lease was lost, if it is lost. Locks the state, and marks the lease as lost if its validity has ended.
-    pub(crate) fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
+    pub fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
         self.lock_and_expire(now).loss().cloned()
     }
 
     /// Ends the lease as released. Returns the reason as an error if the lease was lost before. Sends nothing to Redis.
-    pub(crate) fn mark_released(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
+    pub fn mark_released(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
         if state.ttl_changing {
@@ -265,12 +261,12 @@ impl Lease {
     }
 
     /// Records that the lease becomes a ticket. Then a renewal that is under way is followed by no release.
-    pub(crate) fn keep_key(&self) {
+    pub fn keep_key(&self) {
         self.state.lock().extras().keeps_key = true;
     }
 
     /// Whether the lease has ended, and may still have its key although nothing needs it.
-    pub(crate) fn leaves_a_key(&self, now: MonotonicTime) -> bool {
+    pub fn leaves_a_key(&self, now: MonotonicTime) -> bool {
         let keeps_key = {
             let state = self.state.lock();
             state.extras.as_ref().is_some_and(|extras| extras.keeps_key)
@@ -279,7 +275,7 @@ impl Lease {
     }
 
     /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold mutexes.
-    pub(crate) fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
+    pub fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
         let state = self.state.lock();
         let is_live = state.phase == Phase::Held && now < state.valid_until;
         is_live.then(|| state.valid_until.since(now))
@@ -296,11 +292,7 @@ impl Lease {
     /// - A third of the validity has passed, or a message of a `force_unlock` is being confirmed.
     ///
     /// Calls no listener, so callers may hold mutexes.
-    pub(crate) fn hand_off(
-        &self,
-        now: MonotonicTime,
-        options: Options,
-    ) -> Option<(Arc<Self>, Detached)> {
+    pub fn hand_off(&self, now: MonotonicTime, options: Options) -> Option<(Arc<Self>, Detached)> {
         let mut state = self.state.lock();
         let whole = validity(self.grant.ttl());
         let left = state.valid_until.since(now);
@@ -351,29 +343,29 @@ impl Lease {
 
     /// Forbids hand-offs of the lease. A transaction without a reply may still be executed as long as the key has the
     /// same value, and a hand-off does not change the value.
-    pub(crate) fn forbid_hand_off(&self) {
+    pub fn forbid_hand_off(&self) {
         self.state.lock().no_hand_off = true;
     }
 
     /// Sets whether other clients may be in the queue of the key in Redis.
-    pub(crate) fn with_others_queued(mut self, others: bool) -> Self {
+    pub fn with_others_queued(mut self, others: bool) -> Self {
         self.state.get_mut().others_queued = others;
         self
     }
 
-    pub(crate) fn has_others_queued(&self) -> bool {
+    pub fn has_others_queued(&self) -> bool {
         self.state.lock().others_queued
     }
 
     /// Ends the lease as lost and notifies its listeners; does nothing if the lease has ended before. The reason is
     /// `reason`, unless the validity had ended at `now`.
-    pub(crate) fn lose(&self, now: MonotonicTime, reason: LossReason) {
+    pub fn lose(&self, now: MonotonicTime, reason: LossReason) {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
     /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the listeners that the
     /// release had `detached`. Returns the reason, which names a client that unlocked the lease by force.
-    pub(crate) fn lose_released(&self, mut detached: Detached, reason: LossReason) -> LossReason {
+    pub fn lose_released(&self, mut detached: Detached, reason: LossReason) -> LossReason {
         let mut state = self.state.lock();
         debug_assert_eq!(state.phase, Phase::Released);
         let reason = state.end_as_lost(reason);
@@ -385,7 +377,7 @@ impl Lease {
     /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to ask a pipeline now.
     /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. Only one request
     /// is sent at a time, and none for a second after a denial.
-    pub(crate) fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
+    pub fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
             return false;
@@ -403,7 +395,7 @@ impl Lease {
 
     /// Records the end of the request after [`record_force_message`](Self::record_force_message). `denied_at` is the
     /// time at which a pipeline said that the lease is still held.
-    pub(crate) fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
+    pub fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
         let report = &mut state.extras().force;
         report.confirming = false;
@@ -416,13 +408,13 @@ impl Lease {
     }
 
     /// The latest time at which Redis may still have the key, if the lock is not released.
-    pub(crate) fn key_until(&self) -> MonotonicTime {
+    pub fn key_until(&self) -> MonotonicTime {
         self.state.lock().key_until
     }
 
     /// A new channel that gets the reason when the lease is lost, and no other message. Keep the sender as long as the
     /// receiver: without the sender, the channel is disconnected when the lease ends.
-    pub(crate) fn loss_channel(
+    pub fn loss_channel(
         &self,
         now: MonotonicTime,
     ) -> (Arc<Sender<LossReason>>, Receiver<LossReason>) {
@@ -443,7 +435,7 @@ impl Lease {
 
     /// Adds a callback that runs on the callback thread when the lease is lost. Queues the callback now if the lease is
     /// lost already.
-    pub(crate) fn on_lost(&self, now: MonotonicTime, callback: LossCallback) {
+    pub fn on_lost(&self, now: MonotonicTime, callback: LossCallback) {
         let mut state = self.lock_and_expire(now);
         if state.phase == Phase::Held {
             state.extras().listeners.callbacks.push(callback);

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::{Lease, Phase, State, TimerHandle};
-use crate::loss::LossReason;
+use crate::report::loss::LossReason;
 use crate::util::clock::{MonotonicTime, validity};
 use crate::util::sync::Condvar;
 
 /// The actions that are due for a lease at one time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum DueActions {
+pub enum DueActions {
     /// None: the lease has ended.
     Ended,
     /// The lease is held, and its timer is set to `next`. The flags say whether to renew the lease, to track its key,
@@ -29,10 +29,10 @@ pub(crate) enum DueActions {
 /// A caller's closure that runs before each renewal and says whether to renew. This type runs the closure; the
 /// watchdog chooses when, and on which thread.
 #[derive(Clone)]
-pub(crate) struct Check(Arc<dyn Fn() -> bool + Send + Sync>);
+pub struct Check(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Check {
-    pub(crate) fn new(check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+    pub fn new(check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(check))
     }
 
@@ -56,7 +56,7 @@ impl Lease {
     /// Calls `replace_timer` with the old timer (if any) and the time of the next timer. `replace_timer` returns the
     /// new timer, or `None` if the watchdog has stopped. The lease is locked during the call, so a concurrent release
     /// either comes first, and no timer is set, or finds the new timer.
-    pub(crate) fn take_due(
+    pub fn take_due(
         &self,
         now: MonotonicTime,
         replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,
@@ -92,7 +92,7 @@ impl Lease {
 
     /// The time until `max_hold` ends the hold; `None` without `max_hold`, or if the lease has ended. Never ends the
     /// lease.
-    pub(crate) fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
+    pub fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
         let until = self.grant.hold_until()?;
         let state = self.state.lock();
         // If the ttl is capped, the validity ends before `max_hold` does, earlier by the allowance for drift.
@@ -107,7 +107,7 @@ impl Lease {
 
     /// If the lease is held, calls `has_room`. If that returns true, the key counts as tracked, and this call returns
     /// true.
-    pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) -> bool {
+    pub fn track_if(&self, has_room: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
             return false;
@@ -121,13 +121,13 @@ impl Lease {
     }
 
     /// Makes tracking of the key due again at `at`. (Tracking also reads the key.) Sets no timer.
-    pub(crate) fn track_again_at(&self, at: MonotonicTime) {
+    pub fn track_again_at(&self, at: MonotonicTime) {
         self.state.lock().track_at = Some(at);
     }
 
     /// Sets the timer to the next action, if the lease is held. `replace_timer` is described at
     /// [`take_due`](Self::take_due). False if the lease is held and the watchdog has stopped.
-    pub(crate) fn reschedule(
+    pub fn reschedule(
         &self,
         replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,
     ) -> bool {
@@ -142,26 +142,26 @@ impl Lease {
 
     /// Stops renewal: the lease is lost for `reason` when its validity ends. Its holder can still extend it. The first
     /// reason counts.
-    pub(crate) fn stop_renewing(&self, reason: LossReason) {
+    pub fn stop_renewing(&self, reason: LossReason) {
         let mut state = self.state.lock();
         state.renew_at = None;
         state.extras().renewal_stopped.get_or_insert(reason);
     }
 
     /// Whether [`stop_renewing`](Self::stop_renewing) was called.
-    pub(crate) fn is_renewal_stopped(&self) -> bool {
+    pub fn is_renewal_stopped(&self) -> bool {
         self.state.lock().renewal_stopped().is_some()
     }
 
     /// Records that Redis may have the key until `until`.
-    pub(crate) fn extend_key_until(&self, until: MonotonicTime) {
+    pub fn extend_key_until(&self, until: MonotonicTime) {
         let mut state = self.state.lock();
         state.key_until = state.key_until.max(until);
     }
 
     /// Runs the caller's check on this thread, and returns whether to renew now. Stops renewal for good if the check
     /// returns false.
-    pub(crate) fn run_check(&self) -> bool {
+    pub fn run_check(&self) -> bool {
         // If the lease has ended, there is no check, and the renewal does nothing.
         let check = self.state.lock().extras().check.clone();
         let may = check.is_none_or(Check::run);
@@ -175,7 +175,7 @@ impl Lease {
     /// Begins the renewal that is due. Returns for how long it has been due, counted from its first try. Returns `None`
     /// if the lease has ended, its ttl is being changed or was changed after the renewal became due, or renewal was
     /// stopped. Marks the lease as lost if its validity has ended.
-    pub(crate) fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
+    pub fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
         let mut state = self.lock_and_expire(now);
         let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
         if !may || state.renewal_stopped().is_some() {
@@ -191,7 +191,7 @@ impl Lease {
 
     /// If a renewal is due at `now`, waits until it has succeeded or failed. Returns false after `timeout`. Marks the
     /// lease as lost if its validity has ended.
-    pub(crate) fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
+    pub fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
         let mut state = self.lock_and_expire(now);
         loop {
             let is_due = state.renew_at.is_some_and(|at| at <= now);
@@ -207,7 +207,7 @@ impl Lease {
 
     /// Begins a change of the ttl. If another change is under way, waits for its end. Returns false if that change has
     /// not ended at `deadline`, or if the lease has ended.
-    pub(crate) fn begin_ttl_change(
+    pub fn begin_ttl_change(
         &self,
         deadline: MonotonicTime,
         clock: impl Fn() -> MonotonicTime,
@@ -229,12 +229,7 @@ impl Lease {
 
     /// Ends a change of the ttl that Redis has confirmed: the key lives until `ttl` after `asked_at`, or longer. Never
     /// shortens the validity, and never revives a lost lease.
-    pub(crate) fn finish_ttl_change(
-        &self,
-        now: MonotonicTime,
-        asked_at: MonotonicTime,
-        ttl: Duration,
-    ) {
+    pub fn finish_ttl_change(&self, now: MonotonicTime, asked_at: MonotonicTime, ttl: Duration) {
         let mut state = self.lock_and_expire(now);
         state.ttl_changing = false;
         if state.phase == Phase::Held {
@@ -261,7 +256,7 @@ impl Lease {
 
     /// Makes the next renewal a little earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0,
     /// says how much earlier.
-    pub(crate) fn spread_renewal(&self, jitter: f64) {
+    pub fn spread_renewal(&self, jitter: f64) {
         let mut state = self.state.lock();
         state.renew_at = state
             .renew_at
@@ -270,7 +265,7 @@ impl Lease {
 
     /// Ends a change of the ttl to `asked` that Redis has not confirmed. Redis may still get the request while the key
     /// exists. `retry_at` is the time of the next try, if this was a renewal.
-    pub(crate) fn fail_ttl_change(
+    pub fn fail_ttl_change(
         &self,
         now: MonotonicTime,
         asked: Duration,
@@ -293,7 +288,7 @@ impl Lease {
     }
 
     /// The ttl to ask for at a renewal: the full ttl, or the time until `max_hold` ends.
-    pub(crate) fn renewal_ttl(&self, now: MonotonicTime) -> Duration {
+    pub fn renewal_ttl(&self, now: MonotonicTime) -> Duration {
         match self.grant.hold_until() {
             Some(until) => self.grant.ttl().min(until.since(now)),
             None => self.grant.ttl(),

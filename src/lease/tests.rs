@@ -1,5 +1,5 @@
-mod hand_off;
-mod renewal;
+pub mod hand_off;
+pub mod renewal;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::command::value::MAX_TOKEN;
 use crate::config::{Config, MAX_TTL, MIN_TTL};
-use crate::error::{Error, ErrorKind};
 use crate::lease::Options;
-use crate::store::MAX_TOKEN;
+use crate::report::error::{Error, ErrorKind};
 use crate::util::id::{LeaseId, number};
 use crate::util::key::Key;
 
@@ -18,19 +18,19 @@ const VERSION: &str = "lht1";
 /// `max_hold` (or `-`), longest time for which Redis may have the key, length of the prefix, key in Redis. Times are in
 /// ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
-    pub(crate) key: Key,
-    pub(crate) lease: LeaseId,
-    pub(crate) token: u64,
+pub struct Ticket {
+    pub key: Key,
+    pub lease: LeaseId,
+    pub token: u64,
     /// `max_hold` is the rest of the old holder's `max_hold`.
-    pub(crate) options: Options,
+    pub options: Options,
     /// The longest time for which Redis may still have the key.
-    pub(crate) key_left: Duration,
+    pub key_left: Duration,
 }
 
 impl Ticket {
     /// Parses a ticket for a client with these settings.
-    pub(crate) fn read(text: &str, config: &Config) -> Result<Self, Error> {
+    pub fn read(text: &str, config: &Config) -> Result<Self, Error> {
         let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
         // Text from a file or a pipe ends with a newline.
         let text = text.trim_end_matches(['\n', '\r']);
@@ -261,7 +261,8 @@ mod tests {
 
         use super::*;
         use crate::config::MAX_TTL;
-        use crate::util::fuzz::{self, Bytes};
+        use crate::util::fuzz;
+        use crate::util::fuzz::Bytes;
 
         const PREFIX: &str = "p:";
         const LONGEST_NAME: usize = 64;

@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::error::{Error, ErrorKind};
-use crate::store::command::Reply;
+use crate::command::Reply;
+use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Mutex, MutexGuard, Thread, Yields, park_timeout, this_thread, yield_now};
 
 /// The reply to a request, or the error that ended the request.
-pub(crate) type Outcome = Result<Reply, Error>;
+pub type Outcome = Result<Reply, Error>;
 
 /// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
-pub(crate) type Few<T> = SmallVec<[T; 1]>;
+pub type Few<T> = SmallVec<[T; 1]>;
 
 /// A thread that waits for the outcomes of its requests.
-pub(crate) struct Caller {
+pub struct Caller {
     thread: Thread,
     /// Whether the thread can lead a pipeline while it waits.
     can_lead: bool,
@@ -48,7 +48,7 @@ impl CallerState {
 
 /// The reason why a wait ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum WaitEnd {
+pub enum WaitEnd {
     /// All outcomes have come.
     Complete,
     /// The caller leads the pipeline now.
@@ -59,7 +59,7 @@ pub(crate) enum WaitEnd {
 
 impl Caller {
     /// A caller that may be appointed to lead the pipeline that has its requests.
-    pub(crate) fn new(requests: usize) -> Arc<Self> {
+    pub fn new(requests: usize) -> Arc<Self> {
         Self::of(requests, true)
     }
 
@@ -79,7 +79,7 @@ impl Caller {
 
     /// Parks the thread until all outcomes have come, until this caller is appointed to lead the pipeline, or until
     /// `deadline`.
-    pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
+    pub fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
         let mut yields = Yields::new();
         loop {
             let mut state = self.state.lock();
@@ -133,7 +133,7 @@ impl Caller {
 
     /// Whether a caller that leads can stop, because all outcomes have come or the deadline has passed. After the
     /// deadline the caller counts as having left.
-    pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
+    pub fn is_over(&self, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.missing > 0 && MonotonicTime::now() >= deadline {
             state.has_left = true;
@@ -141,17 +141,17 @@ impl Caller {
         state.missing == 0 || state.has_left
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.state.lock().missing == 0
     }
 
     /// Ends the wait: the caller gets no more outcomes and cannot be appointed.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         self.state.lock().has_left = true;
     }
 
     /// Makes the caller lead the pipeline, and unparks it. Returns false if the caller does not wait any more.
-    pub(crate) fn appoint(&self) -> bool {
+    pub fn appoint(&self) -> bool {
         let mut state = self.state.lock();
         if !state.is_waiting() {
             return false;
@@ -172,7 +172,7 @@ impl Caller {
     }
 
     /// Takes the outcomes. For each outcome that did not come, the error is a time-out.
-    pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
+    pub fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
         let outcomes = std::mem::take(&mut self.state.lock().outcomes);
         let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
         outcomes
@@ -197,11 +197,11 @@ impl Caller {
 
 /// Requests that a caller has submitted, perhaps to several stores. After this value is dropped, the stores undo the
 /// acquires that they still grant.
-pub(crate) struct Submitted(Arc<Caller>);
+pub struct Submitted(Arc<Caller>);
 
 impl Submitted {
     /// Makes a completion for each of `requests` requests. Only the thread that calls this may wait for them.
-    pub(crate) fn new(requests: usize) -> (Self, Vec<Completion>) {
+    pub fn new(requests: usize) -> (Self, Vec<Completion>) {
         let caller = Caller::of(requests, false);
         let completions = (0..requests).map(|index| Completion::new(&caller, index));
         let completions = completions.collect();
@@ -211,7 +211,7 @@ impl Submitted {
     /// Waits until `are_enough` returns true for the outcomes so far, and then returns true. Returns false at
     /// `deadline`, or if all outcomes have come and are not enough. `are_enough` gets the outcomes in the order of the
     /// completions, and must not lock anything.
-    pub(crate) fn wait(
+    pub fn wait(
         &self,
         deadline: MonotonicTime,
         are_enough: impl Fn(&[Option<Outcome>]) -> bool,
@@ -220,7 +220,7 @@ impl Submitted {
     }
 
     /// Whether all outcomes have come.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
 
@@ -228,13 +228,13 @@ impl Submitted {
     #[cfg(test)]
     #[cfg(feature = "__server_tests")]
     #[cfg(not(shuttle))]
-    pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
+    pub fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
     }
 
     /// Ends the wait, and returns the outcomes until now. The store undoes acquires that it grants later, so the caller
     /// has to release the grants among the returned outcomes, and no others.
-    pub(crate) fn leave(self) -> Vec<Option<Outcome>> {
+    pub fn leave(self) -> Vec<Option<Outcome>> {
         let mut state = self.0.state.lock();
         state.has_left = true;
         std::mem::take(&mut state.outcomes).into_vec()
@@ -249,14 +249,14 @@ impl Drop for Submitted {
 
 /// The right to set the outcome of one request. If it is dropped without an outcome, as in a panic, the outcome is a
 /// time-out. So no caller waits in vain.
-pub(crate) struct Completion {
+pub struct Completion {
     caller: Arc<Caller>,
     index: usize,
     used: bool,
 }
 
 impl Completion {
-    pub(crate) fn new(caller: &Arc<Caller>, index: usize) -> Self {
+    pub fn new(caller: &Arc<Caller>, index: usize) -> Self {
         Self {
             caller: Arc::clone(caller),
             index,
@@ -265,28 +265,28 @@ impl Completion {
     }
 
     /// Sets the outcome. Returns the outcome as an error if the caller has left.
-    pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
+    pub fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
         self.used = true;
         self.caller.complete(self.index, outcome)
     }
 
     /// Sets the error as the outcome, even if the caller has left, since the caller may still take its outcomes after
     /// that.
-    pub(crate) fn give_up(mut self, error: Error) {
+    pub fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));
     }
 
-    pub(crate) fn is_waited_for(&self) -> bool {
+    pub fn is_waited_for(&self) -> bool {
         self.caller.state.lock().is_waiting()
     }
 
     /// The caller, if it waits and can be appointed to lead the pipeline.
-    pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
+    pub fn next_leader(&self) -> Option<&Arc<Caller>> {
         (self.caller.can_lead && self.is_waited_for()).then_some(&self.caller)
     }
 
-    pub(crate) fn is_of(&self, caller: &Arc<Caller>) -> bool {
+    pub fn is_of(&self, caller: &Arc<Caller>) -> bool {
         Arc::ptr_eq(&self.caller, caller)
     }
 }

@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind};
-use crate::loss::LossReason;
-use crate::store::command::Command;
+use crate::command::Command;
+use crate::report::error::{Error, ErrorKind};
+use crate::report::loss::LossReason;
 use crate::util::key::Key;
 
 /// A report about a release that was not done at the first attempt, or that found its lock lost.
 #[derive(Debug)]
-pub(crate) enum LateRelease {
+pub enum LateRelease {
     /// The release failed; the background retries it.
     Delayed(Error),
     /// Redis confirmed the release, or the release was given up.
@@ -29,7 +29,7 @@ type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
 
 /// Gets each report with the lock's key and fencing token.
 #[derive(Clone)]
-pub(crate) struct LateReleaseHook {
+pub struct LateReleaseHook {
     report: Arc<Report>,
     /// The hook also gets the ends of releases that were never late, and losses of which a caller learns.
     wants_prompt_ends: bool,
@@ -38,7 +38,7 @@ pub(crate) struct LateReleaseHook {
 impl LateReleaseHook {
     /// `report` has to be quick and must not block. A pipeline's mutex may be locked during the call, so it must not
     /// call the store.
-    pub(crate) fn new(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
+    pub fn new(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
         Self {
             report: Arc::new(report),
             wants_prompt_ends: false,
@@ -47,7 +47,7 @@ impl LateReleaseHook {
 
     /// The hook of a quorum's node. `report` also gets the ends of releases that were never late, and losses of which a
     /// caller learns, since the quorum has to count its nodes.
-    pub(crate) fn with_prompt_ends(
+    pub fn with_prompt_ends(
         report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl LateReleaseHook {
         }
     }
 
-    pub(crate) fn report(&self, key: &Key, token: u64, report: LateRelease) {
+    pub fn report(&self, key: &Key, token: u64, report: LateRelease) {
         (self.report)(key, token, report);
     }
 }
@@ -64,7 +64,7 @@ impl LateReleaseHook {
 /// Tracks a release that is being written or waits for its reply, and reports to the hook. A drop reports the release
 /// as given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
 /// queue).
-pub(crate) struct ReleaseTracker {
+pub struct ReleaseTracker {
     hook: LateReleaseHook,
     key: Key,
     token: u64,
@@ -86,18 +86,13 @@ impl ReleaseTracker {
     }
 
     /// Tracks `command` if it is a guard's release.
-    pub(crate) fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
+    pub fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
         let (key, token) = command.guard_release()?;
         Some(Self::new(hook, key, token))
     }
 
     /// Tracks a release that left a pipeline's queue. `reported_late`: the hook knows that the release is late.
-    pub(crate) fn resume(
-        hook: &LateReleaseHook,
-        key: &Key,
-        token: u64,
-        reported_late: bool,
-    ) -> Self {
+    pub fn resume(hook: &LateReleaseHook, key: &Key, token: u64, reported_late: bool) -> Self {
         if reported_late {
             hook.report(key, token, LateRelease::Dequeued);
         }
@@ -108,7 +103,7 @@ impl ReleaseTracker {
 
     /// Ends the tracking, since the release goes to a pipeline's queue. Returns true if the hook knows that the
     /// release is late.
-    pub(crate) fn suspend(mut self) -> bool {
+    pub fn suspend(mut self) -> bool {
         if self.reported_late {
             self.hook.report(&self.key, self.token, LateRelease::Queued);
         }
@@ -117,7 +112,7 @@ impl ReleaseTracker {
     }
 
     /// Reports the release as late, unless it was reported before.
-    pub(crate) fn report_late(&mut self, error: &Error) {
+    pub fn report_late(&mut self, error: &Error) {
         if !std::mem::replace(&mut self.reported_late, true) {
             let report = LateRelease::Delayed(error.clone());
             self.hook.report(&self.key, self.token, report);
@@ -126,7 +121,7 @@ impl ReleaseTracker {
 
     /// Records that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered
     /// to a caller and the hook wants no prompt ends.
-    pub(crate) fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
+    pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
             && (!is_delivered || self.hook.wants_prompt_ends)
         {

@@ -10,7 +10,7 @@ use crate::util::clock::MonotonicTime;
 
 /// Requests for the maintenance of one node. They wake the thread that runs it.
 #[derive(Default)]
-pub(in crate::store) struct MaintenanceRequests {
+pub struct MaintenanceRequests {
     state: Mutex<RequestState>,
     changed: Condvar,
 }
@@ -23,7 +23,7 @@ struct RequestState {
 
 impl MaintenanceRequests {
     /// Requests the maintenance of the node. Does not block.
-    pub(in crate::store) fn request(&self, urgency: Urgency) {
+    pub fn request(&self, urgency: Urgency) {
         let mut state = self.state.lock();
         // Nearly every dropped guard calls this, so only the first call wakes the thread.
         let is_sooner = match state.requested {
@@ -36,13 +36,13 @@ impl MaintenanceRequests {
         }
     }
 
-    pub(in crate::store) fn stop(&self) {
+    pub fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.changed.notify_one();
     }
 
     /// Runs the maintenance of `node` at each request, until `stop` is called or the node is dropped.
-    pub(in crate::store) fn run<N: Store + ?Sized>(&self, node: &Weak<N>) {
+    pub fn run<N: Store + ?Sized>(&self, node: &Weak<N>) {
         while self.wait() {
             let Some(node) = node.upgrade() else {
                 return;

@@ -1,65 +1,44 @@
 //! The interface to the server, or servers, that keep the locks: [`Store`] for requests, [`Notifications`], and
 //! [`Transactions`]. Code above this interface knows neither connections nor the number of servers.
 
-pub(crate) mod cluster;
-pub(crate) mod command;
-mod completion;
-mod copy;
-mod late_release;
-mod maintenance;
-mod memory;
+pub mod completion;
+pub mod late_release;
+pub mod maintenance;
 #[cfg(test)]
 #[cfg(shuttle)]
-pub(crate) mod model;
-mod observation;
-mod quorum;
-pub(crate) mod redis;
+pub mod model;
+pub mod observation;
 #[cfg(all(test, not(shuttle)))]
-mod scripted;
-mod value;
+pub mod scripted;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::environment::EnvironmentFinding;
-use crate::error::Error;
-use crate::node_state::NodeState;
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::quorum::NodeHook;
+use crate::report::environment::EnvironmentFinding;
+use crate::report::error::Error;
+use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
+use crate::wire::session::TransactionConnection;
 
-pub(crate) use cluster::{ClusterAddress, ClusterStore};
-pub(crate) use command::{
-    Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
-    TicketLease, front_place,
-};
-pub(crate) use completion::Completion;
-pub(crate) use late_release::{LateRelease, LateReleaseHook};
-pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
-pub(crate) use quorum::{NodeHook, NodeReport, QuorumAddress, QuorumStore};
-pub(crate) use redis::Node;
-pub(crate) use redis::connection::Endpoint;
-#[cfg(leasehold_internals)]
-pub(crate) use redis::replies::{Limit, Replies};
-#[cfg(leasehold_internals)]
-pub(crate) use redis::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
-pub use redis::session::TransactionConnection;
-pub(crate) use redis::session::{TransactionOutcome, read_failed, reply_unread};
-pub(crate) use redis::url::{redacted, redacted_info};
+pub use completion::Completion;
+pub use late_release::{LateRelease, LateReleaseHook};
+pub use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
 #[cfg(all(test, not(shuttle)))]
-pub(crate) use scripted::Scripted;
-pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, micros_of};
+pub use scripted::Scripted;
 
 /// Called with the reason why acquires by plain commands are not allowed.
-pub(crate) type RefusalHook = Box<dyn FnOnce(Error) + Send>;
+pub type RefusalHook = Box<dyn FnOnce(Error) + Send>;
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// its deadline at the latest. (A process that can start no thread may connect for longer.)
 ///
 /// The default methods do nothing, so a store without background work implements only the others.
-pub(crate) trait Store: Send + Sync {
+pub trait Store: Send + Sync {
     /// Sends all of `requests` and waits for their replies.
     fn execute(&self, requests: &mut [Request]);
 
@@ -160,7 +139,7 @@ pub(crate) trait Store: Send + Sync {
 
 /// Reports to a [`Listener`] what happens to locks on the servers. All reports are hints, except the report of a grant.
 /// Every wait is bounded without reports.
-pub(crate) trait Notifications: Send + Sync {
+pub trait Notifications: Send + Sync {
     /// Calls `listener` for each notification from now on. Connects only after [`request`](Self::request) or
     /// [`track`](Self::track).
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error>;
@@ -199,7 +178,7 @@ pub(crate) trait Notifications: Send + Sync {
 
 /// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
 /// data.
-pub(crate) trait Transactions: Send + Sync {
+pub trait Transactions: Send + Sync {
     /// Takes an idle connection for one transaction, or connects until `deadline`: to the server of `key`, the lock's
     /// key.
     fn transaction_connection(
@@ -214,16 +193,16 @@ pub(crate) trait Transactions: Send + Sync {
 
 /// A client's store, by its interfaces.
 #[derive(Clone)]
-pub(crate) struct Backend {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) notifications: Arc<dyn Notifications>,
+pub struct Backend {
+    pub store: Arc<dyn Store>,
+    pub notifications: Arc<dyn Notifications>,
     /// `None` if the store has no transactions.
-    pub(crate) transactions: Option<Arc<dyn Transactions>>,
+    pub transactions: Option<Arc<dyn Transactions>>,
 }
 
 impl Backend {
     /// A store without transactions.
-    pub(crate) fn new<S: Store + Notifications + 'static>(store: Arc<S>) -> Self {
+    pub fn new<S: Store + Notifications + 'static>(store: Arc<S>) -> Self {
         Self {
             notifications: Arc::<S>::clone(&store),
             store,
@@ -232,7 +211,7 @@ impl Backend {
     }
 
     /// A store with transactions.
-    pub(crate) fn with_transactions<S>(store: Arc<S>) -> Self
+    pub fn with_transactions<S>(store: Arc<S>) -> Self
     where
         S: Store + Notifications + Transactions + 'static,
     {
@@ -245,20 +224,20 @@ impl Backend {
 
 /// The numbers of threads and renewals that suit a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RenewalLimits {
+pub struct RenewalLimits {
     /// How many threads renew at the same time.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// How many renewals a thread sends at a time, if the renewals are late.
-    pub(crate) at_a_time: usize,
+    pub at_a_time: usize,
     /// Whether renewals of one slot should be sent together, since a script call has keys of one slot only.
-    pub(crate) by_slot: bool,
+    pub by_slot: bool,
 }
 
 impl RenewalLimits {
     /// The limits of one server. While one thread handles replies, the server can work on the requests of the other
     /// thread. Batches are large only when renewals are late: then a lost lock is worse than a reply that comes some ms
     /// later.
-    pub(crate) const USUAL: Self = Self {
+    pub const USUAL: Self = Self {
         threads: 2,
         at_a_time: if cfg!(all(test, shuttle)) { 8 } else { 512 },
         by_slot: false,
@@ -266,11 +245,11 @@ impl RenewalLimits {
 }
 
 /// The delay of the maintenance after a request that is not urgent ([`Urgency::Soon`]).
-pub(crate) const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
+pub const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 
 /// How soon a store needs [`Store::run_maintenance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
+pub enum Urgency {
     /// Within [`MAINTENANCE_DELAY`]: a reply has to be read, or a release retried.
     Soon,
     /// At once: a queued release can be written now.
@@ -278,4 +257,4 @@ pub(crate) enum Urgency {
 }
 
 /// A function that a store calls when it needs [`Store::run_maintenance`]. It has to be quick and must not block.
-pub(crate) type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;
+pub type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;

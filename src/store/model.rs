@@ -6,23 +6,21 @@ use std::sync::Arc;
 
 use std::time::Duration;
 
-use crate::error::Error;
-use crate::store::memory::Notification;
-use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
-use crate::store::{
-    Command, Completion, KeyState, Listener, Notifications, QueueMode, Reply, Request, ServerId,
-    Store, TrackedKey,
-};
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::memory::Notification;
+use crate::report::error::Error;
+use crate::store::{Completion, KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyMap};
 use crate::util::sync::model::step;
 use crate::util::sync::{Condvar, Mutex};
 use crate::util::threads::ThreadGroup;
+use crate::wire::pipeline::connection::{Faults, Server as Memory};
 
 /// The server that several clients of a model share.
 #[derive(Clone)]
-pub(crate) struct Server(Arc<Shared>);
+pub struct Server(Arc<Shared>);
 
 struct Shared {
     memory: Arc<Memory>,
@@ -48,7 +46,7 @@ enum Notice {
 }
 
 impl Server {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self(Arc::new(Shared {
             memory: Memory::new(Faults::default()),
             notices: Mutex::default(),
@@ -56,17 +54,17 @@ impl Server {
         }))
     }
 
-    pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
+    pub fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         self.0.memory.give(key, lease, until);
     }
 
-    pub(crate) fn take_back(&self, key: &Key, lease: LeaseId) {
+    pub fn take_back(&self, key: &Key, lease: LeaseId) {
         self.0.memory.take_back(key, lease);
         self.notify();
     }
 
     /// Takes `key` from `lease` by force, for `by`.
-    pub(crate) fn force(&self, key: &Key, lease: LeaseId, by: &HolderId) {
+    pub fn force(&self, key: &Key, lease: LeaseId, by: &HolderId) {
         let key = key.clone();
         self.serve(
             by,
@@ -79,17 +77,17 @@ impl Server {
     }
 
     /// Deletes `key`; its queue stays.
-    pub(crate) fn delete(&self, key: &Key) {
+    pub fn delete(&self, key: &Key) {
         self.0.memory.delete(key);
         self.notify();
     }
 
-    pub(crate) fn holder(&self, key: &Key) -> Option<LeaseId> {
+    pub fn holder(&self, key: &Key) -> Option<LeaseId> {
         self.0.memory.holder(key)
     }
 
     /// Ends [`Direct::deliver_all`] once all notifications are delivered.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.0.notices.lock().over = true;
         self.0.changed.notify_all();
     }
@@ -132,7 +130,7 @@ impl Server {
 }
 
 /// A client's store on the server.
-pub(crate) struct Direct {
+pub struct Direct {
     server: Server,
     queue_mode: QueueMode,
     holder: HolderId,
@@ -141,7 +139,7 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    pub(crate) fn new(server: &Server, queue_mode: QueueMode) -> Self {
+    pub fn new(server: &Server, queue_mode: QueueMode) -> Self {
         Self {
             server: server.clone(),
             queue_mode,
@@ -151,7 +149,7 @@ impl Direct {
     }
 
     /// Delivers notifications to `listener` until [`Server::end`].
-    pub(crate) fn deliver_all(&self, listener: &dyn Listener) {
+    pub fn deliver_all(&self, listener: &dyn Listener) {
         loop {
             let mut notices = self.server.0.notices.lock();
             let next = (notices.sent.iter()).position(|(to, _)| *to == self.holder);
@@ -201,7 +199,7 @@ impl Direct {
     }
 
     /// Drops the notification connection and connects again.
-    pub(crate) fn reconnect(&self) {
+    pub fn reconnect(&self) {
         let mut notices = self.server.0.notices.lock();
         notices.sent.retain(|(to, _)| *to != self.holder);
         for trackers in notices.trackers.values_mut() {

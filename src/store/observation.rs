@@ -1,68 +1,69 @@
 //! The reports of servers about locks, as typed data. Each report names its server. Interprets the values of keys.
 
-use crate::error::Error;
-use crate::loss::LossReason;
-use crate::store::command::GrantMessage;
-use crate::store::value::{self, LockValue};
+use crate::command::GrantMessage;
+use crate::command::value;
+use crate::command::value::LockValue;
+use crate::report::error::Error;
+use crate::report::loss::LossReason;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 
 /// One of the servers of a store, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ServerId(pub(crate) u8);
+pub struct ServerId(pub u8);
 
 impl ServerId {
     /// The server of a store that has only one.
-    pub(crate) const ONLY: Self = Self(0);
+    pub const ONLY: Self = Self(0);
 }
 
 /// A key to read, and the lease that is expected to hold it.
 #[derive(Clone, Debug)]
-pub(crate) struct TrackedKey {
-    pub(crate) key: Key,
-    pub(crate) lease: Option<LeaseId>,
+pub struct TrackedKey {
+    pub key: Key,
+    pub lease: Option<LeaseId>,
 }
 
 /// The time for which a client has a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
-    pub(crate) lease: LeaseId,
-    pub(crate) holder: HolderId,
+pub struct Turn {
+    pub lease: LeaseId,
+    pub holder: HolderId,
 }
 
 /// The state of a lock's key, as one server reported it: its value, or that it is missing.
 #[derive(Clone, Copy)]
-pub(crate) struct KeyState<'a>(Option<&'a [u8]>);
+pub struct KeyState<'a>(Option<&'a [u8]>);
 
 impl<'a> KeyState<'a> {
     /// `value` is `None` for a missing key. A program other than this library may have written the value.
-    pub(crate) fn new(value: Option<&'a [u8]>) -> Self {
+    pub fn new(value: Option<&'a [u8]>) -> Self {
         Self(value)
     }
 
     /// Whether `lease` holds the key.
-    pub(crate) fn is_held_by(self, lease: LeaseId) -> bool {
+    pub fn is_held_by(self, lease: LeaseId) -> bool {
         self.0.is_some_and(|value| value::is_held_by(value, lease))
     }
 
     /// Whether a lease holds the key and its release will serve the queue.
-    pub(crate) fn has_queue(self) -> bool {
+    pub fn has_queue(self) -> bool {
         self.0.is_some_and(value::has_queue)
     }
 
     /// The reason of the loss of a lease that does not hold the key.
-    pub(crate) fn loss_reason(self) -> LossReason {
+    pub fn loss_reason(self) -> LossReason {
         value::loss_reason(self.0)
     }
 
     /// The turn of the client that holds the lock.
-    pub(crate) fn turn(self) -> Option<Turn> {
+    pub fn turn(self) -> Option<Turn> {
         let LockValue { lease, holder, .. } = LockValue::parse(self.0?, 0)?;
         Some(Turn { lease, holder })
     }
 
     /// Whether the key exists.
-    pub(crate) fn exists(self) -> bool {
+    pub fn exists(self) -> bool {
         self.0.is_some()
     }
 }
@@ -73,7 +74,7 @@ impl<'a> KeyState<'a> {
 /// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a request
 /// has to confirm a reported loss before the listener ends the lease. For example, one server may have lost a lease
 /// that a majority of the servers still has.
-pub(crate) trait Listener: Send + Sync {
+pub trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
     /// `lease` is among the first waiters for `key`.
@@ -98,7 +99,7 @@ pub(crate) trait Listener: Send + Sync {
 
 /// Does nothing.
 #[cfg(all(test, not(shuttle)))]
-pub(crate) struct NoListener;
+pub struct NoListener;
 
 #[cfg(all(test, not(shuttle)))]
 impl Listener for NoListener {

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::error::Error;
-use crate::store::{
-    Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
-};
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::report::error::Error;
+use crate::store::{Completion, Listener, Notifications, Store, TrackedKey};
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
@@ -18,51 +17,48 @@ type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
 
 /// Gives its replies one after another. A request without a reply panics.
 #[derive(Default)]
-pub(crate) struct Scripted {
+pub struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
     /// The number of requests of each `execute`.
-    pub(crate) at_a_time: Mutex<Vec<usize>>,
+    pub at_a_time: Mutex<Vec<usize>>,
     /// The queue mode of each acquire.
-    pub(crate) asked: Mutex<Vec<QueueMode>>,
-    pub(crate) released: Mutex<Vec<LeaseId>>,
+    pub asked: Mutex<Vec<QueueMode>>,
+    pub released: Mutex<Vec<LeaseId>>,
     /// The leases of `Store::end_renewals`.
-    pub(crate) ended_renewals: Mutex<Vec<LeaseId>>,
+    pub ended_renewals: Mutex<Vec<LeaseId>>,
     /// The number of releases that may grant their key to another client's waiter.
-    pub(crate) passed_on: AtomicUsize,
-    pub(crate) tracked: AtomicUsize,
-    pub(crate) notification_epoch: AtomicU64,
+    pub passed_on: AtomicUsize,
+    pub tracked: AtomicUsize,
+    pub notification_epoch: AtomicU64,
     /// The result of `Notifications::queue_mode`; `Notified` if this is `None`.
-    pub(crate) queue_mode: Mutex<Option<QueueMode>>,
+    pub queue_mode: Mutex<Option<QueueMode>>,
     /// The result of `Notifications::must_confirm_losses`.
-    pub(crate) must_confirm_losses: AtomicBool,
+    pub must_confirm_losses: AtomicBool,
     /// The result of `Store::renewals_set_keys`.
-    pub(crate) renewals_set_keys: AtomicBool,
+    pub renewals_set_keys: AtomicBool,
     /// The result of `Notifications::free_servers`.
-    pub(crate) free_servers: Option<usize>,
+    pub free_servers: Option<usize>,
     /// Called by `Notifications::track`, with the result.
-    pub(crate) on_track: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
+    pub on_track: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
     /// How often `Store::suspect_connections` was called.
-    pub(crate) suspected: AtomicUsize,
+    pub suspected: AtomicUsize,
     /// Called by `Notifications::request`.
-    pub(crate) on_request: Mutex<Option<Box<dyn Fn() + Send>>>,
+    pub on_request: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Scripted {
     /// Adds the reply to the next request.
-    pub(crate) fn answer(
-        &self,
-        answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static,
-    ) {
+    pub fn answer(&self, answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static) {
         self.answers.lock().push_back(Box::new(answer));
     }
 
     /// Whether requests have taken all replies.
-    pub(crate) fn answers_taken(&self) -> bool {
+    pub fn answers_taken(&self) -> bool {
         self.answers.lock().is_empty()
     }
 
     /// Removes the next reply that no request has taken. Returns false if there is none.
-    pub(crate) fn unasked(&self) -> bool {
+    pub fn unasked(&self) -> bool {
         self.answers.lock().pop_front().is_some()
     }
 }

@@ -10,20 +10,20 @@ const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The clock of one client. It shows the machine's time, unless a test moves it ahead.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock {
+pub struct Clock {
     /// How many nanoseconds a movable clock is ahead of the machine's clock.
     ahead: Option<Arc<AtomicU64>>,
 }
 
 impl Clock {
     /// A clock that can be moved. Its clones move with it.
-    pub(crate) fn movable() -> Self {
+    pub fn movable() -> Self {
         Self {
             ahead: Some(Arc::default()),
         }
     }
 
-    pub(crate) fn now(&self) -> MonotonicTime {
+    pub fn now(&self) -> MonotonicTime {
         match &self.ahead {
             None => MonotonicTime::now(),
             Some(ahead) => {
@@ -33,7 +33,7 @@ impl Clock {
     }
 
     /// Moves a movable clock ahead, by at most [`LONGEST_STEP`]. Its time continues from the new time.
-    pub(crate) fn advance(&self, by: Duration) {
+    pub fn advance(&self, by: Duration) {
         if let Some(ahead) = &self.ahead {
             let nanos = by.min(LONGEST_STEP).as_nanos();
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
@@ -46,7 +46,7 @@ impl Clock {
 
 /// How long a holder may rely on a ttl of Redis: the ttl less the drift of two clocks and the rounding of Redis. As in
 /// Redlock, the allowance is one percent and 2 ms.
-pub(crate) fn validity(ttl: Duration) -> Duration {
+pub fn validity(ttl: Duration) -> Duration {
     let drift = ttl / 100 + Duration::from_millis(2);
     ttl.saturating_sub(drift)
 }
@@ -54,7 +54,7 @@ pub(crate) fn validity(ttl: Duration) -> Duration {
 /// A point in time on this machine's clock, in nanoseconds since a fixed start. Arithmetic saturates. The number is
 /// never zero, so an `Option<MonotonicTime>` takes only 8 bytes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct MonotonicTime(NonZeroU64);
+pub struct MonotonicTime(NonZeroU64);
 
 impl MonotonicTime {
     const fn at_nanos(nanos: u64) -> Self {
@@ -65,7 +65,7 @@ impl MonotonicTime {
     }
 
     #[cfg(all(unix, not(all(test, shuttle))))]
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
         // The standard library's `Instant` may stand still while the machine is suspended.
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -77,58 +77,58 @@ impl MonotonicTime {
     }
 
     #[cfg(all(test, shuttle))]
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         // Models start at tick 1.
         Self::at_tick(1).after(crate::util::sync::model::now())
     }
 
     #[cfg(not(any(unix, all(test, shuttle))))]
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         static START: std::sync::LazyLock<std::time::Instant> =
             std::sync::LazyLock::new(std::time::Instant::now);
         Self::at_nanos(START.elapsed().as_nanos() as u64)
     }
 
     /// The nanoseconds since the fixed start.
-    pub(crate) fn as_nanos(self) -> u64 {
+    pub fn as_nanos(self) -> u64 {
         self.0.get()
     }
 
     /// The time `duration` after this time.
-    pub(crate) fn after(self, duration: Duration) -> Self {
+    pub fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
     }
 
     /// The time `duration` before this time.
-    pub(crate) fn before(self, duration: Duration) -> Self {
+    pub fn before(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self::at_nanos(self.0.get().saturating_sub(nanos))
     }
 
     /// The duration from `earlier` to this time; zero if `earlier` is after this time.
-    pub(crate) fn since(self, earlier: Self) -> Duration {
+    pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     /// The last multiple of `step` that is not after this time.
-    pub(crate) fn rounded_down(self, step: Duration) -> Self {
+    pub fn rounded_down(self, step: Duration) -> Self {
         let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX).max(1);
         Self::at_nanos(self.0.get() - self.0.get() % step)
     }
 
     /// The time of a tick, in milliseconds.
-    pub(crate) fn at_tick(tick: u64) -> Self {
+    pub fn at_tick(tick: u64) -> Self {
         Self::at_nanos(tick.saturating_mul(1_000_000))
     }
 
     /// The first tick, a whole millisecond, that is not before this time.
-    pub(crate) fn tick_rounded_up(self) -> u64 {
+    pub fn tick_rounded_up(self) -> u64 {
         self.0.get().div_ceil(1_000_000)
     }
 
     /// The last tick that is not after this time.
-    pub(crate) fn tick_rounded_down(self) -> u64 {
+    pub fn tick_rounded_down(self) -> u64 {
         self.0.get() / 1_000_000
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, ErrorKind};
+use crate::report::error::{Error, ErrorKind};
 
 /// The number of clients of a process: the process id is in the upper half, and the number in the lower half. (This is
 /// the standard library's atomic, since models have no forks.)
@@ -16,26 +16,26 @@ static CLIENTS: AtomicU64 = AtomicU64::new(0);
 const COUNT: u64 = u32::MAX as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process(u32);
+pub struct Process(u32);
 
 impl Process {
-    pub(crate) fn current() -> Self {
+    pub fn current() -> Self {
         Self(std::process::id())
     }
 
     /// A process that is never the current process.
     #[cfg(test)]
-    pub(crate) fn another() -> Self {
+    pub fn another() -> Self {
         Self(0)
     }
 
     /// Whether this is the current process. Makes a system call, so call it once per operation.
-    pub(crate) fn is_current(self) -> bool {
+    pub fn is_current(self) -> bool {
         self == Self::current()
     }
 
     /// Fails with `Forked` if this is not the current process.
-    pub(crate) fn check(self) -> Result<(), Error> {
+    pub fn check(self) -> Result<(), Error> {
         let current = Self::current();
         if self == current {
             return Ok(());
@@ -49,11 +49,11 @@ impl Process {
 }
 
 /// Counts one client of this process. Dropped when the client and its last thread have ended.
-pub(crate) struct ForkGuard(Process);
+pub struct ForkGuard(Process);
 
 impl ForkGuard {
     /// Counts a new client. Fails with `Forked` if the parent process had clients when it forked this process.
-    pub(crate) fn enter() -> Result<Arc<Self>, Error> {
+    pub fn enter() -> Result<Arc<Self>, Error> {
         let current = Process::current();
         let here = u64::from(current.0) << 32;
         let entered = CLIENTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |clients| {
@@ -76,7 +76,7 @@ impl ForkGuard {
     }
 
     /// The process that made the client.
-    pub(crate) fn process(&self) -> Process {
+    pub fn process(&self) -> Process {
         self.0
     }
 }

@@ -129,7 +129,7 @@ fn length() -> impl Strategy<Value = usize> {
 
 /// Bytes whose `Debug` is text.
 #[derive(Clone)]
-pub(crate) struct Bytes(pub(crate) Vec<u8>);
+pub struct Bytes(pub Vec<u8>);
 
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +138,7 @@ impl fmt::Debug for Bytes {
 }
 
 /// Makes `valid` texts, most of them with changes, and arbitrary bytes.
-pub(crate) fn bytes_like(valid: impl Strategy<Value = String>) -> impl Strategy<Value = Bytes> {
+pub fn bytes_like(valid: impl Strategy<Value = String>) -> impl Strategy<Value = Bytes> {
     let changed = (valid, vec(edit(), 0..4)).prop_map(|(text, edits)| {
         let mut bytes = text.into_bytes();
         edits.iter().for_each(|edit| edit.change(&mut bytes));
@@ -147,10 +147,10 @@ pub(crate) fn bytes_like(valid: impl Strategy<Value = String>) -> impl Strategy<
     prop_oneof![9 => changed, 1 => vec(any::<u8>(), 0..200)].prop_map(Bytes)
 }
 
-pub(crate) fn lease() -> impl Strategy<Value = LeaseId> {
+pub fn lease() -> impl Strategy<Value = LeaseId> {
     any::<u128>().prop_map(|id| LeaseId::decode(&format!("{id:032x}")).expect("32 digits"))
 }
 
-pub(crate) fn lease_text(lease: LeaseId) -> String {
+pub fn lease_text(lease: LeaseId) -> String {
     lease.encode(&mut [0; LeaseId::DIGITS]).to_owned()
 }

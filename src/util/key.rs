@@ -8,14 +8,14 @@ use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 
-use crate::error::{Error, ErrorKind};
+use crate::report::error::{Error, ErrorKind};
 use crate::util::id::HolderId;
 use crate::util::slot::{Slot, hash_tag};
 use crate::util::text::printable;
 
 /// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with
 /// it.
-pub(crate) const RESERVED: char = '~';
+pub const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
@@ -41,7 +41,7 @@ const LONGEST_INVALID: usize = 32;
 
 /// How the library names its own keys, so that the keys of one script call share a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum KeyLayout {
+pub enum KeyLayout {
     /// One server: no slots.
     #[default]
     Single,
@@ -54,7 +54,7 @@ pub(crate) enum KeyLayout {
 impl KeyLayout {
     /// The layout for a Cluster. Refuses a prefix with an open `{`, since the name of a lock could then complete a hash
     /// tag.
-    pub(crate) fn of_cluster(prefix: &str) -> Result<Self, Error> {
+    pub fn of_cluster(prefix: &str) -> Result<Self, Error> {
         match hash_tag(prefix) {
             Some(_) => Ok(Self::OneSlot),
             None if !prefix.contains('{') => Ok(Self::Slots),
@@ -76,7 +76,7 @@ impl KeyLayout {
 
 /// A valid key of a lock: prefix and name in one string, as in Redis.
 #[derive(Clone)]
-pub(crate) struct Key {
+pub struct Key {
     full: Arc<str>,
     prefix: u32,
     hash: u32,
@@ -84,7 +84,7 @@ pub(crate) struct Key {
 
 impl Key {
     /// Checks `name`, and makes the key of the lock with this name.
-    pub(crate) fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+    pub fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
         let refuse = |why: String| {
             let error = Error::new(ErrorKind::InvalidKey, why);
             Err(error.with_key(&printable(name, LONGEST_INVALID)))
@@ -113,7 +113,7 @@ impl Key {
     }
 
     /// The key of the fenced value with this name. It shares the slot of the lock with this name.
-    pub(crate) fn of_value(
+    pub fn of_value(
         layout: KeyLayout,
         prefix: &str,
         name: &str,
@@ -134,67 +134,67 @@ impl Key {
     }
 
     /// The key for the string `full` from Redis; `None` if `full` does not begin with `prefix`.
-    pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
+    pub fn of_redis(prefix: &str, full: &str) -> Option<Self> {
         full.strip_prefix(prefix)
             .map(|name| Self::under(prefix, name))
     }
 
-    pub(crate) fn prefix_length(&self) -> usize {
+    pub fn prefix_length(&self) -> usize {
         self.prefix as usize
     }
 
     /// The name that the caller gave.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.full[self.prefix as usize..]
     }
 
     /// The full key, as Redis stores it.
-    pub(crate) fn in_redis(&self) -> &str {
+    pub fn in_redis(&self) -> &str {
         &self.full
     }
 
     /// The slot of this key in a Cluster, and of the lock's queue and fence counter.
-    pub(crate) fn slot(&self) -> Slot {
+    pub fn slot(&self) -> Slot {
         Slot::of(&self.full)
     }
 
     /// The parts of the key of the lock's queue: prefix, `~queue`, the tag of the slot, `:`, name.
-    pub(crate) fn queue_parts(&self, layout: KeyLayout) -> [&str; 5] {
+    pub fn queue_parts(&self, layout: KeyLayout) -> [&str; 5] {
         let (prefix, name) = self.full.split_at(self.prefix as usize);
         [prefix, QUEUE, layout.tag(|| self.slot()), ":", name]
     }
 
     /// The tag that follows [`fence_counter`] in the name of this lock's fence counter; empty if the name needs none.
-    pub(crate) fn fence_tag(&self, layout: KeyLayout) -> &'static str {
+    pub fn fence_tag(&self, layout: KeyLayout) -> &'static str {
         layout.tag(|| self.slot())
     }
 
     /// The shard of this key among `of` shards: it chooses the pipeline, or the mutex of a map.
-    pub(crate) fn shard(&self, of: usize) -> usize {
+    pub fn shard(&self, of: usize) -> usize {
         self.hash as usize % of
     }
 }
 
 /// The key of the fence counter, from which the fencing tokens of all locks under `prefix` follow. On a Cluster, each
 /// slot has a counter of its own, whose key also has [`Key::fence_tag`] at its end.
-pub(crate) fn fence_counter(prefix: &str) -> String {
+pub fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
 
 /// The key of the mark of a quorum's node: the run id of its process, and the time since which it has had its data.
-pub(crate) fn data_mark(prefix: &str) -> String {
+pub fn data_mark(prefix: &str) -> String {
     [prefix, DATA].concat()
 }
 
 /// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to
 /// all other nodes.
-pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
+pub fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
 }
 
 /// The name of a shard channel up to the holder. A node that serves `slot` sends such a message to its own connections
 /// and its replicas only.
-pub(crate) fn shard_channel_start(layout: KeyLayout, prefix: &str, slot: Slot) -> String {
+pub fn shard_channel_start(layout: KeyLayout, prefix: &str, slot: Slot) -> String {
     [prefix, CHANNEL, layout.tag(|| slot)].concat()
 }
 
@@ -233,7 +233,7 @@ impl Hash for Key {
 
 /// The hasher for maps of keys. A key stores its hash, and this hasher only spreads the bits of that hash.
 #[derive(Default)]
-pub(crate) struct KeyHasher(u64);
+pub struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write(&mut self, _: &[u8]) {
@@ -255,7 +255,7 @@ impl Hasher for KeyHasher {
 }
 
 /// A map whose keys are keys of locks.
-pub(crate) type KeyMap<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+pub type KeyMap<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

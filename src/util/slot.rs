@@ -3,31 +3,31 @@
 use std::sync::LazyLock;
 
 /// The number of slots of every Cluster.
-pub(crate) const COUNT: u16 = 16_384;
+pub const COUNT: u16 = 16_384;
 
 /// A slot of a Redis Cluster. Each slot is served by one primary, so all keys of one command must have the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Slot(u16);
+pub struct Slot(u16);
 
 impl Slot {
     /// The slot with this number. `None` for 16,384 and more.
-    pub(crate) fn new(number: u16) -> Option<Self> {
+    pub fn new(number: u16) -> Option<Self> {
         (number < COUNT).then_some(Self(number))
     }
 
     /// The slot of a key or of a shard channel.
-    pub(crate) fn of(key: &str) -> Self {
+    pub fn of(key: &str) -> Self {
         let hashed = hash_tag(key).unwrap_or(key);
         Self(crc16(hashed.as_bytes()) % COUNT)
     }
 
-    pub(crate) fn number(self) -> u16 {
+    pub fn number(self) -> u16 {
         self.0
     }
 
     /// The hash tag of this slot, without its braces. A key with this tag is in this slot if no brace comes before the
     /// tag. The names of fence counters contain it, so the tag of a slot must never change.
-    pub(crate) fn tag(self) -> &'static str {
+    pub fn tag(self) -> &'static str {
         let tag = &TAGS[usize::from(self.0)];
         std::str::from_utf8(tag).expect("a tag is ASCII")
     }
@@ -35,7 +35,7 @@ impl Slot {
 
 /// The part of a key that decides its slot: the text between the first `{` and the first `}` after it. `None` if there
 /// is no such text, or if it is empty: then the whole key decides.
-pub(crate) fn hash_tag(key: &str) -> Option<&str> {
+pub fn hash_tag(key: &str) -> Option<&str> {
     let (_, behind) = key.split_once('{')?;
     let (tag, _) = behind.split_once('}')?;
     (!tag.is_empty()).then_some(tag)
@@ -101,7 +101,7 @@ const STEPS: [u16; 256] = {
 
 /// Why a node of a Cluster has done nothing for a request, which may be sent again. Mostly an error reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Redirect {
+pub enum Redirect {
     /// Another node serves the slot now.
     Moved(RedirectTarget),
     /// The slot is moving, and this request's keys have moved: the other node accepts this request after `ASKING`.
@@ -116,16 +116,16 @@ pub(crate) enum Redirect {
 
 /// A slot and the node that serves it, according to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RedirectTarget {
-    pub(crate) slot: Slot,
+pub struct RedirectTarget {
+    pub slot: Slot,
     /// A name or an address. Empty if it is the host of the node that replied.
-    pub(crate) host: Box<str>,
-    pub(crate) port: u16,
+    pub host: Box<str>,
+    pub port: u16,
 }
 
 impl Redirect {
     /// Reads the code and the detail of an error reply. `None` for any other error.
-    pub(crate) fn parse(code: &str, detail: &str) -> Option<Self> {
+    pub fn parse(code: &str, detail: &str) -> Option<Self> {
         match code {
             "MOVED" => RedirectTarget::parse(detail).map(Self::Moved),
             "ASK" => RedirectTarget::parse(detail).map(Self::Ask),
@@ -153,13 +153,13 @@ impl RedirectTarget {
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
-pub(crate) mod tests {
+pub mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     /// Names of keys in which braces are common.
-    pub(crate) fn name() -> impl Strategy<Value = String> {
+    pub fn name() -> impl Strategy<Value = String> {
         "([{}]|[a-c:]|\u{e9}|[{}]{2}){1,12}"
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Puts `text` on one line. Escapes control characters, line separators and characters that change the direction of
 /// text. Replaces the text after `longest` bytes by `..`.
-pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
+pub fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     if text.len() <= longest && !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
     }
@@ -29,7 +29,7 @@ pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
 
 /// Shows a measured time, or a part of a setting, in whole milliseconds, and at least 1 ms: the exact value may have many
 /// digits, or be zero.
-pub(crate) struct Shown(pub(crate) Duration);
+pub struct Shown(pub Duration);
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,7 +42,7 @@ impl fmt::Display for Shown {
 const ID_DIGITS: usize = 32;
 
 /// Replaces each run of 32 or more hexadecimal digits, which may be a lease id, by `<id>`.
-pub(crate) fn without_ids(text: &str) -> Cow<'_, str> {
+pub fn without_ids(text: &str) -> Cow<'_, str> {
     if !has_id(text) {
         return Cow::Borrowed(text);
     }
@@ -61,7 +61,7 @@ pub(crate) fn without_ids(text: &str) -> Cow<'_, str> {
 }
 
 /// Whether `text` has a run of 32 or more hexadecimal digits.
-pub(crate) fn has_id(text: &str) -> bool {
+pub fn has_id(text: &str) -> bool {
     let mut runs = text.split(|c: char| !c.is_ascii_hexdigit());
     runs.any(|run| run.len() >= ID_DIGITS)
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::{Error, ErrorKind};
+use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::ForkGuard;
 
 /// Sleeps for `pause`, or until `is_stopped`. The stop notifies `changed`.
-pub(crate) fn sleep_unless<T>(
+pub fn sleep_unless<T>(
     state: &Mutex<T>,
     changed: &Condvar,
     pause: Duration,
@@ -32,7 +32,7 @@ pub(crate) fn sleep_unless<T>(
 
 /// Calls `call` for each item, on a thread of its own. `collect` receives each result with the index of its item, until
 /// all calls have ended; a call that panics has no result. Returns after all calls have ended.
-pub(crate) fn call_each<I: Sync, T: Send>(
+pub fn call_each<I: Sync, T: Send>(
     items: &[I],
     call: impl Fn(&I) -> T + Sync,
     collect: impl FnOnce(&Receiver<(usize, T)>),
@@ -68,7 +68,7 @@ thread_local! {
 /// The threads of one client. The wait for their end has a deadline, unlike a join. A clone starts threads of the same
 /// group.
 #[derive(Clone)]
-pub(crate) struct ThreadGroup {
+pub struct ThreadGroup {
     /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended. Shared
     /// with the clones of this group.
     alive: Arc<Mutex<Option<Sender<()>>>>,
@@ -77,16 +77,16 @@ pub(crate) struct ThreadGroup {
     fork_guard: Arc<ForkGuard>,
     /// How many further threads a test lets start. Shared with the clones of this group.
     #[cfg(test)]
-    pub(crate) may_start: Arc<std::sync::atomic::AtomicUsize>,
+    pub may_start: Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl ThreadGroup {
     #[cfg(test)]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::with_fork_guard(ForkGuard::enter().expect("no test forks"))
     }
 
-    pub(crate) fn with_fork_guard(fork_guard: Arc<ForkGuard>) -> Self {
+    pub fn with_fork_guard(fork_guard: Arc<ForkGuard>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
             alive: Arc::new(Mutex::new(Some(alive))),
@@ -97,11 +97,7 @@ impl ThreadGroup {
         }
     }
 
-    pub(crate) fn spawn(
-        &self,
-        name: &str,
-        run: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Error> {
+    pub fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         let alive = self.alive.lock().clone();
         let fork_guard = Arc::clone(&self.fork_guard);
         #[cfg(test)]
@@ -129,7 +125,7 @@ impl ThreadGroup {
 
     /// Waits until all threads have ended. Returns false if some have not ended at `deadline`. On a thread of any
     /// thread group, returns true at once: such a thread could wait for itself.
-    pub(crate) fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
+    pub fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
         self.alive.lock().take();
         if IN_GROUP.get() {
             return true;

@@ -5,10 +5,10 @@
 //!
 //! The timer thread sends no request and runs no user code.
 
-mod renewals;
-mod scheduler;
-mod tracked;
-mod wheel;
+pub mod renewals;
+pub mod scheduler;
+pub mod tracked;
+pub mod wheel;
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -24,14 +24,13 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use crate::error::{Error, ErrorKind};
-use crate::event::{EventHandler, EventLock};
+use crate::command::{Command, Reply, Request};
 use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
-use crate::loss::LossReason;
-use crate::observe;
-use crate::store::{
-    Backend, Command, Notifications, Reply, Request, ServerId, Store, TrackedKey, Urgency,
-};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::event::{EventHandler, EventLock};
+use crate::report::loss::LossReason;
+use crate::report::observe;
+use crate::store::{Backend, Notifications, ServerId, Store, TrackedKey, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
@@ -41,9 +40,9 @@ use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch, RenewalQueu
 use crate::watchdog::scheduler::{Inboxes, Task, TimerTarget};
 use crate::watchdog::tracked::{TrackedLeases, tracked_key};
 
-pub(crate) use scheduler::Scheduler;
+pub use scheduler::Scheduler;
 #[cfg(leasehold_internals)]
-pub(crate) use wheel::Wheel;
+pub use wheel::Wheel;
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
@@ -52,7 +51,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 /// Renews the leases of a client, ends them when their validity ends, and tracks their keys.
-pub(crate) struct Watchdog {
+pub struct Watchdog {
     scheduler: Arc<Scheduler>,
     store: Arc<dyn Store>,
     notifications: Arc<dyn Notifications>,
@@ -68,7 +67,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    pub(crate) fn new(
+    pub fn new(
         scheduler: Arc<Scheduler>,
         backend: &Backend,
         callbacks: Arc<CallbackExecutor>,
@@ -89,11 +88,7 @@ impl Watchdog {
 
     /// Starts the timer thread and the workers. The workers that renew do nothing else, so a release that waits for a
     /// dead server delays no renewal.
-    pub(crate) fn start(
-        self: &Arc<Self>,
-        threads: &ThreadGroup,
-        inboxes: Inboxes,
-    ) -> Result<(), Error> {
+    pub fn start(self: &Arc<Self>, threads: &ThreadGroup, inboxes: Inboxes) -> Result<(), Error> {
         *self.checks.lock() = Some(inboxes.checks);
         let watchdog = Arc::clone(self);
         threads.spawn("leasehold-timer", move || watchdog.run_timer())?;
@@ -175,7 +170,7 @@ impl Watchdog {
 
     /// Starts the thread that runs checks, unless it runs already. Checks have a thread of their own, since they may
     /// hang.
-    pub(crate) fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
+    pub fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
         let mut not_started = self.checks.lock();
         if let Some(inbox) = not_started.clone() {
             let watchdog = Arc::clone(self);
@@ -185,13 +180,13 @@ impl Watchdog {
         Ok(())
     }
 
-    pub(crate) fn now(&self) -> MonotonicTime {
+    pub fn now(&self) -> MonotonicTime {
         self.scheduler.now()
     }
 
     /// Sets the timer of `lease` to its next action, so that the lease stays alive. False once the watchdog has
     /// stopped.
-    pub(crate) fn schedule(&self, lease: &Arc<Lease>) -> bool {
+    pub fn schedule(&self, lease: &Arc<Lease>) -> bool {
         lease.reschedule(|old, next| self.replace_timer(lease, old, next))
     }
 
@@ -211,11 +206,7 @@ impl Watchdog {
     /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns what was detached:
     /// its listeners are notified if the release finds a loss. If the lease was lost before, returns the reason as an
     /// error. Sends nothing to Redis.
-    pub(crate) fn end_lease(
-        &self,
-        lease: &Lease,
-        now: MonotonicTime,
-    ) -> Result<Detached, LossReason> {
+    pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<Detached, LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
@@ -228,7 +219,7 @@ impl Watchdog {
 
     /// Schedules `next`, the lease that replaces `before` after a hand-off. If the key was tracked for `before`, it is
     /// tracked for `next`.
-    pub(crate) fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
+    pub fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
@@ -242,17 +233,17 @@ impl Watchdog {
     }
 
     /// Stops tracking the key of a lost lease, whose guard may live on.
-    pub(crate) fn untrack(&self, lost: &Lease) {
+    pub fn untrack(&self, lost: &Lease) {
         self.tracked.remove(lost);
     }
 
     /// This client's lease of `key`, if the key is tracked.
-    pub(crate) fn tracked(&self, key: &Key) -> Option<Arc<Lease>> {
+    pub fn tracked(&self, key: &Key) -> Option<Arc<Lease>> {
         self.tracked.get(key)
     }
 
     /// Ends the threads, and marks every lease as lost with [`LossReason::Shutdown`].
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let now = self.now();
         // From here on, no worker is started.
         self.threads.lock().take();
@@ -263,7 +254,7 @@ impl Watchdog {
 
     /// Asks Redis to set the ttl of the key to `ttl`, unless the key's ttl is longer, and waits for the reply. The wait
     /// for a renewal that is under way counts towards the time-out.
-    pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
+    pub fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         if !lease.begin_ttl_change(deadline, || self.now()) {
             return Err(match lease.loss(self.now()) {
@@ -300,7 +291,7 @@ impl Watchdog {
 
     /// Runs the actions that became due because a test moved the clock, on this thread. Waits for renewals of `held`
     /// that other threads have begun.
-    pub(crate) fn catch_up(&self, held: &[Arc<Lease>]) {
+    pub fn catch_up(&self, held: &[Arc<Lease>]) {
         let now = self.now();
         let (to_renew, to_track) = self.process_due(self.scheduler.take_due_timers());
         self.renew_all(&to_renew);
@@ -392,14 +383,14 @@ impl Watchdog {
 
     /// Tells the store to read the keys and to track their changes, as long as there is room among the tracked leases.
     /// If there is no notification connection, the keys are tracked once there is such a connection.
-    pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
+    pub fn track_keys(&self, leases: &[Arc<Lease>]) {
         let tracked = leases.iter().filter(|lease| self.note_tracked(lease));
         self.ask_to_track(tracked.map(|lease| tracked_key(lease)).collect());
     }
 
     /// Tracks the leases of `holders`, and all leases that were tracked before, if `is_wanted` returns true for the key.
     /// The timer of a lease may have fired, so that it counts as tracked, before its caller is among the holders.
-    pub(crate) fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
+    pub fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
         for lease in holders {
             self.note_tracked(lease);
         }
@@ -441,13 +432,13 @@ impl Watchdog {
 
     /// Handles a read that did not find the lease under its key. Queues a request on a pipeline. If this request does
     /// not find the lease either, the lease is lost.
-    pub(crate) fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
+    pub fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
         self.queue_report(lease, LossReport::KeyRead);
     }
 
     /// Handles a message that `by` unlocked the lease by force. If no other user can publish messages, marks the lease
     /// as lost at once. Otherwise queues a request that confirms the loss, one at a time for each lease.
-    pub(crate) fn handle_force_message(self: &Arc<Self>, lease: Arc<Lease>, by: HolderId) {
+    pub fn handle_force_message(self: &Arc<Self>, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.notifications.must_confirm_losses() {
             lease.lose(now, LossReason::ForceUnlocked { by });
@@ -458,7 +449,7 @@ impl Watchdog {
 
     /// Asks a pipeline whether the lease is held, and waits for the reply. Fails if there is no reply, or if the lease
     /// is lost; a lost lease ends.
-    pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
+    pub fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         let outcome = self.store.execute_one(confirmation(lease), deadline);
         self.handle_confirmation(lease, outcome, LossReport::KeyRead)

@@ -7,9 +7,10 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
+use crate::command::QueueMode;
 use crate::lease::{Check, Grant, Options};
+use crate::store::RenewalLimits;
 use crate::store::model::{Direct, Server};
-use crate::store::{QueueMode, RenewalLimits};
 use crate::util::clock::Clock;
 use crate::util::sync::model::{chance, check, choice, pass, quiet, sleep};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};

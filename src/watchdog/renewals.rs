@@ -28,18 +28,18 @@ use crate::util::sync::{Condvar, Mutex};
 
 /// How many renewals a worker takes at least, if that many are due. All workers together then keep Redis busy for half
 /// a millisecond, and after that Redis serves other clients.
-pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
+pub const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 /// Batches grow with the time for which renewals have waited, since fewer round trips help a slow network or machine.
 /// After this time, a batch is as large as the store allows, and takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// On a Cluster, a worker takes at most this many renewals of one slot together. They are one script call, which costs
 /// less than a call for each of them. With more of them, leases of other slots that end earlier would wait for longer.
-pub(super) const SLOT_GROUP: usize = 16;
+pub const SLOT_GROUP: usize = 16;
 
 /// The source of a report that a lease was lost. A pipeline has to confirm the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum LossReport {
+pub enum LossReport {
     /// A read of the key did not find the lease.
     KeyRead,
     /// A message says that a client unlocked the lease by force. Any user may publish such a message.
@@ -47,7 +47,7 @@ pub(crate) enum LossReport {
 }
 
 /// The leases that a worker handles together.
-pub(crate) enum RenewalBatch {
+pub enum RenewalBatch {
     Renew(Vec<Arc<Lease>>),
     /// Ask whether these leases are held.
     Confirm(LossReport, LeasesByKey),
@@ -55,7 +55,7 @@ pub(crate) enum RenewalBatch {
 
 /// The queues of all servers. Each has workers of its own, so a server that does not reply delays no renewal on
 /// another.
-pub(super) struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
+pub struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
 
 impl Default for RenewalQueues {
     /// Has the queue of [`ServerId::ONLY`].
@@ -68,7 +68,7 @@ impl Default for RenewalQueues {
 impl RenewalQueues {
     /// The queue of `server`. A server without a queue gets a new one if `start_workers` returns true for it; otherwise
     /// it shares the queue of [`ServerId::ONLY`].
-    pub(super) fn of(
+    pub fn of(
         &self,
         server: ServerId,
         start_workers: impl FnOnce(&Arc<RenewalQueue>) -> bool,
@@ -87,7 +87,7 @@ impl RenewalQueues {
     }
 
     /// Ends all queues.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         // Leases are dropped after the unlock: they may own values of users.
         let queues: Vec<_> = self.0.lock().values().map(Arc::clone).collect();
         queues.iter().for_each(|queue| queue.end());
@@ -98,7 +98,7 @@ impl RenewalQueues {
 /// due again until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once
 /// more.)
 #[derive(Default)]
-pub(super) struct RenewalQueue {
+pub struct RenewalQueue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -205,11 +205,11 @@ impl Waiting {
 
 impl RenewalQueue {
     /// From now on, renewals of one slot are taken together.
-    pub(super) fn group_by_slot(&self) {
+    pub fn group_by_slot(&self) {
         self.waiting.lock().by_slot.get_or_insert_default();
     }
 
-    pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
+    pub fn add(&self, leases: Vec<Arc<Lease>>) {
         if leases.is_empty() {
             return;
         }
@@ -225,12 +225,12 @@ impl RenewalQueue {
     }
 
     /// Counts one more worker.
-    pub(super) fn add_worker(&self) {
+    pub fn add_worker(&self) {
         self.waiting.lock().workers += 1;
     }
 
     /// Counts one more worker and returns true, if leases wait, all workers are busy, and there are less than `most`.
-    pub(super) fn add_worker_if_missing(&self, most: usize) -> bool {
+    pub fn add_worker_if_missing(&self, most: usize) -> bool {
         let mut waiting = self.waiting.lock();
         let is_missing = !waiting.is_empty() && waiting.idle == 0 && waiting.workers < most;
         waiting.workers += usize::from(is_missing);
@@ -238,12 +238,12 @@ impl RenewalQueue {
     }
 
     /// Counts one worker less: it could not be started.
-    pub(super) fn remove_worker(&self) {
+    pub fn remove_worker(&self) {
         self.waiting.lock().workers -= 1;
     }
 
     /// Queues a lease to be confirmed, before all renewals.
-    pub(super) fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
+    pub fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
         let mut waiting = self.waiting.lock();
         let replaced = if waiting.ended {
             Some(lease)
@@ -257,7 +257,7 @@ impl RenewalQueue {
     }
 
     /// Waits for leases to confirm, or to renew, `at_a_time` at most; `None` once the queue has ended.
-    pub(super) fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
+    pub fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
             waiting.idle += 1;
@@ -281,7 +281,7 @@ impl RenewalQueue {
     }
 
     /// Ends the workers, and drops everything that is queued.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
         waiting.by_slot = None;
@@ -298,7 +298,7 @@ impl RenewalQueue {
 
 /// For each of these leases, the number from 0.0 to 1.0 that spreads its next renewal. If `by_slot`, the renewals of
 /// one slot that were sent together have the same number, so they are due together again.
-pub(super) fn jitters<'a>(
+pub fn jitters<'a>(
     leases: impl IntoIterator<Item = &'a Arc<Lease>>,
     by_slot: bool,
 ) -> impl Iterator<Item = f64> {

@@ -28,14 +28,14 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The lease whose actions a timer runs, or the store's maintenance.
 #[derive(Default)]
-pub(crate) enum TimerTarget {
+pub enum TimerTarget {
     Lease(Arc<Lease>),
     #[default]
     Maintenance,
 }
 
 /// A task for the worker that runs checks, or for the worker that tracks keys and runs the store's maintenance.
-pub(crate) enum Task {
+pub enum Task {
     /// Run the checks, and renew the leases whose checks return true.
     Check(Vec<Arc<Lease>>),
     /// Track the keys of these leases.
@@ -46,17 +46,17 @@ pub(crate) enum Task {
 }
 
 /// The receivers of the workers' tasks.
-pub(crate) struct Inboxes {
-    pub(crate) checks: Receiver<Task>,
-    pub(crate) releases: Receiver<Task>,
+pub struct Inboxes {
+    pub checks: Receiver<Task>,
+    pub releases: Receiver<Task>,
 }
 
 /// Timers, the queues of renewals, and the queues of tasks.
-pub(crate) struct Scheduler {
+pub struct Scheduler {
     clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
-    pub(super) renewals: RenewalQueues,
+    pub renewals: RenewalQueues,
     checks: Sender<Task>,
     /// To the thread `leasehold-releases`: tracking and maintenance.
     releases: Sender<Task>,
@@ -72,7 +72,7 @@ struct Timers {
 }
 
 impl Scheduler {
-    pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
+    pub fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
         // Other limits bound both queues: each lease has at most one check queued, leases to track are counted, and a
         // flag prevents a second request for maintenance.
         let (checks, for_checks) = unbounded();
@@ -98,12 +98,12 @@ impl Scheduler {
         (scheduler, inboxes)
     }
 
-    pub(crate) fn now(&self) -> MonotonicTime {
+    pub fn now(&self) -> MonotonicTime {
         self.clock.now()
     }
 
     /// Sets a timer; `None` once the scheduler has stopped.
-    pub(crate) fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
+    pub fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
         let tick = at.tick_rounded_up();
         let mut timers = self.timers.lock();
         if timers.stopped {
@@ -119,12 +119,12 @@ impl Scheduler {
         Some(id.into())
     }
 
-    pub(crate) fn cancel_timer(&self, timer: TimerHandle) {
+    pub fn cancel_timer(&self, timer: TimerHandle) {
         let cancelled = self.timers.lock().wheel.cancel(timer.into());
         drop(cancelled);
     }
 
-    pub(crate) fn queue_task(&self, task: Task) {
+    pub fn queue_task(&self, task: Task) {
         let worker = match task {
             Task::Check(_) => &self.checks,
             Task::Track(_) | Task::Maintenance | Task::Stop => &self.releases,
@@ -135,7 +135,7 @@ impl Scheduler {
 
     /// Sleeps until timers are due, and returns them, about [`MAX_DUE_TIMERS`] at most. Returns `None` once the
     /// scheduler has stopped.
-    pub(crate) fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
+    pub fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
         loop {
@@ -172,7 +172,7 @@ impl Scheduler {
 
     /// Returns the timers that are due because a test moved the clock. Wakes the timer thread, whose sleep is too long
     /// now.
-    pub(crate) fn take_due_timers(&self) -> Vec<TimerTarget> {
+    pub fn take_due_timers(&self) -> Vec<TimerTarget> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
         timers
@@ -183,7 +183,7 @@ impl Scheduler {
     }
 
     /// Requests a run of the store's maintenance, now or soon. Does nothing if a request of this urgency is pending.
-    pub(crate) fn request_maintenance(&self, urgency: Urgency) {
+    pub fn request_maintenance(&self, urgency: Urgency) {
         match urgency {
             Urgency::Soon => {
                 if !self.maintenance_soon.swap(true, Ordering::AcqRel) {
@@ -204,18 +204,18 @@ impl Scheduler {
     /// Runs when the timer of [`Urgency::Soon`] has fired: queues the maintenance, and clears the request for it. An
     /// urgent run of the maintenance does not clear that request, since the timer is still set: the next request would
     /// set a second timer.
-    pub(crate) fn start_due_maintenance(&self) {
+    pub fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.request_maintenance(Urgency::Now);
     }
 
     /// Clears the pending request for urgent maintenance, so that the next request queues a new run.
-    pub(crate) fn clear_urgent_maintenance(&self) {
+    pub fn clear_urgent_maintenance(&self) {
         self.maintenance_now.store(false, Ordering::Release);
     }
 
     /// Ends the timer thread, and the workers after their current task. Returns the leases that had a timer.
-    pub(crate) fn stop(&self) -> Vec<Arc<Lease>> {
+    pub fn stop(&self) -> Vec<Arc<Lease>> {
         let mut targets = Vec::new();
         {
             let mut timers = self.timers.lock();

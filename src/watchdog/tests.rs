@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{bounded, unbounded};
 
 use super::*;
-use crate::event::EventLock;
 use crate::lease::{Grant, Options};
+use crate::report::event::EventLock;
 use crate::store::{RenewalLimits, Scripted, ServerId};
 use crate::util::clock::Clock;
 

@@ -18,11 +18,11 @@ const MAX_TRACKED: usize = 10_000;
 
 /// The tracked leases of a client, by key.
 #[derive(Default)]
-pub(crate) struct TrackedLeases(Mutex<LeasesByKey>);
+pub struct TrackedLeases(Mutex<LeasesByKey>);
 
 impl TrackedLeases {
     /// Adds a lease. False if there is no room for another key.
-    pub(crate) fn insert(&self, lease: &Arc<Lease>) -> bool {
+    pub fn insert(&self, lease: &Arc<Lease>) -> bool {
         let mut leases = self.0.lock();
         if leases.len() >= MAX_TRACKED && leases.get(&lease.grant().key).is_none() {
             return false;
@@ -33,17 +33,17 @@ impl TrackedLeases {
         true
     }
 
-    pub(crate) fn remove(&self, lease: &Lease) {
+    pub fn remove(&self, lease: &Lease) {
         let removed = self.0.lock().remove(lease);
         drop(removed);
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Lease>> {
+    pub fn get(&self, key: &Key) -> Option<Arc<Lease>> {
         self.0.lock().get(key).cloned()
     }
 
     /// The tracked keys for which `is_wanted` returns true.
-    pub(crate) fn keys(&self, is_wanted: &dyn Fn(&Key) -> bool) -> Vec<TrackedKey> {
+    pub fn keys(&self, is_wanted: &dyn Fn(&Key) -> bool) -> Vec<TrackedKey> {
         let mut keys: Vec<_> = self
             .0
             .lock()
@@ -55,13 +55,13 @@ impl TrackedLeases {
     }
 
     /// How many more leases can be tracked.
-    pub(crate) fn room(&self) -> usize {
+    pub fn room(&self) -> usize {
         MAX_TRACKED.saturating_sub(self.0.lock().len())
     }
 }
 
 /// The key of `lease`, as the store tracks it.
-pub(crate) fn tracked_key(lease: &Lease) -> TrackedKey {
+pub fn tracked_key(lease: &Lease) -> TrackedKey {
     TrackedKey {
         key: lease.grant().key.clone(),
         lease: Some(lease.grant().id),

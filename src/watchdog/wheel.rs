@@ -35,9 +35,9 @@ const FREE: u32 = u32::MAX - 1;
 
 /// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled matches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimerId {
-    pub(crate) index: u32,
-    pub(crate) generation: NonZeroU64,
+pub struct TimerId {
+    pub index: u32,
+    pub generation: NonZeroU64,
 }
 
 /// An entry, or a free place for an entry. Takes 32 bytes for a pointer-sized `T`.
@@ -68,7 +68,7 @@ const EMPTY: Slot = Slot {
 ///
 /// The wheel takes less than 6 KiB, and each node 32 bytes. Nodes are reused but never freed, so the memory follows the
 /// greatest number of entries at one time.
-pub(crate) struct Wheel<T> {
+pub struct Wheel<T> {
     now: u64,
     inserted: NonZeroU64,
     /// The earliest deadline in `OVERDUE`, or an earlier tick. Meaningless while that slot is empty.
@@ -82,7 +82,7 @@ pub(crate) struct Wheel<T> {
 
 impl<T: Default> Wheel<T> {
     /// An empty wheel whose time is `now`.
-    pub(crate) fn new(now: u64) -> Self {
+    pub fn new(now: u64) -> Self {
         Self {
             now,
             inserted: NonZeroU64::MIN,
@@ -97,7 +97,7 @@ impl<T: Default> Wheel<T> {
     /// Adds `value`, which fires at `deadline`, or at the next `advance` if `deadline` is not after the wheel's time.
     ///
     /// Takes constant time, and allocates only if every node is in use.
-    pub(crate) fn insert(&mut self, deadline: u64, value: T) -> TimerId {
+    pub fn insert(&mut self, deadline: u64, value: T) -> TimerId {
         let generation = self.inserted;
         self.inserted = self.inserted.saturating_add(1);
         if deadline < self.now {
@@ -131,7 +131,7 @@ impl<T: Default> Wheel<T> {
     /// Removes and returns the value; `None` if the value has fired or was cancelled before.
     ///
     /// Takes constant time, and never allocates.
-    pub(crate) fn cancel(&mut self, id: TimerId) -> Option<T> {
+    pub fn cancel(&mut self, id: TimerId) -> Option<T> {
         let node = self.nodes.get(id.index as usize)?;
         if node.generation != id.generation || node.is_free() {
             return None;
@@ -144,7 +144,7 @@ impl<T: Default> Wheel<T> {
     ///
     /// The wheel's time never goes back: an earlier `now` counts as the wheel's time. The cost depends on the number of
     /// entries, not on the length of the jump.
-    pub(crate) fn advance(&mut self, now: u64, due: &mut Vec<T>) {
+    pub fn advance(&mut self, now: u64, due: &mut Vec<T>) {
         let until = now.max(self.now);
         self.fire_overdue(due);
         while let Some((slot, start)) = self.next_slot()
@@ -170,7 +170,7 @@ impl<T: Default> Wheel<T> {
     ///
     /// If the tick is before the earliest deadline, a slot begins there. A caller that advances from tick to tick
     /// reaches the earliest deadline in at most one step per level.
-    pub(crate) fn next_wake(&self) -> Option<u64> {
+    pub fn next_wake(&self) -> Option<u64> {
         if self.slots[OVERDUE].head != NIL {
             return Some(self.overdue_since);
         }
@@ -179,13 +179,13 @@ impl<T: Default> Wheel<T> {
 
     /// The number of values, counted one by one.
     #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.nodes.iter().filter(|node| !node.is_free()).count()
     }
 
     /// Whether the wheel has no values.
     #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

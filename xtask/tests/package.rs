@@ -82,7 +82,7 @@ fn the_package_contains_what_users_need() {
         .into_iter()
         .partition(|path| path.starts_with("src/") && path.ends_with(".rs"));
     assert_eq!(others, expected);
-    for module in ["src/lib.rs", "src/guide.rs", "src/store/redis/mod.rs"] {
+    for module in ["src/lib.rs", "src/guide.rs", "src/wire/mod.rs"] {
         assert!(sources.contains(module), "{module}");
     }
 }

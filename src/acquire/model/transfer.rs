@@ -1,7 +1,7 @@
 //! Models of a grant that passes to another client.
 
 use super::*;
-use crate::store::GrantMessage;
+use crate::command::GrantMessage;
 
 /// Returns a lease that `client` was granted while it was queued. The notification has not been delivered yet.
 fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {

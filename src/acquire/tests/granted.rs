@@ -1,7 +1,7 @@
 //! Tests of grants that a message reports, that come too late, or that come at a shutdown.
 
 use super::*;
-use crate::store::Command;
+use crate::command::Command;
 
 /// A grant whose token is later than the waiter's place.
 const GRANT: GrantMessage = GrantMessage {

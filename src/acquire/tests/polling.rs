@@ -4,7 +4,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::store::{Listener, MemoryNode, MemoryServer, Notifications, TrackedKey};
+use crate::memory::{MemoryNode, MemoryServer};
+use crate::store::{Listener, Notifications, TrackedKey};
 use crate::util::id::HolderId;
 
 /// The notifications of a store without queues: none ever comes.

@@ -1,8 +1,8 @@
 //! Tests of what `unlock` returns, by the reply of Redis and the time at which it comes.
 
 use super::*;
-use crate::loss::LossReason;
-use crate::released::Released;
+use crate::report::loss::LossReason;
+use crate::report::released::Released;
 
 /// Unlocks a lock with a ttl of 30 s; the reply comes after `later`.
 fn unlock(later: Duration, outcome: Result<Reply, Error>) -> Result<Released, Error> {

@@ -1,7 +1,7 @@
 //! Tests of hand-offs, of confirmed forced releases, and of callbacks and events.
 
 use super::*;
-use crate::event::EventHandler;
+use crate::report::event::EventHandler;
 
 #[test]
 fn max_hold_starts_anew_for_the_next_holder() {

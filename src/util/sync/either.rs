@@ -8,11 +8,7 @@ use crate::util::sync::Either;
 
 /// Waits until one of two channels is disconnected or has a message, and receives the message; `None` after `timeout`.
 /// If both channels are ready, receives from either of them.
-pub(crate) fn either(
-    first: &Receiver<()>,
-    second: &Receiver<()>,
-    timeout: Duration,
-) -> Option<Either> {
+pub fn either(first: &Receiver<()>, second: &Receiver<()>, timeout: Duration) -> Option<Either> {
     select! {
         recv(first) -> _ => Some(Either::First),
         recv(second) -> _ => Some(Either::Second),
@@ -21,6 +17,6 @@ pub(crate) fn either(
 }
 
 /// Sends a message, unless the channel is full.
-pub(crate) fn try_send(to: &Sender<()>) {
+pub fn try_send(to: &Sender<()>) {
     let _ = to.try_send(());
 }

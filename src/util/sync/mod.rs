@@ -3,23 +3,23 @@
 
 #[cfg(test)]
 #[cfg(shuttle)]
-pub(crate) mod model;
+pub mod model;
 
 #[cfg(not(all(test, shuttle)))]
-mod either;
-mod yields;
+pub mod either;
+pub mod yields;
 
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use either::{either, try_send};
+pub use either::{either, try_send};
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+pub use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use std::sync::atomic::AtomicBool;
+pub use std::sync::atomic::AtomicBool;
 #[cfg(not(all(test, shuttle)))]
-pub(crate) use std::thread::{Thread, current as this_thread, panicking, park_timeout, yield_now};
+pub use std::thread::{Thread, current as this_thread, panicking, park_timeout, yield_now};
 
 #[cfg(all(test, shuttle))]
-pub(crate) use {
+pub use {
     model::{
         Condvar, Mutex, MutexGuard, Sleeper as Thread, either, panicking, park_timeout,
         this_thread, try_send,
@@ -28,13 +28,13 @@ pub(crate) use {
     shuttle::thread::yield_now,
 };
 
-pub(crate) use std::sync::atomic::Ordering;
+pub use std::sync::atomic::Ordering;
 
-pub(crate) use yields::Yields;
+pub use yields::Yields;
 
 /// The channel that had a message or was disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Either {
+pub enum Either {
     First,
     Second,
 }

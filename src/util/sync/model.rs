@@ -29,7 +29,7 @@ thread_local! {
 
 /// Runs `model` under `runs` schedules: half of them random, half with few switches at random points. A failure prints
 /// its schedule, and `LEASEHOLD_MODEL_SCHEDULE` replays it. `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
-pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
+pub fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
     let anew = move || {
         NOW.set(START);
         SLEEPERS.take();
@@ -57,12 +57,12 @@ pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static
 /// The time at the start of a model. Not zero, so earlier times exist, too.
 const START: Duration = Duration::from_secs(1000);
 
-pub(crate) fn now() -> Duration {
+pub fn now() -> Duration {
     NOW.get()
 }
 
 /// Moves the clock by `duration`, and wakes the threads whose sleep ends by then.
-pub(crate) fn pass(duration: Duration) {
+pub fn pass(duration: Duration) {
     thread::yield_now();
     NOW.set(now() + duration);
     let due = SLEEPERS.with_borrow(|sleepers| {
@@ -74,7 +74,7 @@ pub(crate) fn pass(duration: Duration) {
 
 /// Waits until `threads()` threads sleep, and none of these sleeps is over. `threads` must not be a scheduling point,
 /// so it may read only atomics of the standard library.
-pub(crate) fn quiet(threads: impl Fn() -> usize) {
+pub fn quiet(threads: impl Fn() -> usize) {
     let is_quiet = || {
         let threads = threads();
         SLEEPERS.with_borrow(|sleepers| {
@@ -87,25 +87,25 @@ pub(crate) fn quiet(threads: impl Fn() -> usize) {
 }
 
 /// Sleeps until the clock has moved by `duration`.
-pub(crate) fn sleep(duration: Duration) {
+pub fn sleep(duration: Duration) {
     Condvar::new().wait_for(&mut Mutex::new(()).lock(), duration);
 }
 
 /// A handle that wakes a thread.
-pub(crate) struct Sleeper(Thread);
+pub struct Sleeper(Thread);
 
 impl Sleeper {
-    pub(crate) fn unpark(&self) {
+    pub fn unpark(&self) {
         wake(&self.0);
     }
 }
 
-pub(crate) fn this_thread() -> Sleeper {
+pub fn this_thread() -> Sleeper {
     Sleeper(thread::current())
 }
 
 /// Parks as the standard library's function does, but the sleep times out only in [`pass`]: see [`Condvar`].
-pub(crate) fn park_timeout(timeout: Duration) {
+pub fn park_timeout(timeout: Duration) {
     let me = thread::current();
     let until = now().saturating_add(timeout);
     sleep_until(until, &me);
@@ -115,11 +115,7 @@ pub(crate) fn park_timeout(timeout: Duration) {
 
 /// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. As in
 /// crossbeam, no thread can send between the read of the channels and the sleep.
-pub(crate) fn either(
-    first: &Receiver<()>,
-    second: &Receiver<()>,
-    timeout: Duration,
-) -> Option<Either> {
+pub fn either(first: &Receiver<()>, second: &Receiver<()>, timeout: Duration) -> Option<Either> {
     let me = thread::current();
     let until = now().saturating_add(timeout);
     loop {
@@ -142,46 +138,46 @@ pub(crate) fn either(
 }
 
 /// Sends a message, unless the channel is full, and wakes all threads in [`either`].
-pub(crate) fn try_send(to: &Sender<()>) {
+pub fn try_send(to: &Sender<()>) {
     step();
     let _ = to.try_send(());
     SELECTING.take().iter().for_each(wake);
 }
 
 /// A scheduling point.
-pub(crate) fn step() {
+pub fn step() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
 /// A random choice that a replay repeats: true once in `of` times.
-pub(crate) fn chance(of: u32) -> bool {
+pub fn chance(of: u32) -> bool {
     thread_rng().gen_ratio(1, of)
 }
 
 /// A random number that a replay repeats.
-pub(crate) fn random() -> u128 {
+pub fn random() -> u128 {
     thread_rng().gen_range(0..=u128::MAX)
 }
 
 /// A random number in `0..n` that a replay repeats.
-pub(crate) fn choice(n: usize) -> usize {
+pub fn choice(n: usize) -> usize {
     thread_rng().gen_range(0..n)
 }
 
 /// Whether this thread of the model is panicking. The standard library's function would be true for all of the model's
 /// threads.
-pub(crate) fn panicking() -> bool {
+pub fn panicking() -> bool {
     std::thread::panicking() && PANICKING.get() == Some(thread::current().id())
 }
 
 /// Panics in a way that shuttle does not report as a failure of the model. One thread at a time may call it.
-pub(crate) fn panic() -> ! {
+pub fn panic() -> ! {
     PANICKING.set(Some(thread::current().id()));
     resume_unwind(Box::new("a model asked for this panic"));
 }
 
 /// True if `work` returned, false if it panicked by [`panic`].
-pub(crate) fn survives(work: impl FnOnce()) -> bool {
+pub fn survives(work: impl FnOnce()) -> bool {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(()) => true,
         Err(_) if PANICKING.take() == Some(thread::current().id()) => false,
@@ -191,25 +187,25 @@ pub(crate) fn survives(work: impl FnOnce()) -> bool {
 
 /// A mutex like parking_lot's: a panic does not poison it.
 #[derive(Default)]
-pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-pub(crate) struct MutexGuard<'a, T> {
+pub struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
     /// `None` only while the owner waits on a condition variable.
     held: Option<shuttle::sync::MutexGuard<'a, T>>,
 }
 
 impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         let held = Some(self.take());
         MutexGuard { mutex: self, held }
     }
 
-    pub(crate) fn get_mut(&mut self) -> &mut T {
+    pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -241,16 +237,16 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 /// A condition variable like parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock
 /// to its end. So in a model in which no time passes, a lost wake-up is always a deadlock, which shuttle finds.
 #[derive(Default)]
-pub(crate) struct Condvar {
+pub struct Condvar {
     waiting: shuttle::sync::Mutex<Vec<Thread>>,
 }
 
-pub(crate) struct WaitTimeoutResult {
+pub struct WaitTimeoutResult {
     timed_out: bool,
 }
 
 impl WaitTimeoutResult {
-    pub(crate) fn timed_out(&self) -> bool {
+    pub fn timed_out(&self) -> bool {
         self.timed_out
     }
 }
@@ -271,15 +267,15 @@ fn forget(thread: &Thread) {
 }
 
 impl Condvar {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::default()
     }
 
-    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.wait_for(guard, Duration::MAX);
     }
 
-    pub(crate) fn wait_for<T>(
+    pub fn wait_for<T>(
         &self,
         guard: &mut MutexGuard<'_, T>,
         timeout: Duration,
@@ -302,7 +298,7 @@ impl Condvar {
     }
 
     /// Wakes a random one of the waiting threads.
-    pub(crate) fn notify_one(&self) {
+    pub fn notify_one(&self) {
         let mut waiting = self.waiting();
         if waiting.is_empty() {
             return;
@@ -313,7 +309,7 @@ impl Condvar {
         wake(&woken);
     }
 
-    pub(crate) fn notify_all(&self) {
+    pub fn notify_all(&self) {
         let woken = std::mem::take(&mut *self.waiting());
         woken.iter().for_each(wake);
     }

@@ -27,14 +27,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 static SPEED: Speed = Speed::new();
 
 /// The yields of one wait.
-pub(crate) struct Yields {
+pub struct Yields {
     left: u32,
     /// When the last yield began.
     yielded_at: Option<MonotonicTime>,
 }
 
 impl Yields {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             left: MOST,
             yielded_at: None,
@@ -42,7 +42,7 @@ impl Yields {
     }
 
     /// Returns true if the thread has to yield now and to call this again afterwards. Otherwise the thread parks.
-    pub(crate) fn should_yield(&mut self, now: MonotonicTime) -> bool {
+    pub fn should_yield(&mut self, now: MonotonicTime) -> bool {
         self.should_yield_at(&SPEED, now)
     }
 

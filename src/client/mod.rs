@@ -1,0 +1,851 @@
+//! The client: makes mutexes and fenced values, and connects the parts of the library. Sends requests through the store
+//! only.
+
+pub mod builder;
+pub mod memory_store;
+pub mod quorum_node;
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
+use crate::client::builder::{Builder, ServerAddress};
+use crate::client::quorum_node::QuorumNode;
+use crate::cluster::{ClusterAddress, ClusterStore};
+use crate::command::{Command, Reply};
+use crate::config::Config;
+use crate::lease::{CallbackExecutor, Lease, Ticket};
+use crate::locks::fenced::FencedValue;
+use crate::locks::guard::MutexGuard;
+use crate::locks::held::HeldLock;
+use crate::locks::mutex::Mutex;
+use crate::locks::reentrant::ReentrantMutex;
+use crate::locks::transaction::TransactionRunner;
+use crate::memory::{MemoryNode, MemoryServer};
+use crate::quorum::{NodeReport, QuorumAddress, QuorumStore};
+use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::node_state::NodeState;
+use crate::report::observe;
+use crate::store::{Backend, LateReleaseHook, ServerId, Store};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::fork::{ForkGuard, Process};
+use crate::util::id::HolderId;
+use crate::util::threads::ThreadGroup;
+use crate::watchdog::{Scheduler, Watchdog};
+use crate::wire::Node;
+use crate::wire::connect::connection::Endpoint;
+
+/// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
+/// servers. Make one per process and clone it freely.
+///
+/// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
+/// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
+/// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
+/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one
+/// and no attempt is under way, and the environment check has a thread while it runs. A client of a Redis Cluster has
+/// four threads, two for each master that it uses, and a third one for each further master whose locks it has renewed.
+/// A client of a quorum has four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
+/// three threads.
+///
+/// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
+/// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
+/// hundreds of thousands of guards) stay in Redis until their ttl ends. To wait longer, call
+/// [`shutdown`](Self::shutdown) first.
+///
+/// A child made by `fork` cannot use its parent's clients: each call fails with [`Forked`](ErrorKind::Forked), and
+/// dropping a client does nothing. The child cannot make a new client either. So fork first, then make a client in each
+/// process.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let url = server.url();
+/// use leasehold::Client;
+///
+/// let client = Client::open(&url)?;
+/// let total = client.with_lock("invoice:42", || 40 + 2)?;
+/// assert_eq!(total, 42);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Client(Arc<ClientInner>);
+
+/// The handle, and the process that made it. Only that process may use or drop the handle.
+struct ClientInner {
+    /// `None` only during the drop of this struct.
+    handle: Option<Handle>,
+    /// Dropped after the handle.
+    fork_guard: Arc<ForkGuard>,
+}
+
+/// The server, or the servers, that store the locks of a client.
+pub(crate) enum Server {
+    Redis(Arc<Endpoint>),
+    Cluster(Box<ClusterAddress>),
+    Memory(Arc<MemoryServer>),
+    Quorum(Box<QuorumAddress>),
+    MemoryQuorum(Vec<Arc<MemoryServer>>),
+}
+
+pub(crate) struct Handle {
+    /// Distinguishes the clients of this process. Never used twice.
+    pub(crate) number: u64,
+    /// The address of the server, for debug output.
+    address: String,
+    pub(crate) config: Config,
+    backend: Backend,
+    pub(crate) watchdog: Arc<Watchdog>,
+    pub(crate) callbacks: Arc<CallbackExecutor>,
+    pub(crate) acquirer: Acquirer,
+    delayed: Arc<LateReleases>,
+    pub(crate) transactions: TransactionRunner,
+    holder: HolderId,
+    /// All threads but the callback thread.
+    threads: Arc<ThreadGroup>,
+    /// The callback thread, which ends last.
+    callback_thread: ThreadGroup,
+}
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl Client {
+    /// Connects to the Redis server at this [address](ServerAddress), with default settings. The address is a URL, a
+    /// `redis::ConnectionInfo` or a `redis::Client`.
+    ///
+    /// URLs have the form of redis-rs: `redis://[user][:password@]host[:port][/db]` or
+    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+sentinel://[user:password@]host[:port],host[:port]../name[/db]`
+    /// is the primary of the group `name` under these sentinels. `redis+cluster://[user][:password@]host[:port],host..`
+    /// is a Redis Cluster, of which the URL names some nodes. `memory://[name]` is a
+    /// [`MemoryStore`](crate::MemoryStore), for tests.
+    ///
+    /// # Errors
+    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a Cluster,
+    /// no announced master can be connected to within another connect time-out, `Denied` for a
+    /// wrong password, `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it
+    /// forked.
+    pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
+        Self::builder(address).build()
+    }
+
+    /// A builder for a client of the Redis server at this [address](ServerAddress).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let url = server.url();
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::builder(&url)
+    ///     .prefix("billing:")
+    ///     .ttl(Duration::from_secs(10))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn builder(address: impl Into<ServerAddress>) -> Builder {
+        Builder::of_address(address.into())
+    }
+
+    /// Connects to a quorum, with default settings: one to nine independent Redis servers. A lock is held while a
+    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The
+    /// page on topologies of the guide says what that guarantees and costs.
+    ///
+    /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
+    /// or that restarted without its data, does not vote for one `max_ttl` from the first connection of a client on. So
+    /// a new quorum grants its first lock 30 s (the default of `max_ttl` here) after the first client has connected,
+    /// however long its nodes have been running. Give each node its own machine, and no replicas: a fail-over would be
+    /// a loss of data that the clients do not see.
+    ///
+    /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
+    /// Transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data that a single server
+    /// has. The fencing tokens of guards rise as on one server.
+    ///
+    /// # Errors
+    /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.
+    /// `InvalidConfig` unless there are 1 to 9 nodes with different addresses of single servers. The errors of
+    /// [`open`](Self::open) if a majority of the nodes has them.
+    ///
+    /// ```
+    /// # let servers = [(); 3].map(|()| leasehold_testbed::Server::start().unwrap());
+    /// # let [a, b, c] = servers.each_ref().map(|server| server.url());
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::quorum([a, b, c])?;
+    /// # let client = Client::quorum_builder(servers.each_ref().map(|server| server.url()))
+    /// #     .max_ttl(std::time::Duration::from_millis(50)).ttl(std::time::Duration::from_millis(50)).build_lazy()?;
+    /// let mutex = client.mutex("invoice:42");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn quorum<N: Into<QuorumNode>>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
+        Self::quorum_builder(nodes).build()
+    }
+
+    /// A builder for a client of a [quorum](Self::quorum). A [`QuorumNode`] has a login and TLS of its own.
+    /// [`Builder::credentials`] and `Builder::tls` are for the nodes that have none.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::quorum_builder(["redis://10.0.0.7", "redis://10.0.1.7", "redis://10.0.2.7"])
+    ///     .ttl(Duration::from_secs(5))
+    ///     .max_ttl(Duration::from_secs(10))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn quorum_builder<N: Into<QuorumNode>>(nodes: impl IntoIterator<Item = N>) -> Builder {
+        Builder::of_quorum(nodes.into_iter().map(Into::into).collect())
+    }
+
+    /// A client of a new [`MemoryStore`](crate::MemoryStore), for tests without a server. To let several clients
+    /// exclude each other, make one `MemoryStore` and get all of them from it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the client's threads cannot be started, `Forked` in a process whose parent had clients when it
+    /// forked.
+    ///
+    /// ```
+    /// let client = leasehold::Client::memory()?;
+    /// assert_eq!(client.with_lock("online", || 1 + 1)?, 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn memory() -> Result<Self, Error> {
+        Builder::of_memory(MemoryServer::new()).build()
+    }
+
+    pub(crate) fn start(
+        server: Server,
+        config: Config,
+        fork_guard: Arc<ForkGuard>,
+    ) -> Result<Self, Error> {
+        let handle = Some(Handle::new(server, config, Arc::clone(&fork_guard))?);
+        Ok(Self(Arc::new(ClientInner { handle, fork_guard })))
+    }
+
+    /// The lock named `key`, which is a `&str`, `String` or `Cow<str>`. Does no I/O. For an invalid key, the calls on
+    /// the mutex fail with `InvalidKey`.
+    ///
+    /// Keys are text of 1 to 1,024 bytes without control characters. Some texts are reserved for the library's own
+    /// keys, and [`InvalidKey`](ErrorKind::InvalidKey) lists them: a key must not begin with `~`, for example. Redis
+    /// compares bytes, so keys that differ in case or in Unicode normalization are different locks.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn mutex(&self, key: impl AsRef<str>) -> Mutex {
+        Mutex::new(self.clone(), key.as_ref())
+    }
+
+    /// The fenced value named `key`, which refuses writes under an old fencing token. Does no I/O. The value is
+    /// independent of the lock with the same name, unless you write the value under that lock's tokens.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let total = client.fenced_value("invoice:42");
+    /// client.mutex("invoice:42").with(|guard| total.write(guard.fencing_token(), "17"))??;
+    /// assert_eq!(total.read()?.as_deref(), Some(b"17".as_slice()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fenced_value(&self, key: impl AsRef<str>) -> FencedValue {
+        FencedValue::new(self.clone(), key.as_ref())
+    }
+
+    /// Adopts a lock from a ticket that another client made with
+    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
+    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` says that no majority
+    /// has passed the lock on: then the ticket is usually still valid.
+    ///
+    /// # Errors
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
+    ///   the fence counter of Redis. Also if the reply to a first try was lost, and the client has released the lock
+    ///   that this try had adopted.
+    /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
+    /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
+    /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
+    ///   unknown whether the lock was adopted. If it was, the client releases it in the background; if not, the ticket
+    ///   is still valid.
+    /// - `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # let url = server.url();
+    /// use leasehold::{Client, ErrorKind};
+    ///
+    /// let guard = client.mutex("deploy").lock()?;
+    /// let token = guard.fencing_token();
+    /// let ticket = guard.into_ticket()?; // send it to another process: in a variable, a message, a file
+    ///
+    /// let other = Client::open(&url)?; // in another process
+    /// let guard = other.adopt(&ticket)?;
+    /// assert!(guard.fencing_token() > token);
+    /// assert_eq!(other.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
+        self.check_process()?;
+        let ticket = Ticket::read(ticket, &self.handle().config)?;
+        let lease = self.handle().acquirer.adopt(&ticket)?;
+        Ok(MutexGuard::new(lease, self.clone()))
+    }
+
+    /// The locks that this client holds now, the oldest first. Sends no request.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// let held = client.held_locks();
+    /// assert_eq!(held.len(), 1);
+    /// println!("{} for {:?}", held[0].key(), held[0].age());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn held_locks(&self) -> Vec<HeldLock> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let now = self.now();
+        let held = |lease: Arc<Lease>| {
+            let grant = lease.grant();
+            Some(HeldLock {
+                key: grant.key.name().to_owned(),
+                token: grant.token,
+                age: now.since(grant.since),
+                remaining: lease.valid_for(now)?,
+            })
+        };
+        let leases = self.handle().acquirer.holders();
+        let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
+        all.sort_by_key(|held| std::cmp::Reverse(held.age));
+        all
+    }
+
+    /// The lock named `key`, which its holder's thread can lock again. The same as [`Mutex::reentrant`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.reentrant_mutex("k");
+    /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
+    /// assert_eq!(inner.depth(), 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant_mutex(&self, key: impl AsRef<str>) -> ReentrantMutex {
+        self.mutex(key).reentrant()
+    }
+
+    /// Waits for the lock named `key`, runs `work`, and releases the lock.
+    ///
+    /// The lock is renewed while `work` runs, however long that takes. The lock is also released if `work` panics; the
+    /// panic then continues.
+    ///
+    /// At the end, the lock passes to a waiting thread of this client without a request to Redis, as often and for as
+    /// long as [`Builder::hand_offs`](crate::Builder::hand_offs) and
+    /// [`Builder::hand_off_time`](crate::Builder::hand_off_time) allow. Otherwise this call releases it in Redis and
+    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. A lock that
+    /// was passed on was valid, and its client had not been notified of a loss.
+    ///
+    /// # Errors
+    /// The errors of [`Mutex::lock`], and `LeaseLost` if the client finds that the lock was lost before `work`
+    /// returned: another holder may have run at the same time. The value that `work` returned is dropped then.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let online = client.with_lock("online", || 1 + 1)?;
+    /// assert_eq!(online, 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn with_lock<T>(&self, key: impl AsRef<str>, work: impl FnOnce() -> T) -> Result<T, Error> {
+        self.mutex(key).with(|_| work())
+    }
+
+    /// Runs `work` under the lock named `key` if the lock is free now. Otherwise drops `work` and returns `Ok(None)`.
+    ///
+    /// # Errors
+    /// The errors of [`Mutex::try_with`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// match client.try_with_lock("nightly-report", || 1 + 1)? {
+    ///     Some(sum) => println!("done: {sum}"),
+    ///     None => println!("another process does it"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_lock<T>(
+        &self,
+        key: impl AsRef<str>,
+        work: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.mutex(key).try_with(|_| work())
+    }
+
+    /// Waits for the lock named `key` for at most `timeout`, and runs `work` under it. If the lock is not free within
+    /// that time, drops `work` and returns `Ok(None)`.
+    ///
+    /// # Errors
+    /// The errors of [`Mutex::try_with_for`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let sum = client.try_with_lock_for("invoice:42", Duration::from_millis(250), || 1 + 1)?;
+    /// assert_eq!(sum, Some(2));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_lock_for<T>(
+        &self,
+        key: impl AsRef<str>,
+        timeout: Duration,
+        work: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.mutex(key).try_with_for(timeout, |_| work())
+    }
+
+    /// The id of this client, `host/pid/random`. Redis stores it in the value of every lock that the client holds.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// println!("I am {}", client.holder_id());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn holder_id(&self) -> &HolderId {
+        &self.handle().holder
+    }
+
+    /// Sends `PING` to Redis, for health checks, and returns how long the reply took, without the time for connecting.
+    /// The ping has a connection of its own, so transactions and requests under way do not delay it. Several pings wait
+    /// for one another. A call takes at most [`connect_timeout`](Builder::connect_timeout) and
+    /// [`command_timeout`](Builder::command_timeout) together.
+    ///
+    /// On a Cluster, a call pings the masters that this client uses, one after another, and returns the longest time.
+    /// If the client uses no master yet, it pings one.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
+    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the
+    /// nodes replies. `Denied`, `Tls`, `Protocol`, `Shutdown` and `Forked` as for a lock.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let took = client.ping()?;
+    /// println!("Redis replied in {took:?}");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn ping(&self) -> Result<Duration, Error> {
+        self.check_process()?;
+        self.handle().acquirer.check_open()?;
+        self.handle().backend.store.ping()
+    }
+
+    /// The nodes of a quorum, in the order in which they were given, each as the client's requests and probes found
+    /// it. Empty for a client of any other kind. The call sends nothing and does not block.
+    ///
+    /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
+    /// background probes it; a caller never waits for a probe. A node that fails is probed again until a probe
+    /// succeeds.
+    /// While no requests are sent, a node that fails stays unnoticed. The event
+    /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
+    /// the others.
+    ///
+    /// The health of a node whose vote was not asked for yet is `Unknown`. The call has such a node probed, so a later
+    /// call knows more.
+    ///
+    /// # Errors
+    /// `Shutdown` and `Forked` as for a lock.
+    ///
+    /// ```
+    /// let client = leasehold::MemoryQuorum::new(3).client()?;
+    /// client.with_lock("invoice:42", || ())?;
+    /// for node in client.nodes()? {
+    ///     println!("{}: {}", node.address(), node.health());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn nodes(&self) -> Result<Vec<NodeState>, Error> {
+        self.check_process()?;
+        self.handle().acquirer.check_open()?;
+        Ok(self.handle().backend.store.nodes())
+    }
+
+    /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
+    /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy without
+    /// scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No finding is
+    /// an error. If an ACL forbids a part of the check, a finding says so; `cargo xtask acl` prints the rights of a full
+    /// check (`environment-check`). The check opens a connection of its own, and takes one round trip after the login. It then connects up to seven times
+    /// more, within another `command_timeout`, to find several servers.
+    ///
+    /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
+    /// checked, a finding for each says why; the call fails only if that is so for all.
+    ///
+    /// A client with an [event handler](crate::Builder::event_handler) does this once by itself:
+    /// [`EventHandler::environment_warning`](crate::EventHandler::environment_warning). On a
+    /// [`MemoryStore`](crate::MemoryStore), there are no findings.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server cannot be reached or does not reply within
+    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection
+    /// can be made, `Protocol` if the server is not Redis, `Shutdown` and `Forked`. `NoQuorum` on a quorum, if no
+    /// majority of the nodes can be checked.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// for finding in client.check_environment()? {
+    ///     eprintln!("{finding}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn check_environment(&self) -> Result<Vec<EnvironmentFinding>, Error> {
+        self.check_process()?;
+        let handle = self.handle();
+        handle.acquirer.check_open()?;
+        check_environment(&*handle.backend.store, &handle.address, &handle.config)
+    }
+
+    /// Ends the client and all its clones, and waits until Redis has confirmed all releases. Waiting calls return with
+    /// `Shutdown`, renewals stop, and every held lock is lost with
+    /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.
+    ///
+    /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
+    /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
+    ///
+    /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for each other node while
+    /// it makes progress, and otherwise closes the connections to it: docs/quorum.md, "A shutdown".
+    ///
+    /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. After the
+    /// call, no thread waits for the replies to releases, so drops of very many guards may leave keys until their ttl
+    /// ends. Drop the guards first, or repeat the call after the drops.
+    ///
+    /// # Errors
+    /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The
+    /// client is shut down all the same. `Forked` in a child of its process: nothing happens.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::ErrorKind;
+    ///
+    /// client.shutdown(std::time::Duration::from_secs(2))?;
+    /// assert_eq!(client.mutex("a").lock().unwrap_err().kind(), ErrorKind::Shutdown);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
+        self.check_process()?;
+        self.handle().shut_down(timeout)
+    }
+
+    /// The parts of the client. In a forked child, use only plain data of the handle: settings and names.
+    pub(crate) fn handle(&self) -> &Handle {
+        let handle = self.0.handle.as_ref();
+        handle.expect("the handle is taken out only when the last client is dropped")
+    }
+
+    /// Fails with `Forked` in a child of the client's process.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.process().check()
+    }
+
+    /// Sends one command, and waits for its reply.
+    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+        self.ask_within(command, self.handle().config.command_timeout)
+    }
+
+    /// As [`ask`](Self::ask), but waits for `timeout` at most.
+    pub(crate) fn ask_within(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
+        self.check_process()?;
+        self.handle().ask(command, timeout)
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        self.0.fork_guard.process()
+    }
+
+    /// Whether this process is a child of the client's process.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.process().is_current()
+    }
+
+    pub(crate) fn now(&self) -> MonotonicTime {
+        self.handle().watchdog.now()
+    }
+}
+
+// A panic that unwinds through a call leaves no state half changed: only user code panics, and user code never runs
+// while state of the library is locked (invariant 5 in ARCHITECTURE.md). The library's mutexes are not poisoned, and
+// the unwinding ends the request that the panic interrupts. Panics of event handlers and callbacks are caught.
+impl UnwindSafe for Client {}
+impl RefUnwindSafe for Client {}
+
+/// Shows the address without user, password and database.
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("address", &self.handle().address)
+            .field("holder", &self.handle().holder.as_str())
+            .field("config", &self.handle().config)
+            .finish()
+    }
+}
+
+impl Drop for ClientInner {
+    fn drop(&mut self) {
+        if !self.fork_guard.process().is_current() {
+            std::mem::forget(self.handle.take());
+        }
+    }
+}
+
+impl Handle {
+    fn new(server: Server, config: Config, fork_guard: Arc<ForkGuard>) -> Result<Self, Error> {
+        observe::register();
+        let holder = HolderId::of_this_process();
+        let [threads, callback_thread] =
+            [(); 2].map(|()| ThreadGroup::with_fork_guard(Arc::clone(&fork_guard)));
+        let (clock, address) = match &server {
+            Server::Redis(endpoint) => (Clock::default(), endpoint.address()),
+            Server::Cluster(cluster) => (Clock::default(), cluster.text()),
+            Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
+            Server::Quorum(quorum) => (Clock::default(), quorum.text()),
+            Server::MemoryQuorum(nodes) => (nodes[0].clock().clone(), "memory://".to_owned()),
+        };
+        let threads = Arc::new(threads);
+        let (scheduler, inboxes) = Scheduler::new(clock.clone());
+        let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
+        let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
+        let backend = backend_of(server, &config, holder.clone(), &scheduler, &delayed);
+        let watchdog = Watchdog::new(
+            scheduler,
+            &backend,
+            Arc::clone(&callbacks),
+            config.command_timeout,
+        );
+        watchdog
+            .start(&threads, inboxes)
+            .inspect_err(|_| callbacks.stop())?;
+        let queues = Arc::new(LocalQueues::new(clock));
+        let notification_handler = NotificationHandler::new(
+            holder.clone(),
+            backend.clone(),
+            Arc::clone(&watchdog),
+            Arc::clone(&callbacks),
+            Arc::clone(&queues),
+            config.max_ttl,
+        );
+        let notifications = &backend.notifications;
+        notifications
+            .start(&threads, Arc::new(notification_handler))
+            .inspect_err(|_| {
+                watchdog.stop();
+                callbacks.stop();
+            })?;
+        let reports = Arc::downgrade(&callbacks);
+        let report = move |error| {
+            if let Some(callbacks) = reports.upgrade() {
+                callbacks.queue_unavailable_sentinels(error);
+            }
+        };
+        backend.store.on_unavailable_sentinels(Box::new(report));
+        let reports = Arc::downgrade(&callbacks);
+        backend
+            .store
+            .on_plain_acquires_refused(Box::new(move |error| {
+                if let Some(callbacks) = reports.upgrade() {
+                    callbacks.queue_plain_acquires_refused(error);
+                }
+            }));
+        let reports = Arc::downgrade(&callbacks);
+        backend.store.on_node_report(Box::new(move |report| {
+            if let Some(callbacks) = reports.upgrade() {
+                match report {
+                    NodeReport::Changed(node) => callbacks.queue_node_change(node),
+                    NodeReport::ClockRead(node) => {
+                        callbacks.queue_observation(move || observe::record_clock(&node));
+                    }
+                }
+            }
+        }));
+        check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
+        let acquirer = Acquirer::new(
+            &backend,
+            Arc::clone(&watchdog),
+            Arc::clone(&callbacks),
+            queues,
+            config.command_timeout,
+            config.outage_timeout,
+            config.hand_offs,
+        );
+        let transactions = TransactionRunner::new(
+            &backend,
+            Arc::clone(&watchdog),
+            config.max_transactions,
+            config.connect_timeout,
+        );
+        Ok(Self {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            address,
+            config,
+            backend,
+            watchdog,
+            callbacks,
+            acquirer,
+            delayed,
+            transactions,
+            holder,
+            threads,
+            callback_thread,
+        })
+    }
+
+    /// Starts the environment check, which waits for the first connection: `build` has opened one.
+    pub(crate) fn run_first_connection_hook(&self) {
+        self.backend.store.run_first_connection_hook();
+    }
+
+    /// Sends one command, and waits for its reply.
+    fn ask(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
+        self.acquirer.check_open()?;
+        let deadline = self.watchdog.now().after(timeout);
+        self.backend.store.execute_one(command, deadline)
+    }
+
+    /// Starts the thread that runs the checks of locks, unless it runs already.
+    pub(crate) fn start_checks(&self) -> Result<(), Error> {
+        self.watchdog.start_checks(&self.threads)
+    }
+
+    fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
+        let deadline = MonotonicTime::now().after(timeout);
+        // The leases end first, before the next call takes entries out of the queues.
+        self.watchdog.stop();
+        self.acquirer.end();
+        let Backend {
+            store,
+            notifications,
+            ..
+        } = &self.backend;
+        let flushed = store.flush(deadline);
+        notifications.stop();
+        self.delayed.end(|| store.end());
+        // The other threads end before the callback thread, which then runs all callbacks that they have queued.
+        let ended = self.threads.wait_until_ended(deadline);
+        self.callbacks.stop();
+        let callbacks_ended = self.callback_thread.wait_until_ended(deadline);
+        flushed?;
+        if ended && callbacks_ended {
+            return Ok(());
+        }
+        let message =
+            format!("shutdown: callbacks or connections were still busy after {timeout:?}");
+        Err(Error::new(ErrorKind::Timeout, message))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // No caller is left to get the error. Locks that are not released now expire at the end of their ttl.
+        let _ = self.shut_down(self.config.command_timeout);
+        self.backend.store.close();
+    }
+}
+
+/// The findings about the servers of `store`, and about the time-outs of the client.
+fn check_environment(
+    store: &dyn Store,
+    address: &str,
+    config: &Config,
+) -> Result<Vec<EnvironmentFinding>, Error> {
+    let Some(mut found) = store.check_environment()? else {
+        return Ok(Vec::new());
+    };
+    let Config {
+        command_timeout,
+        ttl,
+        renew_ratio,
+        ..
+    } = *config;
+    let of_timeout = EnvironmentWarning::of_timeout(command_timeout, ttl, renew_ratio);
+    found.extend(of_timeout.map(|warning| EnvironmentFinding::new(address, warning)));
+    Ok(found)
+}
+
+/// Checks the environment once, after the first connection, and reports the findings as events. The check has a thread
+/// of its own, so it delays no caller. If the check fails, nothing is reported: requests for locks report the same
+/// error.
+fn check_environment_once(
+    store: &Arc<dyn Store>,
+    address: &str,
+    config: &Config,
+    callbacks: &Arc<CallbackExecutor>,
+    threads: &Arc<ThreadGroup>,
+) {
+    if !config.environment_check || !callbacks.has_listeners() {
+        return;
+    }
+    let (of_store, threads) = (Arc::downgrade(store), Arc::downgrade(threads));
+    let (address, config, callbacks) = (address.to_owned(), config.clone(), Arc::clone(callbacks));
+    store.on_first_connection(Box::new(move || {
+        let check = move || {
+            let Some(store) = of_store.upgrade() else {
+                return;
+            };
+            let found = check_environment(&*store, &address, &config);
+            for finding in found.unwrap_or_default() {
+                callbacks.queue_finding(finding);
+            }
+        };
+        if let Some(threads) = threads.upgrade() {
+            // If no thread can start, there is no check.
+            let _ = threads.spawn("leasehold-environment", check);
+        }
+    }));
+}
+
+/// Makes the store. It requests maintenance from the scheduler, and reports late releases.
+fn backend_of(
+    server: Server,
+    config: &Config,
+    holder: HolderId,
+    scheduler: &Arc<Scheduler>,
+    delayed: &Arc<LateReleases>,
+) -> Backend {
+    let scheduler = Arc::clone(scheduler);
+    let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
+    let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
+        let delayed = Arc::clone(delayed);
+        LateReleaseHook::new(move |key, token, delay| delayed.note(key, token, delay))
+    });
+    match server {
+        Server::Redis(endpoint) => Backend::with_transactions(Arc::new(Node::new(
+            ServerId::ONLY,
+            endpoint,
+            config,
+            holder,
+            request_maintenance,
+            delays,
+            None,
+        ))),
+        Server::Cluster(address) => {
+            Backend::with_transactions(ClusterStore::new(*address, config, holder, delays))
+        }
+        Server::Memory(memory) => {
+            let node = MemoryNode::new(memory, holder, request_maintenance, delays);
+            Backend::new(Arc::new(node))
+        }
+        Server::Quorum(address) => {
+            Backend::new(QuorumStore::new(*address, config, &holder, delays))
+        }
+        Server::MemoryQuorum(nodes) => {
+            Backend::new(QuorumStore::of_memory(&nodes, config, &holder, delays))
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! One master of a Cluster, with its `Node`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::report::error::{Error, ErrorKind};
+use crate::store::ServerId;
+use crate::store::maintenance::MaintenanceRequests;
+use crate::wire::Node;
+use crate::wire::connect::url::HostPort;
+
+/// Numbers the masters of all clients, so that no two have the same number.
+static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
+
+/// A master. Its node is opened when the first request needs it.
+pub struct Member {
+    id: ServerId,
+    address: HostPort,
+    serial: u64,
+    opened: OnceLock<Opened>,
+    opening: Mutex<()>,
+    /// The node is to connect for notifications as soon as it is open.
+    wants_notifications: AtomicBool,
+    /// A request has timed out, and no reply has come since then.
+    is_silent: AtomicBool,
+    /// Whether it serves a slot.
+    serves: AtomicBool,
+    /// It has served slots, and other masters have all of them now. Its endpoint reads this flag, too.
+    is_retired: Arc<AtomicBool>,
+    /// The node that has first named this master, in its slot map or in a redirect. Its endpoint reads this, too.
+    announced_by: Arc<OnceLock<HostPort>>,
+}
+
+struct Opened {
+    node: Arc<Node>,
+    requests: Arc<MaintenanceRequests>,
+}
+
+impl Member {
+    pub fn new(id: ServerId, address: HostPort) -> Self {
+        Self {
+            id,
+            address,
+            serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
+            opened: OnceLock::new(),
+            opening: Mutex::new(()),
+            wants_notifications: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
+            serves: AtomicBool::new(false),
+            is_retired: Arc::default(),
+            announced_by: Arc::default(),
+        }
+    }
+
+    pub fn id(&self) -> ServerId {
+        self.id
+    }
+
+    pub fn address(&self) -> &HostPort {
+        &self.address
+    }
+
+    /// The node, if it is open.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.opened.get().map(|opened| &opened.node)
+    }
+
+    /// The node. Calls `open` first if there is none yet.
+    pub fn node_or_open(
+        &self,
+        open: impl FnOnce() -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error>,
+    ) -> Result<&Arc<Node>, Error> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(&opened.node);
+        }
+        let _guard = self.opening.lock();
+        if self.opened.get().is_none() {
+            let (node, requests) = open()?;
+            let _ = self.opened.set(Opened { node, requests });
+        }
+        let node = self.node();
+        node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
+    }
+
+    /// The notification epoch for keys of this master, from the epoch `of_node`. It differs from that of any other
+    /// master.
+    pub fn notification_epoch(&self, of_node: u64) -> u64 {
+        (self.serial << 32).wrapping_add(of_node)
+    }
+
+    /// Makes the node connect for notifications as soon as it is open, since keys are to be tracked there.
+    pub fn request_notifications(&self) {
+        self.wants_notifications.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the node is to connect for notifications.
+    pub fn wants_notifications(&self) -> bool {
+        self.wants_notifications.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request has timed out, and no reply has come since then.
+    pub fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the last request had a reply.
+    pub fn note_reply(&self, has_replied: bool) {
+        if self.is_silent() == has_replied {
+            self.is_silent.store(!has_replied, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the master serves a slot.
+    pub fn serves_slots(&self) -> bool {
+        self.serves.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the master serves a slot. If it has lost its last slot, it is retired.
+    pub fn note_slots(&self, serves: bool) {
+        let has_served = self.serves.swap(serves, Ordering::Relaxed);
+        if serves || has_served {
+            self.is_retired.store(!serves, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that another node has named this master in a redirect, so requests are sent here even without a slot.
+    pub fn note_named(&self) {
+        self.is_retired.store(false, Ordering::Relaxed);
+    }
+
+    /// The flag for [`Endpoint::set_retired_flag`](crate::wire::connect::connection::Endpoint::set_retired_flag).
+    pub fn retired_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_retired)
+    }
+
+    /// Notes the node that has named this master, unless an earlier one is noted.
+    pub fn note_announcer(&self, by: &HostPort) {
+        self.announced_by.get_or_init(|| by.clone());
+    }
+
+    /// The node that has named this master: see [`note_announcer`](Self::note_announcer).
+    pub fn announced_by(&self) -> Arc<OnceLock<HostPort>> {
+        Arc::clone(&self.announced_by)
+    }
+
+    /// Ends the node's maintenance thread.
+    pub fn stop_maintenance(&self) {
+        if let Some(opened) = self.opened.get() {
+            opened.requests.stop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losing_its_last_slot_retires_a_master() {
+        let host = "h".to_owned();
+        let master = Member::new(ServerId::ONLY, HostPort { host, port: 1 });
+        let flag = master.retired_flag();
+        let is_retired = || flag.load(Ordering::Relaxed);
+        master.note_slots(false);
+        assert!(!is_retired(), "its first slot is on the way");
+        master.note_slots(true);
+        assert!(!is_retired() && master.serves_slots());
+        for _ in 0..2 {
+            master.note_slots(false);
+            assert!(is_retired() && !master.serves_slots());
+        }
+        // Its next slot is on the way.
+        master.note_named();
+        master.note_slots(false);
+        assert!(!is_retired());
+    }
+}

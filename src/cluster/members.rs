@@ -1,0 +1,406 @@
+//! The masters of a Cluster that a client uses: which of them serves which slot, and the `Node` of each.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::cluster::member::Member;
+use crate::cluster::slot_map::{AnnouncedId, MAX_KNOWN, MAX_MASTERS, NodeId, SlotMap, SlotRange};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::ServerId;
+use crate::util::slot::Slot;
+use crate::wire::connect::url::HostPort;
+
+/// The masters and the slot map.
+#[derive(Default)]
+pub struct Members {
+    table: RwLock<Table>,
+    /// The replicas of the last slot map, to ask for the next one.
+    replicas: Mutex<Vec<HostPort>>,
+    /// The ids of the nodes of the last slot map, 384 at most.
+    ids: Mutex<HashSet<NodeId>>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: SlotMap,
+    /// By `ServerId`. A master that serves no slot any more stays here until its releases are done.
+    masters: Vec<Option<Arc<Member>>>,
+}
+
+impl Table {
+    fn master(&self, id: ServerId) -> Option<&Arc<Member>> {
+        self.masters.get(usize::from(id.0))?.as_ref()
+    }
+
+    /// Returns the master at `address`. Adds it if it is new. `None` if there are too many.
+    fn get_or_add(&mut self, address: &HostPort) -> Option<ServerId> {
+        let mut masters = self.masters.iter().flatten();
+        if let Some(master) = masters.find(|master| master.address() == address) {
+            return Some(master.id());
+        }
+        let free = self.masters.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.masters.len());
+        if index >= MAX_MASTERS {
+            return None;
+        }
+        let id = ServerId(u8::try_from(index).ok()?);
+        if index == self.masters.len() {
+            self.masters.push(None);
+        }
+        self.masters[index] = Some(Arc::new(Member::new(id, address.clone())));
+        Some(id)
+    }
+
+    /// Tells each master whether it serves a slot.
+    fn note_slots(&self) {
+        for master in self.masters.iter().flatten() {
+            master.note_slots(self.slots.serves(master.id()));
+        }
+    }
+}
+
+impl Members {
+    /// The master that serves `slot`.
+    pub fn owner(&self, slot: Slot) -> Option<Arc<Member>> {
+        let table = self.table.read();
+        let owner = table.slots.owner(slot)?;
+        table.master(owner).map(Arc::clone)
+    }
+
+    /// Whether `server` serves `slot`.
+    pub fn is_owner(&self, server: ServerId, slot: Slot) -> bool {
+        self.table.read().slots.owner(slot) == Some(server)
+    }
+
+    /// All masters, including those that serve no slot any more.
+    pub fn all(&self) -> Vec<Arc<Member>> {
+        self.table
+            .read()
+            .masters
+            .iter()
+            .flatten()
+            .map(Arc::clone)
+            .collect()
+    }
+
+    /// The master with this number.
+    pub fn get(&self, server: ServerId) -> Option<Arc<Member>> {
+        self.table.read().master(server).map(Arc::clone)
+    }
+
+    /// Returns any one of the masters.
+    pub fn any(&self) -> Option<Arc<Member>> {
+        self.table
+            .read()
+            .masters
+            .iter()
+            .flatten()
+            .next()
+            .map(Arc::clone)
+    }
+
+    /// Returns the master at `address`, which a redirect has named. Adds it if it is new, and ends its retirement.
+    pub fn get_or_add_named(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
+        let mut table = self.table.write();
+        let master = table.get_or_add(address);
+        let master = master.and_then(|id| table.master(id).map(Arc::clone));
+        master
+            .inspect(|master| master.note_named())
+            .ok_or_else(|| too_many(address))
+    }
+
+    /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
+    pub fn note_moved(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
+        let mut table = self.table.write();
+        let owner = table.get_or_add(to).ok_or_else(|| too_many(to))?;
+        let is_new = table.slots.set(slot, owner);
+        if is_new {
+            table.note_slots();
+        }
+        Ok(is_new)
+    }
+
+    /// Whether `ranges` can be the next slot map of the same Cluster: it has a node of the last map, besides the node
+    /// that sent it. (That node keeps its id if it moves to another Cluster after `CLUSTER RESET SOFT`.) Returns true
+    /// if one of the two maps has no ids.
+    pub fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
+        let known = self.ids.lock();
+        let is_known = |node: &&AnnouncedId| known.contains(&node.id);
+        let nodes = || ranges.iter().flat_map(|range| &range.ids);
+        let mut others = nodes().filter(|node| !node.is_sender).peekable();
+        if known.is_empty() || nodes().next().is_none() {
+            return true;
+        }
+        match others.peek() {
+            Some(_) => others.any(|node| is_known(&node)),
+            None => nodes().any(|node| is_known(&node)),
+        }
+    }
+
+    /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
+    /// another master now.
+    pub fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
+        let replicas = ranges.iter().flat_map(|range| &range.replicas);
+        let mut known: Vec<HostPort> = Vec::new();
+        for replica in replicas {
+            if known.len() < MAX_KNOWN && !known.contains(replica) {
+                known.push(replica.clone());
+            }
+        }
+        *self.replicas.lock() = known;
+        let mut ids = HashSet::new();
+        for node in ranges.iter().flat_map(|range| &range.ids) {
+            if ids.len() < MAX_MASTERS + MAX_KNOWN && !ids.contains(&node.id) {
+                ids.insert(node.id.clone());
+            }
+        }
+        *self.ids.lock() = ids;
+        let mut moved = Vec::new();
+        let mut table = self.table.write();
+        for range in ranges {
+            // A master beyond the bound is not used: its slots keep their last master, which replies `MOVED`.
+            if let Some(owner) = table.get_or_add(&range.master) {
+                moved.extend(range.slots().filter(|slot| table.slots.set(*slot, owner)));
+            }
+        }
+        if !moved.is_empty() {
+            table.note_slots();
+        }
+        moved
+    }
+
+    /// Notes that the node at `by` has named the masters that no node has named before.
+    pub fn note_announcer(&self, by: &HostPort) {
+        let table = self.table.read();
+        let masters = table.masters.iter().flatten();
+        masters.for_each(|master| master.note_announcer(by));
+    }
+
+    /// The addresses of all known nodes, masters first.
+    pub fn addresses(&self) -> Vec<HostPort> {
+        let masters = self
+            .all()
+            .into_iter()
+            .map(|master| master.address().clone());
+        let replicas = self.replicas.lock().clone();
+        masters.chain(replicas).collect()
+    }
+
+    /// The lowest slot that `server` serves; `None` if it serves none.
+    pub fn lowest_slot_of(&self, server: ServerId) -> Option<Slot> {
+        self.table.read().slots.lowest_of(server)
+    }
+
+    /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses
+    /// it. A thread that used it shortly before may have left work, so `is_idle` is asked while no thread has the
+    /// `Member`.
+    pub fn remove_if(
+        &self,
+        server: ServerId,
+        is_idle: impl FnOnce(&Member) -> bool,
+    ) -> Option<Member> {
+        let mut table = self.table.write();
+        let entry = table.masters.get_mut(usize::from(server.0))?;
+        let is_unused = |master: &mut Arc<Member>| {
+            !master.serves_slots() && Arc::strong_count(master) == 1 && is_idle(master)
+        };
+        Arc::into_inner(entry.take_if(is_unused)?)
+    }
+}
+
+/// The error for a master at `address` that is one too many.
+fn too_many(address: &HostPort) -> Error {
+    let message = format!(
+        "{address} is not used: the Cluster has more than {MAX_MASTERS} masters, which leasehold does not support; use \
+         a Cluster with fewer masters for locks"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: usize) -> HostPort {
+        HostPort {
+            host: "h".to_owned(),
+            port: u16::try_from(port).unwrap(),
+        }
+    }
+
+    fn slot(number: usize) -> Slot {
+        Slot::new(u16::try_from(number).unwrap()).unwrap()
+    }
+
+    fn range(first: usize, last: usize, master: usize, replicas: &[usize]) -> SlotRange {
+        SlotRange {
+            first: slot(first),
+            last: slot(last),
+            master: address(master),
+            replicas: replicas.iter().map(|port| address(*port)).collect(),
+            ids: [&[master], replicas].concat().into_iter().map(id).collect(),
+        }
+    }
+
+    /// The id of the node at this port, which is the sender of the map if the port is 9.
+    fn id(port: usize) -> AnnouncedId {
+        AnnouncedId {
+            id: port.to_string().into_bytes().into(),
+            is_sender: port == 9,
+        }
+    }
+
+    fn port_of(members: &Members, number: usize) -> Option<u16> {
+        members
+            .owner(slot(number))
+            .map(|owner| owner.address().port)
+    }
+
+    #[test]
+    fn the_next_map_has_a_node_of_the_last_one() {
+        let members = Members::default();
+        assert!(members.can_be_next(&[range(0, 9, 1, &[])]));
+        members.replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[])]);
+        // After a fail-over, only the replica is left.
+        assert!(members.can_be_next(&[range(0, 19, 3, &[7])]));
+        assert!(members.can_be_next(&[range(0, 9, 7, &[]), range(10, 19, 8, &[2])]));
+        assert!(!members.can_be_next(&[range(0, 9, 7, &[8])]));
+        let mut without_ids = range(0, 9, 7, &[]);
+        without_ids.ids.clear();
+        assert!(members.can_be_next(&[without_ids]));
+        // The sender may have moved to another Cluster, unless it is alone.
+        members.replace(&[range(0, 9, 1, &[9]), range(10, 19, 2, &[])]);
+        assert!(!members.can_be_next(&[range(0, 9, 7, &[9])]));
+        assert!(members.can_be_next(&[range(0, 9, 2, &[9])]));
+        assert!(members.can_be_next(&[range(0, 19, 9, &[])]));
+        // The nodes of the last map count, and not those of earlier ones.
+        members.replace(&[range(0, 19, 3, &[7])]);
+        assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));
+    }
+
+    #[test]
+    fn known_ids_have_a_bound() {
+        let members = Members::default();
+        let replicas: Vec<usize> = (2..1000).collect();
+        members.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(members.ids.lock().len(), MAX_MASTERS + MAX_KNOWN);
+        assert!(members.can_be_next(&[range(0, 9, 384, &[])]));
+        assert!(!members.can_be_next(&[range(0, 9, 386, &[])]));
+    }
+
+    #[test]
+    fn a_new_map_tells_which_slots_have_moved() {
+        let members = Members::default();
+        assert_eq!(
+            members
+                .replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[4])])
+                .len(),
+            20
+        );
+        assert_eq!(
+            [0, 9, 10, 20].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(1), Some(2), None]
+        );
+        assert_eq!(members.addresses(), [1, 2, 3, 4].map(address));
+        let first = members.owner(slot(0)).unwrap();
+        // A slot that the answer leaves out keeps its master.
+        assert_eq!(
+            members.replace(&[range(0, 4, 1, &[]), range(9, 19, 2, &[])]),
+            [slot(9)]
+        );
+        assert_eq!(
+            [4, 5, 9].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(1), Some(2)]
+        );
+        assert!(
+            Arc::ptr_eq(&first, &members.owner(slot(0)).unwrap()),
+            "a master keeps its node"
+        );
+        assert_eq!(
+            members.lowest_slot_of(members.owner(slot(9)).unwrap().id()),
+            Some(slot(9))
+        );
+    }
+
+    #[test]
+    fn a_redirect_moves_one_slot() {
+        let members = Members::default();
+        members.replace(&[range(0, 9, 1, &[])]);
+        assert!(members.note_moved(slot(5), &address(2)).unwrap());
+        assert!(!members.note_moved(slot(5), &address(2)).unwrap());
+        assert_eq!(
+            [4, 5, 6].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(2), Some(1)]
+        );
+    }
+
+    #[test]
+    fn redirects_retire_a_master_and_name_it_again() {
+        let members = Members::default();
+        members.replace(&[range(5, 5, 1, &[])]);
+        let old = members.owner(slot(5)).unwrap();
+        let flag = old.retired_flag();
+        let is_retired = || flag.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(!is_retired());
+        members.note_moved(slot(5), &address(2)).unwrap();
+        assert!(is_retired() && !old.serves_slots());
+        members.get_or_add_named(&address(1)).unwrap();
+        assert!(!is_retired());
+    }
+
+    #[test]
+    fn only_an_unused_master_is_removed() {
+        let members = Members::default();
+        members.replace(&[range(0, 9, 1, &[])]);
+        let old = members.owner(slot(0)).unwrap();
+        let id = old.id();
+        drop(old);
+        assert!(members.remove_if(id, |_| true).is_none(), "it serves slots");
+        let used = members.owner(slot(0)).unwrap();
+        members.replace(&[range(0, 9, 2, &[])]);
+        assert!(
+            members.remove_if(id, |_| true).is_none(),
+            "another thread uses it"
+        );
+        drop(used);
+        assert!(members.remove_if(id, |_| false).is_none(), "it has work");
+        let old = members.remove_if(id, |_| true).unwrap();
+        assert_eq!(members.addresses(), [address(2)]);
+        // Its number is free again.
+        let next = members.get_or_add_named(&address(3)).unwrap();
+        assert_eq!(next.id(), old.id());
+        assert_ne!(next.notification_epoch(0), old.notification_epoch(0));
+    }
+
+    #[test]
+    fn masters_beyond_the_bound_are_not_used() {
+        let members = Members::default();
+        let ranges: Vec<SlotRange> = (0..MAX_MASTERS + 1)
+            .map(|master| range(master, master, master + 1, &[]))
+            .collect();
+        members.replace(&ranges);
+        assert_eq!(members.all().len(), MAX_MASTERS);
+        assert_eq!(port_of(&members, MAX_MASTERS), None);
+        let error = members
+            .get_or_add_named(&address(9_999))
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: h:9999 is not used: the Cluster has more than 128 masters, which leasehold does not \
+             support; use a Cluster with fewer masters for locks"
+        );
+        assert!(members.note_moved(slot(0), &address(9_999)).is_err());
+        assert_eq!(port_of(&members, 0), Some(1));
+    }
+
+    #[test]
+    fn addresses_of_replicas_are_bounded() {
+        let members = Members::default();
+        let replicas: Vec<usize> = (1_000..2_000).collect();
+        members.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(members.addresses().len(), 1 + MAX_KNOWN);
+    }
+}

@@ -1,0 +1,1309 @@
+//! The store of a Redis Cluster: a [`Node`] for each master that the client uses, the slot map that chooses among them,
+//! and redirects. A call for one node goes straight to that node, as on a single server. A call for several nodes is
+//! submitted to all of them, so that a node without replies does not delay the requests to the others.
+//!
+//! A node that does not serve the slot of a request refuses it before it does anything (`MOVED`, `ASK`, `TRYAGAIN`,
+//! `CLUSTERDOWN`). So the same request may be sent again, even an acquire under its lease id. Callers send their own
+//! requests again. A release that no caller awaits moves from its pipeline to the pipeline of the other node.
+
+pub mod address;
+pub mod member;
+pub mod members;
+pub mod redirects;
+pub mod refresh;
+pub mod slot_map;
+pub mod transit;
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::cluster::member::Member;
+use crate::cluster::members::Members;
+use crate::cluster::redirects::Attempts;
+use crate::cluster::refresh::Refresher;
+use crate::cluster::slot_map::resolved;
+use crate::cluster::transit::{Transit, Transits};
+use crate::command::GrantMessage;
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::Config;
+use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::{Outcome, Submitted};
+use crate::store::late_release::ReleaseTracker;
+use crate::store::maintenance::MaintenanceRequests;
+use crate::store::{
+    Completion, KeyState, LateReleaseHook, Listener, Notifications, RefusalHook, RenewalLimits,
+    ServerId, Store, TrackedKey, Transactions,
+};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot;
+use crate::util::slot::{Redirect, RedirectTarget, Slot};
+use crate::util::threads::{ThreadGroup, call_each};
+use crate::wire::Node;
+use crate::wire::connect::url::HostPort;
+use crate::wire::pipeline::ReleaseRouter;
+use crate::wire::pipeline::request::Release;
+use crate::wire::session::TransactionConnection;
+
+pub use address::ClusterAddress;
+
+/// How long a renewal is tried while its slot moves or has no master. The watchdog then retries it.
+const MOVING_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The nodes of a client on a Redis Cluster.
+pub struct ClusterStore {
+    me: Weak<Self>,
+    address: ClusterAddress,
+    config: Config,
+    holder: HolderId,
+    late_releases: Option<LateReleaseHook>,
+    /// Called by the first node that does not allow acquires by plain commands.
+    refusal_hook: Mutex<Option<RefusalHook>>,
+    members: Members,
+    refresher: Refresher,
+    /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
+    /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise no client would ever be freed.
+    started: RwLock<Option<Arc<Started>>>,
+    transits: Transits,
+}
+
+struct Started {
+    threads: ThreadGroup,
+    /// Receives the notifications of all nodes.
+    node_listener: Arc<OwnSlotsListener>,
+}
+
+/// The next step of a caller whose request failed.
+enum Next {
+    /// Send the request again, to the master of its slot.
+    Again,
+    /// Send the request once to this node, which is about to become the master of its slot.
+    Ask(Arc<Member>),
+    End(Error),
+}
+
+/// The error of a request that was not carried out.
+struct Failed {
+    error: Error,
+    /// Whether the node that got the request retries it in the background, if it is a release.
+    is_retried_by_node: bool,
+}
+
+impl From<Error> for Failed {
+    /// The error of a request that no node got.
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            is_retried_by_node: false,
+        }
+    }
+}
+
+impl ClusterStore {
+    /// Does not connect. The first request asks for the slot map.
+    pub fn new(
+        address: ClusterAddress,
+        config: &Config,
+        holder: HolderId,
+        late_releases: Option<LateReleaseHook>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            address,
+            config: config.clone(),
+            holder,
+            late_releases,
+            refusal_hook: Mutex::new(None),
+            members: Members::default(),
+            refresher: Refresher::default(),
+            started: RwLock::new(None),
+            transits: Transits::default(),
+        })
+    }
+
+    /// Returns the master that serves `slot`. If it is unknown, asks for the slot map, and waits for it until
+    /// `deadline`.
+    fn owner_or_refresh(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
+        if let Some(owner) = self.members.owner(slot) {
+            return Ok(owner);
+        }
+        let failed = self.refresher.refresh_by(deadline, &self.address);
+        self.members
+            .owner(slot)
+            .ok_or_else(|| failed.unwrap_or_else(|| no_owner(slot, &self.address)))
+    }
+
+    /// Returns the node of a master. Opens it and starts its threads if it was not used before. Does not connect.
+    fn node_or_open<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
+        if let Some(node) = member.node() {
+            return Ok(node);
+        }
+        // Locked until the member has its node. So `stop` either comes first, and no thread is started, or finds the
+        // node.
+        let started = self.started.read();
+        member.node_or_open(|| self.open(member, started.as_deref()))
+    }
+
+    fn open(
+        &self,
+        member: &Member,
+        started: Option<&Started>,
+    ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
+        let mut endpoint = self
+            .address
+            .announced_endpoint(member.address(), member.announced_by())?;
+        endpoint.set_retired_flag(member.retired_flag());
+        let endpoint = Arc::new(endpoint);
+        let store = Weak::clone(&self.me);
+        endpoint.epoch().on_failure(move || {
+            if let Some(store) = store.upgrade() {
+                store.refresher.request();
+            }
+        });
+        let maintenance = Arc::new(MaintenanceRequests::default());
+        let requests = Arc::clone(&maintenance);
+        let node = Node::new(
+            member.id(),
+            endpoint,
+            &self.config,
+            self.holder.clone(),
+            Box::new(move |urgency| requests.request(urgency)),
+            self.late_releases.clone(),
+            Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
+        );
+        let node = Arc::new(node);
+        let store = Weak::clone(&self.me);
+        node.on_plain_acquires_refused(Box::new(move |error| {
+            let store = store.upgrade();
+            let hook = store.and_then(|store| store.refusal_hook.lock().take());
+            if let Some(hook) = hook {
+                hook(error);
+            }
+        }));
+        node.set_shard_slot(self.shard_slot_of(member.id()));
+        if let Some(Started {
+            threads,
+            node_listener,
+        }) = started
+        {
+            let (maintained, requests) = (Arc::downgrade(&node), Arc::clone(&maintenance));
+            threads.spawn("leasehold-node", move || requests.run(&maintained))?;
+            let listener = Arc::clone(node_listener) as Arc<dyn Listener>;
+            node.start(threads, listener)
+                .inspect_err(|_| maintenance.stop())?;
+            if member.wants_notifications() {
+                node.request_notifications();
+            }
+        }
+        Ok((node, maintenance))
+    }
+
+    /// The slot in the names of a node's shard channels. All clients with the same slot map choose the same slot.
+    fn shard_slot_of(&self, server: ServerId) -> Option<Slot> {
+        match self.config.layout {
+            // All keys and channels have the slot of the prefix's hash tag.
+            KeyLayout::OneSlot => {
+                let slot = Slot::of(&self.config.prefix);
+                self.members.is_owner(server, slot).then_some(slot)
+            }
+            _ => self.members.lowest_slot_of(server),
+        }
+    }
+
+    /// All nodes that are open.
+    fn open_nodes(&self) -> Vec<Arc<Node>> {
+        let members = self.members.all().into_iter();
+        members
+            .filter_map(|member| member.node().map(Arc::clone))
+            .collect()
+    }
+
+    /// Handles the error of a request to `member`: corrects the slot map, and waits if the next attempt needs a pause.
+    fn on_error(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> Next {
+        let Some(redirect) = error.redirect() else {
+            if error.is_unavailable() {
+                // The master may have failed, and a replica may take over.
+                self.refresher.request();
+            }
+            return Next::End(error);
+        };
+        self.note_redirect(member, redirect);
+        if let Err(error) = attempts.wait(redirect, member.address()) {
+            return Next::End(error);
+        }
+        match redirect {
+            Redirect::Ask(target) => match self
+                .members
+                .get_or_add_named(&redirect_address(target, member))
+            {
+                Ok(target) => {
+                    target.note_announcer(member.address());
+                    Next::Ask(target)
+                }
+                Err(error) => Next::End(error),
+            },
+            _ => Next::Again,
+        }
+    }
+
+    /// Corrects the slot map after a redirect of `member`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
+    fn note_redirect(&self, member: &Member, redirect: &Redirect) {
+        match redirect {
+            Redirect::Moved(target) => {
+                let to = redirect_address(target, member);
+                if self.members.note_moved(target.slot, &to).unwrap_or(false) {
+                    self.members.note_announcer(member.address());
+                    self.refresher.note_moved(target.slot);
+                }
+                self.refresher.request();
+            }
+            Redirect::ClusterDown => self.refresher.request(),
+            Redirect::Ask(_) | Redirect::TryAgain | Redirect::Retired => {}
+        }
+    }
+
+    /// Sends one command to the node that serves its slot, and follows redirects.
+    fn send(
+        &self,
+        command: &Command,
+        slot: Slot,
+        mut deadline: MonotonicTime,
+    ) -> Result<Reply, Failed> {
+        let mut attempts = Attempts::until(deadline);
+        let mut asked = None;
+        loop {
+            let is_asked = asked.is_some();
+            let member = match asked.take() {
+                Some(target) => target,
+                None => self.owner_or_refresh(slot, deadline)?,
+            };
+            let node = self.node_or_open(&member)?;
+            let outcome = match is_asked {
+                false => node.execute_one(command.clone(), deadline),
+                true => node.ask_one(command.clone(), deadline_while_moving(command, deadline)),
+            };
+            let error = match outcome {
+                Ok(reply) => {
+                    member.note_reply(true);
+                    return Ok(reply);
+                }
+                Err(error) => error,
+            };
+            if is_silence(&error) {
+                member.note_reply(false);
+            }
+            if let Some(Redirect::TryAgain | Redirect::ClusterDown) = error.redirect() {
+                deadline = deadline_while_moving(command, deadline);
+                attempts.end_by(deadline);
+            }
+            let is_retried_by_node = error.redirect().is_none();
+            match self.on_error(&member, error, &mut attempts) {
+                Next::Again => {}
+                Next::Ask(target) => asked = Some(target),
+                Next::End(error) => {
+                    return Err(Failed {
+                        error,
+                        is_retried_by_node,
+                    });
+                }
+            }
+        }
+    }
+
+    /// As [`send`](Self::send). If a release has failed and no node retries it, queues the release for the background.
+    /// A command without a key is a flush of all nodes.
+    fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        let Some(slot) = command.key().map(Key::slot) else {
+            return self.flush(deadline).map(|()| Reply::Done);
+        };
+        self.send(&command, slot, deadline).map_err(|failed| {
+            let Failed {
+                error,
+                is_retried_by_node,
+            } = failed;
+            if matches!(command, Command::Release { .. }) && !is_retried_by_node {
+                self.queue_late_release(command, &error);
+            }
+            error
+        })
+    }
+
+    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
+    /// queues it at any node, which will be redirected. If no node can be opened, reports the release as given up.
+    fn queue_late_release(&self, release: Command, error: &Error) {
+        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+        let Some(member) = owner.or_else(|| self.members.any()) else {
+            // Without any master, no lease was granted.
+            return;
+        };
+        // At the limit of threads, the node may not open. Another node gets a redirect, and repeats the release later.
+        if let Ok(node) = self.node_or_open(&member) {
+            return node.queue_late_release(release, error);
+        }
+        let mut members = self.members.all().into_iter();
+        let other = members.find(|other| other.serves_slots() && other.node().is_some());
+        if let Some(node) = other.as_ref().and_then(|other| other.node()) {
+            return node.queue_late_release(release, error);
+        }
+        let hook = self.late_releases.as_ref();
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &release));
+        if let Some(mut tracker) = tracker {
+            tracker.report_late(error);
+            // Its drop reports that the release was given up.
+        }
+    }
+
+    /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
+    fn send_round(&self, requests: &mut [&mut Request]) {
+        let mut groups: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        for request in requests {
+            let owner = match request.command.key() {
+                Some(key) => self.owner_or_refresh(key.slot(), request.deadline),
+                None => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a flush is a call of its own",
+                )),
+            };
+            let opened = owner.and_then(|owner| {
+                self.node_or_open(&owner)?;
+                Ok(owner)
+            });
+            match opened {
+                Ok(owner) => push_to_group(&mut groups, owner, &mut **request),
+                Err(error) => request.outcome = Some(Err(error)),
+            }
+        }
+        if let [(member, group)] = groups.as_mut_slice()
+            && let Some(node) = member.node()
+        {
+            node.execute_all(group.iter_mut().map(|request| &mut **request));
+            let outcomes = group.iter().map(|request| request.outcome.as_ref());
+            note_replies(member, outcomes);
+            return;
+        }
+        submit_groups(&mut groups);
+    }
+
+    /// Sends `requests` together to the node to which their slots are moving, and sets their outcomes.
+    fn ask_all(&self, target: &Arc<Member>, requests: &mut [&mut Request]) {
+        match self.node_or_open(target) {
+            Ok(node) => {
+                node.ask_all(requests.iter_mut().map(|request| &mut **request));
+                let outcomes = requests.iter().map(|request| request.outcome.as_ref());
+                note_replies(target, outcomes);
+            }
+            Err(error) => {
+                for request in requests {
+                    request.outcome = Some(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    /// Handles slots that have moved: brings queued releases to the nodes that serve the slots now. Reports the keys of
+    /// `moved` as changed, so that the new nodes read and track them.
+    fn on_moved(&self, moved: &[Slot]) {
+        if moved.is_empty() {
+            return;
+        }
+        for member in self.members.all() {
+            let Some(node) = member.node() else { continue };
+            node.set_shard_slot(self.shard_slot_of(member.id()));
+            self.reroute_releases(&member, node);
+        }
+        // Unlocked before the call of the listener, which may open nodes.
+        let started = self.started.read().clone();
+        if let Some(started) = started {
+            let mut is_moved = vec![false; usize::from(slot::COUNT)];
+            for slot in moved {
+                is_moved[usize::from(slot.number())] = true;
+            }
+            let listener = &started.node_listener.listener;
+            listener.all_changed(ServerId::ONLY, &|key| {
+                is_moved[usize::from(key.slot().number())]
+            });
+        }
+    }
+
+    /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them. If such a node
+    /// cannot be opened, the release stays queued at `member`. An undo always stays at `member`. Its copy is dropped in
+    /// this case, since a copy for each attempt would be too many. Returns false if a release stays.
+    fn reroute_releases(&self, member: &Member, node: &Arc<Node>) -> bool {
+        let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
+        let transit = self.transits.begin();
+        let mut have_all_left = true;
+        for release in node.take_releases(is_moved) {
+            // Kept until its node has the release: no thread removes a member that is in use.
+            let owner = self.members.owner(release.key.slot());
+            match owner
+                .as_ref()
+                .and_then(|owner| self.node_or_open(owner).ok())
+            {
+                Some(target) => adopt(target, release, &transit),
+                None if release.is_undo => {}
+                None => {
+                    node.adopt_release(release);
+                    have_all_left = false;
+                }
+            }
+        }
+        have_all_left
+    }
+
+    /// Flushes one node. A master that is away and has no slots any more counts as flushed, once its releases are on
+    /// their way to the masters of their slots.
+    fn flush_node(&self, member: &Arc<Member>, deadline: MonotonicTime) -> Result<(), Error> {
+        let Some(node) = member.node() else {
+            return Ok(());
+        };
+        let flushed = node.flush(deadline);
+        match &flushed {
+            Err(error)
+                if error.redirect() == Some(&Redirect::Retired)
+                    && self.reroute_releases(member, node) =>
+            {
+                Ok(())
+            }
+            _ => flushed,
+        }
+    }
+
+    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if such a master is
+    /// left: it has work, or another thread uses it.
+    fn close_unused(&self) -> bool {
+        let mut are_left = false;
+        for member in self.members.all() {
+            if member.serves_slots() {
+                continue;
+            }
+            if let Some(node) = member.node() {
+                // Callers may have queued releases here after the slots moved, and the server may be gone.
+                self.reroute_releases(&member, node);
+            }
+            let id = member.id();
+            drop(member);
+            let is_idle = |member: &Member| member.node().is_none_or(|node| node.is_idle());
+            let Some(removed) = self.members.remove_if(id, is_idle) else {
+                are_left = true;
+                continue;
+            };
+            removed.stop_maintenance();
+            if let Some(node) = removed.node() {
+                node.stop();
+                node.close();
+            }
+        }
+        are_left
+    }
+
+    /// The master of `key`, if its node is open.
+    fn open_owner(&self, key: &Key) -> Option<Arc<Member>> {
+        let owner = self.members.owner(key.slot())?;
+        owner.node().is_some().then_some(owner)
+    }
+}
+
+/// The error if no node of the Cluster at `cluster` serves `slot`, according to the nodes.
+fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
+    let (cluster, slot) = (cluster.text(), slot.number());
+    let message = format!(
+        "{cluster}: no node of the Cluster serves slot {slot}; check the slots with `redis-cli --cluster check`"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The deadline of a request whose slot is moving or has no master. Renewals have little time: their worker also renews
+/// other leases.
+fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
+    match command {
+        Command::Renew { .. } => deadline.min(MonotonicTime::now().after(MOVING_RENEWAL_TIMEOUT)),
+        _ => deadline,
+    }
+}
+
+/// Adds `one` to the group of `member`.
+fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, one: T) {
+    match groups
+        .iter_mut()
+        .find(|(other, _)| other.id() == member.id())
+    {
+        Some((_, group)) => group.push(one),
+        None => groups.push((member, vec![one])),
+    }
+}
+
+/// Submits each group of requests to its node, waits for all outcomes, and sets them.
+fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
+    let count = groups.iter().map(|(_, group)| group.len()).sum();
+    let (submitted, completions) = Submitted::new(count);
+    let mut completions = completions.into_iter();
+    let mut deadline = MonotonicTime::now();
+    for (member, group) in &*groups {
+        let Some(node) = member.node() else { continue };
+        let mut commands = Vec::with_capacity(group.len());
+        for request in group {
+            deadline = deadline.max(request.deadline);
+            commands.extend(completions.next().map(|one| (request.command.clone(), one)));
+        }
+        node.submit(commands);
+    }
+    let are_complete = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+    let _ = submitted.wait(deadline, are_complete);
+    let mut outcomes = submitted.leave().into_iter();
+    for (member, group) in groups {
+        for request in group.iter_mut() {
+            let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
+            let outcome = outcomes.next().flatten().unwrap_or_else(timed_out);
+            request.outcome = Some(match member.node() {
+                Some(node) => node.naming_the_server(outcome),
+                None => outcome,
+            });
+        }
+        note_replies(member, group.iter().map(|request| request.outcome.as_ref()));
+    }
+}
+
+/// Queues a release that left another node at `node`.
+fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
+    node.adopt_release(release);
+    transit.note_arrival();
+}
+
+/// The address that `member` gave in a redirect.
+fn redirect_address(target: &RedirectTarget, member: &Member) -> HostPort {
+    resolved(&target.host, target.port, member.address())
+}
+
+/// Whether a node did not reply, or could not be connected to.
+fn is_silence(error: &Error) -> bool {
+    error.is_unavailable() && error.redirect().is_none()
+}
+
+/// Notes that a node has replied if any of its requests succeeded. Notes that the node is silent if no request
+/// succeeded, and one got no reply.
+fn note_replies<'a>(
+    member: &Member,
+    mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
+) {
+    let got_no_reply =
+        |outcome: Option<&Outcome>| matches!(outcome, Some(Err(error)) if is_silence(error));
+    if outcomes
+        .clone()
+        .any(|outcome| matches!(outcome, Some(Ok(_))))
+    {
+        member.note_reply(true);
+    } else if outcomes.any(got_no_reply) {
+        member.note_reply(false);
+    }
+}
+
+impl ClusterStore {
+    /// The time that a call has to find a master, to connect to it, and for its reply.
+    fn deadline_with_connect(&self) -> MonotonicTime {
+        let timeout = self.config.connect_timeout + self.config.command_timeout;
+        MonotonicTime::now().after(timeout)
+    }
+
+    /// The addresses and nodes of the masters that this client uses. If it uses none yet, opens one by `deadline`.
+    fn masters(&self, deadline: MonotonicTime) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
+        let mut nodes: Vec<(HostPort, Arc<Node>)> = Vec::new();
+        for member in self.members.all() {
+            if let Some(node) = member.node()
+                && member.serves_slots()
+            {
+                nodes.push((member.address().clone(), Arc::clone(node)));
+            }
+        }
+        if nodes.is_empty() {
+            let slot = Slot::of("");
+            let owner = self.owner_or_refresh(slot, deadline)?;
+            nodes.push((
+                owner.address().clone(),
+                Arc::clone(self.node_or_open(&owner)?),
+            ));
+        }
+        Ok(nodes)
+    }
+}
+
+impl Store for ClusterStore {
+    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
+        *self.refusal_hook.lock() = Some(hook);
+    }
+
+    fn execute(&self, requests: &mut [Request]) {
+        if let [request] = requests {
+            let (command, deadline) = (request.command.clone(), request.deadline);
+            request.outcome = Some(self.send_or_queue(command, deadline));
+            return;
+        }
+        let mut all: Vec<&mut Request> = requests.iter_mut().collect();
+        self.send_round(&mut all);
+        // All redirects are noted first, so that the redirected requests are sent together.
+        let mut moved: Vec<&mut Request> = Vec::new();
+        let mut asked: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        let mut others: Vec<&mut Request> = Vec::new();
+        for request in all {
+            let Some(Err(error)) = &request.outcome else {
+                continue;
+            };
+            let Some(redirect) = error.redirect() else {
+                if error.is_unavailable() {
+                    self.refresher.request();
+                }
+                continue;
+            };
+            let owner = request
+                .command
+                .key()
+                .and_then(|key| self.members.owner(key.slot()));
+            let Some(owner) = owner else { continue };
+            self.note_redirect(&owner, redirect);
+            match redirect {
+                Redirect::Ask(target) => match self
+                    .members
+                    .get_or_add_named(&redirect_address(target, &owner))
+                {
+                    Ok(target) => {
+                        target.note_announcer(owner.address());
+                        push_to_group(&mut asked, target, request);
+                    }
+                    Err(_) => others.push(request),
+                },
+                Redirect::Moved(_) | Redirect::Retired => moved.push(request),
+                Redirect::TryAgain | Redirect::ClusterDown => others.push(request),
+            }
+        }
+        for (member, requests) in &mut asked {
+            for request in requests.iter_mut() {
+                request.deadline = deadline_while_moving(&request.command, request.deadline);
+            }
+            self.ask_all(member, requests);
+        }
+        if moved.len() > 1 {
+            self.send_round(&mut moved);
+        }
+        let asked = asked.into_iter().flat_map(|(_, requests)| requests);
+        for request in moved.into_iter().chain(asked).chain(others) {
+            if !matches!(&request.outcome, Some(Err(error)) if error.redirect().is_some()) {
+                continue;
+            }
+            let (command, deadline) = (request.command.clone(), request.deadline);
+            request.outcome = Some(self.send_or_queue(command, deadline));
+        }
+    }
+
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+        self.send_or_queue(command, deadline)
+    }
+
+    /// Follows no redirects. A redirect is the outcome, and the caller decides whether to submit again.
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (command, completion) in requests {
+            let owner = command.key().and_then(|key| self.members.owner(key.slot()));
+            let node = owner
+                .as_ref()
+                .and_then(|owner| self.node_or_open(owner).ok());
+            match node {
+                Some(node) => node.submit(vec![(command, completion)]),
+                None => {
+                    self.refresher.request();
+                    let message = format!(
+                        "{}: no node of the Cluster is known for the key's slot yet; the client asks for the nodes, \
+                         and a later request finds them",
+                        self.address.text()
+                    );
+                    let _ = completion.complete(Err(Error::new(ErrorKind::Unavailable, message)));
+                }
+            }
+        }
+    }
+
+    fn renewal_limits(&self) -> RenewalLimits {
+        RenewalLimits {
+            by_slot: self.config.layout == KeyLayout::Slots,
+            ..RenewalLimits::USUAL
+        }
+    }
+
+    fn server_of(&self, key: &Key) -> ServerId {
+        let owner = self.members.owner(key.slot());
+        owner.map_or(ServerId::ONLY, |owner| owner.id())
+    }
+
+    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time. All pings share
+    /// one deadline.
+    fn ping(&self) -> Result<Duration, Error> {
+        let deadline = self.deadline_with_connect();
+        let mut longest = Duration::ZERO;
+        for (_, node) in self.masters(deadline)? {
+            let took = node
+                .ping_by(deadline)
+                .inspect_err(|_| self.refresher.request())?;
+            longest = longest.max(took);
+        }
+        Ok(longest)
+    }
+
+    /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if that is so for all
+    /// masters.
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let masters = self.masters(self.deadline_with_connect())?;
+        let mut found = Vec::new();
+        let mut errors = Vec::new();
+        for (address, node) in &masters {
+            match node.check_environment() {
+                Ok(findings) => found.extend(findings.unwrap_or_default()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    let warning = EnvironmentWarning::ServerNotChecked { reason };
+                    found.push(EnvironmentFinding::new(&address.to_string(), warning));
+                    errors.push(error);
+                }
+            }
+        }
+        let have_all_failed = errors.len() == masters.len();
+        match errors.into_iter().next() {
+            Some(error) if have_all_failed => Err(error),
+            _ => Ok(Some(found)),
+        }
+    }
+
+    fn send_release(&self, release: Command) {
+        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+        match owner.as_ref().and_then(|owner| owner.node()) {
+            Some(node) => node.send_release(release),
+            None => {
+                let message = format!(
+                    "{}: the node of the lock's slot is not known; the client releases the lock when it knows the \
+                     node",
+                    self.address.text()
+                );
+                self.queue_late_release(release, &Error::new(ErrorKind::Unavailable, message));
+            }
+        }
+    }
+
+    /// Does nothing: each node has a maintenance thread of its own.
+    fn run_maintenance(&self) -> bool {
+        false
+    }
+
+    fn failed_releases(&self) -> usize {
+        self.open_nodes()
+            .iter()
+            .map(|node| node.failed_releases())
+            .sum()
+    }
+
+    fn suspect_connections(&self, key: &Key) {
+        if let Some(member) = self.open_owner(key)
+            && let Some(node) = member.node()
+        {
+            node.suspect_connections(key);
+        }
+        self.refresher.request();
+    }
+
+    fn end(&self) {
+        self.open_nodes().iter().for_each(|node| node.end());
+    }
+
+    /// Flushes all nodes at the same time, so that a node without replies takes no time from the others. Begins again
+    /// if a release was on its way from one node to another meanwhile.
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        self.transits.flush_with(deadline, || {
+            let members = self.members.all().into_iter();
+            let open: Vec<_> = members.filter(|member| member.node().is_some()).collect();
+            let flush = |member: &Arc<Member>| self.flush_node(member, deadline);
+            if let [member] = open.as_slice() {
+                return flush(member);
+            }
+            let failed = || Err(Error::new(ErrorKind::Timeout, "the flush has failed"));
+            let mut flushed: Vec<_> = open.iter().map(|_| failed()).collect();
+            call_each(&open, flush, |results| {
+                results
+                    .iter()
+                    .for_each(|(node, result)| flushed[node] = result);
+            });
+            flushed.into_iter().collect()
+        })
+    }
+
+    fn close(&self) {
+        self.refresher.stop();
+        for member in self.members.all() {
+            member.stop_maintenance();
+            if let Some(node) = member.node() {
+                node.close();
+            }
+        }
+    }
+}
+
+impl Notifications for ClusterStore {
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        let node_listener = Arc::new(OwnSlotsListener {
+            store: Weak::clone(&self.me),
+            listener,
+        });
+        let started = Started {
+            threads: threads.clone(),
+            node_listener,
+        };
+        *self.started.write() = Some(Arc::new(started));
+        let Some(store) = self.me.upgrade() else {
+            return Ok(());
+        };
+        threads.spawn("leasehold-cluster", move || refresh::run(&store))
+    }
+
+    fn stop(&self) {
+        let started = self.started.write().take();
+        drop(started);
+        self.refresher.stop();
+        for member in self.members.all() {
+            member.stop_maintenance();
+            if let Some(node) = member.node() {
+                node.stop();
+            }
+        }
+    }
+
+    fn request(&self, key: &Key) {
+        if let Some(member) = self.open_owner(key)
+            && let Some(node) = member.node()
+        {
+            node.request(key);
+        }
+    }
+
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        let mut groups: Vec<(Arc<Member>, Vec<TrackedKey>)> = Vec::new();
+        let mut are_tracked = true;
+        for tracked in keys {
+            let Some(owner) = self.members.owner(tracked.key.slot()) else {
+                are_tracked = false;
+                continue;
+            };
+            push_to_group(&mut groups, owner, tracked);
+        }
+        for (member, keys) in groups {
+            // At the limit of threads, the node may not open yet. Its first notification connection tracks the keys.
+            member.request_notifications();
+            are_tracked &= self
+                .node_or_open(&member)
+                .is_ok_and(|node| node.track(keys));
+        }
+        are_tracked
+    }
+
+    fn queue_mode(&self, key: &Key) -> QueueMode {
+        let member = self.open_owner(key);
+        let node = member.as_ref().and_then(|member| member.node());
+        node.map_or(QueueMode::None, |node| node.queue_mode(key))
+    }
+
+    /// The epoch contains the master's number, so it changes when the key's slot moves.
+    fn epoch(&self, key: &Key) -> u64 {
+        let member = self.open_owner(key);
+        member.map_or(0, |member| {
+            let epoch = member.node().map_or(0, |node| node.epoch(key));
+            member.notification_epoch(epoch)
+        })
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        true
+    }
+}
+
+impl Transactions for ClusterStore {
+    fn transaction_connection(
+        &self,
+        key: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
+        loop {
+            let owner = self.owner_or_refresh(key.slot(), deadline)?;
+            let node = self.node_or_open(&owner)?;
+            let connection = node.transaction_connection(key, deadline);
+            let Err(error) = connection else {
+                return connection;
+            };
+            let is_retired = error.redirect() == Some(&Redirect::Retired);
+            if !is_retired || MonotonicTime::now() >= deadline {
+                self.refresher.request();
+                return Err(error);
+            }
+        }
+    }
+
+    fn note_failure(&self, key: &Key, error: &Error) {
+        match (error.redirect(), self.members.owner(key.slot())) {
+            (Some(redirect), Some(owner)) => self.note_redirect(&owner, redirect),
+            _ => self.refresher.request(),
+        }
+    }
+}
+
+impl ReleaseRouter for ClusterStore {
+    fn reroute(
+        &self,
+        from: ServerId,
+        mut release: Release,
+        redirect: &Redirect,
+    ) -> Option<Release> {
+        let Some(member) = self.members.get(from) else {
+            return Some(release);
+        };
+        self.note_redirect(&member, redirect);
+        let (Redirect::Moved(target) | Redirect::Ask(target)) = redirect else {
+            return Some(release);
+        };
+        release.route.is_asking = matches!(redirect, Redirect::Ask(_));
+        let target = self
+            .members
+            .get_or_add_named(&redirect_address(target, &member));
+        if let Ok(target) = &target {
+            target.note_announcer(member.address());
+        }
+        match target.as_ref().map(|target| self.node_or_open(target)) {
+            Ok(Ok(node)) => {
+                adopt(node, release, &self.transits.begin());
+                None
+            }
+            _ => Some(release),
+        }
+    }
+}
+
+/// Passes the notifications of nodes on. If a node reports all keys as changed, this listener limits the report to the
+/// keys in the node's slots.
+struct OwnSlotsListener {
+    store: Weak<ClusterStore>,
+    listener: Arc<dyn Listener>,
+}
+
+impl Listener for OwnSlotsListener {
+    fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
+        self.listener.granted(server, key, lease, grant);
+    }
+
+    fn near(&self, server: ServerId, key: &Key, lease: LeaseStart) {
+        self.listener.near(server, key, lease);
+    }
+
+    fn called(&self, server: ServerId, key: &Key, lease: LeaseStart) {
+        self.listener.called(server, key, lease);
+    }
+
+    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
+        self.listener.forced(server, key, lease, by);
+    }
+
+    /// A node also reports a key as deleted when its slot moves away. The client then reads the key on the new node.
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
+        self.listener.changed(server, key)
+    }
+
+    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
+        let Some(store) = self.store.upgrade() else {
+            return;
+        };
+        let is_own = |key: &Key| keys(key) && store.members.is_owner(server, key.slot());
+        self.listener.all_changed(server, &is_own);
+    }
+
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
+        self.listener.seen(server, tracked, state);
+    }
+
+    fn clock_moved(&self) {
+        self.listener.clock_moved();
+    }
+
+    fn refused(&self, server: ServerId, error: &Error) {
+        self.listener.refused(server, error);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::cluster::slot_map::SlotRange;
+    use crate::command::Held;
+    use crate::config::DEFAULT_MAX_REPLY;
+    use crate::store::observation::NoListener;
+
+    /// An address at which nothing listens.
+    fn address(port: u16) -> HostPort {
+        let host = "127.0.0.1".to_owned();
+        HostPort { host, port }
+    }
+
+    /// An address that cannot be opened: "%" is no host.
+    fn bad_address() -> HostPort {
+        let host = "%".to_owned();
+        HostPort { host, port: 2 }
+    }
+
+    /// The slot map of a Cluster with one master.
+    fn all_slots_on(master: HostPort) -> [SlotRange; 1] {
+        [SlotRange {
+            first: Slot::new(0).unwrap(),
+            last: Slot::new(16_383).unwrap(),
+            master,
+            replicas: Vec::new(),
+            ids: Vec::new(),
+        }]
+    }
+
+    /// A store that knows no master.
+    fn store_without_slots() -> Arc<ClusterStore> {
+        store_with_hook(None)
+    }
+
+    /// A store that knows no master, and reports late releases to the hook.
+    fn store_with_hook(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
+        let timeout = Duration::from_millis(100);
+        let url = "redis+cluster://127.0.0.1:1";
+        let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let config = Config {
+            layout: KeyLayout::Slots,
+            ..Config::default()
+        };
+        let holder = HolderId::of_this_process();
+        let address_of_seeds = address_of_seeds.unwrap().unwrap();
+        ClusterStore::new(address_of_seeds, &config, holder, late_releases)
+    }
+
+    /// A store whose slots are all on one master, which is away.
+    fn store() -> Arc<ClusterStore> {
+        let store = store_without_slots();
+        store.members.replace(&all_slots_on(address(1)));
+        store
+    }
+
+    fn release(key: &Key) -> Command {
+        Command::Release {
+            key: key.clone(),
+            lease: LeaseId::random(),
+            until: MonotonicTime::now().after(Duration::from_secs(60)),
+            held: None,
+            queued: None,
+        }
+    }
+
+    #[test]
+    fn a_request_without_a_node_ends_at_once() {
+        let store = store_without_slots();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let (submitted, completions) = Submitted::new(1);
+        let inspect = Command::Inspect { key };
+        store.submit(std::iter::once(inspect).zip(completions).collect());
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        // False before the deadline: there is no further outcome to wait for.
+        assert!(!submitted.wait(far, |_| false));
+        assert!(MonotonicTime::now() < far);
+        let [Some(Err(error))] = &submitted.leave()[..] else {
+            panic!("no node is known");
+        };
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: 127.0.0.1:1: no node of the Cluster is known for the key's slot yet; the client asks \
+             for the nodes, and a later request finds them"
+        );
+        store.close();
+    }
+
+    #[test]
+    fn a_slot_without_a_node_is_named() {
+        let store = store_without_slots();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let slot = Slot::new(7).unwrap();
+        thread::scope(|scope| {
+            let caller = scope.spawn(|| store.owner_or_refresh(slot, far).map(drop));
+            // Answers that have no range with the slot.
+            while !caller.is_finished() {
+                store.refresher.end_round(None);
+                thread::yield_now();
+            }
+            assert_eq!(
+                caller.join().unwrap().unwrap_err().to_string(),
+                "Redis is unavailable: 127.0.0.1:1: no node of the Cluster serves slot 7; check the slots with \
+                 `redis-cli --cluster check`"
+            );
+        });
+        store.close();
+    }
+
+    #[test]
+    fn a_release_without_a_node_is_given_up() {
+        let (reports, reported) = mpsc::channel();
+        let store = store_with_hook(Some(LateReleaseHook::new(move |key, token, report| {
+            reports
+                .send(format!("{} {token} {report:?}", key.name()))
+                .unwrap();
+        })));
+        let bad = bad_address();
+        let key = Key::new("p:", "k", 16).unwrap();
+        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        let mut of_guard = release(&key);
+        if let Command::Release { held, .. } = &mut of_guard {
+            *held = Some(Held {
+                token: 7,
+                is_token_in_value: true,
+                others_queued: false,
+                valid_until: MonotonicTime::at_tick(0),
+            });
+        }
+        store.send_release(of_guard);
+        let [delayed, ended] = &reported.try_iter().collect::<Vec<_>>()[..] else {
+            panic!("expected two reports");
+        };
+        assert!(delayed.starts_with("k 7 Delayed("), "{delayed}");
+        assert_eq!(ended, "k 7 Ended { confirmed: false }");
+        store.close();
+    }
+
+    #[test]
+    fn releases_for_a_bad_node_do_not_multiply() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let old = store.members.owner(key.slot()).unwrap();
+        let node = store.node_or_open(&old).unwrap();
+        node.queue_undo(release(&key));
+        node.send_release(release(&key));
+        let bad = bad_address();
+        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        for _ in 0..3 {
+            assert!(!store.reroute_releases(&old, node), "one release stays");
+        }
+        store.members.note_moved(key.slot(), &address(1)).unwrap();
+        let left = node.take_releases(|_| true);
+        let undos: Vec<bool> = left.iter().map(|release| release.is_undo).collect();
+        assert_eq!(undos, [false], "a copy of the undo");
+        assert!(!node.is_idle(), "the undo itself");
+        store.close();
+    }
+
+    /// Its undo stays queued here, since the other master cannot be opened.
+    #[test]
+    fn an_unreachable_retired_master_delays_no_flush() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let old = store.members.owner(key.slot()).unwrap();
+        store.node_or_open(&old).unwrap().queue_undo(release(&key));
+        store.members.replace(&all_slots_on(bad_address()));
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        store.flush(far).unwrap();
+        assert!(MonotonicTime::now() < far);
+        store.close();
+    }
+
+    #[test]
+    fn a_retired_master_closes_after_its_work() {
+        for has_work in [false, true] {
+            let store = store();
+            let key = Key::new("p:", "k", 16).unwrap();
+            let old = store.members.owner(key.slot()).unwrap();
+            store.node_or_open(&old).unwrap();
+            store.members.replace(&all_slots_on(address(2)));
+            if has_work {
+                // From a caller that chose the node before the slots moved.
+                let away = Error::new(ErrorKind::Unavailable, "away");
+                let node = old.node().unwrap();
+                node.queue_late_release(release(&key), &away);
+                node.queue_undo(release(&key));
+            }
+            let id = old.id();
+            drop(old);
+            assert_eq!(store.close_unused(), has_work);
+            assert_eq!(store.members.get(id).is_some(), has_work, "the undo stays");
+            let new = store.open_owner(&key);
+            let moved = new.map_or(Vec::new(), |new| {
+                new.node().unwrap().take_releases(|_| true)
+            });
+            assert_eq!(moved.len(), 2 * usize::from(has_work));
+            store.close();
+        }
+    }
+
+    #[test]
+    fn a_node_without_threads_is_opened_later() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let threads = ThreadGroup::new();
+        let allow = |count| threads.may_start.store(count, Ordering::SeqCst);
+        allow(1);
+        store.start(&threads, Arc::new(NoListener)).unwrap();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let names = ["leasehold-node", "leasehold-notifications"];
+        for (count, name) in names.into_iter().enumerate() {
+            allow(count);
+            let inspect = Command::Inspect { key: key.clone() };
+            let error = store.execute_one(inspect, far).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "Redis is unavailable: cannot start the thread {name}; check the limits on threads of this process"
+                )
+            );
+            assert!(store.open_nodes().is_empty());
+        }
+        let tracked = TrackedKey {
+            key: key.clone(),
+            lease: None,
+        };
+        assert!(!store.track(vec![tracked]));
+        allow(usize::MAX);
+        let owner = store.members.owner(key.slot()).unwrap();
+        store.node_or_open(&owner).unwrap();
+        // The notification connection was tried, and nothing listens there.
+        while !matches!(store.queue_mode(&key), QueueMode::Polling) {
+            assert!(MonotonicTime::now() < far, "no attempt to connect");
+            thread::yield_now();
+        }
+        store.stop();
+        store.close();
+        assert!(threads.wait_until_ended(far), "a thread is left");
+    }
+
+    #[test]
+    fn a_flush_waits_for_releases_between_nodes() {
+        let store = store();
+        let key = Key::new("p:", "k", 16).unwrap();
+        let release = release(&key);
+        let away = Error::new(ErrorKind::Unavailable, "away");
+        store.queue_late_release(release, &away);
+        let old = store.open_owner(&key).unwrap();
+        let slot = key.slot();
+        assert!(store.members.note_moved(slot, &address(2)).unwrap());
+        thread::scope(|scope| {
+            // The move takes the release from the old node, and then waits for this mutex to open the new node.
+            let opening = store.started.write();
+            let moved = scope.spawn(|| store.on_moved(&[slot]));
+            while !old.node().unwrap().is_idle() {
+                thread::yield_now();
+            }
+            let soon = MonotonicTime::now().after(Duration::from_millis(50));
+            let error = store.flush(soon).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            drop(opening);
+            moved.join().unwrap();
+        });
+        let new = store.open_owner(&key).unwrap();
+        assert!(!new.node().unwrap().is_idle(), "it has the release");
+        store.close();
+    }
+}

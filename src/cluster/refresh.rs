@@ -1,0 +1,641 @@
+//! Keeps the slot map up to date. After a redirect or a failed request, one thread asks the nodes in turn for the map,
+//! at bounded intervals. The thread also closes nodes that are not used any more.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::cluster::ClusterStore;
+use crate::cluster::address::ClusterAddress;
+use crate::cluster::slot_map::{SlotRange, read_ranges};
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::slot;
+use crate::util::slot::Slot;
+use crate::wire::connect::connection::{Endpoint, ReplyContents};
+use crate::wire::connect::url::HostPort;
+
+/// The shortest pause between two queries for the slot map. The pause doubles while the answers change nothing.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. A
+/// round asks as many nodes again.
+const SHARES: usize = 4;
+/// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
+const QUIET: Duration = Duration::from_secs(2);
+/// How often the thread checks whether nodes that serve no slot have finished their work.
+const CHECK_UNUSED: Duration = Duration::from_millis(500);
+
+/// Wakes the thread that asks for the slot map, and the callers that wait for the answer.
+#[derive(Default)]
+pub struct Refresher {
+    state: Mutex<RefreshState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct RefreshState {
+    is_wanted: bool,
+    is_stopped: bool,
+    /// The number of rounds so far. A round asks one node after another, and ends with an answer or when all nodes have
+    /// failed.
+    rounds: u64,
+    /// The error of the last round.
+    error: Option<Error>,
+    /// The slots that redirects have moved in the map since the thread last took them.
+    moved: Vec<Slot>,
+    /// The node that is being asked.
+    asked: Option<Arc<Endpoint>>,
+}
+
+/// The work that the thread has to do.
+struct Work {
+    moved: Vec<Slot>,
+    refreshes: bool,
+}
+
+impl Refresher {
+    /// Asks for a new slot map soon.
+    pub fn request(&self) {
+        let mut state = self.state.lock();
+        if !state.is_wanted {
+            state.is_wanted = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Notes that a redirect has moved `slot` in the map.
+    pub fn note_moved(&self, slot: Slot) {
+        let mut state = self.state.lock();
+        if state.moved.len() < usize::from(slot::COUNT) {
+            state.moved.push(slot);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks for a new slot map of the Cluster at `cluster`, and waits for it until `deadline`. Returns an error if no
+    /// node has answered.
+    pub fn refresh_by(&self, deadline: MonotonicTime, cluster: &ClusterAddress) -> Option<Error> {
+        let mut state = self.state.lock();
+        let before = state.rounds;
+        state.is_wanted = true;
+        self.changed.notify_all();
+        while state.rounds == before && !state.is_stopped {
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                if state.rounds > 0 {
+                    // Without an error, the last map has no master for the slot.
+                    return state.error.clone();
+                }
+                let asked = state.asked.as_ref();
+                let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
+                return unfinished.or_else(|| Some(no_slot_map(cluster)));
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        state.error.clone()
+    }
+
+    /// Ends the thread, and closes the connection to the node that is being asked.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        self.changed.notify_all();
+        if let Some(asked) = state.asked.take() {
+            asked.close();
+        }
+    }
+
+    /// Waits for work. `not_before`: when the next query may be sent. `until`: when to return without work.
+    fn wait(&self, not_before: MonotonicTime, until: Option<MonotonicTime>) -> Option<Work> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return None;
+            }
+            let now = MonotonicTime::now();
+            let refreshes = state.is_wanted && not_before <= now;
+            if refreshes || !state.moved.is_empty() || until.is_some_and(|until| until <= now) {
+                state.is_wanted &= !refreshes;
+                let moved = std::mem::take(&mut state.moved);
+                return Some(Work { moved, refreshes });
+            }
+            let next = state.is_wanted.then_some(not_before);
+            match next.into_iter().chain(until).min() {
+                Some(next) => drop(self.changed.wait_for(&mut state, next.since(now))),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Notes the node that is asked next, so that `stop` can close its connection. Fails after `stop`.
+    fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if state.is_stopped {
+            return Err(Error::new(ErrorKind::Unavailable, "the client has ended"));
+        }
+        state.asked = Some(Arc::clone(endpoint));
+        Ok(())
+    }
+
+    pub fn end_round(&self, error: Option<Error>) {
+        let mut state = self.state.lock();
+        state.asked = None;
+        state.rounds += 1;
+        state.error = error;
+        self.changed.notify_all();
+    }
+}
+
+/// Runs until the refresher is stopped.
+pub fn run(store: &ClusterStore) {
+    let mut asked = HashMap::new();
+    let (mut pause, mut turn) = (Duration::ZERO, 0);
+    let mut asked_at = MonotonicTime::now();
+    let mut check_at = None;
+    while let Some(work) = store.refresher.wait(asked_at.after(pause), check_at) {
+        store.on_moved(&work.moved);
+        if work.refreshes {
+            let now = MonotonicTime::now();
+            let was_quiet = now.since(asked_at) > QUIET;
+            let ranges = ask_nodes(store, &mut asked, turn);
+            turn += 1;
+            asked_at = MonotonicTime::now();
+            let (moved, error) = match ranges {
+                Ok((sender, ranges)) => {
+                    let moved = store.members.replace(&ranges);
+                    store.members.note_announcer(&sender);
+                    (moved, None)
+                }
+                Err(error) => (Vec::new(), Some(error)),
+            };
+            pause = next_pause(pause, was_quiet || !moved.is_empty());
+            store.refresher.end_round(error);
+            store.on_moved(&moved);
+        }
+        let has_unused = store.close_unused();
+        check_at = has_unused.then(|| MonotonicTime::now().after(CHECK_UNUSED));
+    }
+}
+
+/// The pause after the next query. It begins anew if the answer has changed something, or after a quiet time.
+fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
+    if begins_anew {
+        FIRST_PAUSE
+    } else {
+        (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE)
+    }
+}
+
+/// A node that was asked for the slot map.
+struct AskedNode {
+    endpoint: Arc<Endpoint>,
+    /// The last query had no answer, or an error that may be temporary.
+    is_silent: bool,
+}
+
+/// The slot maps that a round has refused: they have no node of the last map.
+#[derive(Default)]
+struct ForeignMaps {
+    senders: Vec<HostPort>,
+    first: Option<Vec<SlotRange>>,
+}
+
+impl ForeignMaps {
+    fn note(&mut self, sender: &HostPort, map: Vec<SlotRange>) {
+        self.senders.push(sender.clone());
+        self.first.get_or_insert(map);
+    }
+
+    /// The outcome of a round in which no node sent a map of the same Cluster. `error` is its first error.
+    fn outcome(
+        mut self,
+        seeds: &[HostPort],
+        error: Error,
+    ) -> Result<(HostPort, Vec<SlotRange>), Error> {
+        match self.first {
+            Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => {
+                Ok((self.senders.swap_remove(0), map))
+            }
+            Some(_) => Err(of_another_cluster(&self.senders[0])),
+            None => Err(error),
+        }
+    }
+}
+
+/// Asks one node after another for the slot map, until one answers. Returns the node and the map. Each round begins with
+/// another node. Silent nodes come last.
+///
+/// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
+/// the last one is used only if all nodes of the URL give such maps, as after the Cluster was made anew.
+fn ask_nodes(
+    store: &ClusterStore,
+    asked: &mut HashMap<HostPort, AskedNode>,
+    turn: usize,
+) -> Result<(HostPort, Vec<SlotRange>), Error> {
+    let mut addresses = store.members.addresses();
+    for seed in store.address.seeds() {
+        if !addresses.contains(seed) {
+            addresses.push(seed.clone());
+        }
+    }
+    let count = addresses.len().max(1);
+    addresses.rotate_left(turn % count);
+    let members = store.members.all();
+    let is_silent = |address: &HostPort| {
+        let mut members = members.iter();
+        asked.get(address).is_some_and(|node| node.is_silent)
+            || members.any(|member| member.address() == address && member.is_silent())
+    };
+    addresses.sort_by_key(is_silent);
+    asked.retain(|address, _| addresses.contains(address));
+    let mut foreign = ForeignMaps::default();
+    let clock = Clock::default();
+    let found = ask_in_turn(&addresses, &store.address, &clock, |address, time| {
+        let node = match asked.entry(address.clone()) {
+            Entry::Occupied(node) => node.into_mut(),
+            Entry::Vacant(vacant) => {
+                let mut members = members.iter();
+                let member = members.find(|member| member.address() == address);
+                let announced_by = member.map(|member| member.announced_by());
+                let announced_by = announced_by.unwrap_or_default();
+                let endpoint = store.address.announced_endpoint(address, announced_by)?;
+                endpoint.name_connections(&store.holder);
+                vacant.insert(AskedNode {
+                    endpoint: Arc::new(endpoint),
+                    is_silent: false,
+                })
+            }
+        };
+        store.refresher.begin(&node.endpoint)?;
+        let answer = ask(&node.endpoint, address, time, store.config.command_timeout);
+        node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
+        let ranges = answer?;
+        if store.members.can_be_next(&ranges) {
+            return Ok((address.clone(), ranges));
+        }
+        foreign.note(address, ranges);
+        Err(of_another_cluster(address))
+    });
+    found.or_else(|error| foreign.outcome(store.address.seeds(), error))
+}
+
+/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
+/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no
+/// node answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first
+/// error if no node answers.
+pub fn ask_in_turn<T>(
+    nodes: &[HostPort],
+    cluster: &ClusterAddress,
+    clock: &Clock,
+    mut ask: impl FnMut(&HostPort, Duration) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (connect_timeout, command_timeout) = cluster.timeouts();
+    let deadline = clock.now().after(connect_timeout + command_timeout);
+    let mut first_error = None;
+    let mut hurried = Vec::new();
+    for (node, left) in nodes.iter().zip((1..=nodes.len()).rev()) {
+        let asked_at = clock.now();
+        let time = part_of(deadline.since(asked_at), left);
+        if time.is_zero() {
+            hurried.push(node);
+            continue;
+        }
+        match ask(node, time) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => {
+                if time < connect_timeout && clock.now().since(asked_at) >= time {
+                    hurried.push(node);
+                }
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    for node in hurried.into_iter().take(SHARES) {
+        match ask(node, connect_timeout) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
+    }
+    let none = "no node of the Cluster is known; name some of them in the URL";
+    Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
+}
+
+/// The part of `time` in which to connect to the next of `nodes` nodes.
+fn part_of(time: Duration, nodes: usize) -> Duration {
+    time / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
+}
+
+/// The error about a node whose slot map has no node of the last one.
+fn of_another_cluster(address: &HostPort) -> Error {
+    let message = format!(
+        "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node \
+         belongs to another Cluster now, remove it from the URL; if the Cluster was made anew, restart the client"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The error of a caller whose deadline comes before the first answer.
+fn no_slot_map(cluster: &ClusterAddress) -> Error {
+    let message = format!(
+        "{}: no node of the Cluster has sent the slot map in time; check the load of the nodes and the network",
+        cluster.text()
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// Asks the node at `address` for the slot map. Connects within `connecting_time`, and within `connect_timeout`.
+pub fn ask(
+    endpoint: &Endpoint,
+    address: &HostPort,
+    connecting_time: Duration,
+    command_timeout: Duration,
+) -> Result<Vec<SlotRange>, Error> {
+    let mut connection = endpoint.open_within(connecting_time)?;
+    let deadline = MonotonicTime::now().after(command_timeout);
+    let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::SlotMap)?;
+    let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
+    match read_ranges(reply, address) {
+        Some(ranges) if ranges.is_empty() => {
+            let what = "no slot of the Cluster has a master yet; wait until `redis-cli --cluster create` has ended";
+            Err(about(ErrorKind::Unavailable, what))
+        }
+        Some(ranges) => Ok(ranges),
+        None => {
+            let what = "the reply to CLUSTER SLOTS is none of a Redis Cluster; check whether a proxy answers there";
+            Err(about(ErrorKind::Protocol, what))
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::config::{Config, DEFAULT_MAX_REPLY};
+    use crate::util::id::HolderId;
+    use crate::util::slot::Redirect;
+
+    /// The address of a Cluster. Nothing connects to it.
+    fn cluster() -> ClusterAddress {
+        let timeout = Duration::from_secs(1);
+        let url = "redis+cluster://a:1,[::1]:2";
+        let address = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        address.unwrap().unwrap()
+    }
+
+    #[test]
+    fn callers_share_one_query() {
+        let refresher = Refresher::default();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            let callers = [(); 3].map(|()| scope.spawn(|| refresher.refresh_by(far, &cluster())));
+            while !refresher.state.lock().is_wanted {
+                thread::yield_now();
+            }
+            let work = refresher.wait(MonotonicTime::now(), None).unwrap();
+            assert!(work.refreshes && work.moved.is_empty());
+            // A caller that starts late asks again, so answer until all callers have returned.
+            while callers.iter().any(|caller| !caller.is_finished()) {
+                refresher.end_round(None);
+                thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn a_query_waits_for_its_time() {
+        let refresher = Refresher::default();
+        let begun = MonotonicTime::now();
+        let not_before = begun.after(Duration::from_millis(50));
+        refresher.request();
+        assert!(refresher.wait(not_before, None).unwrap().refreshes);
+        assert!(MonotonicTime::now() >= not_before);
+        // Moved slots do not wait.
+        refresher.request();
+        refresher.note_moved(Slot::new(7).unwrap());
+        let far = begun.after(Duration::from_secs(60));
+        let work = refresher.wait(far, None).unwrap();
+        assert!(!work.refreshes && work.moved == [Slot::new(7).unwrap()]);
+        refresher.stop();
+        assert!(refresher.wait(far, None).is_none());
+    }
+
+    #[test]
+    fn pauses_between_queries_double_up_to_a_bound() {
+        let mut pause = Duration::ZERO;
+        for millis in [50, 100, 200, 400, 500, 500] {
+            pause = next_pause(pause, false);
+            assert_eq!(pause, Duration::from_millis(millis));
+        }
+        assert_eq!(next_pause(pause, true), FIRST_PAUSE);
+    }
+
+    /// A node that closes each connection, and notes its own number then.
+    fn closing_node(number: usize, asked: &Arc<Mutex<Vec<usize>>>) -> HostPort {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::clone(asked);
+        thread::spawn(move || {
+            for connection in listener.incoming().map_while(Result::ok) {
+                asked.lock().push(number);
+                drop(connection);
+            }
+        });
+        let host = "127.0.0.1".to_owned();
+        HostPort { host, port }
+    }
+
+    /// A store of the Cluster with these nodes, which it has not asked yet.
+    fn store_of(nodes: &[HostPort]) -> Arc<ClusterStore> {
+        let urls: Vec<String> = nodes.iter().map(HostPort::to_string).collect();
+        let url = format!("redis+cluster://{}", urls.join(","));
+        let timeout = Duration::from_secs(20);
+        let address = ClusterAddress::of_url(&url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let holder = HolderId::of_this_process();
+        ClusterStore::new(address.unwrap().unwrap(), &Config::default(), holder, None)
+    }
+
+    #[test]
+    fn some_redirects_ask_for_the_slot_map() {
+        let node = HostPort::new(b"h", b"1").unwrap();
+        let store = store_of(std::slice::from_ref(&node));
+        let member = store.members.get_or_add_named(&node).unwrap();
+        for (code, is_wanted, moved) in [
+            ("MOVED", true, &[Slot::new(7).unwrap()][..]),
+            // The map has the slot already.
+            ("MOVED", true, &[]),
+            ("CLUSTERDOWN", true, &[]),
+            ("TRYAGAIN", false, &[]),
+            ("ASK", false, &[]),
+        ] {
+            let redirect = Redirect::parse(code, "7 h:2").unwrap();
+            store.note_redirect(&member, &redirect);
+            let now = MonotonicTime::now();
+            let work = store.refresher.wait(now, Some(now)).unwrap();
+            assert_eq!((work.refreshes, &*work.moved), (is_wanted, moved), "{code}");
+        }
+    }
+
+    #[test]
+    fn rounds_rotate_nodes_and_ask_silent_ones_last() {
+        let asked = Arc::default();
+        let nodes = [0, 1, 2].map(|number| closing_node(number, &asked));
+        let store = store_of(&nodes);
+        let order = |turn| {
+            assert!(ask_nodes(&store, &mut HashMap::new(), turn).is_err());
+            std::mem::take(&mut *asked.lock())
+        };
+        assert_eq!(order(0), [0, 1, 2]);
+        assert_eq!(order(1), [1, 2, 0]);
+        store
+            .members
+            .get_or_add_named(&nodes[0])
+            .unwrap()
+            .note_reply(false);
+        assert_eq!(order(0), [1, 2, 0]);
+        store
+            .members
+            .get_or_add_named(&nodes[0])
+            .unwrap()
+            .note_reply(true);
+        assert_eq!(order(0), [0, 1, 2]);
+    }
+
+    #[test]
+    fn addresses_without_an_answer_come_last() {
+        let asked = Arc::default();
+        let nodes = [0, 1, 2].map(|number| closing_node(number, &asked));
+        let store = store_of(&nodes);
+        let mut known = HashMap::new();
+        let order = |known: &mut _| {
+            assert!(ask_nodes(&store, known, 0).is_err());
+            std::mem::take(&mut *asked.lock())
+        };
+        assert_eq!(order(&mut known), [0, 1, 2]);
+        assert!(known.values().all(|node| node.is_silent));
+        known.get_mut(&nodes[2]).unwrap().is_silent = false;
+        assert_eq!(order(&mut known), [2, 0, 1]);
+    }
+
+    #[test]
+    fn a_new_cluster_counts_for_all_seeds_only() {
+        let [one, two] = [1, 2].map(|port| HostPort {
+            host: "h".to_owned(),
+            port,
+        });
+        let map = |master: &HostPort| {
+            vec![SlotRange {
+                first: Slot::new(0).unwrap(),
+                last: Slot::new(16_383).unwrap(),
+                master: master.clone(),
+                replicas: Vec::new(),
+                ids: Vec::new(),
+            }]
+        };
+        let seeds = [one.clone(), two.clone()];
+        let outcome = |senders: &[&HostPort]| {
+            let mut foreign = ForeignMaps::default();
+            senders.iter().for_each(|one| foreign.note(one, map(one)));
+            foreign.outcome(&seeds, Error::new(ErrorKind::Unavailable, "away"))
+        };
+        assert_eq!(outcome(&[&two, &one]).unwrap(), (two.clone(), map(&two)));
+        let refused = outcome(&[&two]).unwrap_err();
+        assert_eq!(refused.message(), of_another_cluster(&two).message());
+        assert_eq!(outcome(&[]).unwrap_err().message(), "away");
+    }
+
+    /// Asks `count` nodes. Each is silent for all of its time, unless `answers` returns its answer. Returns the order
+    /// in which the nodes were asked, and the outcome.
+    fn asked(
+        count: u16,
+        answers: impl Fn(u16, Duration) -> Option<Result<(), Error>>,
+    ) -> (Vec<u16>, Result<(), Error>) {
+        let node = |port| HostPort {
+            host: "h".to_owned(),
+            port,
+        };
+        let nodes: Vec<HostPort> = (1..=count).map(node).collect();
+        let clock = Clock::movable();
+        let mut order = Vec::new();
+        let outcome = ask_in_turn(&nodes, &cluster(), &clock, |node, time| {
+            order.push(node.port);
+            answers(node.port, time).unwrap_or_else(|| {
+                clock.advance(time);
+                Err(Error::new(ErrorKind::Unavailable, "late"))
+            })
+        });
+        (order, outcome)
+    }
+
+    #[test]
+    fn nodes_that_had_too_little_time_are_asked_again() {
+        let refused = || Some(Err(Error::new(ErrorKind::Denied, "no")));
+        // A slow node needs the whole time-out of a second.
+        let (order, outcome) = asked(5, |node, time| match node {
+            2 => refused(),
+            4 => (time == Duration::from_secs(1)).then_some(Ok(())),
+            _ => None,
+        });
+        outcome.unwrap();
+        assert_eq!(order, [1, 2, 3, 4, 5, 1, 3, 4]);
+        // A round has an end.
+        let (order, outcome) = asked(6, |_, _| None);
+        assert_eq!(order, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]);
+        assert_eq!(outcome.unwrap_err().message(), "late");
+        // One node has all of the time, once.
+        let (order, _) = asked(1, |_, time| {
+            assert!(time > Duration::from_secs(1));
+            None
+        });
+        assert_eq!(order, [1]);
+    }
+
+    #[test]
+    fn silent_nodes_leave_time_for_others() {
+        let parts = [6, 4, 2, 1].map(|nodes| part_of(Duration::from_secs(8), nodes));
+        assert_eq!(parts, [2, 2, 4, 8].map(Duration::from_secs));
+    }
+
+    #[test]
+    fn a_bad_announced_host_is_named() {
+        let store = store_of(&[HostPort::new(b"h", b"1").unwrap()]);
+        let host = "u:p@h".to_owned();
+        let node = HostPort { host, port: 2 };
+        let error = store.address.announced_endpoint(&node, Arc::default());
+        let error = error.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(
+            text.contains("u:p@h") && text.contains("cluster-announce-ip"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_caller_gets_the_error_of_its_round() {
+        let refresher = Refresher::default();
+        let soon = MonotonicTime::now().after(Duration::from_millis(20));
+        let error = refresher.refresh_by(soon, &cluster()).unwrap();
+        assert_eq!(
+            error.to_string(),
+            "Redis is unavailable: a:1,[::1]:2: no node of the Cluster has sent the slot map in time; check the load \
+             of the nodes and the network"
+        );
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            let caller = scope.spawn(|| refresher.refresh_by(far, &cluster()));
+            while !caller.is_finished() {
+                refresher.end_round(Some(Error::new(ErrorKind::Denied, "no")));
+                thread::yield_now();
+            }
+            assert_eq!(caller.join().unwrap().unwrap().kind(), ErrorKind::Denied);
+        });
+    }
+}

@@ -1,0 +1,122 @@
+//! Releases on their way from one node to another. No node has such a release, so a flush of all nodes could miss it.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::util::sync::park_timeout;
+
+/// The pause of a flush before it begins again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Counts the moves of releases between nodes.
+#[derive(Default)]
+pub struct Transits {
+    under_way: AtomicUsize,
+    /// How many moves have queued a release at another node.
+    arrivals: AtomicU64,
+}
+
+/// A move of releases: from before they leave the queue of one node until they are in the queue of another.
+pub struct Transit<'a>(&'a Transits);
+
+impl Transits {
+    pub fn begin(&self) -> Transit<'_> {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        Transit(self)
+    }
+
+    /// Calls `flush`, which flushes all nodes, and calls it again if a release was under way meanwhile. Fails if one is
+    /// still under way at `deadline`.
+    pub fn flush_with(
+        &self,
+        deadline: MonotonicTime,
+        mut flush: impl FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let before = self.arrivals.load(Ordering::SeqCst);
+            flush()?;
+            // A move that has ended before the first check has counted its arrivals.
+            let was_undisturbed = self.under_way.load(Ordering::SeqCst) == 0
+                && self.arrivals.load(Ordering::SeqCst) == before;
+            if was_undisturbed {
+                return Ok(());
+            }
+            if MonotonicTime::now() >= deadline {
+                let message = "a release is on its way to another node of the Cluster";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
+            park_timeout(PAUSE);
+        }
+    }
+}
+
+impl Transit<'_> {
+    /// Notes that a release is in the queue of another node now.
+    pub fn note_arrival(&self) {
+        self.0.arrivals.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Transit<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    fn soon() -> MonotonicTime {
+        MonotonicTime::now().after(Duration::from_millis(50))
+    }
+
+    #[test]
+    fn a_flush_waits_for_a_release_under_way() {
+        let transits = Transits::default();
+        let transit = transits.begin();
+        let error = transits.flush_with(soon(), || Ok(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        drop(transit);
+        transits.flush_with(soon(), || Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_release_that_arrives_repeats_the_flush() {
+        let transits = Transits::default();
+        let mut transit = Some(transits.begin());
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let mut flushes = 0;
+        let flushed = transits.flush_with(far, || {
+            flushes += 1;
+            if let Some(transit) = transit.take() {
+                transit.note_arrival();
+            }
+            Ok(())
+        });
+        flushed.unwrap();
+        assert_eq!(flushes, 2);
+        // If a release left for another node but did not arrive there, one flush is enough.
+        let mut flushes = 0;
+        let flushed = transits.flush_with(far, || {
+            drop(transits.begin());
+            flushes += 1;
+            Ok(())
+        });
+        flushed.unwrap();
+        assert_eq!(flushes, 1);
+    }
+
+    #[test]
+    fn a_failed_flush_is_not_repeated() {
+        let transits = Transits::default();
+        let _transit = transits.begin();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        let refused = || Err(Error::new(ErrorKind::Unavailable, "away"));
+        let error = transits.flush_with(far, refused).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    }
+}

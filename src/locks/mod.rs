@@ -1,0 +1,11 @@
+//! The types that users lock with: mutexes and their guards, transactions and fenced values under a lock, and
+//! descriptions of locks.
+
+pub mod fenced;
+pub mod guard;
+pub mod held;
+pub mod mutex;
+pub mod reentrant;
+#[cfg(feature = "serde")]
+pub mod serialize;
+pub mod transaction;

@@ -1,0 +1,329 @@
+//! The loop of `MutexGuard::transaction`, which changes data in Redis only while a lock is held. The store sends the
+//! commands. A transaction never changes the lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select};
+use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
+
+use crate::lease::Lease;
+use crate::report::error::{Error, ErrorKind};
+use crate::report::loss::LossReason;
+use crate::store::{Backend, Transactions};
+use crate::util::clock::MonotonicTime;
+use crate::util::fork::Process;
+use crate::util::key::Key;
+use crate::util::slot::Redirect;
+use crate::watchdog::Watchdog;
+use crate::wire::session::{TransactionConnection, TransactionOutcome, read_failed, reply_unread};
+
+/// The outcome of a transaction that Redis has carried out, from
+/// [`MutexGuard::transaction`](crate::MutexGuard::transaction) and
+/// [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If a call returns it, everything was written.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use leasehold::redis::Commands;
+///
+/// let guard = client.mutex("accounts").lock()?;
+/// let paid = guard.transaction(|conn, pipe| {
+///     let before: Option<i64> = conn.get("account:b")?;
+///     pipe.decr("account:a", 50).ignore().incr("account:b", 50);
+///     Ok(before)
+/// })?;
+/// assert_eq!(paid.value, None);
+/// // One reply for each command without `ignore`:
+/// let (balance,): (i64,) = paid.replies()?;
+/// assert_eq!(balance, 50);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Committed<T> {
+    /// The value that the closure returned.
+    pub value: T,
+    replies: RedisResult<Value>,
+    key: Key,
+}
+
+impl<T> Committed<T> {
+    /// The replies to the commands in the pipeline that are not marked with `ignore`, in the order of the commands. `R`
+    /// is what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies
+    /// of one type.
+    ///
+    /// # Errors
+    /// Everything was written in any case. `Protocol` if the replies cannot be converted to `R`. `TooLarge` if a reply
+    /// is longer than [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    pub fn replies<R: FromRedisValue>(&self) -> Result<R, Error> {
+        let replies = self.replies.as_ref().map_err(Clone::clone);
+        let read = replies.and_then(|value| Ok(redis::from_redis_value_ref(value)?));
+        read.map_err(|error| reply_unread(error).with_key(self.key.name()))
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Committed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committed")
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a transaction ended without having been carried out.
+pub(crate) enum Failed<E> {
+    /// The closure returned this error.
+    Body(E),
+    Other(Error),
+}
+
+impl<E> From<Error> for Failed<E> {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl<E> Failed<E> {
+    /// The error for the caller: that of the closure, or an error of this library with `key`, converted to `E`.
+    pub(crate) fn into_error(self, key: &str) -> E
+    where
+        E: From<Error>,
+    {
+        match self {
+            Self::Body(error) => error,
+            Self::Other(error) => error.with_key(key).into(),
+        }
+    }
+}
+
+impl Failed<RedisError> {
+    /// The error for a caller whose closure returns errors of redis-rs.
+    pub(crate) fn into_read_failed(self, key: &str) -> Error {
+        let error = match self {
+            Self::Body(error) => read_failed(error),
+            Self::Other(error) => error,
+        };
+        error.with_key(key)
+    }
+}
+
+/// How many conflicts in a row end a transaction with an error.
+const MAX_TRIES: u32 = 100;
+/// How many nodes of a Cluster may redirect a transaction before it begins.
+const MAX_REDIRECTS: u32 = 3;
+
+/// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
+pub(crate) struct TransactionRunner {
+    /// `None` if the store has no transactions.
+    transactions: Option<Arc<dyn Transactions>>,
+    watchdog: Arc<Watchdog>,
+    /// A channel with one message for each running transaction. Its capacity is the largest number of transactions at a
+    /// time.
+    begin: Sender<()>,
+    end: Receiver<()>,
+    /// How long one try waits for the end of another transaction and for connections, together.
+    connect_timeout: Duration,
+}
+
+/// The permission to run a transaction. Its drop removes a message from the channel.
+struct Permit<'a>(&'a Receiver<()>);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_recv();
+    }
+}
+
+impl TransactionRunner {
+    pub(crate) fn new(
+        backend: &Backend,
+        watchdog: Arc<Watchdog>,
+        max_running: usize,
+        connect_timeout: Duration,
+    ) -> Self {
+        let (begin, end) = bounded(max_running);
+        Self {
+            transactions: backend.transactions.clone(),
+            watchdog,
+            begin,
+            end,
+            connect_timeout,
+        }
+    }
+
+    /// Runs `body`, and executes the commands that `body` put into the pipeline if `lease` is still held. Repeats both
+    /// steps as long as other clients change watched keys, up to [`MAX_TRIES`] times.
+    pub(crate) fn run<T, E>(
+        &self,
+        lease: &Lease,
+        process: Process,
+        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
+    ) -> Result<Committed<T>, Failed<E>> {
+        // Declared before the connection, so that the connection is dropped first.
+        let mut connect_by = self.connect_by();
+        let permit = self.permit(lease)?;
+        let mut connection = None;
+        for _ in 0..MAX_TRIES {
+            let mut conn = self.watching_connection(lease, connection.take(), connect_by)?;
+            let mut pipe = Pipeline::new();
+            let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
+            if let Err(forked) = process.check() {
+                // The connection and the permit belong to the parent, which still uses them.
+                std::mem::forget((conn, permit));
+                return Err(forked.into());
+            }
+            // After the end of validity nothing is written, even if Redis still has the key.
+            match self.check(lease).map_err(Failed::Other).and(read) {
+                Ok(value) => {
+                    let written = conn.exec(&mut pipe).map_err(|error| {
+                        // The commands may still reach Redis, so no other holder may get the lock before its key
+                        // changes.
+                        lease.forbid_hand_off();
+                        self.note_failure(&lease.grant().key, &error);
+                        redirected(error, conn.address())
+                    })?;
+                    if let TransactionOutcome::Committed(replies) = written {
+                        let key = lease.grant().key.clone();
+                        return Ok(Committed {
+                            value,
+                            replies,
+                            key,
+                        });
+                    }
+                }
+                Err(error) => {
+                    conn.unwatch();
+                    return Err(error);
+                }
+            }
+            connection = Some(conn);
+            connect_by = self.connect_by();
+        }
+        // This fails if the lock was lost, since a loss is more important than the conflict.
+        self.watching_connection(lease, connection, connect_by)?
+            .unwatch();
+        let message = format!(
+            "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
+        );
+        Err(Error::new(ErrorKind::Conflict, message).into())
+    }
+
+    /// The end of all attempts to connect of a try that begins now.
+    fn connect_by(&self) -> MonotonicTime {
+        MonotonicTime::now().after(self.connect_timeout)
+    }
+
+    /// A connection that watches the lock's key, and that has read that the lease is held. Connects by `connect_by`, if
+    /// it has to.
+    fn watching_connection(
+        &self,
+        lease: &Lease,
+        connection: Option<TransactionConnection>,
+        connect_by: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
+        self.check(lease)?;
+        let grant = lease.grant();
+        let mut conn = match connection {
+            Some(conn) => conn,
+            None => self.connection(&grant.key, connect_by)?,
+        };
+        let mut seen = conn.watch_and_check(&grant.key, grant.id);
+        let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
+        if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
+            // The connection may have broken while it was idle. It is replaced by a new connection.
+            drop(conn);
+            conn = self.connection(&grant.key, connect_by)?;
+            seen = conn.watch_and_check(&grant.key, grant.id);
+        }
+        for _ in 0..MAX_REDIRECTS {
+            match &seen {
+                // The slot of the key has moved to another node.
+                Err(error) if error.redirect().is_some() => self.note_failure(&grant.key, error),
+                _ => break,
+            }
+            drop(conn);
+            conn = self.connection(&grant.key, connect_by)?;
+            seen = conn.watch_and_check(&grant.key, grant.id);
+        }
+        if seen.map_err(|error| as_unavailable(error, conn.address()))? {
+            return Ok(conn);
+        }
+        conn.unwatch();
+        // This connection may lead to an old primary, so a pipeline has to confirm the loss.
+        self.watchdog.confirm(lease)?;
+        let message = "the connection of the transaction does not lead to the primary, and is replaced; try \
+                       again";
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+
+    fn note_failure(&self, key: &Key, error: &Error) {
+        if let Some(transactions) = &self.transactions {
+            transactions.note_failure(key, error);
+        }
+    }
+
+    fn connection(
+        &self,
+        key: &Key,
+        connect_by: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
+        match &self.transactions {
+            Some(transactions) => transactions.transaction_connection(key, connect_by),
+            None => {
+                let message =
+                    "a transaction needs one server or a Cluster, not a memory store or a quorum";
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
+        }
+    }
+
+    fn check(&self, lease: &Lease) -> Result<(), Error> {
+        let lost = lease.loss(self.watchdog.now());
+        lost.map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    }
+
+    fn permit(&self, lease: &Lease) -> Result<Permit<'_>, Error> {
+        if self.begin.try_send(()).is_ok() {
+            return Ok(Permit(&self.end));
+        }
+        let (_keep, lost) = lease.loss_channel(self.watchdog.now());
+        select! {
+            send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
+            recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
+            default(self.connect_timeout) => {
+                let limit = self.begin.capacity().unwrap_or_default();
+                let waited = self.connect_timeout;
+                let message = format!(
+                    "all {limit} transactions of the client (`max_transactions`) were still running after {waited:?}; \
+                     raise that setting, or let closures take less time"
+                );
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+}
+
+/// Turns a redirect of the Cluster's node at `address` into `Unavailable`, since nothing was written. An error for
+/// `CLUSTERDOWN` has this kind already.
+fn redirected(error: Error, address: &str) -> Error {
+    if matches!(error.redirect(), None | Some(Redirect::ClusterDown)) {
+        return error;
+    }
+    let message = format!(
+        "{address}: the slot of the lock's key moves to another node of the Cluster; nothing was written; try again"
+    );
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+/// As [`redirected`], and turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is
+/// unknown.
+fn as_unavailable(error: Error, address: &str) -> Error {
+    let error = redirected(error, address);
+    match error.kind() {
+        ErrorKind::Timeout => {
+            Error::new(ErrorKind::Unavailable, error.message()).with_source_of(&error)
+        }
+        _ => error,
+    }
+}

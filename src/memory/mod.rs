@@ -1,0 +1,546 @@
+//! A store without a server, for tests: it keeps the locks of clients in one process. The caller's thread carries out
+//! each command at once, and calls the listeners.
+
+pub mod keyspace;
+pub mod outage;
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::store::{
+    Completion, KeyState, Listener, MaintenanceHook, Notifications, ServerId, Store, TrackedKey,
+    Urgency,
+};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::fork::Process;
+use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::key::KeyMap;
+use crate::util::threads::ThreadGroup;
+
+pub use keyspace::{Keyspace, Notification, Step};
+use outage::{Mode, Outage, PendingRelease};
+
+/// How far the clock of a server can be ahead. Then no µs leave the range of a token.
+const LONGEST_AHEAD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A server in memory that clients share.
+pub struct MemoryServer {
+    process: Process,
+    /// The number of this server in reports to the listeners.
+    id: ServerId,
+    clock: Clock,
+    /// How far the clock that replies name is ahead of `clock`, in µs.
+    ahead: AtomicU64,
+    keyspace: Mutex<Keyspace>,
+    listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
+    /// The clients that track each key. A change of the key is reported to each of them, once.
+    trackers: Mutex<KeyMap<Vec<HolderId>>>,
+    outage: Outage,
+    /// Rises at the end of each outage, because notifications were lost during it.
+    notification_epoch: AtomicU64,
+}
+
+/// The servers of `memory://` URLs with a name, as long as a client uses them.
+static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
+
+impl MemoryServer {
+    pub fn new() -> Arc<Self> {
+        Self::of(ServerId::ONLY, Clock::movable())
+    }
+
+    /// The nodes of a quorum. They share a clock, and have had their data for long.
+    pub fn nodes(count: usize) -> Vec<Arc<Self>> {
+        let clock = Clock::movable();
+        let node = |index| {
+            let server = Self::of(ServerId(index as u8), clock.clone());
+            server.keyspace.lock().mark_as_old_node();
+            server
+        };
+        (0..count).map(node).collect()
+    }
+
+    fn of(id: ServerId, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            process: Process::current(),
+            id,
+            clock,
+            ahead: AtomicU64::new(0),
+            keyspace: Mutex::default(),
+            listeners: Mutex::default(),
+            trackers: Mutex::default(),
+            outage: Outage::default(),
+            notification_epoch: AtomicU64::new(0),
+        })
+    }
+
+    /// The server that the URL `memory://<name>` names; without a name, a new server. `None` for other URLs.
+    pub fn of_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
+        let name = url.strip_prefix("memory://")?;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if let Some(found) = name.chars().find(|c| !is_plain(*c)) {
+            let wanted = "memory://<name>, with a name of letters, digits, '-', '_' and '.'";
+            return Some(Err(Error::invalid(
+                "url",
+                wanted,
+                format_args!("{found:?}"),
+            )));
+        }
+        if name.is_empty() {
+            return Some(Ok(Self::new()));
+        }
+        let mut named = NAMED.lock();
+        named.retain(|_, server| server.strong_count() > 0);
+        let known = named.get(name).and_then(Weak::upgrade);
+        Some(Ok(known.unwrap_or_else(|| {
+            let server = Self::new();
+            named.insert(name.to_owned(), Arc::downgrade(&server));
+            server
+        })))
+    }
+
+    /// The process that made the server. A fork of it must not use the server.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Moves the clock of this server and its clients ahead. Expires keys and calls the listeners.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+        self.note_moved_clock();
+        for listener in self.listeners() {
+            listener.clock_moved();
+        }
+    }
+
+    /// Moves the clock of the nodes of a quorum and of their clients ahead.
+    pub fn advance_all(nodes: &[Arc<Self>], by: Duration) {
+        nodes[0].clock.advance(by);
+        nodes.iter().for_each(|node| node.note_moved_clock());
+        // Each client listens to all nodes, and is called once.
+        for listener in nodes[0].listeners() {
+            listener.clock_moved();
+        }
+    }
+
+    fn note_moved_clock(&self) {
+        self.outage.clock_moved(self.clock.now());
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.expire(step)
+        });
+    }
+
+    /// Sets how far the clock that replies name is ahead, up to [`LONGEST_AHEAD`]. Keys expire by the clock that all
+    /// nodes share.
+    pub fn set_ahead(&self, by: Duration) {
+        let micros = by.min(LONGEST_AHEAD).as_micros() as u64;
+        self.ahead.store(micros, Ordering::Relaxed);
+    }
+
+    /// The time of the server's clock at `now`, in µs.
+    fn micros_at(&self, now: MonotonicTime) -> u64 {
+        keyspace::clock_micros(now) + self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections
+    /// broke.
+    pub fn restart(&self) {
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.restart(step)
+        });
+        self.trackers.lock().clear();
+        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        if !self.outage.is_on() {
+            self.notify_all_changed();
+        }
+    }
+
+    /// A copy of the server's data.
+    #[cfg(test)]
+    pub fn data(&self) -> Keyspace {
+        self.keyspace.lock().clone()
+    }
+
+    /// Starts the server again, with other data than before, such as its data of an earlier time.
+    #[cfg(test)]
+    pub fn restart_with(&self, data: Keyspace) {
+        *self.keyspace.lock() = data;
+        self.restart();
+    }
+
+    /// Deletes all locks and values, as a restart of Redis without persistence does. Calls the listeners.
+    pub fn flush(&self) {
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.flush(step)
+        });
+        self.trackers.lock().clear();
+        if !self.outage.is_on() {
+            self.notify_all_changed();
+        }
+    }
+
+    /// Deletes one key, by its name in Redis. Returns true if the key existed.
+    pub fn delete(&self, name: &str) -> bool {
+        let was_there = self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.delete(name, step)
+        });
+        // All clients are notified, since a new holder may not have its key tracked yet.
+        if was_there && !self.outage.is_on() {
+            self.notify_all_changed();
+        }
+        was_there
+    }
+
+    /// From now on every request fails at once, and notifications are lost.
+    pub fn fail(&self, kind: ErrorKind) {
+        self.outage.begin(Mode::Fails(kind));
+    }
+
+    /// From now on no request is answered, and notifications are lost.
+    pub fn hang(&self) {
+        self.outage.begin(Mode::Hangs);
+    }
+
+    /// Ends the outage: carries out the releases that had to wait, and makes all clients track their keys again.
+    pub fn recover(&self) {
+        for release in self.outage.end(self.clock.now()) {
+            self.carry_out_late(release);
+        }
+        self.trackers.lock().clear();
+        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        self.notify_all_changed();
+    }
+
+    /// Returns an error during an outage, as an attempt to connect would.
+    pub fn check_reachable(&self) -> Result<(), Error> {
+        self.outage.wait(&self.clock, None).map_err(|error| {
+            match error.kind() {
+                // No request was sent yet, so no outcome is unknown.
+                ErrorKind::Timeout => {
+                    Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn carry_out_late(&self, release: PendingRelease) {
+        release.carry_out(|holder, command| {
+            let _ = self.change(holder, |keyspace, step| keyspace.execute(command, step));
+        });
+    }
+
+    fn notify_all_changed(&self) {
+        for listener in self.listeners() {
+            listener.all_changed(self.id, &|_| true);
+        }
+    }
+
+    fn listeners(&self) -> Vec<Arc<dyn Listener>> {
+        self.listeners.lock().values().cloned().collect()
+    }
+
+    /// Changes the keyspace for the client `by`, then calls the listeners with the notifications.
+    fn change<T>(
+        &self,
+        by: &HolderId,
+        change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
+    ) -> T {
+        self.change_as_node(by, Duration::ZERO, change)
+    }
+
+    /// As [`change`](Self::change), on a node of a quorum with this length of a quarantine.
+    fn change_as_node<T>(
+        &self,
+        by: &HolderId,
+        quarantine: Duration,
+        change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
+    ) -> T {
+        let mut notifications = Vec::new();
+        let mut step = Step {
+            now: self.clock.now(),
+            by,
+            quarantine,
+            ahead: self.ahead.load(Ordering::Relaxed),
+            listens: &|holder| self.listeners.lock().contains_key(holder),
+            notifications: &mut notifications,
+        };
+        let changed = change(&mut self.keyspace.lock(), &mut step);
+        for notification in notifications {
+            self.notify(notification);
+        }
+        changed
+    }
+
+    fn notify(&self, notification: Notification) {
+        if self.outage.is_on() {
+            return;
+        }
+        let listener = |holder: &HolderId| self.listeners.lock().get(holder).cloned();
+        match notification {
+            Notification::Granted {
+                to,
+                key,
+                lease,
+                grant,
+            } => {
+                if let Some(listener) = listener(&to) {
+                    listener.granted(self.id, &key, lease, grant);
+                }
+            }
+            Notification::Near { to, key, lease } => {
+                if let Some(listener) = listener(&to) {
+                    listener.near(self.id, &key, lease);
+                }
+            }
+            Notification::Called { to, key, lease } => {
+                if let Some(listener) = listener(&to) {
+                    listener.called(self.id, &key, lease);
+                }
+            }
+            Notification::Forced { to, key, lease, by } => {
+                if let Some(listener) = listener(&to) {
+                    listener.forced(self.id, &key, lease, by);
+                }
+            }
+            Notification::Changed(key) => {
+                let trackers = self.trackers.lock().remove(&key).unwrap_or_default();
+                for holder in trackers {
+                    let Some(listener) = listener(&holder) else {
+                        continue;
+                    };
+                    if let Some(tracked) = listener.changed(self.id, &key) {
+                        self.read_and_track(&holder, &*listener, &tracked);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a key for `holder`, tracks it if it exists, and calls the listener with its value.
+    fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
+        let value = self.change(holder, |keyspace, step| {
+            let value = keyspace.text(&tracked.key, step);
+            // A missing key is not tracked, since the listener learns of its absence now. The keyspace is locked, so
+            // the key cannot change in between.
+            if value.is_some() {
+                let mut trackers = self.trackers.lock();
+                let of_key = trackers.entry(tracked.key.clone()).or_default();
+                if !of_key.contains(holder) {
+                    of_key.push(holder.clone());
+                }
+            }
+            value
+        });
+        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        listener.seen(self.id, tracked, state);
+    }
+}
+
+/// A client's store on a server in memory.
+pub struct MemoryNode {
+    server: Arc<MemoryServer>,
+    holder: HolderId,
+    request_maintenance: MaintenanceHook,
+    hook: Option<LateReleaseHook>,
+    /// The length of a quarantine, if the server is a node of a quorum.
+    quarantine: Duration,
+}
+
+impl MemoryNode {
+    pub fn new(
+        server: Arc<MemoryServer>,
+        holder: HolderId,
+        request_maintenance: MaintenanceHook,
+        hook: Option<LateReleaseHook>,
+    ) -> Self {
+        Self {
+            server,
+            holder,
+            request_maintenance,
+            hook,
+            quarantine: Duration::ZERO,
+        }
+    }
+
+    /// Makes this the store of a quorum's node.
+    pub fn with_quarantine(mut self, quarantine: Duration) -> Self {
+        self.quarantine = quarantine;
+        self
+    }
+
+    /// The node's time at `now`, in µs.
+    pub fn micros_at(&self, now: MonotonicTime) -> u64 {
+        self.server.micros_at(now)
+    }
+
+    /// Drops the releases that wait for the end of an outage.
+    pub fn drop_releases(&self) {
+        self.server.outage.drop_client(&self.holder);
+    }
+
+    /// A store that does not report late releases.
+    #[cfg(test)]
+    pub fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
+        Self::new(server, holder, Box::new(|_| {}), None)
+    }
+
+    /// Carries out `command`. During an outage, waits for its end until `deadline`, and fails after that. A release is
+    /// then kept, and carried out when the outage ends.
+    fn carry_out(
+        &self,
+        command: &Command,
+        deadline: Option<MonotonicTime>,
+    ) -> Result<Reply, Error> {
+        let reached = self.server.outage.wait(&self.server.clock, deadline);
+        if let Err(error) = reached {
+            let hook = self.hook.as_ref();
+            let release = PendingRelease::new(&self.holder, command.clone(), &error, hook);
+            if let Some(release) = release {
+                match self.server.outage.keep(release) {
+                    Some(release) => self.server.carry_out_late(release),
+                    None => (self.request_maintenance)(Urgency::Soon),
+                }
+            }
+            return Err(error);
+        }
+        let votes = matches!(
+            command,
+            Command::Propose { .. }
+                | Command::Hold { .. }
+                | Command::WriteCopy { .. }
+                | Command::ReadCopy { .. }
+                | Command::Probe { .. }
+        );
+        let reply = self
+            .server
+            .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
+                if votes {
+                    // As if each request came on a new connection.
+                    keyspace.check_data(step);
+                }
+                keyspace.execute(command, step)
+            });
+        let hook = self.hook.as_ref();
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, command));
+        if let Some(tracker) = tracker {
+            let loss = reply.as_ref().ok().and_then(|reply| {
+                let now = self.server.clock.now();
+                command.loss_at_release(reply, now)
+            });
+            tracker.confirm(loss, deadline.is_some());
+        }
+        reply
+    }
+}
+
+impl Drop for MemoryNode {
+    fn drop(&mut self) {
+        self.drop_releases();
+    }
+}
+
+impl Store for MemoryNode {
+    fn execute(&self, requests: &mut [Request]) {
+        for request in requests {
+            request.outcome = Some(self.carry_out(&request.command, Some(request.deadline)));
+        }
+    }
+
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (command, completion) in requests {
+            match self.carry_out(&command, None) {
+                // The request gets no outcome until the outage ends.
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    self.server.outage.hold(completion);
+                }
+                outcome => {
+                    let undo = command.undo(self.server.clock.now());
+                    if let (Err(Ok(_)), Some(undo)) = (completion.complete(outcome), undo) {
+                        self.send_release(undo);
+                    }
+                }
+            }
+        }
+    }
+
+    fn ping(&self) -> Result<Duration, Error> {
+        self.server.check_reachable().map(|()| Duration::ZERO)
+    }
+
+    fn send_release(&self, release: Command) {
+        // No caller waits for the reply.
+        let _ = self.carry_out(&release, None);
+    }
+
+    fn run_maintenance(&self) -> bool {
+        self.server.outage.drop_expired(self.server.clock.now());
+        self.server.outage.pending(&self.holder) > 0
+    }
+
+    fn failed_releases(&self) -> usize {
+        self.server.outage.pending(&self.holder)
+    }
+
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let outage = &self.server.outage;
+        if outage.wait_for_releases(&self.holder, deadline) {
+            return Ok(());
+        }
+        let message = "releases wait for the end of an outage of the memory store";
+        Err(Error::new(ErrorKind::Unavailable, message))
+    }
+}
+
+impl Notifications for MemoryNode {
+    fn start(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        let holder = self.holder.clone();
+        self.server.listeners.lock().insert(holder, listener);
+        Ok(())
+    }
+
+    fn queue_mode(&self, _: &Key) -> QueueMode {
+        QueueMode::Notified
+    }
+
+    fn request(&self, _: &Key) {}
+
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        if self.server.outage.is_on() {
+            // When the outage ends, the listener tracks its keys again.
+            return false;
+        }
+        let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {
+            return false;
+        };
+        for tracked in keys {
+            self.server
+                .read_and_track(&self.holder, &*listener, &tracked);
+        }
+        true
+    }
+
+    fn epoch(&self, _: &Key) -> u64 {
+        self.server.notification_epoch.load(Ordering::Acquire)
+    }
+
+    fn stop(&self) {
+        let gone = self.server.listeners.lock().remove(&self.holder);
+        drop(gone);
+    }
+}

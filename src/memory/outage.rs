@@ -1,0 +1,194 @@
+//! An outage of the store in memory, which a test asks for: requests fail or hang, notifications are lost, and releases
+//! wait until the outage ends.
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::command::Command;
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::Completion;
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::id::HolderId;
+
+#[derive(Clone, Copy)]
+pub enum Mode {
+    /// Every request fails at once, with this kind of error.
+    Fails(ErrorKind),
+    /// No request is answered.
+    Hangs,
+}
+
+/// A release that could not be done yet.
+pub struct PendingRelease {
+    holder: HolderId,
+    command: Command,
+    until: MonotonicTime,
+    /// Reports how the release ends, if a guard held the lease. A dropped tracker reports the release as given up.
+    tracker: Option<ReleaseTracker>,
+}
+
+impl PendingRelease {
+    /// Returns `None` if `command` is no release. Reports the release as late, because of `error`.
+    pub fn new(
+        holder: &HolderId,
+        command: Command,
+        error: &Error,
+        hook: Option<&LateReleaseHook>,
+    ) -> Option<Self> {
+        let Command::Release { until, .. } = &command else {
+            return None;
+        };
+        let mut tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &command));
+        if let Some(tracker) = &mut tracker {
+            tracker.report_late(error);
+        }
+        Some(Self {
+            holder: holder.clone(),
+            until: *until,
+            command,
+            tracker,
+        })
+    }
+
+    /// Carries the release out, and reports it as confirmed. As for a repeat, the reply shows no loss.
+    pub fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
+        release(&self.holder, &self.command);
+        if let Some(tracker) = self.tracker {
+            tracker.confirm(None, false);
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Outage {
+    state: Mutex<State>,
+    /// The mode has changed, the clock was moved, or a pending release has ended.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    mode: Option<Mode>,
+    pending: Vec<PendingRelease>,
+    /// The completions of submitted requests that are not answered.
+    hanging: Vec<Completion>,
+}
+
+impl Outage {
+    pub fn begin(&self, mode: Mode) {
+        self.state.lock().mode = Some(mode);
+        self.changed.notify_all();
+    }
+
+    /// Ends the outage. Returns the releases to carry out, oldest first. Drops the releases whose ttl has ended.
+    pub fn end(&self, now: MonotonicTime) -> Vec<PendingRelease> {
+        self.drop_expired(now);
+        let mut state = self.state.lock();
+        state.mode = None;
+        let pending = std::mem::take(&mut state.pending);
+        let hanging = std::mem::take(&mut state.hanging);
+        drop(state);
+        self.changed.notify_all();
+        // The dropped completions get a time-out. Their requests will not be carried out.
+        drop(hanging);
+        pending
+    }
+
+    /// Leaves a submitted request without an answer until the outage ends.
+    pub fn hold(&self, completion: Completion) {
+        let mut state = self.state.lock();
+        if state.mode.is_some() {
+            state.hanging.retain(Completion::is_waited_for);
+            state.hanging.push(completion);
+        }
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.state.lock().mode.is_some()
+    }
+
+    /// Waits until a request may be carried out, at the latest until `deadline`. Without a deadline, does not wait.
+    pub fn wait(&self, clock: &Clock, deadline: Option<MonotonicTime>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        loop {
+            match state.mode {
+                None => return Ok(()),
+                Some(Mode::Fails(kind)) => {
+                    return Err(Error::new(kind, "MemoryStore::fail was called"));
+                }
+                Some(Mode::Hangs) => {}
+            }
+            let left = deadline.map(|deadline| deadline.since(clock.now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else {
+                let message = "no reply in time, since MemoryStore::hang was called";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            };
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    pub fn clock_moved(&self, now: MonotonicTime) {
+        self.drop_expired(now);
+        self.changed.notify_all();
+    }
+
+    /// Keeps a release until the outage ends. Returns the release if the outage has just ended.
+    pub fn keep(&self, release: PendingRelease) -> Option<PendingRelease> {
+        let mut state = self.state.lock();
+        if state.mode.is_none() {
+            return Some(release);
+        }
+        state.pending.push(release);
+        None
+    }
+
+    /// Gives up the releases whose ttl has ended.
+    pub fn drop_expired(&self, now: MonotonicTime) {
+        self.drop_pending(|release| release.until <= now);
+    }
+
+    /// Gives up the releases of a client.
+    pub fn drop_client(&self, holder: &HolderId) {
+        self.drop_pending(|release| release.holder == *holder);
+    }
+
+    fn drop_pending(&self, is_over: impl Fn(&PendingRelease) -> bool) {
+        let mut state = self.state.lock();
+        let over: Vec<_> = state
+            .pending
+            .extract_if(.., |release| is_over(release))
+            .collect();
+        drop(state);
+        if !over.is_empty() {
+            self.changed.notify_all();
+        }
+        // Dropping the releases reports them, and that locks other mutexes.
+        drop(over);
+    }
+
+    /// How many releases of a client wait for the end of the outage.
+    pub fn pending(&self, holder: &HolderId) -> usize {
+        self.state.lock().pending_of(holder)
+    }
+
+    /// Waits until no release of a client is pending. Returns false after `deadline`, which is a time of the machine's
+    /// clock, not of the server's.
+    pub fn wait_for_releases(&self, holder: &HolderId, deadline: MonotonicTime) -> bool {
+        let mut state = self.state.lock();
+        while state.pending_of(holder) > 0 {
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        true
+    }
+}
+
+impl State {
+    fn pending_of(&self, holder: &HolderId) -> usize {
+        let own = |release: &&PendingRelease| release.holder == *holder;
+        self.pending.iter().filter(own).count()
+    }
+}

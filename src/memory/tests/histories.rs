@@ -1,0 +1,378 @@
+//! Generates histories of commands for few keys, leases and clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::option::of;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::LONGEST_PAUSE;
+use crate::command::copy::{ValueCopy, Version};
+use crate::command::value::{LockValue, micros_of};
+use crate::command::{Adoption, Command, FIRST_USUAL_PLACE, Held, QueueMode, TicketLease};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::{Key, KeyLayout};
+
+/// The clients. The last client does not listen for notifications.
+pub const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
+
+#[derive(Clone, Debug)]
+pub enum Operation {
+    Ask {
+        by: usize,
+        command: Command,
+        /// Whether an acquire tries plain commands first, as `wire::scripts::plain` says.
+        is_plain: bool,
+    },
+    Pause(Duration),
+    Delete(Key),
+    /// Acts as if the clock of the server were set back: moves the fence counter ahead.
+    PutBack(Duration),
+    /// Deletes the fence counter, unless it is ahead of the clock.
+    LoseCounter,
+    /// Sets the fence counter to [`COUNTED`].
+    Count,
+    /// Sets the mark of a quorum's node: whether an earlier process has written it, and how old it is. `None` deletes
+    /// the mark.
+    Mark(Option<(bool, Age)>),
+    /// Checks the data of a quorum's node, as at the login of a connection.
+    LogIn,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Age {
+    Past(Duration),
+    /// An hour in the future.
+    Future,
+}
+
+/// A value of the fence counter ahead of both clocks, in µs.
+pub const COUNTED: u64 = 5_000_000_000_000_000;
+
+/// The length of a quarantine in all histories.
+pub const QUARANTINE: Duration = Duration::from_millis(50);
+
+/// The commands of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Those of one server.
+    Locks,
+    /// Those of a quorum's node.
+    Votes,
+}
+
+/// On a Cluster, the keys share a slot, so that one transaction can read them.
+pub fn key(n: usize) -> Key {
+    Key::new("p:", ["{k}a", "{k}b"][n], 10).unwrap()
+}
+
+pub fn value_key() -> Key {
+    Key::of_value(KeyLayout::Single, "p:", "{k}a", 10).unwrap()
+}
+
+fn lease(n: usize) -> LeaseId {
+    LeaseId::decode(&format!("{:016x}{n:016x}", 0xabc0_0000_0000 + n)).unwrap()
+}
+
+pub fn holder(n: usize) -> HolderId {
+    HolderId::of_text(CLIENTS[n])
+}
+
+/// A placeholder in a ticket or a hold: it stands for the lock's real token.
+const RIGHT: u64 = 0;
+/// The µs of a token, or of a time, that neither clock nor fence counter reaches.
+const FUTURE: u64 = 8_000_000_000_000_000;
+/// The µs of a token, or of a time, long before the test. It has sixteen digits, as all have.
+const PAST: u64 = 1_000_000_000_000_001;
+
+/// Returns the command. If its token is [`RIGHT`], that token is replaced by the token in `value`, the value of the
+/// lock's key.
+pub fn with_right_token(command: &Command, value: Option<&str>) -> Command {
+    let mut command = command.clone();
+    let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
+    let token = lock.and_then(|lock| lock.token);
+    match &mut command {
+        Command::Adopt { grant, .. } if grant.token == RIGHT => {
+            grant.token = token.unwrap_or(RIGHT);
+        }
+        Command::Release {
+            held: Some(held), ..
+        } if held.token == RIGHT => {
+            held.token = token.unwrap_or(RIGHT);
+        }
+        Command::Hold { micros, .. } if *micros == RIGHT => {
+            *micros = token.map_or(PAST, micros_of);
+        }
+        _ => {}
+    }
+    command
+}
+
+/// Returns the command with the time of the node's mark in place of [`RIGHT`]. The µs of its token count from that
+/// time, if they are not 0.
+pub fn with_right_mark(command: &Command, since: u64) -> Command {
+    let mut command = command.clone();
+    if let Command::WriteCopy { copy, mark, .. } = &mut command {
+        if *mark == Some(RIGHT) {
+            *mark = Some(since);
+        }
+        let version = &mut Arc::make_mut(copy).version;
+        if micros_of(version.token) > 0 {
+            version.token += since << 10;
+        }
+    }
+    command
+}
+
+/// A read or write of the copy of a fenced value.
+fn copy() -> impl Strategy<Value = Command> {
+    let quarantine = QUARANTINE.as_micros() as u64;
+    // The last one is too late.
+    let later = [1, quarantine, quarantine + 1, 3_600_000_000].map(|micros| micros << 10);
+    let token = select([&[7, 8][..], &later].concat());
+    let value = select(vec![None, Some(&b""[..]), Some(b"a b")]);
+    let mark = select(vec![None, Some(RIGHT), Some(PAST)]);
+    let ttl = of(select(vec![20, 45, 5_000, 5_000]).prop_map(Duration::from_millis));
+    let version = (token, 0..2_u64, 0..2_u64);
+    let write = (version, value, mark, ttl).prop_map(|(version, value, mark, ttl)| {
+        let (token, sequence, writer) = version;
+        let version = Version {
+            token,
+            sequence,
+            writer,
+        };
+        let value = value.map(Arc::from);
+        Command::WriteCopy {
+            key: value_key(),
+            copy: Arc::new(ValueCopy { version, value }),
+            ttl,
+            mark,
+        }
+    });
+    let read = any::<bool>().prop_map(|with_value| Command::ReadCopy {
+        key: value_key(),
+        with_value,
+    });
+    prop_oneof![4 => write, 2 => read]
+}
+
+/// A command to a node of a quorum.
+fn vote() -> impl Strategy<Value = Command> {
+    let key = || (0..2_usize).prop_map(key);
+    let lease = || (0..3_usize).prop_map(lease);
+    let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
+    // All but the first one are ahead of both clocks. A node whose counter stands at `COUNTED` refuses the last ones.
+    let quarantine = QUARANTINE.as_micros() as u64;
+    let given = vec![
+        PAST,
+        COUNTED,
+        COUNTED + 5,
+        COUNTED + quarantine,
+        COUNTED + quarantine + 1,
+        COUNTED + 20 * quarantine,
+    ];
+    let held = [&given[..], &[RIGHT, RIGHT, RIGHT]].concat();
+    let until = || select(vec![FUTURE, FUTURE, FUTURE, FUTURE, PAST]);
+    let sets_missing = select(vec![Some(FUTURE), Some(FUTURE), Some(PAST), None, None]);
+    prop_oneof![
+        6 => (key(), lease(), ttl(), select(given.clone()), until()).prop_map(|(key, lease, ttl, micros, until)| {
+            Command::Propose { key, lease, ttl, micros, until, from: None }
+        }),
+        3 => (key(), lease(), ttl(), select(given.clone()), until(), lease(), select(given)).prop_map(
+            |(key, lease, ttl, micros, until, from, ticket)| {
+                let from = Some(TicketLease { lease: from, micros: ticket });
+                Command::Propose { key, lease, ttl, micros, until, from }
+            },
+        ),
+        6 => (key(), lease(), ttl(), select(held), sets_missing).prop_map(
+            |(key, lease, ttl, micros, sets_missing)| {
+                Command::Hold { key, lease, ttl, micros, sets_missing }
+            },
+        ),
+        3 => (key(), lease()).prop_map(|(key, lease)| {
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None }
+        }),
+        1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
+            Command::ForceUnlock { key, lease, must_notify }
+        }),
+        1 => key().prop_map(|key| Command::Inspect { key }),
+        8 => copy(),
+    ]
+}
+
+/// Histories of the commands to a node of a quorum. Most begin with a node that votes.
+fn votes() -> impl Strategy<Value = Vec<Operation>> {
+    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
+    let age = select(vec![
+        Age::Past(Duration::ZERO),
+        Age::Past(QUARANTINE * 4 / 5),
+        Age::Past(20 * QUARANTINE),
+        Age::Future,
+    ]);
+    let operation = prop_oneof![
+        30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, is_plain: false }),
+        2 => pause.prop_map(Operation::Pause),
+        1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
+        1 => Just(Operation::Count),
+        2 => of((any::<bool>(), age)).prop_map(Operation::Mark),
+        3 => Just(Operation::LogIn),
+    ];
+    let usual = Operation::Mark(Some((false, Age::Past(20 * QUARANTINE))));
+    let first = prop_oneof![
+        5 => Just(vec![usual.clone(), Operation::Count]),
+        2 => Just(vec![usual]),
+        1 => Just(Vec::new()),
+    ];
+    (first, vec(operation, 1..40)).prop_map(|(first, others)| [first, others].concat())
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    let key = || (0..2_usize).prop_map(key);
+    let lease = || (0..5_usize).prop_map(lease);
+    let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
+    let queue_mode = select(vec![
+        QueueMode::None,
+        QueueMode::Polling,
+        QueueMode::Polling,
+        QueueMode::Notified,
+        QueueMode::Notified,
+        QueueMode::Rejoin {
+            since: 5,
+            polls: false,
+        },
+        QueueMode::Rejoin {
+            since: FIRST_USUAL_PLACE + 5,
+            polls: false,
+        },
+        QueueMode::Rejoin {
+            since: 7,
+            polls: false,
+        },
+        QueueMode::Rejoin {
+            since: 7,
+            polls: true,
+        },
+        QueueMode::Existing { notified: false },
+        QueueMode::Existing { notified: true },
+    ]);
+    let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
+    prop_oneof![
+        6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
+            Command::Acquire { key, lease, ttl, queue_mode, replicas: None }
+        }),
+        4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
+        }),
+        3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
+            let valid_until = MonotonicTime::at_tick(0);
+            let held = Some(Held { token, is_token_in_value: true, others_queued: false, valid_until });
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
+        }),
+        2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
+            Command::ForceUnlock { key, lease, must_notify }
+        }),
+        2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
+            Command::Renew { key, lease, token: 0, ttl, replicas: None }
+        }),
+        2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10, FUTURE << 10])).prop_map(
+            |(key, lease, from, ttl, renew, token)| {
+                let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew, replicas: None });
+                Command::Adopt { key, lease, grant }
+            }
+        ),
+        1 => key().prop_map(|key| Command::Inspect { key }),
+        2 => (token, of(vec(any::<u8>(), 0..4)), of(ttl())).prop_map(|(token, value, ttl)| {
+            Command::Write { key: value_key(), token, value: value.map(Arc::from), ttl }
+        }),
+        1 => Just(Command::Read { key: value_key() }),
+    ]
+}
+
+pub fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
+    match subject {
+        Subject::Locks => locks().boxed(),
+        Subject::Votes => votes().boxed(),
+    }
+}
+
+/// A grant that its waiter has to confirm within 20 ms, and requests of the waiters around the end of this time.
+fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
+    let waiter = |n: usize, queue_mode| Operation::Ask {
+        by: n % 2,
+        is_plain: false,
+        command: Command::Acquire {
+            key: key(0),
+            lease: lease(n),
+            ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
+            queue_mode,
+            replicas: None,
+        },
+    };
+    let release = |n: usize| Operation::Ask {
+        by: n % 2,
+        is_plain: false,
+        command: Command::Release {
+            key: key(0),
+            lease: lease(n),
+            until: MonotonicTime::at_tick(0),
+            held: None,
+            queued: None,
+        },
+    };
+    let begins = (1..5_usize).prop_map(move |waiters| {
+        let joins = (1..=waiters).map(|n| {
+            let since = FIRST_USUAL_PLACE + 10 + n as u64;
+            let polls = n == 4;
+            waiter(n, QueueMode::Rejoin { since, polls })
+        });
+        let joins = [waiter(0, QueueMode::None)].into_iter().chain(joins);
+        joins.chain([release(0)]).collect::<Vec<_>>()
+    });
+    let asks = move |n| waiter(n, QueueMode::Existing { notified: false });
+    let later = prop_oneof![
+        4 => (1..5_usize).prop_map(asks),
+        1 => (1..5_usize).prop_map(release),
+        1 => Just(waiter(3, QueueMode::Notified)),
+        1 => Just(waiter(3, QueueMode::None)),
+        2 => Just(Operation::Pause(Duration::from_millis(40))),
+    ];
+    let later = vec(later, 0..8);
+    (begins, later).prop_map(|(begins, later)| [begins, later].concat())
+}
+
+fn locks() -> impl Strategy<Value = Vec<Operation>> {
+    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
+    let operation = prop_oneof![
+        40 => (0..CLIENTS.len(), command(), any::<bool>())
+            .prop_map(|(by, command, is_plain)| Operation::Ask { by, command, is_plain }),
+        1 => Just(Operation::LoseCounter),
+        1 => pause.prop_map(Operation::Pause),
+        1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
+        1 => Just(Operation::PutBack(Duration::from_secs(3600))),
+    ];
+    // Some histories begin with a long queue, in which waiters come to the front.
+    let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
+        let joins = move |n: usize| Operation::Ask {
+            by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
+            is_plain: false,
+            command: Command::Acquire {
+                key: key(0),
+                lease: lease(if n == 0 { 0 } else { 100 + n }),
+                ttl: Duration::from_millis(5_000),
+                queue_mode: QueueMode::Notified,
+                replicas: None,
+            },
+        };
+        (0..waiters).map(joins).collect::<Vec<_>>()
+    });
+    let waiters_first = prop_oneof![
+        3 => Just(Vec::new()),
+        1 => waiters_first,
+        2 => unconfirmed(),
+    ];
+    (waiters_first, vec(operation, 1..40))
+        .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
+}

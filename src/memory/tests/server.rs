@@ -1,0 +1,849 @@
+//! Sends the same commands to a real Redis and to a keyspace in memory, and compares replies, values and notifications.
+
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Display;
+use std::time::Duration;
+
+use leasehold_testbed::{Cluster, Server};
+use redis::{Connection, Value};
+
+use super::histories::{
+    Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_mark,
+    with_right_token,
+};
+use crate::command::copy::NodeCopy;
+use crate::command::value::{LockValue, doubt_of, has_queue};
+use crate::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
+use crate::memory::keyspace::{Mark, clock_micros};
+use crate::memory::{Keyspace, Notification, Step};
+use crate::report::error::Error;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
+use crate::util::key;
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot::Slot;
+use crate::wire::scripts;
+use crate::wire::scripts::plain;
+use crate::wire::scripts::plain::KeyOutcome;
+use crate::wire::scripts::{Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments};
+
+/// The texts of the scripts, and of the data check. One of them may have a planted difference.
+pub struct Scripts(Vec<String>, String);
+
+impl Scripts {
+    pub fn real() -> Self {
+        let texts = ScriptKind::ALL.map(|kind| kind.text().to_owned());
+        Self(texts.to_vec(), scripts::data_check().to_owned())
+    }
+
+    /// The scripts with a first line by which Redis 7 refuses them all access to a second slot.
+    pub fn of_one_slot() -> Self {
+        let Self(texts, data_check) = Self::real();
+        let strict = |text: String| format!("#!lua\n{text}");
+        Self(texts.into_iter().map(strict).collect(), data_check)
+    }
+
+    pub fn are_strict(&self) -> bool {
+        self.0[0].starts_with("#!")
+    }
+
+    /// Replaces `from` by `to` in a script, in each place where it occurs.
+    pub fn planted(kind: ScriptKind, from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        plant(&mut scripts.0[kind as usize], from, to);
+        scripts
+    }
+
+    pub fn planted_in_data_check(from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        plant(&mut scripts.1, from, to);
+        scripts
+    }
+}
+
+fn plant(text: &mut String, from: &str, to: &str) {
+    let (from, to) = (strip_comments(from), strip_comments(to));
+    assert!(text.contains(&from), "{text} has {from:?}");
+    *text = text.replace(&from, &to);
+}
+
+pub struct Redis {
+    connection: Connection,
+    subscriber: Connection,
+    layout: KeyLayout,
+    shard_slot: Option<Slot>,
+    /// The run id of the server's process.
+    run_id: String,
+    /// A [`Server`] or a [`Cluster`].
+    _server: Box<dyn Any>,
+}
+
+/// Redis rounds times to whole milliseconds. A step that takes longer than this is not compared.
+const GRAIN: Duration = Duration::from_millis(2);
+/// A history is run again until all of its steps are short enough, but at most this often.
+const RUNS: usize = 100;
+
+/// The reply and the state of Redis after a step.
+struct Found {
+    reply: Result<Reply, Error>,
+    published: Vec<String>,
+    looked: [Looked; 2],
+    /// Whether the fenced value exists, and when it expires.
+    value: (bool, Option<MonotonicTime>),
+    /// The fence counter and the mark; `None` for those of one server.
+    node: Option<(Option<u64>, Option<Mark>)>,
+    /// The µs of the token of a hold.
+    held: Option<u64>,
+    /// Exact times before and after the command; `before` and `after` are whole milliseconds.
+    command: [MonotonicTime; 2],
+    before: MonotonicTime,
+    after: MonotonicTime,
+}
+
+/// The state of a key after a step.
+struct Looked {
+    value: Option<String>,
+    /// When the key expires.
+    end: Option<MonotonicTime>,
+    /// The waiters of the key's queue.
+    queue: Vec<String>,
+}
+
+impl Looked {
+    fn of(results: &[Value], at: MonotonicTime) -> Self {
+        let [value, left, queue] = results else {
+            panic!("{results:?}");
+        };
+        let left: i64 = redis::from_redis_value_ref(left).unwrap();
+        let left = u64::try_from(left).ok();
+        Self {
+            value: redis::from_redis_value_ref(value).unwrap(),
+            end: left.map(|left| end_of(at, left)),
+            queue: redis::from_redis_value_ref(queue).unwrap(),
+        }
+    }
+}
+
+impl Redis {
+    pub fn start() -> Self {
+        let server = Server::start().unwrap();
+        Self::on(&server.url(), Box::new(server), KeyLayout::Single, None)
+    }
+
+    /// A node that serves all slots of a Cluster. `slot` names its shard channels.
+    pub fn start_cluster_node(slot: Option<Slot>) -> Self {
+        let builder = Cluster::builder().masters(1).without_replicas();
+        let cluster = builder.start().unwrap();
+        let url = cluster.nodes()[0].url();
+        Self::on(&url, Box::new(cluster), KeyLayout::Slots, slot)
+    }
+
+    fn on(url: &str, server: Box<dyn Any>, layout: KeyLayout, shard_slot: Option<Slot>) -> Self {
+        let client = redis::Client::open(url).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let info = redis::cmd("INFO").arg("server").query(&mut connection);
+        let info: String = info.unwrap();
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        let run_id = run_id.unwrap().to_owned();
+        let mut subscriber = client.get_connection().unwrap();
+        // All clients but the last one listen. The subscription to all channels only records the messages.
+        let names = &CLIENTS[..CLIENTS.len() - 1];
+        let channels = names
+            .iter()
+            .map(|name| ("SUBSCRIBE", format!("p:~to:{name}")));
+        let mut channels: Vec<_> = channels.chain([("PSUBSCRIBE", "*".to_owned())]).collect();
+        if let Some(slot) = shard_slot {
+            // The first client does not subscribe to it, like a client that does not know yet that slots have moved.
+            let start = key::shard_channel_start(layout, "p:", slot);
+            let listen = |name| ("SSUBSCRIBE", format!("{start}{name}"));
+            channels.extend(names[1..].iter().map(listen));
+        }
+        for (command, channel) in channels {
+            let mut subscribe = redis::cmd(command);
+            subscribe.arg(channel);
+            subscriber
+                .send_packed_command(&subscribe.get_packed_command())
+                .unwrap();
+            subscriber.recv_response().unwrap();
+        }
+        Self {
+            connection,
+            subscriber,
+            layout,
+            shard_slot,
+            run_id,
+            _server: server,
+        }
+    }
+
+    /// Whether the server can refuse scripts access to a second slot: Redis 7 and later.
+    pub fn knows_strict_scripts(&mut self) -> bool {
+        let mut strict = redis::cmd("EVAL");
+        strict.arg("#!lua\nreturn 1").arg(0);
+        strict.exec(&mut self.connection).is_ok()
+    }
+
+    fn fence_counter(&self) -> String {
+        key::fence_counter("p:") + key(0).fence_tag(self.layout)
+    }
+
+    /// Runs a history on Redis and on the keyspace. Fails with the difference. If a busy machine stops Redis during a
+    /// step, it is unknown when keys expired, and the history runs again.
+    pub fn compare(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        history: &[Operation],
+    ) -> Result<(), String> {
+        let mut runs = std::iter::repeat_with(|| self.compare_once(subject, scripts, history));
+        let compared = runs.by_ref().take(RUNS).flatten().next();
+        compared.expect("Redis is not stopped in one of the history's runs")
+    }
+
+    /// Runs the history once. Returns `None` if a step took too long.
+    fn compare_once(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        history: &[Operation],
+    ) -> Option<Result<(), String>> {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+        let mut twin = Twin::default();
+        for (n, operation) in history.iter().enumerate() {
+            if let Err(how) = self.step(subject, scripts, &mut twin, operation)? {
+                return Some(Err(format!("step {n}: {how}")));
+            }
+        }
+        Some(Ok(()))
+    }
+
+    /// Runs one operation on Redis and on the keyspace. Returns `None` if the operation took too long.
+    fn step(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        twin: &mut Twin,
+        operation: &Operation,
+    ) -> Option<Result<(), String>> {
+        let (by, command) = match operation {
+            Operation::Pause(pause) => {
+                let _ = crossbeam_channel::never::<()>().recv_timeout(*pause);
+                return Some(Ok(()));
+            }
+            Operation::Delete(key) => {
+                let mut delete = redis::cmd("DEL");
+                delete
+                    .arg(key.in_redis())
+                    .exec(&mut self.connection)
+                    .unwrap();
+                twin.keyspace.remove(key);
+                return Some(Ok(()));
+            }
+            Operation::PutBack(by) => {
+                self.put_back(*by);
+                twin.keyspace.put_back(*by);
+                return Some(Ok(()));
+            }
+            Operation::LoseCounter => {
+                self.lose_counter();
+                return Some(Ok(()));
+            }
+            Operation::Count => {
+                let mut count = redis::cmd("ZADD");
+                count.arg(self.fence_counter()).arg(COUNTED).arg("t");
+                count.exec(&mut self.connection).unwrap();
+                twin.keyspace.set_counter(COUNTED);
+                return Some(Ok(()));
+            }
+            Operation::Mark(mark) => {
+                let mark = mark.map(|(is_old, age)| Mark {
+                    is_old,
+                    since: self.time_of_age(age),
+                });
+                self.set_mark(mark);
+                twin.keyspace.set_mark(mark.map(mark_in_memory));
+                return Some(Ok(()));
+            }
+            Operation::Ask { by, command, .. } => (holder(*by), Some(command)),
+            Operation::LogIn => (holder(0), None),
+        };
+        if let Some(Command::Acquire { key, lease, .. }) = command {
+            // Clients never ask again for such a grant. The script deletes it, and begins again.
+            let mut get = redis::cmd("GET");
+            let value: Option<Vec<u8>> = get
+                .arg(key.in_redis())
+                .query(&mut self.connection)
+                .unwrap_or(None);
+            let stored = value.and_then(|value| LockValue::parse(&value, 0));
+            if stored.is_some_and(|stored| stored.lease == *lease && stored.token.is_none()) {
+                twin.keyspace.remove(key);
+            }
+        }
+        let is_plain = matches!(operation, Operation::Ask { is_plain: true, .. });
+        let tried = command.filter(|command| is_plain && plain::can_grant(command));
+        let tried = tried.map(|command| self.acquire_plain(&by, command));
+        let found = self.find(subject, scripts, &by, command, tried)?;
+        // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
+        // memory store has to agree with Redis in one of these cases.
+        let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
+        // With a quarantine, more than one time may end at the command. A quarantine ends at a microsecond.
+        let [begun, ended] = found.command;
+        let asked_at = [first, last, found.before, found.after, begun, ended];
+        let mut differences = BTreeSet::new();
+        for asked_at in asked_at {
+            for choice in 0..8 {
+                let mut next = twin.clone();
+                let looked_at = [0, 1, 2].map(|n| if choice >> n & 1 == 0 { first } else { last });
+                match next.follow(&found, &by, command, asked_at, looked_at) {
+                    Ok(()) => {
+                        *twin = next;
+                        return Some(Ok(()));
+                    }
+                    Err(difference) => _ = differences.insert(difference),
+                }
+            }
+        }
+        let differences: Vec<String> = differences.into_iter().collect();
+        Some(Err(differences.join("; or ")))
+    }
+
+    /// Runs the command and reads the keys in one transaction. Returns `None` if the transaction took too long.
+    fn find(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        by: &HolderId,
+        command: Option<&Command>,
+        tried: Option<(MonotonicTime, KeyOutcome)>,
+    ) -> Option<Found> {
+        let kind = command.map(|command| ScriptKind::of(command).unwrap());
+        let mut held = None;
+        let request = match command.zip(kind) {
+            // Plain commands have carried out the acquire.
+            Some(_) if matches!(tried, Some((_, KeyOutcome::Granted(_)))) => {
+                redis::cmd("TIME").get_packed_command()
+            }
+            Some((command, kind)) => {
+                let (request, sent) = self.request(subject, scripts, kind, by, command);
+                if let Command::Hold { micros, .. } = sent {
+                    held = Some(micros);
+                }
+                request
+            }
+            None => {
+                let mut log_in = redis::cmd("EVAL");
+                log_in.arg(&scripts.1).arg(1).arg(key::data_mark("p:"));
+                let quarantine = QUARANTINE.as_millis() as u64;
+                log_in.arg(quarantine).get_packed_command()
+            }
+        };
+        let mut look = redis::pipe();
+        for key in [0, 1].map(key) {
+            let queue = key.queue_parts(self.layout).concat();
+            look.cmd("GET").arg(key.in_redis());
+            look.cmd("PTTL").arg(key.in_redis());
+            look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
+        }
+        look.cmd("PTTL").arg(value_key().in_redis());
+        if subject == Subject::Votes {
+            look.cmd("ZSCORE").arg(self.fence_counter()).arg("t");
+            look.cmd("GET").arg(key::data_mark("p:"));
+        }
+        let time = redis::cmd("TIME").get_packed_command();
+        let [multi, exec] = ["MULTI", "EXEC"].map(|name| redis::cmd(name).get_packed_command());
+        let look = look.get_packed_pipeline();
+        let transaction = [&multi, &time, &request, &look, &time, &exec].map(|part| &part[..]);
+        self.connection
+            .send_packed_command(&transaction.concat())
+            .unwrap();
+        let results = loop {
+            match self.connection.recv_response().unwrap() {
+                Value::Array(results) => break results,
+                // The replies `OK` to MULTI and `QUEUED` to each command.
+                Value::Okay | Value::SimpleString(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        let published = self.published();
+        let [begun, reply, looked @ .., ended] = &results[..] else {
+            panic!("{results:?}");
+        };
+        let command =
+            [begun, ended].map(|time| exact_time_of(redis::from_redis_value_ref(time).unwrap()));
+        let time = |value| time_of(redis::from_redis_value_ref(value).unwrap());
+        let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
+        let before = tried.map_or(before, |(begun, _)| begun);
+        if after.since(before) >= GRAIN {
+            return None;
+        }
+        let reply = match kind {
+            None => Ok(data_check_reply(reply)),
+            Some(_) if let Some((_, KeyOutcome::Granted(token))) = tried => Ok(Reply::Granted {
+                token,
+                is_token_in_value: false,
+            }),
+            Some(kind) => match scripts::decode(kind, 1, reply.clone(), "p:") {
+                Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
+                Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
+                _ => unreachable!("one key, and the script's text is sent"),
+            },
+        };
+        let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
+        let ms = u64::try_from(left).ok();
+        let value = (left != -2, ms.map(|ms| end_of(before, ms)));
+        let text =
+            |n: usize| -> Option<String> { redis::from_redis_value_ref(looked.get(n)?).unwrap() };
+        let node = (subject == Subject::Votes).then(|| {
+            let counter = text(7).map(|counter| counter.parse().unwrap());
+            let mark = text(8).map(|mark| {
+                let (run_id, since) = mark.split_once(' ').unwrap();
+                Mark {
+                    is_old: run_id != self.run_id,
+                    since: since.parse().unwrap(),
+                }
+            });
+            (counter, mark)
+        });
+        let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
+        Some(Found {
+            reply,
+            published,
+            looked,
+            value,
+            node,
+            held,
+            command,
+            before,
+            after,
+        })
+    }
+
+    fn request(
+        &mut self,
+        subject: Subject,
+        scripts: &Scripts,
+        kind: ScriptKind,
+        by: &HolderId,
+        command: &Command,
+    ) -> (Vec<u8>, Command) {
+        let key = command.key().map_or("", Key::in_redis);
+        let value = redis::cmd("GET").arg(key).query(&mut self.connection);
+        // A value that is not text cannot be a lock.
+        let command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        let mut read = redis::cmd("GET");
+        read.arg(key::data_mark("p:"));
+        let mark: Option<String> = read.query(&mut self.connection).unwrap();
+        let since = mark.and_then(|mark| mark.split_once(' ')?.1.parse().ok());
+        let command = with_right_mark(&command, since.unwrap_or_default());
+        let mut names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        if subject == Subject::Votes {
+            names = names.with_quarantine(QUARANTINE);
+        }
+        names.set_shard_slot(self.shard_slot);
+        let mut bytes = Vec::new();
+        let call = ScriptRef::Text(&scripts.0[kind as usize]);
+        scripts::encode(&mut bytes, call, kind, &names, [&command].into_iter());
+        (bytes, command)
+    }
+
+    /// Tries an acquire by plain commands, as a connection does before it asks the script. Also returns the time of
+    /// Redis before.
+    fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, KeyOutcome) {
+        let begun = self.time();
+        let context = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        let commands = [command].into_iter();
+        let clock = begun.since(MonotonicTime::at_tick(0)).as_micros() as u64;
+        let mut bytes = Vec::new();
+        let asks_time = clock.is_multiple_of(2);
+        let before =
+            plain::encode_acquires(&mut bytes, &context, commands.clone(), clock, asks_time);
+        self.connection.send_packed_command(&bytes).unwrap();
+        for _ in 0..before {
+            self.connection.recv_response().unwrap();
+        }
+        let reply = self.connection.recv_response().unwrap();
+        let acquires = plain::decode_acquires(commands, asks_time, true, &reply).unwrap();
+        (begun, acquires.outcomes[0])
+    }
+
+    /// Deletes the fence counter, unless it is ahead of the clock, where tokens would fall.
+    fn lose_counter(&mut self) {
+        let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
+        let mut last = redis::cmd("ZSCORE");
+        last.arg(self.fence_counter()).arg("t");
+        let last: Option<u64> = last.query(&mut self.connection).unwrap();
+        if last.is_some_and(|last| last <= now) {
+            let mut delete = redis::cmd("DEL");
+            delete.arg(self.fence_counter());
+            delete.exec(&mut self.connection).unwrap();
+        }
+    }
+
+    /// A message with the plain channel in place of the shard channel. A client that listens to its shard channel gets
+    /// all messages there.
+    fn as_plain(&self, kind: &str, channel: &str, text: &str) -> String {
+        let Some(slot) = self.shard_slot else {
+            return format!("{channel}: {text}");
+        };
+        let plain = channel.replace(slot.tag(), "");
+        let listens_to_shards = !plain.ends_with(CLIENTS[0]);
+        assert_eq!(kind == "smessage", listens_to_shards, "{channel}");
+        format!("{plain}: {text}")
+    }
+
+    fn put_back(&mut self, by: Duration) {
+        let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
+        let last: Option<u64> = redis::cmd("ZSCORE")
+            .arg(self.fence_counter())
+            .arg("t")
+            .query(&mut self.connection)
+            .unwrap();
+        let ahead = last.unwrap_or(0).max(now) + by.as_micros() as u64;
+        redis::cmd("ZADD")
+            .arg(self.fence_counter())
+            .arg(ahead)
+            .arg("t")
+            .exec(&mut self.connection)
+            .unwrap();
+    }
+
+    /// The time in µs that is as old as this.
+    fn time_of_age(&mut self, age: Age) -> u64 {
+        let (secs, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.connection).unwrap();
+        let now = secs * 1_000_000 + micros;
+        match age {
+            Age::Past(age) => now - age.as_micros() as u64,
+            Age::Future => now + 3_600_000_000,
+        }
+    }
+
+    fn set_mark(&mut self, mark: Option<Mark>) {
+        let run_id = |mark: Mark| if mark.is_old { "0" } else { &*self.run_id };
+        let text = mark.map(|mark| format!("{} {}", run_id(mark), mark.since));
+        let key = key::data_mark("p:");
+        let command = match text {
+            Some(text) => redis::cmd("SET").arg(key).arg(text).clone(),
+            None => redis::cmd("DEL").arg(key).clone(),
+        };
+        command.exec(&mut self.connection).unwrap();
+    }
+
+    fn time(&mut self) -> MonotonicTime {
+        time_of(redis::cmd("TIME").query(&mut self.connection).unwrap())
+    }
+
+    /// The messages since the last call.
+    fn published(&mut self) -> Vec<String> {
+        let ping = redis::cmd("PING").get_packed_command();
+        self.subscriber.send_packed_command(&ping).unwrap();
+        let mut published = Vec::new();
+        loop {
+            let Value::Array(words) = self.subscriber.recv_response().unwrap() else {
+                panic!("a subscriber is answered with arrays");
+            };
+            let words: Vec<String> = words
+                .iter()
+                .map(|word| redis::from_redis_value_ref(word).unwrap())
+                .collect();
+            match words.as_slice() {
+                [pong, ..] if pong == "pong" => return published,
+                [_, _, _, _] => {}
+                [kind, channel, text] => published.push(self.as_plain(kind, channel, text)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// The keyspace in memory, and its token for each token of Redis.
+#[derive(Clone, Default)]
+struct Twin {
+    keyspace: Keyspace,
+    tokens: HashMap<u64, u64>,
+    greatest: (u64, u64),
+}
+
+impl Twin {
+    /// Runs the command on the keyspace. Fails with the difference from Redis.
+    fn follow(
+        &mut self,
+        found: &Found,
+        by: &HolderId,
+        command: Option<&Command>,
+        asked_at: MonotonicTime,
+        looked_at: [MonotonicTime; 3],
+    ) -> Result<(), String> {
+        let mut notifications = Vec::new();
+        let listens = |holder: &HolderId| CLIENTS[..CLIENTS.len() - 1].contains(&holder.as_str());
+        let mut step = Step {
+            now: asked_at,
+            by,
+            // Without a quarantine, the keyspace acts as a single server.
+            quarantine: found.node.map_or(Duration::ZERO, |_| QUARANTINE),
+            ahead: 0,
+            listens: &listens,
+            notifications: &mut notifications,
+        };
+        let value = command
+            .and_then(Command::key)
+            .and_then(|key| self.keyspace.text(key, &mut step));
+        let mut command = command.map(|command| with_right_token(command, value.as_deref()));
+        let since = self.keyspace.mark().map_or(0, |mark| mark.since);
+        command = command.map(|command| with_right_mark(&command, since));
+        if let (Some(Command::Hold { micros, .. }), Some(held)) = (&mut command, found.held) {
+            // The key may have expired since its token was read, in Redis or in memory.
+            let own = self.tokens.get(&(held << 10));
+            *micros = own.map_or(held, |own| own >> 10);
+        }
+        let reply = match &command {
+            Some(command) => self.keyspace.execute(command, &mut step),
+            None => Ok(Reply::Abstained {
+                for_another: self.keyspace.check_data(&step),
+            }),
+        };
+        let texts = [0, 1].map(|n| {
+            step.now = looked_at[n];
+            self.keyspace.text(&key(n), &mut step)
+        });
+        step.now = looked_at[2];
+        let value = self.keyspace.contains(&value_key(), &mut step);
+        let slack = found.after.since(found.before) + 2 * GRAIN;
+        if !self.same_reply(&found.reply, &reply, slack) {
+            return Err(format!("Redis says {:?}, memory {reply:?}", found.reply));
+        }
+        for (n, (looked, text)) in found.looked.iter().zip(texts).enumerate() {
+            let (value, queue, own) = (&looked.value, &looked.queue, self.keyspace.queue(&key(n)));
+            if *queue != own {
+                return Err(format!("Redis queues {queue:?}, memory {own:?}"));
+            }
+            if !self.same_value(value.as_deref(), text.as_deref()) {
+                return Err(format!("Redis has {value:?}, memory {text:?}"));
+            }
+            let Some(end) = looked.end else { continue };
+            let own = self.keyspace.expires_at(&key(n));
+            if own.is_none_or(|own| own.since(end) + end.since(own) > slack) {
+                return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
+            }
+            self.keyspace.expire_at(&key(n), end);
+        }
+        if let Some((counter, mark)) = found.node {
+            let own = Some(self.keyspace.counter()).filter(|own| *own > 0);
+            let is_same = match (counter, own) {
+                (Some(counter), Some(own)) => self.same_token(counter << 10, own << 10),
+                _ => counter == own,
+            };
+            if !is_same {
+                return Err(format!("Redis counts {counter:?}, memory {own:?}"));
+            }
+            let (mark, own) = (mark.map(mark_in_memory), self.keyspace.mark());
+            let is_near = |one: Mark, other: Mark| {
+                let apart = Duration::from_micros(one.since.abs_diff(other.since));
+                one.is_old == other.is_old && apart <= slack
+            };
+            if mark != own && !mark.zip(own).is_some_and(|(mark, own)| is_near(mark, own)) {
+                return Err(format!("Redis has the mark {mark:?}, memory {own:?}"));
+            }
+            self.keyspace.set_mark(mark);
+        }
+        let end = self.keyspace.expires_at(&value_key());
+        let value = (value, end);
+        let is_same = match (found.value.1, end) {
+            (Some(end), Some(own)) => own.since(end) + end.since(own) <= slack,
+            _ => value == found.value,
+        };
+        if !is_same {
+            return Err(format!(
+                "Redis has the value {:?}, memory {value:?}",
+                found.value
+            ));
+        }
+        if let Some(end) = found.value.1 {
+            self.keyspace.expire_at(&value_key(), end);
+        }
+        let in_memory: Vec<String> = notifications
+            .iter()
+            .filter_map(|one| self.published(one))
+            .collect();
+        if found.published != in_memory {
+            return Err(format!(
+                "Redis tells {:?}, memory {in_memory:?}",
+                found.published
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether both tokens belong to the same grant. A new token has to be the greatest so far.
+    fn same_token(&mut self, redis: u64, memory: u64) -> bool {
+        if let Some(known) = self.tokens.get(&redis) {
+            return *known == memory;
+        }
+        // A hold may set a key under an old token.
+        let was_given = redis == memory;
+        let (last, own_last) = self.greatest;
+        self.tokens.insert(redis, memory);
+        self.greatest = (redis.max(last), memory.max(own_last));
+        was_given || redis > last && memory > own_last
+    }
+
+    /// Compares the tokens in two values. A grant by plain commands has no token in its value.
+    fn same_stored(&mut self, redis: Option<u64>, memory: Option<u64>) -> bool {
+        redis.is_none_or(|redis| memory.is_some_and(|memory| self.same_token(redis, memory)))
+    }
+
+    fn same_reply(
+        &mut self,
+        redis: &Result<Reply, Error>,
+        memory: &Result<Reply, Error>,
+        slack: Duration,
+    ) -> bool {
+        let near = |one: &Duration, other: &Duration| one.abs_diff(*other) <= slack;
+        match (redis, memory) {
+            (Ok(Reply::Granted { token, .. }), Ok(Reply::Granted { token: own, .. })) => {
+                self.same_token(*token, *own)
+            }
+            (
+                Ok(Reply::Contended { expires_in, queued }),
+                Ok(Reply::Contended {
+                    expires_in: left,
+                    queued: own,
+                }),
+            ) => near(expires_in, left) && same_place(*queued, *own),
+            (
+                Ok(Reply::Adopted { expires_in, token }),
+                Ok(Reply::Adopted {
+                    expires_in: left,
+                    token: own,
+                }),
+            ) => near(expires_in, left) && self.same_token(*token, *own),
+            (
+                Ok(Reply::Found { value, expires_in }),
+                Ok(Reply::Found {
+                    value: own,
+                    expires_in: left,
+                }),
+            ) => {
+                let near = expires_in.zip(*left).is_some_and(|(a, b)| near(&a, &b));
+                let same = (value.lease, &value.holder, value.queued)
+                    == (own.lease, &own.holder, own.queued);
+                near && same && self.same_stored(value.token, own.token)
+            }
+            (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
+                near(for_another, own)
+            }
+            (Ok(Reply::TooLate { micros }), Ok(Reply::TooLate { micros: own })) => {
+                // The clock of the memory store counts from its own start.
+                let own = own - clock_micros(MonotonicTime::at_tick(0));
+                Duration::from_micros(micros.abs_diff(own)) <= slack
+            }
+            (Ok(Reply::Copy(one)), Ok(Reply::Copy(own))) => {
+                let expire_near = match (one.expires_in, own.expires_in) {
+                    (Some(one), Some(own)) => near(&one, &own),
+                    (one, own) => one == own,
+                };
+                let one = copy_in_memory(one);
+                expire_near && (one.since, one.stored) == (own.since, own.stored.clone())
+            }
+            (Ok(one), Ok(other)) => one == other,
+            (Err(one), Err(other)) => one.kind() == other.kind(),
+            _ => false,
+        }
+    }
+
+    fn same_value(&mut self, redis: Option<&str>, memory: Option<&str>) -> bool {
+        let (Some(redis), Some(memory)) = (redis, memory) else {
+            return redis == memory;
+        };
+        let read = |text: &str| LockValue::parse(text.as_bytes(), 0);
+        let (Some(one), Some(own)) = (read(redis), read(memory)) else {
+            return redis == memory;
+        };
+        (one.lease, one.holder) == (own.lease, own.holder)
+            && has_queue(redis.as_bytes()) == has_queue(memory.as_bytes())
+            && doubt_of(redis.as_bytes()) == doubt_of(memory.as_bytes())
+            && self.same_stored(one.token, own.token)
+    }
+
+    /// The message that scripts publish for a notification.
+    fn published(&self, notification: &Notification) -> Option<String> {
+        let text = |to: &HolderId, lease: &dyn Display, what: &str, key: &Key| {
+            Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
+        };
+        match notification {
+            Notification::Granted {
+                to,
+                key,
+                lease,
+                grant,
+            } => {
+                let of_redis = self.tokens.iter().find(|(_, own)| **own == grant.token);
+                let micros = of_redis.map_or(0, |(token, _)| token >> 10);
+                let mark = if grant.to_confirm { "?" } else { "" };
+                text(to, lease, &format!("{mark}{micros}"), key)
+            }
+            Notification::Near { to, key, lease } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, "~", key)
+            }
+            Notification::Called { to, key, lease } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, "=", key)
+            }
+            Notification::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, &format!("!{by}"), key)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether both places are the same, except for the difference of the clocks.
+fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
+    let place = |queued: Option<Queued>| {
+        let is_asked_for = |since: &u64| *since < FIRST_USUAL_PLACE + 1000;
+        queued.map(|Queued { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
+    };
+    place(redis) == place(memory)
+}
+
+/// The reply of lua/data.lua, as that of a node that abstains, perhaps for no time.
+fn data_check_reply(reply: &Value) -> Reply {
+    let (_, left): (String, u64) = redis::from_redis_value_ref(reply).unwrap();
+    Reply::Abstained {
+        for_another: Duration::from_millis(left),
+    }
+}
+
+/// The mark of Redis, by the clock of the keyspace.
+fn mark_in_memory(mark: Mark) -> Mark {
+    let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
+    Mark { since, ..mark }
+}
+
+/// The copy of Redis, by the clock of the keyspace.
+fn copy_in_memory(copy: &NodeCopy) -> NodeCopy {
+    let ahead = clock_micros(MonotonicTime::at_tick(0));
+    let mut copy = copy.clone();
+    copy.since += ahead;
+    if let Some(stored) = &mut copy.stored {
+        stored.since += ahead;
+        let token = &mut stored.copy.version.token;
+        *token += if *token >> 10 > 0 { ahead << 10 } else { 0 };
+    }
+    copy
+}
+
+/// The last time of a key that has `left` ms at the whole millisecond `at`: Redis keeps a key through its last
+/// millisecond.
+fn end_of(at: MonotonicTime, left: u64) -> MonotonicTime {
+    let through = Duration::from_millis(1) - Duration::from_nanos(1);
+    at.after(Duration::from_millis(left) + through)
+}
+
+fn exact_time_of((secs, micros): (u64, u64)) -> MonotonicTime {
+    MonotonicTime::at_tick(secs * 1000).after(Duration::from_micros(micros))
+}
+
+/// The time in whole milliseconds, as Redis uses it for the ends of keys.
+fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {
+    MonotonicTime::at_tick(secs * 1000 + micros / 1000)
+}

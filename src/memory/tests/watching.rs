@@ -1,0 +1,121 @@
+//! Tests of tracked keys (a missing key is not tracked), and of requests that hang in an outage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::histories::{holder, key};
+use crate::command::{Command, GrantMessage, QueueMode, Reply};
+use crate::memory::{MemoryNode, MemoryServer};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::Submitted;
+use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
+
+/// Tracks each changed key again, and records whether it exists.
+#[derive(Default)]
+struct TrackAll(Mutex<Vec<bool>>);
+
+impl Listener for TrackAll {
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+
+    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
+        Some(tracked_key(key))
+    }
+
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+
+    fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
+        self.0.lock().push(state.exists());
+    }
+
+    fn clock_moved(&self) {}
+
+    fn refused(&self, _: ServerId, _: &Error) {}
+}
+
+fn tracked_key(key: &Key) -> TrackedKey {
+    TrackedKey {
+        key: key.clone(),
+        lease: None,
+    }
+}
+
+#[test]
+fn a_key_is_tracked_while_it_exists() {
+    let (server, key) = (MemoryServer::new(), key(0));
+    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let track_all = Arc::new(TrackAll::default());
+    store
+        .start(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
+        .unwrap();
+    let count_tracked = || server.trackers.lock().len();
+    let acquire = |ttl| {
+        let command = Command::Acquire {
+            key: key.clone(),
+            lease: LeaseId::random(),
+            ttl,
+            queue_mode: QueueMode::None,
+            replicas: None,
+        };
+        store.execute_one(command, MonotonicTime::now()).unwrap();
+    };
+    store.track(vec![tracked_key(&key)]);
+    assert_eq!(
+        (count_tracked(), &track_all.0.lock()[..]),
+        (0, &[false][..])
+    );
+    for _ in 0..2 {
+        track_all.0.lock().clear();
+        acquire(Duration::from_secs(30));
+        for _ in 0..2 {
+            store.track(vec![tracked_key(&key)]);
+            assert_eq!(count_tracked(), 1);
+        }
+        server.advance(Duration::from_secs(30));
+        assert_eq!(&track_all.0.lock()[..], [true, true, false]);
+        assert_eq!(count_tracked(), 0, "the key is missing");
+    }
+}
+
+#[test]
+fn a_submitted_request_hangs_until_the_outage_ends() {
+    let server = MemoryServer::new();
+    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let submit = |key| {
+        let (submitted, mut completions) = Submitted::new(1);
+        let command = Command::Acquire {
+            key,
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(30),
+            queue_mode: QueueMode::None,
+            replicas: None,
+        };
+        store.submit(vec![(command, completions.remove(0))]);
+        submitted
+    };
+    let outcome = |submitted: &Submitted| submitted.outcomes().remove(0);
+    let granted = outcome(&submit(key(0)));
+    assert!(
+        matches!(granted, Some(Ok(Reply::Granted { .. }))),
+        "{granted:?}"
+    );
+    server.hang();
+    let hanging = submit(key(1));
+    assert!(outcome(&hanging).is_none());
+    server.recover();
+    let error = outcome(&hanging).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    server.fail(ErrorKind::Denied);
+    let error = outcome(&submit(key(1))).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+}

@@ -1,0 +1,710 @@
+//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes without votes and reads the
+//! clocks of all. Requests only note that a node gave no vote: a node is failing once a probe has failed, too. So a
+//! reply that comes a little late is no failure, and no caller waits for a probe.
+
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::command::{Command, Reply};
+use crate::quorum::Member;
+use crate::quorum::clocks;
+use crate::quorum::clocks::Reading;
+use crate::report::error::{Error, ErrorKind};
+use crate::report::node_state::{NodeClock, NodeHealth, NodeState};
+use crate::store::completion::{Outcome, Submitted};
+use crate::util::clock::{Clock, MonotonicTime};
+
+/// How long a probe waits for its reply at least.
+pub const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// A probe waits for this many round trips of its node, if they take longer than [`PROBE_LIMIT`], but for
+/// [`LONGEST_PROBE`] at most: earlier requests of several pipelines may delay the reply.
+const PROBE_ROUND_TRIPS: u32 = 4;
+const LONGEST_PROBE: Duration = Duration::from_secs(2);
+/// If the client has never reached a node: after so many probes without a reply, the node is not failing yet.
+const MOST_EXCUSES: u32 = 3;
+/// How often a waiting probe looks whether the client ends.
+const PROBE_STEP: Duration = Duration::from_millis(50);
+/// The time from a request without a reply to the probe. A vote in between makes the probe unnecessary.
+const SUSPECTED_FOR: Duration = Duration::from_millis(200);
+/// The pauses between the probes of a failing node double, from the first to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+/// The longest time from a reply that the node does not vote to the next probe.
+const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
+
+/// While requests are sent, the time from one reading of a node's clock to the next.
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+/// A report of a quorum about one of its nodes.
+pub enum NodeReport {
+    /// The health of the node has changed, or whether its clock is within the bound.
+    Changed(NodeState),
+    /// The node's clock was read and compared.
+    ClockRead(NodeState),
+}
+
+/// A function that a quorum calls with each report. It has to be quick and must not block.
+pub type NodeHook = Box<dyn Fn(NodeReport) + Send + Sync>;
+
+/// The health of one node.
+pub struct Health(Mutex<Known>);
+
+struct Known {
+    found: Found,
+    /// See [`take_excuse`](Self::take_excuse).
+    excuses: u32,
+    /// How long the last probe with a reply took.
+    round_trip: Duration,
+    /// When the next probe is due, by the machine's clock.
+    probe_at: Option<MonotonicTime>,
+    /// The pause after the next failed probe.
+    pause: Duration,
+    /// The reading of the last probe.
+    reading: Option<Reading>,
+    /// The comparison of that reading with the other nodes.
+    clock: Option<NodeClock>,
+    /// The last comparison found that the clock breaks the bound.
+    breaks_bound: bool,
+    /// From this time of the client's clock on, the next vote requests a reading.
+    read_at: Option<MonotonicTime>,
+    /// The next probes are to read the clock.
+    is_reading_due: bool,
+}
+
+enum Found {
+    Unknown,
+    Up,
+    Failing {
+        since: MonotonicTime,
+        error: Error,
+    },
+    /// `until` is a time of the client's clock.
+    Quarantined {
+        until: MonotonicTime,
+    },
+}
+
+/// The state of a node, as the outcomes of its requests show it.
+enum Sign {
+    Votes,
+    Abstains(Duration),
+    Fails(Error),
+}
+
+impl Sign {
+    /// `None` if there is no reply.
+    fn of(outcomes: &[Option<Outcome>]) -> Option<Self> {
+        let mut failure = None;
+        for outcome in outcomes.iter().flatten() {
+            match outcome {
+                Ok(Reply::Abstained { for_another }) => return Some(Self::Abstains(*for_another)),
+                Ok(_) => return Some(Self::Votes),
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.cloned().map(Self::Fails)
+    }
+}
+
+/// The next step after a note, which [`Prober::follow_up`] takes.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Noted {
+    Nothing,
+    /// The node has to be probed.
+    ToProbe,
+    /// The node's health has changed, so it is to be reported.
+    Changed,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self(Mutex::new(Known {
+            found: Found::Unknown,
+            excuses: MOST_EXCUSES,
+            round_trip: Duration::ZERO,
+            probe_at: None,
+            pause: FIRST_PAUSE,
+            reading: None,
+            clock: None,
+            breaks_bound: false,
+            read_at: None,
+            is_reading_due: false,
+        }))
+    }
+}
+
+impl Health {
+    /// Notes the outcomes of requests: `None` for one without a reply. `need_votes`: only a node that votes carries the
+    /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. A probe
+    /// ends it, since it writes, and so does a reply that the node does not vote.
+    pub fn note(&self, outcomes: &[Option<Outcome>], need_votes: bool, clock: &Clock) -> Noted {
+        let sign = Sign::of(outcomes);
+        let mut known = self.0.lock();
+        match sign {
+            Some(Sign::Votes) if !need_votes || known.is_failing() => Noted::Nothing,
+            Some(Sign::Votes) => {
+                let noted = known.note_vote();
+                let is_read = noted == Noted::Nothing && known.request_reading_if_old(clock.now());
+                if is_read { Noted::ToProbe } else { noted }
+            }
+            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
+            failure => known.schedule_probe(match failure {
+                Some(_) => Duration::ZERO,
+                None => SUSPECTED_FOR,
+            }),
+        }
+    }
+
+    /// Notes the outcome of a probe, and the clock that it has read.
+    fn note_probe(
+        &self,
+        outcome: Option<Outcome>,
+        reading: Option<Reading>,
+        address: &str,
+        clock: &Clock,
+    ) -> Noted {
+        let sign = Sign::of(std::slice::from_ref(&outcome));
+        let mut known = self.0.lock();
+        known.reading = reading;
+        if let Some(reading) = reading {
+            known.round_trip = reading.round_trip();
+            known.read_at = Some(clock.now().after(READ_EVERY));
+            // A request may have asked for another reading meanwhile.
+            known.is_reading_due = false;
+        }
+        match sign {
+            Some(Sign::Votes) => known.note_vote(),
+            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
+            Some(Sign::Fails(error)) => known.note_failure(error),
+            None if known.take_excuse() => {
+                known.probe_at = Some(MonotonicTime::now());
+                Noted::ToProbe
+            }
+            None => {
+                let message = format!("{address} did not reply to a probe");
+                known.note_failure(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Notes the comparison of the node's clock with the others.
+    fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
+        let mut known = self.0.lock();
+        known.clock = clock;
+        // A missing comparison does not say that the clock is right again.
+        let Some(clock) = clock else {
+            return Noted::Nothing;
+        };
+        let breaks_bound = !clock.is_within_bound;
+        match std::mem::replace(&mut known.breaks_bound, breaks_bound) == breaks_bound {
+            true => Noted::Nothing,
+            false => Noted::Changed,
+        }
+    }
+
+    /// Requests a probe if the health of the node is unknown, or if the last reading of its clock is older than
+    /// [`READ_EVERY`].
+    pub fn probe_if_outdated(&self, clock: &Clock) -> Noted {
+        let mut known = self.0.lock();
+        if matches!(known.found, Found::Unknown) {
+            return known.schedule_probe(Duration::ZERO);
+        }
+        match matches!(known.found, Found::Up) && known.request_reading_if_old(clock.now()) {
+            true => Noted::ToProbe,
+            false => Noted::Nothing,
+        }
+    }
+
+    /// How long a probe waits for its reply.
+    fn probe_limit(&self) -> Duration {
+        let round_trips = PROBE_ROUND_TRIPS * self.0.lock().round_trip;
+        round_trips.clamp(PROBE_LIMIT, LONGEST_PROBE)
+    }
+
+    pub fn probe_at(&self) -> Option<MonotonicTime> {
+        self.0.lock().probe_at
+    }
+
+    /// Whether a probe of the node is due at `now`, or a reading of its clock. The reading is not due any more then; a
+    /// probe stays due until its outcome is noted.
+    fn take_due(&self, now: MonotonicTime) -> bool {
+        let mut known = self.0.lock();
+        let is_reading_due = std::mem::take(&mut known.is_reading_due);
+        is_reading_due || known.probe_at.is_some_and(|at| at <= now)
+    }
+
+    pub fn clock(&self) -> Option<NodeClock> {
+        self.0.lock().clock
+    }
+
+    pub fn is_failing(&self) -> bool {
+        self.0.lock().is_failing()
+    }
+
+    pub fn state(&self, clock: &Clock) -> NodeHealth {
+        match &self.0.lock().found {
+            Found::Unknown => NodeHealth::Unknown,
+            Found::Up => NodeHealth::Up,
+            Found::Failing { since, error } => NodeHealth::Failing {
+                since: MonotonicTime::now().since(*since),
+                error: error.clone(),
+            },
+            Found::Quarantined { until } => NodeHealth::Quarantined {
+                remaining: until.since(clock.now()),
+            },
+        }
+    }
+}
+
+impl Known {
+    fn is_failing(&self) -> bool {
+        matches!(self.found, Found::Failing { .. })
+    }
+
+    /// Whether a probe without a reply is repeated before the node counts as failing. If the client has not reached the
+    /// node yet, the probe also waits for connections and their log-ins, one after the other.
+    fn take_excuse(&mut self) -> bool {
+        let is_excused = matches!(self.found, Found::Unknown) && self.excuses > 0;
+        self.excuses = self.excuses.saturating_sub(1);
+        is_excused
+    }
+
+    /// Requests a reading of the node's clock at the first vote, and once in each [`READ_EVERY`]. Returns whether it
+    /// has done so.
+    fn request_reading_if_old(&mut self, now: MonotonicTime) -> bool {
+        let is_due = self.read_at.is_none_or(|at| at <= now);
+        if is_due {
+            self.read_at = Some(now.after(READ_EVERY));
+            self.is_reading_due = true;
+        }
+        is_due
+    }
+
+    fn note_vote(&mut self) -> Noted {
+        self.probe_at = None;
+        self.pause = FIRST_PAUSE;
+        let before = std::mem::replace(&mut self.found, Found::Up);
+        match before {
+            // A node that was never asked was not missed.
+            Found::Unknown | Found::Up => Noted::Nothing,
+            _ => Noted::Changed,
+        }
+    }
+
+    fn note_abstention(&mut self, left: Duration, clock: &Clock) -> Noted {
+        self.pause = FIRST_PAUSE;
+        let pause = left.min(QUARANTINE_PAUSE).max(FIRST_PAUSE);
+        self.probe_at = Some(MonotonicTime::now().after(pause));
+        let until = clock.now().after(left);
+        let before = std::mem::replace(&mut self.found, Found::Quarantined { until });
+        match before {
+            Found::Quarantined { .. } => Noted::ToProbe,
+            _ => Noted::Changed,
+        }
+    }
+
+    fn note_failure(&mut self, error: Error) -> Noted {
+        let now = MonotonicTime::now();
+        self.probe_at = Some(now.after(self.pause));
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        let since = match &self.found {
+            Found::Failing { since, .. } => Some(*since),
+            _ => None,
+        };
+        self.found = Found::Failing {
+            since: since.unwrap_or(now),
+            error,
+        };
+        match since {
+            Some(_) => Noted::ToProbe,
+            None => Noted::Changed,
+        }
+    }
+
+    /// Has the node probed after `pause`, unless a probe is due already.
+    fn schedule_probe(&mut self, pause: Duration) -> Noted {
+        if self.probe_at.is_some() {
+            return Noted::Nothing;
+        }
+        self.probe_at = Some(MonotonicTime::now().after(pause));
+        Noted::ToProbe
+    }
+}
+
+/// Probes the nodes of a quorum, on one thread.
+pub struct Prober {
+    /// How far a node's clock may differ from the median of all.
+    allowed: Duration,
+    state: Mutex<ProberState>,
+    changed: Condvar,
+    hook: Mutex<Option<NodeHook>>,
+}
+
+#[derive(Default)]
+struct ProberState {
+    is_requested: bool,
+    is_stopped: bool,
+}
+
+impl Prober {
+    pub fn new(allowed: Duration) -> Self {
+        Self {
+            allowed,
+            state: Mutex::default(),
+            changed: Condvar::default(),
+            hook: Mutex::default(),
+        }
+    }
+
+    pub fn set_hook(&self, hook: NodeHook) {
+        *self.hook.lock() = Some(hook);
+    }
+
+    /// Reports a change of `member` to the hook, and wakes the prober.
+    pub fn follow_up(&self, noted: Noted, member: &Member, clock: &Clock) {
+        if noted == Noted::Nothing {
+            return;
+        }
+        if noted == Noted::Changed
+            && let Some(hook) = &*self.hook.lock()
+        {
+            hook(NodeReport::Changed(member.state(clock)));
+        }
+        self.state.lock().is_requested = true;
+        self.changed.notify_one();
+    }
+
+    pub fn stop(&self) {
+        self.state.lock().is_stopped = true;
+        self.changed.notify_one();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.state.lock().is_stopped
+    }
+
+    /// Probes the nodes that are due, until `stop` is called or the nodes are dropped.
+    pub fn run(&self, members: &[Weak<Member>], probe: &Command, clock: &Clock) {
+        let due_at = |member: &Weak<Member>| member.upgrade()?.health.probe_at();
+        while self.wait(members.iter().filter_map(due_at).min()) {
+            let now = MonotonicTime::now();
+            let is_due = |member: &Weak<Member>| {
+                let member = member.upgrade()?;
+                member.health.take_due(now).then_some(member)
+            };
+            let due: Vec<_> = members.iter().filter_map(is_due).collect();
+            if due.is_empty() {
+                continue;
+            }
+            let sent = clock.now();
+            let (submitted, completions) = Submitted::new(due.len());
+            for (member, completion) in due.iter().zip(completions) {
+                member.node.submit(vec![(probe.clone(), completion)]);
+            }
+            let limits = due.iter().map(|member| member.health.probe_limit());
+            let limit = limits.max().unwrap_or(PROBE_LIMIT);
+            let deadline = MonotonicTime::now().after(limit);
+            let seen: Vec<Cell<Option<MonotonicTime>>> = vec![Cell::default(); due.len()];
+            let have_come = |outcomes: &[Option<Outcome>]| {
+                for (seen, _) in seen.iter().zip(outcomes).filter(|(_, one)| one.is_some()) {
+                    seen.set(seen.get().or_else(|| Some(clock.now())));
+                }
+                outcomes.iter().all(Option::is_some)
+            };
+            while !self.is_stopped() && MonotonicTime::now() < deadline {
+                let soon = MonotonicTime::now().after(PROBE_STEP).min(deadline);
+                if submitted.wait(soon, have_come) {
+                    break;
+                }
+            }
+            let outcomes = submitted.leave();
+            if self.is_stopped() {
+                return;
+            }
+            for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
+                let reading = match (&outcome, seen.get()) {
+                    (Some(Ok(Reply::Clock { micros })), Some(seen)) => {
+                        member.node.note_micros(*micros, sent, seen);
+                        Some(Reading::new(*micros, sent, seen))
+                    }
+                    _ => None,
+                };
+                let outcome = outcome.map(|one| member.node.naming_the_server(one));
+                let address = &member.address;
+                let noted = member.health.note_probe(outcome, reading, address, clock);
+                self.follow_up(noted, member, clock);
+            }
+            self.compare_clocks(members, clock);
+        }
+    }
+
+    /// Compares the clocks of the nodes, and reports them.
+    fn compare_clocks(&self, members: &[Weak<Member>], clock: &Clock) {
+        let members: Vec<Arc<Member>> = members.iter().filter_map(Weak::upgrade).collect();
+        let readings = members.iter().map(|member| member.health.0.lock().reading);
+        let readings: Vec<Option<Reading>> = readings.collect();
+        let compared = clocks::compare(&readings, self.allowed);
+        for (member, compared) in members.iter().zip(compared) {
+            let noted = member.health.note_clock(compared);
+            self.follow_up(noted, member, clock);
+            if compared.is_some()
+                && let Some(hook) = &*self.hook.lock()
+            {
+                hook(NodeReport::ClockRead(member.state(clock)));
+            }
+        }
+    }
+
+    /// Waits until `due`, or until a node may have become due. Returns false after `stop`.
+    fn wait(&self, due: Option<MonotonicTime>) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return false;
+            }
+            if std::mem::take(&mut state.is_requested) {
+                return true;
+            }
+            let Some(due) = due else {
+                self.changed.wait(&mut state);
+                continue;
+            };
+            let left = due.since(MonotonicTime::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    fn voted() -> Option<Outcome> {
+        Some(Ok(Reply::Missing))
+    }
+
+    /// The health of a node whose clock was read lately.
+    fn health() -> (Health, Clock) {
+        let (health, clock) = (Health::default(), Clock::default());
+        assert!(health.0.lock().request_reading_if_old(clock.now()));
+        assert!(health.take_due(MonotonicTime::now()));
+        (health, clock)
+    }
+
+    fn failed() -> Option<Outcome> {
+        Some(Err(Error::new(ErrorKind::Unavailable, "closed")))
+    }
+
+    fn abstained(for_another: Duration) -> Option<Outcome> {
+        Some(Ok(Reply::Abstained { for_another }))
+    }
+
+    fn pause(health: &Health) -> Duration {
+        let at = health.probe_at().expect("a probe is due");
+        at.since(MonotonicTime::now())
+    }
+
+    /// A node in quarantine releases and reads keys, too.
+    #[test]
+    fn a_reply_that_is_no_vote_ends_nothing() {
+        let (health, clock) = health();
+        let abstained = Reply::Abstained {
+            for_another: Duration::from_secs(60),
+        };
+        let noted = health.note(&[Some(Ok(abstained))], true, &clock);
+        assert_eq!(noted, Noted::Changed);
+        let is_quarantined = || matches!(health.state(&clock), NodeHealth::Quarantined { .. });
+        assert_eq!(health.note(&[voted()], false, &clock), Noted::Nothing);
+        assert!(is_quarantined() && health.probe_at().is_some());
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
+        assert!(!is_quarantined());
+    }
+
+    #[test]
+    fn a_vote_ends_a_suspicion() {
+        let (health, clock) = health();
+        assert_eq!(health.note(&[None], true, &clock), Noted::ToProbe);
+        assert!(pause(&health) > SUSPECTED_FOR / 2);
+        // The probe is due already.
+        assert_eq!(health.note(&[failed()], true, &clock), Noted::Nothing);
+        assert!(!health.is_failing(), "no probe has failed");
+        assert_eq!(health.note(&[None, voted()], true, &clock), Noted::Nothing);
+        assert_eq!(health.probe_at(), None);
+        assert!(matches!(health.state(&clock), NodeHealth::Up));
+    }
+
+    #[test]
+    fn a_vote_ends_no_failure() {
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(failed()), Noted::Changed);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+        assert!(health.is_failing() && health.probe_at().is_some());
+        assert_eq!(probe(voted()), Noted::Changed);
+        assert!(!health.is_failing());
+    }
+
+    #[test]
+    fn the_first_probes_of_a_node_are_repeated() {
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        for _ in 0..MOST_EXCUSES {
+            assert_eq!(probe(None), Noted::ToProbe);
+            assert!(!health.is_failing());
+            assert_eq!(pause(&health), Duration::ZERO);
+        }
+        assert_eq!(probe(None), Noted::Changed);
+        assert!(health.is_failing());
+        // A node that was reached before has its connection.
+        assert_eq!(probe(voted()), Noted::Changed);
+        assert_eq!(probe(None), Noted::Changed);
+    }
+
+    #[test]
+    fn a_probe_of_a_distant_node_waits_longer() {
+        let (health, clock) = health();
+        let limit_after = |round_trip: u64| {
+            let (sent, round_trip) = (clock.now(), Duration::from_millis(round_trip));
+            let reading = Reading::new(5, sent, sent.after(round_trip));
+            health.note_probe(voted(), Some(reading), "a:1", &clock);
+            health.probe_limit().as_millis()
+        };
+        assert_eq!(health.probe_limit(), PROBE_LIMIT);
+        assert_eq!([1, 200, 240, 900].map(limit_after), [500, 800, 960, 2_000]);
+        // A lost probe says nothing of the distance.
+        health.note_probe(None, None, "a:1", &clock);
+        assert_eq!(health.probe_limit(), LONGEST_PROBE);
+    }
+
+    #[test]
+    fn a_node_with_an_error_is_probed_at_once() {
+        let (health, clock) = health();
+        assert_eq!(health.note(&[failed(), None], true, &clock), Noted::ToProbe);
+        assert_eq!(pause(&health), Duration::ZERO);
+    }
+
+    #[test]
+    fn pauses_between_failed_probes_grow_to_the_longest() {
+        let (health, clock) = health();
+        health.note_probe(voted(), None, "a:1", &clock);
+        for expected in [100, 200, 400, 400] {
+            health.note_probe(None, None, "a:1", &clock);
+            let (pause, expected) = (pause(&health), Duration::from_millis(expected));
+            assert!(pause <= expected && pause > expected / 2, "{pause:?}");
+        }
+        health.note_probe(voted(), None, "a:1", &clock);
+        health.note_probe(None, None, "a:1", &clock);
+        assert!(pause(&health) <= FIRST_PAUSE, "it begins again");
+    }
+
+    #[test]
+    fn each_change_is_reported_once() {
+        let (health, clock) = health();
+        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(voted()), Noted::Nothing, "it was not missed");
+        assert_eq!(probe(failed()), Noted::Changed);
+        assert!(health.is_failing());
+        assert_eq!(probe(None), Noted::ToProbe);
+        let left = Duration::from_secs(9);
+        assert_eq!(probe(abstained(left)), Noted::Changed);
+        assert_eq!(probe(abstained(left)), Noted::ToProbe);
+        assert!(pause(&health) <= QUARANTINE_PAUSE);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+    }
+
+    #[test]
+    fn a_failure_counts_from_the_first_failed_probe() {
+        let (health, clock) = health();
+        let fails = |outcome| {
+            health.note_probe(outcome, None, "a:1", &clock);
+            match &health.0.lock().found {
+                Found::Failing { since, error } => (*since, error.to_string()),
+                _ => panic!("it is failing"),
+            }
+        };
+        health.note_probe(voted(), None, "a:1", &clock);
+        let ((first, _), (second, error)) = (fails(None), fails(failed()));
+        assert_eq!(second, first);
+        assert!(error.contains("closed"), "{error}");
+    }
+
+    #[test]
+    fn a_clock_is_read_at_once_and_every_ten_seconds() {
+        let (health, clock) = (Health::default(), Clock::movable());
+        let noted = || health.note(&[voted()], true, &clock);
+        let is_due = || health.take_due(MonotonicTime::now());
+        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
+        assert_eq!((noted(), is_due()), (Noted::Nothing, false));
+        clock.advance(READ_EVERY);
+        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
+        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
+        clock.advance(READ_EVERY);
+        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
+        assert!(is_due());
+    }
+
+    #[test]
+    fn each_probe_reads_the_clock() {
+        let (health, clock) = (Health::default(), Clock::movable());
+        // The first probe, because nothing was requested yet.
+        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
+        assert!(health.take_due(MonotonicTime::now()));
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::ToProbe);
+        let reading = Some(Reading::new(5, clock.now(), clock.now()));
+        health.note_probe(voted(), reading, "a:1", &clock);
+        assert!(!health.take_due(MonotonicTime::now()));
+        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
+    }
+
+    #[test]
+    fn a_clock_beyond_the_bound_is_a_change() {
+        let (health, _) = health();
+        let clock = |is_within_bound| {
+            let (offset, error) = (7, Duration::ZERO);
+            Some(NodeClock {
+                offset,
+                error,
+                is_within_bound,
+            })
+        };
+        for (clock, noted) in [
+            (clock(true), Noted::Nothing),
+            (clock(false), Noted::Changed),
+            (clock(false), Noted::Nothing),
+            // A reading was lost.
+            (None, Noted::Nothing),
+            (clock(false), Noted::Nothing),
+            (clock(true), Noted::Changed),
+            (None, Noted::Nothing),
+        ] {
+            assert_eq!(health.note_clock(clock), noted);
+            assert_eq!(health.clock(), clock);
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_vote_has_no_reading() {
+        let (health, clock) = health();
+        let now = clock.now();
+        let reading = || Some(Reading::new(5, now, now));
+        let has_reading = || health.0.lock().reading.is_some();
+        health.note_probe(
+            Some(Ok(Reply::Clock { micros: 5 })),
+            reading(),
+            "a:1",
+            &clock,
+        );
+        assert!(has_reading());
+        health.note_probe(failed(), None, "a:1", &clock);
+        assert!(!has_reading());
+    }
+}

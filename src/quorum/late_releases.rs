@@ -1,0 +1,522 @@
+//! Reports the late releases of a quorum, from what its nodes report. A release is late if its caller got no reply of a
+//! majority, or if it failed at first at more nodes than a minority. Also reports a lock as lost if more nodes than a
+//! minority did not have the released lease, unless its caller learns of the loss. Sends nothing.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::quorum::count::{Count, answer};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::loss::LossReason;
+use crate::store::completion::Outcome;
+use crate::store::late_release::{LateRelease, LateReleaseHook};
+use crate::util::key::Key;
+
+pub struct QuorumLateReleases {
+    hook: LateReleaseHook,
+    count: Count,
+    names: Vec<String>,
+    /// The releases that have not ended on all nodes, by key and fencing token: [`MAX_OPEN`] at most.
+    open: Mutex<HashMap<(Key, u64), Progress>>,
+}
+
+/// The progress of one release. Each `u16` is a set of nodes, with one bit for each.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The nodes that did not confirm the release at first.
+    late: u16,
+    confirmed: u16,
+    /// The nodes whose release the client has given up.
+    given_up: u16,
+    /// The nodes that did not have the lease at the first attempt, within its validity.
+    lost: u16,
+    /// Why the last of these nodes did not have the lease. `None` again once the loss is reported.
+    loss: Option<Box<LossReason>>,
+    /// A caller waits. A delay and a loss are reported only after the caller has the outcome.
+    is_awaited: bool,
+    /// The loss was reported, or the caller has learnt whether the lock was lost.
+    is_loss_known: bool,
+    report: Report,
+}
+
+/// The last report about a release.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Report {
+    #[default]
+    None,
+    Delayed,
+    /// Nothing more is reported.
+    Ended,
+}
+
+/// The greatest number of open releases. Later ones are not followed, so their delay is not reported. A node may never
+/// report the end of a release: a node of a Cluster may redirect it.
+const MAX_OPEN: usize = 1 << 18;
+
+/// With more room than this, the map of open releases is made anew when it is empty.
+const ROOM_TO_KEEP: usize = 1024;
+
+/// The number of nodes in a set.
+fn size(nodes: u16) -> usize {
+    nodes.count_ones() as usize
+}
+
+impl Progress {
+    fn is_confirmed(&self, count: Count) -> bool {
+        size(self.confirmed) >= count.majority()
+    }
+
+    /// The reason of a loss that has to be reported now.
+    fn take_loss(&mut self, count: Count) -> Option<LossReason> {
+        let is_lost = size(self.lost) > count.minority();
+        let is_due = is_lost && !self.is_awaited && !self.is_loss_known;
+        self.is_loss_known |= is_due;
+        self.loss.take_if(|_| is_due).map(|reason| *reason)
+    }
+
+    /// Whether the release failed at first at so many nodes that it is late, and that was not reported yet.
+    fn is_late(&self, count: Count) -> bool {
+        self.report == Report::None
+            && size(self.late) > count.minority()
+            && !self.is_confirmed(count)
+    }
+}
+
+impl QuorumLateReleases {
+    pub fn new(hook: LateReleaseHook, names: Vec<String>) -> Arc<Self> {
+        Arc::new(Self {
+            hook,
+            count: Count::of(names.len()),
+            names,
+            open: Mutex::default(),
+        })
+    }
+
+    /// How many releases have not ended on all nodes.
+    #[cfg(test)]
+    pub fn open(&self) -> usize {
+        self.open.lock().len()
+    }
+
+    /// The hook of one node.
+    pub fn hook_of(self: &Arc<Self>, node: usize) -> LateReleaseHook {
+        let releases = Arc::clone(self);
+        LateReleaseHook::with_prompt_ends(move |key, token, report| {
+            releases.note(node, key, token, report);
+        })
+    }
+
+    /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows.
+    pub fn begin(&self, key: &Key, token: u64, is_awaited: bool) {
+        let mut open = self.open.lock();
+        let release = (key.clone(), token);
+        if open.len() >= MAX_OPEN && !open.contains_key(&release) {
+            return;
+        }
+        let progress = open.entry(release).or_default();
+        progress.is_awaited = is_awaited;
+    }
+
+    /// Notes that the caller has the outcome. If this is an error, reports the delay now, and a loss when it is found.
+    /// Otherwise, later changes are not reported.
+    pub fn leave(&self, key: &Key, token: u64, outcome: &Outcome) {
+        self.change(key, token, |progress| {
+            progress.is_awaited = false;
+            match outcome {
+                Err(error) => self.report_delay(progress, key, token, error.clone()),
+                Ok(_) => {
+                    progress.report = Report::Ended;
+                    progress.is_loss_known = true;
+                }
+            }
+        });
+    }
+
+    fn note(&self, node: usize, key: &Key, token: u64, report: LateRelease) {
+        let bit = 1 << node;
+        match report {
+            LateRelease::Delayed(error) => self.change(key, token, |progress| {
+                progress.late |= bit;
+                if !progress.is_awaited && progress.is_late(self.count) {
+                    self.report_delay(progress, key, token, self.error(node, error));
+                }
+            }),
+            LateRelease::Ended { confirmed: true } => {
+                self.change(key, token, |progress| progress.confirmed |= bit);
+            }
+            LateRelease::Ended { confirmed: false } => {
+                self.change(key, token, |progress| progress.given_up |= bit);
+            }
+            LateRelease::Lost(reason) => self.change(key, token, |progress| {
+                progress.lost |= bit;
+                progress.loss = Some(Box::new(reason));
+            }),
+            // Not needed: when the client ends, each release that was reported as late is reported as ended.
+            LateRelease::Queued | LateRelease::Dequeued => {}
+        }
+    }
+
+    /// The error of a late release, from the error of the last node that made it late.
+    fn error(&self, node: usize, error: Error) -> Error {
+        let kind = if error.is_unavailable() {
+            ErrorKind::NoQuorum
+        } else {
+            error.kind()
+        };
+        let reason = answer(Some(&Err(error)), &self.names[node]);
+        Error::new(kind, format!("no majority has released the lock: {reason}"))
+    }
+
+    /// Changes a release's progress, reports a loss and the release's end, and removes the entry once all nodes have ended
+    /// it.
+    fn change(&self, key: &Key, token: u64, change: impl FnOnce(&mut Progress)) {
+        let mut open = self.open.lock();
+        let Entry::Occupied(mut release) = open.entry((key.clone(), token)) else {
+            return;
+        };
+        let progress = release.get_mut();
+        change(progress);
+        if let Some(reason) = progress.take_loss(self.count) {
+            self.hook.report(key, token, LateRelease::Lost(reason));
+        }
+        self.report_end(progress, key, token);
+        let ended = size(progress.confirmed | progress.given_up);
+        if !progress.is_awaited && ended == self.names.len() {
+            release.remove();
+            if open.is_empty() && open.capacity() > ROOM_TO_KEEP {
+                *open = HashMap::new();
+            }
+        }
+    }
+
+    fn report_delay(&self, progress: &mut Progress, key: &Key, token: u64, error: Error) {
+        progress.report = Report::Delayed;
+        self.hook.report(key, token, LateRelease::Delayed(error));
+    }
+
+    fn report_end(&self, progress: &mut Progress, key: &Key, token: u64) {
+        let confirmed = progress.is_confirmed(self.count);
+        let has_ended = confirmed || size(progress.given_up) > self.count.minority();
+        if has_ended && progress.report == Report::Delayed {
+            progress.report = Report::Ended;
+            let report = LateRelease::Ended { confirmed };
+            self.hook.report(key, token, report);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::command::Reply;
+
+    const NODES: usize = 5;
+    const TOKEN: u64 = 7;
+
+    #[derive(Clone, Debug, PartialEq)]
+    enum Event {
+        Lost,
+        Delayed(ErrorKind),
+        Ended { confirmed: bool },
+    }
+
+    const DELAYED: Event = Event::Delayed(ErrorKind::NoQuorum);
+    const CONFIRMED: Event = Event::Ended { confirmed: true };
+    const GIVEN_UP: Event = Event::Ended { confirmed: false };
+
+    struct Fixture {
+        releases: Arc<QuorumLateReleases>,
+        events: Arc<Mutex<Vec<Event>>>,
+        /// The texts of the errors.
+        texts: Arc<Mutex<Vec<String>>>,
+        key: Key,
+    }
+
+    impl Fixture {
+        fn new(is_awaited: bool) -> Self {
+            Self::of(NODES, is_awaited)
+        }
+
+        fn of(nodes: usize, is_awaited: bool) -> Self {
+            let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+            let texts: Arc<Mutex<Vec<String>>> = Arc::default();
+            let (reported, errors) = (Arc::clone(&events), Arc::clone(&texts));
+            let hook = LateReleaseHook::new(move |_, token, report| {
+                assert_eq!(token, TOKEN);
+                reported.lock().push(match report {
+                    LateRelease::Delayed(error) => {
+                        errors.lock().push(error.to_string());
+                        Event::Delayed(error.kind())
+                    }
+                    LateRelease::Ended { confirmed } => Event::Ended { confirmed },
+                    LateRelease::Lost(_) => Event::Lost,
+                    other => panic!("{other:?}"),
+                });
+            });
+            let names = (0..nodes).map(|node| format!("node {node}")).collect();
+            let releases = QuorumLateReleases::new(hook, names);
+            let key = Key::new("p:", "k", 100).unwrap();
+            releases.begin(&key, TOKEN, is_awaited);
+            Self {
+                releases,
+                events,
+                texts,
+                key,
+            }
+        }
+
+        fn delay(&self, node: usize) {
+            let error = Error::new(ErrorKind::Unavailable, "away");
+            self.note(node, LateRelease::Delayed(error));
+        }
+
+        fn end(&self, node: usize, confirmed: bool) {
+            self.note(node, LateRelease::Ended { confirmed });
+        }
+
+        fn note(&self, node: usize, report: LateRelease) {
+            let hook = self.releases.hook_of(node);
+            hook.report(&self.key, TOKEN, report);
+        }
+
+        fn leave(&self, is_released: bool) {
+            let outcome = if is_released {
+                Ok(Reply::Done)
+            } else {
+                Err(Error::new(ErrorKind::NoQuorum, ""))
+            };
+            self.releases.leave(&self.key, TOKEN, &outcome);
+        }
+
+        #[track_caller]
+        fn assert_events(&self, expected: &[Event]) {
+            assert_eq!(*self.events.lock(), expected);
+        }
+
+        fn is_forgotten(&self) -> bool {
+            self.releases.open() == 0
+        }
+    }
+
+    #[test]
+    fn late_nodes_of_a_minority_report_nothing() {
+        let f = Fixture::new(false);
+        (0..3).for_each(|node| f.end(node, true));
+        f.delay(3);
+        f.delay(4);
+        f.end(3, true);
+        assert!(!f.is_forgotten());
+        f.end(4, false);
+        f.assert_events(&[]);
+        assert!(f.is_forgotten());
+    }
+
+    #[test]
+    fn a_late_release_ends_once_a_majority_has_confirmed_it() {
+        let f = Fixture::new(false);
+        f.delay(0);
+        f.delay(1);
+        f.assert_events(&[]);
+        f.delay(2);
+        f.assert_events(&[DELAYED]);
+        let text = f.texts.lock()[0].clone();
+        let reason = "no majority has released the lock: node 2: away";
+        assert!(text.ends_with(reason), "{text}");
+        f.end(3, true);
+        f.end(0, true);
+        f.assert_events(&[DELAYED]);
+        f.end(1, true);
+        f.assert_events(&[DELAYED, CONFIRMED]);
+        f.end(2, false);
+        f.end(4, true);
+        f.assert_events(&[DELAYED, CONFIRMED]);
+        assert!(f.is_forgotten());
+    }
+
+    #[test]
+    fn a_late_release_ends_once_no_majority_can_confirm_it() {
+        let f = Fixture::new(false);
+        (0..5).for_each(|node| f.delay(node));
+        f.end(0, false);
+        f.end(1, false);
+        f.assert_events(&[DELAYED]);
+        f.end(2, false);
+        f.assert_events(&[DELAYED, GIVEN_UP]);
+        f.end(3, true);
+        f.end(4, true);
+        f.assert_events(&[DELAYED, GIVEN_UP]);
+        assert!(f.is_forgotten());
+    }
+
+    #[test]
+    fn a_confirmed_release_is_not_late_any_more() {
+        let f = Fixture::new(false);
+        f.delay(0);
+        f.delay(1);
+        (0..3).for_each(|node| f.end(node, true));
+        f.delay(3);
+        f.delay(4);
+        f.assert_events(&[]);
+    }
+
+    #[test]
+    fn a_loss_is_reported_once_more_nodes_than_a_minority_lack_the_lease() {
+        let lose = |f: &Fixture, node| {
+            f.note(node, LateRelease::Lost(LossReason::Deleted));
+            f.end(node, true);
+        };
+        let f = Fixture::new(false);
+        lose(&f, 0);
+        lose(&f, 1);
+        f.end(2, true);
+        f.assert_events(&[]);
+        lose(&f, 3);
+        lose(&f, 4);
+        f.assert_events(&[Event::Lost]);
+        assert!(f.is_forgotten());
+        // A caller that waits learns of the loss, unless it leaves without the replies of a majority.
+        for (is_answered, events) in [(true, &[][..]), (false, &[Event::Lost, DELAYED, CONFIRMED])]
+        {
+            let f = Fixture::new(true);
+            (0..3).for_each(|node| lose(&f, node));
+            f.assert_events(&[]);
+            f.leave(is_answered);
+            lose(&f, 3);
+            let told = f.events.lock().clone();
+            assert_eq!(told.len(), events.len(), "{told:?}");
+            assert!(events.iter().all(|event| told.contains(event)), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_lasting_error_keeps_its_kind() {
+        let f = Fixture::new(false);
+        for node in 0..3 {
+            let error = Error::new(ErrorKind::Denied, "NOPERM");
+            f.note(node, LateRelease::Delayed(error));
+        }
+        f.assert_events(&[Event::Delayed(ErrorKind::Denied)]);
+    }
+
+    #[test]
+    fn a_waiting_caller_learns_the_outcome_first() {
+        let f = Fixture::new(true);
+        (0..5).for_each(|node| f.delay(node));
+        f.end(0, true);
+        f.assert_events(&[]);
+        f.leave(false);
+        f.assert_events(&[DELAYED]);
+        f.end(1, true);
+        f.end(2, true);
+        f.assert_events(&[DELAYED, CONFIRMED]);
+    }
+
+    #[test]
+    fn a_release_that_ends_before_its_caller_leaves_is_reported_then() {
+        let f = Fixture::new(true);
+        (0..5).for_each(|node| f.end(node, true));
+        f.assert_events(&[]);
+        assert!(!f.is_forgotten());
+        f.leave(false);
+        f.assert_events(&[DELAYED, CONFIRMED]);
+        assert!(f.is_forgotten());
+    }
+
+    /// Also if more nodes than a minority are late: then, the caller knows that the lock was lost.
+    #[test]
+    fn a_caller_with_a_reply_gets_no_event() {
+        let f = Fixture::new(true);
+        f.end(0, true);
+        f.leave(true);
+        (1..5).for_each(|node| f.delay(node));
+        (1..5).for_each(|node| f.end(node, false));
+        f.assert_events(&[]);
+        assert!(f.is_forgotten());
+    }
+
+    #[test]
+    fn the_room_for_many_releases_is_freed() {
+        let f = Fixture::of(1, false);
+        let keys = (0..2 * ROOM_TO_KEEP).map(|n| Key::new("p:", &format!("k{n}"), 100).unwrap());
+        let keys: Vec<Key> = keys.collect();
+        let releases = &f.releases;
+        keys.iter()
+            .for_each(|key| releases.begin(key, TOKEN, false));
+        let hook = releases.hook_of(0);
+        f.end(0, true);
+        for key in &keys {
+            hook.report(key, TOKEN, LateRelease::Ended { confirmed: true });
+        }
+        assert!(f.is_forgotten());
+        assert_eq!(releases.open.lock().capacity(), 0);
+    }
+
+    #[test]
+    fn a_release_beyond_the_bound_is_not_followed() {
+        let f = Fixture::of(1, false);
+        for token in 1..=MAX_OPEN as u64 {
+            f.releases.begin(&f.key, TOKEN + token, true);
+        }
+        assert_eq!(f.releases.open(), MAX_OPEN);
+        let error = Err(Error::new(ErrorKind::NoQuorum, ""));
+        f.releases.leave(&f.key, TOKEN + MAX_OPEN as u64, &error);
+        f.assert_events(&[]);
+        // A release that is followed already may begin again. Now a caller waits for it.
+        f.releases.begin(&f.key, TOKEN, true);
+        f.delay(0);
+        f.assert_events(&[]);
+        f.leave(false);
+        f.assert_events(&[DELAYED]);
+    }
+
+    proptest! {
+        /// The nodes report in any order. A late release is reported twice, and nothing stays.
+        #[test]
+        fn each_late_release_has_one_delay_and_one_end(
+            ends in prop::collection::vec((any::<bool>(), any::<bool>()), 1..=9),
+            order in Just((0..18).collect::<Vec<usize>>()).prop_shuffle(),
+            left_at in prop::option::of(0..18_usize),
+        ) {
+            let nodes = ends.len();
+            let (majority, minority) = (nodes / 2 + 1, nodes - (nodes / 2 + 1));
+            let f = Fixture::of(nodes, left_at.is_some());
+            // A release that is given up was late.
+            let ends: Vec<(bool, bool)> = ends
+                .into_iter()
+                .map(|(is_late, confirmed)| (is_late || !confirmed, confirmed))
+                .collect();
+            let late = ends.iter().filter(|(is_late, _)| *is_late).count();
+            let confirmed = ends.iter().filter(|(_, confirmed)| *confirmed).count();
+            let mut has_reported = vec![false; nodes];
+            for (step, event) in order.into_iter().enumerate() {
+                if left_at == Some(step) {
+                    f.leave(late <= minority);
+                }
+                let node = event % 9;
+                let Some((is_late, confirmed)) = ends.get(node) else { continue };
+                if std::mem::replace(&mut has_reported[node], true) {
+                    f.end(node, *confirmed);
+                } else if *is_late {
+                    f.delay(node);
+                }
+            }
+            let end = Event::Ended { confirmed: confirmed >= majority };
+            let events = f.events.lock().clone();
+            if late <= minority {
+                prop_assert_eq!(events, vec![]);
+            } else if left_at.is_some() || confirmed < majority {
+                prop_assert_eq!(events, vec![DELAYED, end]);
+            } else {
+                // A majority may have confirmed it before so many nodes were late.
+                prop_assert!(events.is_empty() || events == [DELAYED, end]);
+            }
+            prop_assert!(f.is_forgotten());
+        }
+    }
+}

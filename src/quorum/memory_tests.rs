@@ -1,0 +1,565 @@
+//! Tests of a quorum of servers in memory: nodes that fail, hang, and restart with and without their data.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::QuorumStore;
+use crate::command::value::micros_of;
+use crate::command::{Adoption, GrantMessage, TicketLease};
+use crate::command::{Command, QueueMode, Reply};
+use crate::config::Config;
+use crate::memory::MemoryServer;
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::Outcome;
+use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
+
+const TTL: Duration = Duration::from_secs(30);
+const MAX_TTL: Duration = Duration::from_secs(60);
+/// For a request to nodes that hang.
+const SHORT: Duration = Duration::from_millis(20);
+const LONG: Duration = Duration::from_secs(20);
+
+/// The nodes of a quorum, and two of its clients.
+struct Fixture {
+    nodes: Vec<Arc<MemoryServer>>,
+    clients: [Arc<QuorumStore>; 2],
+    timeout: Duration,
+}
+
+fn quorum(nodes: usize) -> Fixture {
+    let nodes = MemoryServer::nodes(nodes);
+    let config = Config {
+        max_ttl: MAX_TTL,
+        ..Config::default()
+    };
+    let client = |name| QuorumStore::of_memory(&nodes, &config, &HolderId::of_text(name), None);
+    Fixture {
+        clients: ["host/1/a", "host/2/b"].map(client),
+        nodes,
+        timeout: LONG,
+    }
+}
+
+fn key() -> Key {
+    Key::new("p:", "k", 100).unwrap()
+}
+
+impl Fixture {
+    fn ask(&self, client: usize, command: Command) -> Outcome {
+        let deadline = self.nodes[0].clock().now().after(self.timeout);
+        self.clients[client].execute_one(command, deadline)
+    }
+
+    fn acquire(&self, client: usize) -> (LeaseId, Outcome) {
+        let lease = LeaseId::random();
+        let acquire = Command::Acquire {
+            key: key(),
+            lease,
+            ttl: TTL,
+            queue_mode: QueueMode::None,
+            replicas: None,
+        };
+        (lease, self.ask(client, acquire))
+    }
+
+    #[track_caller]
+    fn lock(&self, client: usize) -> (LeaseId, u64) {
+        match self.acquire(client) {
+            (lease, Ok(Reply::Granted { token, .. })) => (lease, token),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn assert_contended(&self, client: usize) {
+        let (_, outcome) = self.acquire(client);
+        assert!(
+            matches!(
+                outcome,
+                Ok(Reply::Contended { .. } | Reply::SplitVote { .. })
+            ),
+            "{outcome:?}"
+        );
+    }
+
+    /// How many nodes must agree, by the error of an acquire.
+    #[track_caller]
+    fn assert_no_majority(&self, client: usize, part: &str) {
+        let (_, outcome) = self.acquire(client);
+        let error = outcome.unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        assert!(error.message().contains(part), "{error}");
+    }
+
+    fn renew(&self, client: usize, (lease, token): (LeaseId, u64)) -> Outcome {
+        let renew = Command::Renew {
+            key: key(),
+            lease,
+            token,
+            ttl: TTL,
+            replicas: None,
+        };
+        self.ask(client, renew)
+    }
+
+    fn unlock(&self, client: usize, (lease, _): (LeaseId, u64)) -> Outcome {
+        let release = Command::Release {
+            key: key(),
+            lease,
+            until: self.nodes[0].clock().now().after(TTL),
+            held: None,
+            queued: None,
+        };
+        self.ask(client, release)
+    }
+
+    /// Lets one node grant another key under a token of at least `micros`.
+    fn raise_counter(&self, node: usize, micros: u64) {
+        let proposal = Command::Propose {
+            key: Key::new("p:", "other", 100).unwrap(),
+            lease: LeaseId::random(),
+            ttl: TTL,
+            micros,
+            until: u64::MAX,
+            from: None,
+        };
+        let deadline = self.nodes[node].clock().now().after(self.timeout);
+        let member = &self.clients[0].members[node];
+        let granted = member.node.execute_one(proposal, deadline);
+        assert!(granted.is_ok_and(|reply| super::is_granted(&reply)));
+    }
+
+    fn advance(&self, by: Duration) {
+        MemoryServer::advance_all(&self.nodes, by);
+    }
+}
+
+fn is_done(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(Reply::Done))
+}
+
+#[test]
+fn a_memory_quorum_grants_renews_and_releases() {
+    for nodes in [1, 3, 4, 5, 9] {
+        let quorum = quorum(nodes);
+        let held = quorum.lock(0);
+        quorum.assert_contended(1);
+        quorum.advance(TTL * 2 / 3);
+        assert!(is_done(&quorum.renew(0, held)));
+        quorum.advance(TTL * 2 / 3);
+        quorum.assert_contended(1);
+        assert!(is_done(&quorum.unlock(0, held)));
+        let (_, token) = quorum.lock(1);
+        assert!(token > held.1);
+        quorum.advance(TTL + Duration::from_millis(2));
+        let (_, last) = quorum.lock(0);
+        assert!(last > token);
+    }
+}
+
+#[test]
+fn a_failed_minority_delays_nobody() {
+    let mut quorum = quorum(5);
+    quorum.timeout = LONG;
+    quorum.nodes[1].fail(ErrorKind::Unavailable);
+    quorum.nodes[4].hang();
+    let begun = MonotonicTime::now();
+    let mut last = 0;
+    for _ in 0..50 {
+        let held = quorum.lock(0);
+        assert!(held.1 > last);
+        last = held.1;
+        assert!(is_done(&quorum.renew(0, held)));
+        assert!(is_done(&quorum.unlock(0, held)));
+    }
+    assert!(MonotonicTime::now().since(begun) < LONG / 2);
+    // The releases reach the nodes that are back, and nothing remains.
+    quorum.nodes.iter().for_each(|node| node.recover());
+    assert!(quorum.nodes.iter().all(|node| !node.delete("p:k")));
+}
+
+#[test]
+fn a_failed_majority_refuses_and_nothing_remains() {
+    let mut quorum = quorum(3);
+    let held = quorum.lock(0);
+    for (first, second) in [(0, 1), (1, 2), (0, 2)] {
+        quorum.nodes[first].hang();
+        quorum.nodes[second].fail(ErrorKind::Unavailable);
+        quorum.timeout = SHORT;
+        assert!(quorum.renew(0, held).unwrap_err().is_unavailable());
+        quorum.assert_no_majority(1, "no reply in time");
+        quorum.timeout = LONG;
+        quorum.nodes.iter().for_each(|node| node.recover());
+    }
+    assert!(is_done(&quorum.renew(0, held)));
+    assert!(is_done(&quorum.unlock(0, held)));
+    assert!(quorum.nodes.iter().all(|node| !node.delete("p:k")));
+}
+
+/// The majorities of two leases share a node. If that node has lost its data, only the quarantine prevents a second
+/// grant.
+#[test]
+fn a_restart_without_data_grants_no_lock_twice() {
+    let quorum = quorum(3);
+    let held = quorum.lock(0);
+    quorum.nodes[0].delete("p:k");
+    quorum.nodes[1].flush();
+    quorum.assert_contended(1);
+    quorum.advance(TTL / 2);
+    assert!(is_done(&quorum.renew(0, held)));
+    quorum.assert_contended(1);
+}
+
+#[test]
+fn a_restarted_node_abstains_for_a_quarantine() {
+    for keeps_data in [true, false] {
+        let quorum = quorum(3);
+        let (_, first) = quorum.lock(0);
+        for node in &quorum.nodes[..2] {
+            match keeps_data {
+                true => node.restart(),
+                false => node.flush(),
+            }
+        }
+        quorum.assert_no_majority(1, "may have lost data");
+        // All leases of before the restart end in the quarantine.
+        quorum.advance(MAX_TTL - Duration::from_secs(5));
+        quorum.assert_no_majority(1, "may have lost data");
+        quorum.advance(Duration::from_secs(10));
+        let (_, second) = quorum.lock(1);
+        assert!(second > first, "keeps its data: {keeps_data}");
+    }
+}
+
+/// A node without its data does not say that a lock is free or lost.
+#[test]
+fn nodes_without_data_report_no_free_lock() {
+    let quorum = quorum(3);
+    let inspect = || quorum.ask(1, Command::Inspect { key: key() });
+    let held = quorum.lock(0);
+    quorum.nodes[0].flush();
+    let found = inspect();
+    assert!(matches!(found, Ok(Reply::Found { .. })), "{found:?}");
+    quorum.nodes[1].flush();
+    let unknown = inspect().unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::NoQuorum);
+    assert!(
+        unknown.message().contains("may have lost data"),
+        "{unknown}"
+    );
+    assert!(is_done(&quorum.unlock(0, held)));
+    let unknown = quorum.unlock(0, held).unwrap_err();
+    assert!(
+        unknown.message().contains("may have lost data"),
+        "{unknown}"
+    );
+    quorum.advance(MAX_TTL);
+    assert_eq!(inspect().unwrap(), Reply::Missing);
+    assert_eq!(quorum.unlock(0, held).unwrap(), Reply::Missing);
+}
+
+/// The counter of one node is ahead. The majorities of two grants share another node, which learns the token of the
+/// first grant by the write-back only.
+#[test]
+fn a_token_is_written_back_to_a_majority_in_memory() {
+    let quorum = quorum(3);
+    let now = quorum.clients[0].members[0]
+        .node
+        .micros_at(quorum.nodes[0].clock().now());
+    let ahead = now.expect("a server in memory knows its time") + 10_000_000;
+    quorum.raise_counter(0, ahead);
+    quorum.nodes[2].fail(ErrorKind::Unavailable);
+    let first = quorum.lock(0);
+    assert!(micros_of(first.1) > ahead);
+    assert!(is_done(&quorum.unlock(0, first)));
+    quorum.nodes[2].recover();
+    quorum.nodes[0].fail(ErrorKind::Unavailable);
+    // Another client, whose proposals know nothing of the first grant.
+    let (_, second) = quorum.lock(1);
+    assert!(micros_of(second) > micros_of(first.1));
+}
+
+/// One node is an hour ahead, and another one is away. The others keep their counters.
+#[test]
+fn a_clock_far_ahead_spoils_no_counter() {
+    let quorum = quorum(3);
+    let hour = Duration::from_secs(3600);
+    quorum.nodes[0].set_ahead(hour);
+    quorum.nodes[2].fail(ErrorKind::Unavailable);
+    quorum.assert_no_majority(
+        0,
+        "memory node 1: the token is later than its clock by more than",
+    );
+    quorum.nodes[2].recover();
+    let near = |token| {
+        let node = &quorum.clients[0].members[1].node;
+        let now = node.micros_at(quorum.nodes[0].clock().now()).unwrap();
+        micros_of(token) < now + 10_000_000
+    };
+    for client in [0, 1] {
+        let held = quorum.lock(client);
+        assert!(near(held.1), "{held:?}");
+        assert!(is_done(&quorum.unlock(client, held)));
+    }
+    // Its clock is right again, and its counter stays ahead.
+    quorum.nodes[0].set_ahead(Duration::ZERO);
+    let held = quorum.lock(1);
+    assert!(near(held.1), "{held:?}");
+    assert!(is_done(&quorum.unlock(1, held)));
+}
+
+/// Counts the calls about a moved clock.
+#[derive(Default)]
+struct Moves(AtomicUsize);
+
+impl Listener for Moves {
+    fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
+        None
+    }
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
+    fn clock_moved(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn refused(&self, _: ServerId, _: &Error) {}
+}
+
+#[test]
+fn each_client_hears_once_of_a_moved_clock() {
+    let quorum = quorum(3);
+    let threads = ThreadGroup::new();
+    let moves = [0, 1].map(|client| {
+        let moves = Arc::new(Moves::default());
+        let listener: Arc<dyn Listener> = Arc::clone(&moves) as _;
+        quorum.clients[client].start(&threads, listener).unwrap();
+        moves
+    });
+    quorum.nodes[0].fail(ErrorKind::Unavailable);
+    quorum.advance(TTL);
+    for client in [0, 1] {
+        assert_eq!(moves[client].0.load(Ordering::SeqCst), 1);
+        Notifications::stop(&*quorum.clients[client]);
+    }
+}
+
+impl Fixture {
+    /// Adopts a ticket under a new lease.
+    fn adopt(
+        &self,
+        client: usize,
+        ticket: (LeaseId, u64),
+        ttl: Option<Duration>,
+    ) -> (LeaseId, Outcome) {
+        let lease = LeaseId::random();
+        let (from, token) = ticket;
+        let grant = Box::new(Adoption {
+            from,
+            token,
+            ttl: ttl.unwrap_or(TTL),
+            longest: TTL,
+            renew: ttl.is_some(),
+            replicas: None,
+        });
+        let key = key();
+        (
+            lease,
+            self.ask(client, Command::Adopt { key, lease, grant }),
+        )
+    }
+
+    /// Adopts a ticket with a full ttl. Returns the lease and its token.
+    #[track_caller]
+    fn take_over(&self, client: usize, ticket: (LeaseId, u64)) -> (LeaseId, u64) {
+        match self.adopt(client, ticket, Some(TTL)) {
+            (lease, Ok(Reply::Adopted { token, .. })) => (lease, token),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+
+    /// Lets one node pass the key of a ticket on to a lease of this client.
+    fn pass_on(&self, client: usize, node: usize, from: LeaseId) {
+        let from = TicketLease {
+            lease: from,
+            micros: 0,
+        };
+        let proposal = Command::Propose {
+            key: key(),
+            lease: LeaseId::random(),
+            ttl: TTL,
+            micros: 0,
+            until: u64::MAX,
+            from: Some(from),
+        };
+        let deadline = self.nodes[node].clock().now().after(self.timeout);
+        let passed = self.clients[client].members[node]
+            .node
+            .execute_one(proposal, deadline);
+        assert!(passed.is_ok_and(|reply| super::is_granted(&reply)));
+    }
+
+    /// The lease that has the key on each node.
+    fn leases(&self) -> Vec<Option<LeaseId>> {
+        let deadline = self.nodes[0].clock().now().after(self.timeout);
+        let inspect = || Command::Inspect { key: key() };
+        let lease = |node: usize| {
+            let member = &self.clients[0].members[node];
+            match member.node.execute_one(inspect(), deadline) {
+                Ok(Reply::Found { value, .. }) => Some(value.lease),
+                // A node in quarantine has no data.
+                Ok(Reply::Missing | Reply::Abstained { .. }) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        (0..self.nodes.len()).map(lease).collect()
+    }
+}
+
+#[test]
+fn a_ticket_is_adopted_once_with_a_greater_token() {
+    for nodes in [1, 3, 4, 5] {
+        let quorum = quorum(nodes);
+        let ticket = quorum.lock(0);
+        quorum.advance(TTL / 2);
+        let adopted = quorum.take_over(1, ticket);
+        assert!(adopted.1 > ticket.1);
+        let taken = Reply::Taken {
+            by: Some(HolderId::of_text("host/2/b")),
+        };
+        assert_eq!(quorum.adopt(0, ticket, Some(TTL)).1.unwrap(), taken);
+        assert_eq!(quorum.leases(), vec![Some(adopted.0); nodes]);
+        // It has a full ttl from the adoption on.
+        quorum.advance(TTL * 2 / 3);
+        quorum.assert_contended(0);
+        assert!(is_done(&quorum.renew(1, adopted)));
+        assert!(is_done(&quorum.unlock(1, adopted)));
+        let again = quorum.adopt(0, ticket, Some(TTL)).1.unwrap();
+        assert_eq!(again, Reply::Missing);
+        assert!(quorum.lock(0).1 > adopted.1);
+    }
+}
+
+#[test]
+fn an_adoption_without_renewal_keeps_the_rest_of_the_ttl() {
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    // The counter of one node is ahead, so the token has to be written back.
+    quorum.raise_counter(0, micros_of(ticket.1) + 50_000_000);
+    quorum.nodes[2].delete("p:k");
+    quorum.advance(TTL / 3);
+    let left = match quorum.adopt(1, ticket, None).1 {
+        Ok(Reply::Adopted { expires_in, .. }) => expires_in,
+        other => panic!("{other:?}"),
+    };
+    let near = Duration::from_secs(1);
+    assert!(left.abs_diff(TTL * 2 / 3) < near, "{left:?}");
+    assert_eq!(quorum.leases()[2], None, "a missing key has no ttl to keep");
+    quorum.advance(TTL * 2 / 3 + near);
+    quorum.lock(0);
+}
+
+#[test]
+fn a_ticket_needs_a_majority_and_stays_valid_without() {
+    for nodes in [3, 5] {
+        for hangs in [false, true] {
+            let mut quorum = quorum(nodes);
+            let ticket = quorum.lock(0);
+            let down = || quorum.nodes[nodes / 2..].iter();
+            for node in down() {
+                match hangs {
+                    true => node.hang(),
+                    false => node.fail(ErrorKind::Unavailable),
+                }
+            }
+            quorum.timeout = SHORT;
+            let refused = quorum.adopt(1, ticket, Some(TTL)).1.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::NoQuorum);
+            quorum.timeout = LONG;
+            quorum.nodes.iter().for_each(|node| node.recover());
+            assert_eq!(quorum.leases(), vec![Some(ticket.0); nodes]);
+            quorum.nodes[0].fail(ErrorKind::Unavailable);
+            let adopted = quorum.take_over(1, ticket);
+            assert!(adopted.1 > ticket.1);
+            // The node that was away keeps the key of the ticket, but no majority does.
+            quorum.nodes[0].recover();
+            let late = quorum.adopt(0, ticket, Some(TTL)).1.unwrap();
+            assert!(matches!(late, Reply::Taken { .. }), "{late:?}");
+            assert!(is_done(&quorum.renew(1, adopted)));
+        }
+    }
+}
+
+/// No adopter has a majority, and a later attempt of one of them succeeds.
+#[test]
+fn adopters_that_split_the_votes_give_them_back() {
+    let quorum = quorum(5);
+    let ticket = quorum.lock(0);
+    quorum.pass_on(0, 0, ticket.0);
+    quorum.pass_on(0, 1, ticket.0);
+    quorum.pass_on(1, 2, ticket.0);
+    let split = quorum.adopt(1, ticket, Some(TTL)).1.unwrap_err();
+    assert_eq!(split.kind(), ErrorKind::NoQuorum);
+    assert_eq!(quorum.leases()[3..], [Some(ticket.0); 2]);
+}
+
+#[test]
+fn a_late_adopter_leaves_no_key_behind() {
+    let quorum = quorum(5);
+    let ticket = quorum.lock(0);
+    for node in 0..3 {
+        quorum.pass_on(0, node, ticket.0);
+    }
+    let late = quorum.adopt(1, ticket, Some(TTL)).1.unwrap();
+    let by = Some(HolderId::of_text("host/1/a"));
+    assert_eq!(late, Reply::Taken { by });
+    assert_eq!(quorum.leases()[3..], [None, None]);
+}
+
+/// A node without its data abstains, and lacks the key afterwards.
+#[test]
+fn a_restarted_minority_prevents_no_adoption() {
+    for after in [Duration::ZERO, MAX_TTL] {
+        let quorum = quorum(3);
+        let ticket = quorum.lock(0);
+        quorum.nodes[1].flush();
+        for _ in 0..3 {
+            quorum.advance(after / 3);
+            assert!(is_done(&quorum.renew(0, ticket)));
+        }
+        quorum.nodes[1].delete("p:k");
+        let adopted = quorum.take_over(1, ticket);
+        quorum.assert_contended(0);
+        assert!(is_done(&quorum.renew(1, adopted)));
+        let is_back = quorum.leases()[1] == Some(adopted.0);
+        assert_eq!(is_back, after > Duration::ZERO);
+        // Two nodes without the ticket's lease are a majority.
+        assert!(is_done(&quorum.unlock(1, adopted)));
+    }
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    quorum.nodes[1].delete("p:k");
+    quorum.nodes[2].delete("p:k");
+    let lost = quorum.adopt(1, ticket, Some(TTL)).1.unwrap();
+    assert_eq!(lost, Reply::Missing);
+    assert_eq!(quorum.leases(), [None; 3]);
+}
+
+#[test]
+fn a_ticket_with_too_great_a_token_is_refused() {
+    let quorum = quorum(3);
+    let ticket = quorum.lock(0);
+    for forged in [ticket.1 + (3_600_000_000 << 10), u64::MAX >> 1] {
+        let refused = quorum.adopt(1, (ticket.0, forged), Some(TTL)).1.unwrap();
+        assert!(matches!(refused, Reply::Taken { .. }), "{refused:?}");
+        assert_eq!(quorum.leases(), [Some(ticket.0); 3]);
+    }
+    quorum.take_over(1, ticket);
+}

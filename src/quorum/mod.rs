@@ -1,0 +1,1443 @@
+//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all
+//! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
+//! says why that is safe; `crates/quorum-model/` checks it.
+//!
+//! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. Each
+//! node has a thread that reads later replies, and that writes requests while the connection is busy. So a node without
+//! replies delays no request. The store, and not the nodes' pipelines, releases a lease that no majority has granted.
+//! (A pipeline that undid a late grant by itself could undo it after a renewal had counted that node.)
+
+pub mod clocks;
+pub mod count;
+pub mod health;
+pub mod late_holds;
+pub mod late_releases;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod memory_tests;
+pub mod node;
+pub mod proposals;
+pub mod slow_nodes;
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+pub mod values;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod values_tests;
+
+pub use health::{NodeHook, NodeReport};
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::command::value::micros_of;
+use crate::command::{Adoption, GrantMessage, TicketLease};
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::{Config, MIN_TTL};
+use crate::memory::{MemoryNode, MemoryServer};
+use crate::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released, has_stored};
+use crate::quorum::health::{Health, Prober};
+use crate::quorum::late_holds::LateHolds;
+use crate::quorum::late_releases::QuorumLateReleases;
+use crate::quorum::node::QuorumNode;
+use crate::quorum::proposals::{LONGEST_MICROS, Proposals};
+use crate::quorum::slow_nodes::{GRACE, LONGEST_GRACE, RecentTtls, SlowNodes};
+use crate::quorum::values::Change;
+use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::node_state::NodeState;
+use crate::store::completion::{Outcome, Submitted};
+use crate::store::maintenance::MaintenanceRequests;
+use crate::store::{
+    Completion, KeyState, LateReleaseHook, Listener, MaintenanceHook, Notifications, ServerId,
+    Store, TrackedKey,
+};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key;
+use crate::util::key::Key;
+use crate::util::sync::park_timeout;
+use crate::util::threads::{ThreadGroup, call_each};
+use crate::wire::Node;
+use crate::wire::connect::connection::Endpoint;
+use crate::wire::connect::data_check::DataCheck;
+use crate::wire::pipeline::SentRequest;
+
+/// The greatest number of nodes.
+const MAX_NODES: usize = 9;
+/// How long a node is silent after a request got no reply from it in time.
+const SILENT_FOR: Duration = Duration::from_secs(1);
+/// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
+const CALLER_READS_FOR: Duration = Duration::from_millis(5);
+/// After a split vote, one caller in this many waits for silent nodes, for [`LONGEST_GRACE`] at most. While it waits, it
+/// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
+/// if none waited, a slow node could not outvote a key that a dead client has left on another node.
+const WAIT_FOR_SILENT_EVERY: u32 = 16;
+/// After a majority has flushed, the time to the first check whether the other nodes make progress, if all of them are
+/// failing. Otherwise, and between two checks, it is [`LONGEST_GRACE`].
+const FAILING_FLUSH: Duration = Duration::from_millis(100);
+/// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to [`LONGEST_GRACE`].
+const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
+/// An inspection asks again after this time at most, if it waits for no node.
+const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
+/// How long a client waits for nodes that give a key back to a ticket.
+const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
+/// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
+const KEEPS_TTL: Duration = Duration::from_millis(1);
+
+/// The addresses of the nodes of a quorum.
+pub struct QuorumAddress {
+    endpoints: Vec<Endpoint>,
+    names: Vec<String>,
+    /// How long a node does not vote after it may have lost data: `max_ttl`, except in tests.
+    quarantine: Duration,
+}
+
+impl QuorumAddress {
+    /// Fails unless there are one to nine nodes with different addresses.
+    pub fn new(endpoints: Vec<Endpoint>, config: &Config) -> Result<Self, Error> {
+        Self::with_quarantine(endpoints, config, config.max_ttl)
+    }
+
+    fn with_quarantine(
+        mut endpoints: Vec<Endpoint>,
+        config: &Config,
+        quarantine: Duration,
+    ) -> Result<Self, Error> {
+        let names: Vec<String> = endpoints.iter().map(Endpoint::address).collect();
+        if !(1..=MAX_NODES).contains(&names.len()) {
+            let wanted = format!("1 to {MAX_NODES}");
+            return Err(Error::invalid("the number of nodes", &wanted, names.len()));
+        }
+        for (index, name) in names.iter().enumerate() {
+            let is_same = |other: &String| is_same_address(other, name);
+            if names[..index].iter().any(is_same) {
+                let wanted = "different servers";
+                return Err(Error::invalid("the nodes", wanted, format!("twice {name}")));
+            }
+        }
+        for endpoint in &mut endpoints {
+            let check = DataCheck::new(&config.prefix, quarantine, config.nodes_keep_data);
+            endpoint.set_data_check(check);
+            endpoint.set_prefix(&config.prefix);
+        }
+        Ok(Self {
+            endpoints,
+            names,
+            quarantine,
+        })
+    }
+
+    /// The addresses without user and password.
+    pub fn text(&self) -> String {
+        self.names.join(", ")
+    }
+}
+
+/// Names of hosts are the same in upper and lower case; paths of Unix sockets are not.
+fn is_same_address(one: &str, other: &str) -> bool {
+    one == other || (!one.contains('/') && one.eq_ignore_ascii_case(other))
+}
+
+/// The nodes of a client's quorum.
+pub struct QuorumStore {
+    members: Vec<Arc<Member>>,
+    names: Vec<String>,
+    prober: Arc<Prober>,
+    probe: Command,
+    count: Count,
+    proposals: Proposals,
+    /// See [`QuorumAddress::quarantine`].
+    quarantine: Duration,
+    ttls: RecentTtls,
+    late_holds: LateHolds,
+    /// How many times votes were split so far, wrapping.
+    split_vote_count: AtomicU32,
+    clock: Clock,
+    late_releases: Option<Arc<QuorumLateReleases>>,
+    /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
+    threads: Mutex<Option<ThreadGroup>>,
+}
+
+/// One node of a quorum.
+pub struct Member {
+    address: String,
+    node: Arc<dyn QuorumNode>,
+    health: Health,
+    maintenance: Arc<MaintenanceRequests>,
+    /// Until this time, callers do not wait for the node once a majority has voted: it did not reply to a request in
+    /// time.
+    silent_until: Mutex<Option<MonotonicTime>>,
+    pings: Pings,
+}
+
+impl Member {
+    /// `node` makes the node. It gets the hook that requests the node's maintenance.
+    fn new<N: QuorumNode + 'static>(
+        address: String,
+        node: impl FnOnce(MaintenanceHook) -> Arc<N>,
+    ) -> Arc<Self> {
+        let maintenance: Arc<MaintenanceRequests> = Arc::default();
+        let requests = Arc::clone(&maintenance);
+        Arc::new(Self {
+            address,
+            node: node(Box::new(move |urgency| requests.request(urgency))),
+            health: Health::default(),
+            maintenance,
+            silent_until: Mutex::default(),
+            pings: Pings::default(),
+        })
+    }
+
+    fn state(&self, clock: &Clock) -> NodeState {
+        NodeState {
+            address: self.address.clone(),
+            health: self.health.state(clock),
+            clock: self.health.clock(),
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        let until = *self.silent_until.lock();
+        until.is_some_and(|until| MonotonicTime::now() < until)
+    }
+
+    fn note_reply(&self, has_replied: bool) {
+        let now = MonotonicTime::now();
+        let mut until = self.silent_until.lock();
+        *until = match *until {
+            _ if has_replied => None,
+            Some(until) if now < until => Some(until),
+            _ => Some(now.after(SILENT_FOR)),
+        };
+    }
+
+    /// Notes the node's clock if a request came too late, and adds the node's address to an error. `sent` and `seen`:
+    /// when the request was sent, and when its outcome was seen, by the client's clock.
+    fn note_outcome(
+        &self,
+        outcome: &mut Option<Outcome>,
+        sent: MonotonicTime,
+        seen: MonotonicTime,
+    ) {
+        if let Some(Ok(Reply::TooLate { micros })) = outcome {
+            self.node.note_micros(*micros, sent, seen);
+        }
+        *outcome = outcome.take().map(|one| self.node.naming_the_server(one));
+    }
+}
+
+/// The outcome of a ping, with the index of its node.
+type Pinged = (usize, Result<Duration, Error>);
+
+/// At most so many callers wait for the ping of a node. A further one replaces the oldest: a caller leaves with the
+/// replies of a majority, so the oldest has probably left.
+const MOST_PINGS: usize = 1024;
+
+/// The callers that wait for the ping of a node. At most one ping of a node runs at a time.
+#[derive(Default)]
+struct Pings(Mutex<VecDeque<Sender<Pinged>>>);
+
+impl Pings {
+    /// Adds a caller. Returns true if no ping runs yet, so this caller has to start one.
+    fn join(&self, caller: Sender<Pinged>) -> bool {
+        let mut callers = self.0.lock();
+        if callers.len() == MOST_PINGS {
+            callers.pop_front();
+        }
+        callers.push_back(caller);
+        callers.len() == 1
+    }
+
+    fn take(&self) -> VecDeque<Sender<Pinged>> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+/// A ping of this node, until it has ended. If it does not start, or panics, its callers get no outcome.
+struct RunningPing(Option<Arc<Member>>);
+
+impl RunningPing {
+    fn run(mut self, index: usize) {
+        let Some(outcome) = self.0.as_ref().map(|member| member.node.ping()) else {
+            return;
+        };
+        for caller in self.end() {
+            let _ = caller.send((index, outcome.clone()));
+        }
+    }
+
+    /// The callers of this ping. Later callers start the next one.
+    fn end(&mut self) -> VecDeque<Sender<Pinged>> {
+        self.0
+            .take()
+            .map(|member| member.pings.take())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for RunningPing {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+/// The lease that a request is about, and the ttl that it asks for.
+struct Lease<'a> {
+    key: &'a Key,
+    id: LeaseId,
+    ttl: Duration,
+}
+
+impl Lease<'_> {
+    fn hold(&self, micros: u64, sets_missing: Option<u64>) -> Command {
+        Command::Hold {
+            key: self.key.clone(),
+            lease: self.id,
+            ttl: self.ttl,
+            micros,
+            sets_missing,
+        }
+    }
+
+    fn release(&self, now: MonotonicTime) -> Command {
+        Command::Release {
+            key: self.key.clone(),
+            lease: self.id,
+            until: now.after(self.ttl),
+            held: None,
+            queued: None,
+        }
+    }
+}
+
+fn is_granted(reply: &Reply) -> bool {
+    matches!(reply, Reply::Granted { .. })
+}
+
+impl QuorumStore {
+    /// The store of a quorum of servers. Makes no connection.
+    pub fn new(
+        address: QuorumAddress,
+        config: &Config,
+        holder: &HolderId,
+        late_releases: Option<LateReleaseHook>,
+    ) -> Arc<Self> {
+        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, address.names));
+        let node_config = Config {
+            max_ttl: address.quarantine,
+            ..config.clone()
+        };
+        let member = |(index, endpoint): (usize, Endpoint)| {
+            Member::new(endpoint.address(), |request_maintenance| {
+                Arc::new(Node::new(
+                    ServerId(index as u8),
+                    Arc::new(endpoint),
+                    &node_config,
+                    holder.clone(),
+                    request_maintenance,
+                    late_releases
+                        .as_ref()
+                        .map(|releases| releases.hook_of(index)),
+                    None,
+                ))
+            })
+        };
+        let nodes = address.endpoints.into_iter().enumerate();
+        let members = nodes.map(member).collect();
+        let clock = Clock::default();
+        Self::of(members, config, address.quarantine, clock, late_releases)
+    }
+
+    /// The store of a quorum of servers in memory, which share a clock.
+    pub fn of_memory(
+        servers: &[Arc<MemoryServer>],
+        config: &Config,
+        holder: &HolderId,
+        late_releases: Option<LateReleaseHook>,
+    ) -> Arc<Self> {
+        let names: Vec<String> = (0..servers.len())
+            .map(|index| format!("memory node {index}"))
+            .collect();
+        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, names.clone()));
+        let member = |(index, server): (usize, &Arc<MemoryServer>)| {
+            Member::new(names[index].clone(), |request_maintenance| {
+                let (server, holder) = (Arc::clone(server), holder.clone());
+                let hook = late_releases
+                    .as_ref()
+                    .map(|releases| releases.hook_of(index));
+                let node = MemoryNode::new(server, holder, request_maintenance, hook);
+                Arc::new(node.with_quarantine(config.max_ttl))
+            })
+        };
+        let members = servers.iter().enumerate().map(member).collect();
+        let clock = servers[0].clock().clone();
+        Self::of(members, config, config.max_ttl, clock, late_releases)
+    }
+
+    fn of(
+        members: Vec<Arc<Member>>,
+        config: &Config,
+        quarantine: Duration,
+        clock: Clock,
+        late_releases: Option<Arc<QuorumLateReleases>>,
+    ) -> Arc<Self> {
+        let mark = Key::of_redis(&config.prefix, &key::data_mark(&config.prefix));
+        let mark = mark.expect("it has the prefix");
+        let proposals = Proposals::new(config.max_ttl);
+        let allowed = clocks::allowed_from_median(config.max_ttl, proposals.lead());
+        Arc::new(Self {
+            count: Count::of(members.len()),
+            names: members.iter().map(|one| one.address.clone()).collect(),
+            members,
+            prober: Arc::new(Prober::new(allowed)),
+            probe: Command::Probe { mark },
+            proposals,
+            quarantine,
+            ttls: RecentTtls::default(),
+            late_holds: LateHolds::default(),
+            split_vote_count: AtomicU32::new(0),
+            clock,
+            late_releases,
+            threads: Mutex::default(),
+        })
+    }
+
+    /// Starts the thread of each node, and the thread of the probes.
+    fn start_threads(&self, threads: &ThreadGroup) -> Result<(), Error> {
+        for member in &self.members {
+            let (node, requests) = (Arc::downgrade(&member.node), &member.maintenance);
+            let requests = Arc::clone(requests);
+            let started = threads.spawn("leasehold-node", move || requests.run(&node));
+            started.inspect_err(|_| self.stop_threads())?;
+        }
+        let members: Vec<_> = self.members.iter().map(Arc::downgrade).collect();
+        let (prober, probe, clock) = (&self.prober, self.probe.clone(), self.clock.clone());
+        let prober = Arc::clone(prober);
+        let started = threads.spawn("leasehold-probes", move || {
+            prober.run(&members, &probe, &clock);
+        });
+        started.inspect_err(|_| self.stop_threads())?;
+        *self.threads.lock() = Some(threads.clone());
+        Ok(())
+    }
+
+    fn stop_threads(&self) {
+        self.threads.lock().take();
+        self.prober.stop();
+        for member in &self.members {
+            member.maintenance.stop();
+        }
+    }
+
+    fn all(&self) -> Vec<usize> {
+        (0..self.members.len()).collect()
+    }
+
+    /// Sends a command to each of `nodes`, and waits until `is_decided` returns true, or all have replied, but at most
+    /// until `deadline`. The outcomes are in the order of `nodes`; `None` for a node without a reply.
+    fn ask(
+        &self,
+        nodes: &[usize],
+        command: impl Fn(usize) -> Command,
+        deadline: MonotonicTime,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let batches = nodes.iter().map(|node| (*node, vec![command(*node)]));
+        self.ask_voters(
+            batches.collect(),
+            deadline,
+            SlowNodes::Leave,
+            is_decided,
+            |_| false,
+        )
+    }
+
+    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length; within a node, the outcomes
+    /// are in the order of its batch. `has_voted`: whether a majority has voted. If it has, but `is_decided` returns
+    /// false, the votes of the other nodes may decide, and `slow_nodes` says how long to wait for them. Notes the clock
+    /// of each node that has got a request too late.
+    fn ask_voters(
+        &self,
+        batches: Vec<(usize, Vec<Command>)>,
+        deadline: MonotonicTime,
+        slow_nodes: SlowNodes,
+        is_decided: impl Fn(&[Option<Outcome>]) -> bool,
+        has_voted: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> Vec<Option<Outcome>> {
+        let sent = self.clock.now();
+        let nodes: Vec<usize> = batches.iter().map(|(node, _)| *node).collect();
+        let need_votes = batches
+            .first()
+            .is_some_and(|(_, batch)| batch.iter().all(needs_vote));
+        let length = batches.first().map_or(1, |(_, batch)| batch.len());
+        let (submitted, completions) = Submitted::new(nodes.len() * length);
+        let awaited: Vec<bool> = nodes
+            .iter()
+            .map(|node| !self.members[*node].is_silent())
+            .collect();
+        let sent_requests = self.send_batches(batches, &awaited, completions);
+        let now = MonotonicTime::now();
+        let deadline = self.on_machines_clock(deadline);
+        let has_voted = |outcomes: &[Option<Outcome>]| is_decided(outcomes) || has_voted(outcomes);
+        let voted_at = read_replies(sent_requests, deadline, || submitted.wait(now, has_voted));
+        let voted_at = voted_at.or_else(|| {
+            let has_voted = submitted.wait(deadline, has_voted);
+            has_voted.then(MonotonicTime::now)
+        });
+        if let Some(voted_at) = voted_at {
+            let have_replied = |outcomes: &[Option<Outcome>], awaited: &[bool]| {
+                let mut of_nodes = outcomes.chunks(length).zip(awaited);
+                of_nodes
+                    .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
+            };
+            // `now` has passed, so this only checks.
+            if !submitted.wait(now, &is_decided)
+                && let Some(grace) = self.grace_after_split_vote(slow_nodes)
+            {
+                let not_failing = self.not_failing(&nodes);
+                let until = voted_at.after(grace).min(deadline);
+                let _ = submitted.wait(until, |outcomes| {
+                    is_decided(outcomes) || have_replied(outcomes, &not_failing)
+                });
+            }
+            let soon = voted_at.after(GRACE).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| have_replied(outcomes, &awaited));
+        }
+        // The nodes drop the requests that are not written yet.
+        let mut outcomes = submitted.leave();
+        let seen = self.clock.now();
+        for (node, of_node) in nodes.into_iter().zip(outcomes.chunks_mut(length)) {
+            let member = &self.members[node];
+            member.note_reply(of_node.iter().all(Option::is_some));
+            let noted = member.health.note(of_node, need_votes, &self.clock);
+            self.prober.follow_up(noted, member, &self.clock);
+            for outcome in of_node {
+                member.note_outcome(outcome, sent, seen);
+            }
+        }
+        outcomes
+    }
+
+    /// Sends a batch to each node. Writes a single command on this thread, if the node is awaited. Returns the requests
+    /// that this thread has written.
+    fn send_batches(
+        &self,
+        batches: Vec<(usize, Vec<Command>)>,
+        awaited: &[bool],
+        completions: Vec<Completion>,
+    ) -> Vec<SentRequest<'_>> {
+        let mut completions = completions.into_iter();
+        let mut sent_requests = Vec::new();
+        for ((node, batch), is_awaited) in batches.into_iter().zip(awaited) {
+            let node = &self.members[node].node;
+            let may_send =
+                *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
+            let mut batch = batch.into_iter().zip(completions.by_ref());
+            if may_send && let Some((command, completion)) = batch.next() {
+                sent_requests.extend(node.send(command, completion));
+            } else {
+                node.submit(batch.collect());
+            }
+        }
+        sent_requests
+    }
+
+    /// How long a request with a split vote waits for silent nodes; `None` for 15 of 16 callers. Counts the caller.
+    fn grace_after_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
+        match slow_nodes {
+            SlowNodes::Leave => {
+                let votes = self.split_vote_count.fetch_add(1, Ordering::Relaxed);
+                let waits = votes.wrapping_add(1).is_multiple_of(WAIT_FOR_SILENT_EVERY);
+                waits.then_some(LONGEST_GRACE)
+            }
+            SlowNodes::AwaitIfSplit(grace) => Some(grace),
+        }
+    }
+
+    /// The time of the machine's clock, by which threads wait, at this time of the client's clock.
+    fn on_machines_clock(&self, time: MonotonicTime) -> MonotonicTime {
+        MonotonicTime::now().after(time.since(self.clock.now()))
+    }
+
+    /// For each of `nodes`, whether it is not failing.
+    fn not_failing(&self, nodes: &[usize]) -> Vec<bool> {
+        let is_failing = |node: &usize| self.members[*node].health.is_failing();
+        nodes.iter().map(|node| !is_failing(node)).collect()
+    }
+
+    /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
+    /// yet, a time that no clock shows.
+    fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
+        let latest = self.members[node].node.latest_micros_at(time);
+        latest.map_or(LONGEST_MICROS, |latest| latest.min(LONGEST_MICROS))
+    }
+
+    fn no_majority(&self, outcomes: &[Option<Outcome>]) -> Error {
+        self.count.no_majority(outcomes, &self.names)
+    }
+
+    /// Acquires a key that no lease holds.
+    fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
+        self.ttls.note(lease.ttl, MonotonicTime::now());
+        // A grant that comes after the ttl has no validity left.
+        let deadline = deadline.min(self.clock.now().after(lease.ttl));
+        let (token, outcomes) = self.propose(lease, None, deadline);
+        if let Some(token) = token {
+            return Ok(Reply::granted(token));
+        }
+        self.give_up(lease, &outcomes);
+        let contention = self.count.contention(&outcomes);
+        contention.ok_or_else(|| self.no_majority(&outcomes))
+    }
+
+    /// Adopts a ticket: acquires a key that the ticket's lease holds. If no majority passes the key on, and another
+    /// client has not adopted the ticket, the nodes give the key back, so the ticket can still be adopted.
+    fn adopt(&self, key: &Key, id: LeaseId, ticket: &Adoption, deadline: MonotonicTime) -> Outcome {
+        let ttl = if ticket.renew { ticket.ttl } else { KEEPS_TTL };
+        self.ttls.note(ttl, MonotonicTime::now());
+        let lease = Lease { key, id, ttl };
+        let from = TicketLease {
+            lease: ticket.from,
+            micros: micros_of(ticket.token).min(LONGEST_MICROS + 1),
+        };
+        let (token, mut outcomes) = self.propose(&lease, Some(from), deadline);
+        if let Some(token) = token
+            && let Some(expires_in) = self.time_left(&lease, deadline)
+        {
+            let (id, ttl) = (ticket.from, ticket.longest);
+            self.end_ticket(&Lease { key, id, ttl }, &outcomes);
+            return Ok(Reply::Adopted { expires_in, token });
+        }
+        let refused = self.count.refused_ticket(&outcomes);
+        let refused = refused.ok_or_else(|| self.no_majority(&outcomes));
+        if refused.is_err() {
+            self.give_back(&lease, ticket.from, &mut outcomes);
+        }
+        let ttl = ticket.longest;
+        self.give_up(&Lease { ttl, ..lease }, &outcomes);
+        refused
+    }
+
+    /// Releases the lease of a ticket that was adopted, on each node that has not passed the key on. The key would block
+    /// the node for a ttl if another adopter gives it back there later, or a request of the old holder still arrives.
+    fn end_ticket(&self, ticket: &Lease<'_>, outcomes: &[Option<Outcome>]) {
+        let release = ticket.release(self.clock.now());
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            let has_passed_on = matches!(outcome, Some(Ok(reply)) if is_granted(reply));
+            if !has_passed_on {
+                member.node.queue_undo(release.clone());
+            }
+        }
+    }
+
+    /// How long a majority keeps the key for this lease; `None` if it is unknown whether a majority has the lease.
+    fn time_left(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Option<Duration> {
+        let key = lease.key.clone();
+        match self.inspect(&Command::Inspect { key }, deadline) {
+            Ok(Reply::Found { value, expires_in }) if value.lease == lease.id => expires_in,
+            _ => None,
+        }
+    }
+
+    /// Gives a key that was to be adopted back to the ticket's lease, on each node that may have passed the key on.
+    /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
+    fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
+        let soon = self.clock.now().after(GIVES_BACK_WITHIN);
+        let back = Command::Propose {
+            key: lease.key.clone(),
+            lease: to,
+            ttl: KEEPS_TTL,
+            micros: 0,
+            // It changes a key of the adopter only, and keeps its ttl, so it may arrive late.
+            until: LONGEST_MICROS,
+            from: Some(TicketLease {
+                lease: lease.id,
+                micros: 0,
+            }),
+        };
+        let mut nodes = self.all();
+        nodes.retain(|node| {
+            let outcome = outcomes[*node].as_ref();
+            outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
+        });
+        let all_have_replied = |given: &[Option<Outcome>]| given.iter().all(Option::is_some);
+        let given = self.ask(&nodes, |_| back.clone(), soon, all_have_replied);
+        for (node, outcome) in nodes.into_iter().zip(given) {
+            if matches!(outcome, Some(Ok(Reply::Granted { .. }))) {
+                outcomes[node] = Some(Ok(Reply::Done));
+            }
+        }
+    }
+
+    /// Proposes a token for the lease to all nodes, and makes a majority store it. Returns the token, if a majority has
+    /// granted and stored it, and the outcomes of the nodes.
+    fn propose(
+        &self,
+        lease: &Lease<'_>,
+        from: Option<TicketLease>,
+        deadline: MonotonicTime,
+    ) -> (Option<u64>, Vec<Option<Outcome>>) {
+        let now = self.clock.now();
+        let time = |member: &Arc<Member>| member.node.micros_at(now);
+        let times = self.members.iter().filter_map(time).collect();
+        let micros = self.proposals.next(times, self.count.majority());
+        let proposal = |node: usize| Command::Propose {
+            key: lease.key.clone(),
+            lease: lease.id,
+            ttl: lease.ttl,
+            micros,
+            until: self.shown_at(node, deadline),
+            from,
+        };
+        let batches = self
+            .all()
+            .into_iter()
+            .map(|node| (node, vec![proposal(node)]));
+        let mut outcomes = self.ask_voters(
+            batches.collect(),
+            deadline,
+            SlowNodes::Leave,
+            |outcomes| self.count.is_decided(outcomes, is_granted),
+            |outcomes| self.count.contention(outcomes).is_some(),
+        );
+        // A node that got the request too late had its clock set forward since the client read it. Its reply has the
+        // time, so the client asks once more.
+        let mut late = self.all();
+        late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
+        if !late.is_empty()
+            && self.count.grant(&outcomes) == Grant::None
+            && self.clock.now() < deadline
+        {
+            let with = |again: Vec<Option<Outcome>>| {
+                let mut outcomes = outcomes.clone();
+                for (node, outcome) in late.iter().zip(again) {
+                    outcomes[*node] = outcome;
+                }
+                outcomes
+            };
+            let again = self.ask(&late, proposal, deadline, |again| {
+                self.count.is_decided(&with(again.to_vec()), is_granted)
+            });
+            outcomes = with(again);
+        }
+        let token = match self.count.grant(&outcomes) {
+            Grant::Token { token, is_stored } => {
+                let is_stored = is_stored || self.write_back(lease, token, &mut outcomes, deadline);
+                is_stored.then_some(token)
+            }
+            Grant::None => None,
+        };
+        if let Some(token) = token {
+            self.proposals.note(token);
+        }
+        (token, outcomes)
+    }
+
+    /// Makes a majority store the token of a grant. Replaces the outcomes of the nodes that it asks. Returns false if
+    /// no majority has stored the token by `deadline`.
+    fn write_back(
+        &self,
+        lease: &Lease<'_>,
+        token: u64,
+        outcomes: &mut [Option<Outcome>],
+        deadline: MonotonicTime,
+    ) -> bool {
+        let has_stored = |outcome: &Option<Outcome>| has_stored(outcome, token);
+        let (done, asked): (Vec<usize>, Vec<usize>) = self
+            .all()
+            .into_iter()
+            .partition(|node| has_stored(&outcomes[*node]));
+        let needed = self.count.majority().saturating_sub(done.len());
+        // An adoption without renewal keeps the ttl that each key has. It sets no missing key, which would have no ttl.
+        let may_set = lease.ttl >= MIN_TTL;
+        let hold = |node: usize| {
+            let sets_missing = may_set.then(|| self.shown_at(node, deadline));
+            lease.hold(micros_of(token), sets_missing)
+        };
+        let written = self.ask(&asked, hold, deadline, |written| {
+            let stored = written.iter().filter(|one| has_stored(one)).count();
+            let failed = written.iter().flatten().count() - stored;
+            stored >= needed || asked.len() - failed < needed
+        });
+        let stored = written.iter().filter(|one| has_stored(one)).count();
+        for (node, outcome) in asked.into_iter().zip(written) {
+            // As an error, it replaces the node's grant, so the caller learns the reason, and the key is released
+            // there.
+            let outcome = match outcome {
+                Some(Ok(Reply::TooFarAhead)) => {
+                    Some(Err(Error::new(ErrorKind::NoQuorum, TOO_FAR_AHEAD)))
+                }
+                other => other,
+            };
+            // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
+            // hold that was refused, the node's first reply counts.
+            let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
+            if !was_refused || outcomes[node].is_none() {
+                outcomes[node] = outcome;
+            }
+        }
+        stored >= needed
+    }
+
+    /// Releases a lease that no majority has granted, on each node that has granted it, or whose outcome is unknown.
+    fn give_up(&self, lease: &Lease<'_>, outcomes: &[Option<Outcome>]) {
+        let release = lease.release(self.clock.now());
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            match outcome {
+                Some(Ok(Reply::Granted { .. })) => member.node.send_release(release.clone()),
+                Some(Ok(_)) => {}
+                // The proposal may still arrive.
+                None | Some(Err(_)) => member.node.queue_undo(release.clone()),
+            }
+        }
+    }
+
+    /// Sends a release to all nodes. Without the reply of a majority, the release is tracked as late.
+    fn release(&self, release: &Command, deadline: MonotonicTime) -> Outcome {
+        self.end_late_holds(release);
+        let tracked = self.track_release(release, true);
+        let (released, _) = self.release_on_all(release, deadline);
+        if let Some((late_releases, key, token)) = tracked {
+            late_releases.leave(key, token, &released);
+        }
+        released
+    }
+
+    /// A late hold that is not written yet must not set the key again after this release.
+    fn end_late_holds(&self, release: &Command) {
+        if let Command::Release { lease, .. } = release {
+            self.late_holds.end(*lease, self.members.len());
+        }
+    }
+
+    /// Notes the release of a guard's lease before it is sent. Returns the key and the token for
+    /// [`leave`](QuorumLateReleases::leave).
+    fn track_release<'a>(
+        &self,
+        release: &'a Command,
+        is_awaited: bool,
+    ) -> Option<(&QuorumLateReleases, &'a Key, u64)> {
+        let late_releases = self.late_releases.as_deref()?;
+        let (key, token) = release.guard_release()?;
+        late_releases.begin(key, token, is_awaited);
+        Some((late_releases, key, token))
+    }
+
+    /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the nodes.
+    fn release_on_all(
+        &self,
+        release: &Command,
+        deadline: MonotonicTime,
+    ) -> (Outcome, Vec<Option<Outcome>>) {
+        let command = |_| release.clone();
+        let outcomes = self.ask(&self.all(), command, deadline, |outcomes| {
+            self.count.is_release_decided(outcomes)
+        });
+        let released = self.count.released(&outcomes);
+        (
+            released.ok_or_else(|| self.no_majority(&outcomes)),
+            outcomes,
+        )
+    }
+
+    /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the
+    /// forced release of such a node any more, so that request may never be written.
+    fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
+        let release = Command::Release {
+            key: key.clone(),
+            lease,
+            until: self.clock.now().after(self.quarantine),
+            held: None,
+            queued: None,
+        };
+        for (member, outcome) in self.members.iter().zip(outcomes) {
+            if !has_released(outcome) {
+                member.node.send_release(release.clone());
+            }
+        }
+    }
+
+    /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost.
+    /// (A node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so
+    /// many nodes lack its key that the lease is lost.) Waits for these keys only if a lease has no majority without
+    /// them. `by_watchdog`: the watchdog sends these renewals, so no caller waits.
+    fn renew(&self, renewals: &mut [&mut Request], by_watchdog: bool) {
+        let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
+            return;
+        };
+        let now = self.clock.now();
+        for request in &*renewals {
+            if let Command::Renew { ttl, .. } = request.command {
+                self.ttls.note(ttl, MonotonicTime::now());
+            }
+        }
+        let slow_nodes = match by_watchdog {
+            true => {
+                SlowNodes::of_renewals(renewals.len(), self.ttls.shortest(MonotonicTime::now()))
+            }
+            false => SlowNodes::Leave,
+        };
+        let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
+            Command::Renew {
+                key,
+                lease,
+                token,
+                ttl,
+                ..
+            } => {
+                let (id, ttl) = (*lease, *ttl);
+                // The next renewal comes within one ttl, so a later hold need not set the key.
+                let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
+                Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
+            }
+            other => unreachable!("{other:?} is no renewal"),
+        };
+        let holds: Vec<Command> = renewals.iter().map(|one| hold(one, None)).collect();
+        let nodes = self.all();
+        let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
+        let leases = holds.len();
+        // If the votes for a lease are split, the watchdog does not wait until the deadline for the other nodes: the
+        // next renewal of this lease asks again.
+        let has_voted = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
+        let outcomes = self.ask_voters(
+            nodes.iter().map(|node| (*node, holds.clone())).collect(),
+            deadline,
+            slow_nodes,
+            |outcomes| by_lease(outcomes, leases).all(|one| is_decided(&one)),
+            |outcomes| by_watchdog && by_lease(outcomes, leases).all(|one| has_voted(&one)),
+        );
+        let mut of_leases: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
+        let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
+        let mut late: Vec<Vec<(Command, Completion)>> = nodes.iter().map(|_| Vec::new()).collect();
+        for (index, outcomes) in of_leases.iter().enumerate() {
+            let request = &renewals[index];
+            let Command::Renew { lease, ttl, .. } = request.command else {
+                continue;
+            };
+            // A renewal with a shorter ttl only asks whether the lease is held.
+            if ttl < MIN_TTL || !self.count.may_set(outcomes) {
+                continue;
+            }
+            let is_held = self.count.renewed(outcomes) == Some(Reply::Done);
+            for (node, outcome) in outcomes.iter().enumerate() {
+                let lacks_key = match outcome {
+                    Some(Ok(Reply::Missing)) => true,
+                    // The node may lack the key. Its pipeline drops this renewal, unless it was written.
+                    None => !self.members[node].health.is_failing(),
+                    _ => false,
+                };
+                if lacks_key && !is_held {
+                    to_set.push((node, index, hold(request, Some(node))));
+                } else if lacks_key
+                    && let Some(completion) = self.late_holds.begin(lease, node, ttl, now)
+                {
+                    late[node].push((hold(request, Some(node)), completion));
+                }
+            }
+        }
+        for (member, holds) in self.members.iter().zip(late) {
+            if !holds.is_empty() {
+                member.node.submit(holds);
+            }
+        }
+        let left = deadline.since(self.clock.now());
+        self.set_missing(to_set, &mut of_leases, slow_nodes.sets_within().min(left));
+        for (request, outcomes) in renewals.iter_mut().zip(of_leases) {
+            let reply = self.count.renewed(&outcomes);
+            request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
+        }
+    }
+
+    /// Sends holds, each with its node and the index of its lease, and waits for them `within` this time. Replaces the
+    /// outcomes of these nodes, by `None` without a reply.
+    fn set_missing(
+        &self,
+        mut holds: Vec<(usize, usize, Command)>,
+        of_leases: &mut [Vec<Option<Outcome>>],
+        within: Duration,
+    ) {
+        if holds.is_empty() {
+            return;
+        }
+        holds.sort_by_key(|(node, ..)| *node);
+        let sent = self.clock.now();
+        let (submitted, completions) = Submitted::new(holds.len());
+        let mut completions = completions.into_iter();
+        for of_node in holds.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let commands = of_node.iter().map(|(_, _, command)| command.clone());
+            let batch = commands.zip(completions.by_ref()).collect();
+            self.members[of_node[0].0].node.submit(batch);
+        }
+        let soon = MonotonicTime::now().after(within);
+        let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
+        let seen = self.clock.now();
+        for ((node, lease, _), mut outcome) in holds.into_iter().zip(submitted.leave()) {
+            // After a hold that came too late, the next renewal asks in time.
+            self.members[node].note_outcome(&mut outcome, sent, seen);
+            of_leases[lease][node] = outcome;
+        }
+    }
+
+    /// Inspects the key. If the nodes that have voted disagree, asks again until `deadline`: nodes disagree while a lock
+    /// changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits longer for
+    /// that vote.
+    fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
+        let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
+        let is_decided = |outcomes: &[Option<Outcome>]| {
+            has_voted(outcomes) && self.count.found(outcomes).is_some()
+        };
+        let until = self.on_machines_clock(deadline);
+        let mut grace = FIRST_INSPECTION_GRACE;
+        loop {
+            let asked = MonotonicTime::now();
+            let nodes = self.all().into_iter();
+            let outcomes = self.ask_voters(
+                nodes.map(|node| (node, vec![command.clone()])).collect(),
+                deadline,
+                SlowNodes::AwaitIfSplit(grace),
+                is_decided,
+                has_voted,
+            );
+            if let Some(found) = self.count.found(&outcomes) {
+                return Ok(found);
+            }
+            let now = MonotonicTime::now();
+            let again_at = now.max(asked.after(grace.min(LONGEST_INSPECTION_PAUSE)));
+            if !has_voted(&outcomes) || again_at >= until {
+                return Err(self.no_majority(&outcomes));
+            }
+            park_timeout(again_at.since(now));
+            grace = (2 * grace).min(LONGEST_GRACE);
+        }
+    }
+
+    /// The error for something that a single server has.
+    fn unsupported(what: &str) -> Error {
+        let message = format!("{what} on a quorum of independent servers");
+        Error::new(ErrorKind::Unsupported, message)
+    }
+}
+
+impl Store for QuorumStore {
+    fn execute(&self, requests: &mut [Request]) {
+        let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew { .. });
+        let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
+            requests.iter_mut().partition(is_renewal);
+        // Only the watchdog sends batches.
+        self.renew(&mut renewals, true);
+        for request in others {
+            let outcome = self.execute_one(request.command.clone(), request.deadline);
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+        match &command {
+            Command::Acquire {
+                replicas: Some(_), ..
+            } => Err(Self::unsupported("acknowledgements of replicas")),
+            Command::Acquire {
+                key, lease, ttl, ..
+            } => {
+                let lease = Lease {
+                    key,
+                    id: *lease,
+                    ttl: *ttl,
+                };
+                self.acquire(&lease, deadline)
+            }
+            Command::Renew { .. } => {
+                let mut request = Request::new(command, deadline);
+                self.renew(&mut [&mut request], false);
+                request.into_outcome()
+            }
+            Command::Release { .. } => self.release(&command, deadline),
+            Command::ForceUnlock { key, lease, .. } => {
+                // The lease may be one of this client.
+                self.late_holds.end(*lease, self.members.len());
+                let (released, outcomes) = self.release_on_all(&command, deadline);
+                if matches!(released, Ok(Reply::Done)) {
+                    self.release_elsewhere(key, *lease, &outcomes);
+                }
+                released
+            }
+            Command::Inspect { .. } => self.inspect(&command, deadline),
+            Command::Flush => self.flush(deadline).map(|()| Reply::Done),
+            Command::Adopt { key, lease, grant } => self.adopt(key, *lease, grant, deadline),
+            Command::Read { key } => self.read_value(key, deadline),
+            Command::Write {
+                key,
+                token,
+                value,
+                ttl,
+            } => {
+                let change = Change {
+                    key,
+                    token: *token,
+                    value: value.as_ref(),
+                    ttl: *ttl,
+                };
+                self.write_value(&change, deadline)
+            }
+            Command::Propose { .. }
+            | Command::Hold { .. }
+            | Command::WriteCopy { .. }
+            | Command::ReadCopy { .. }
+            | Command::Probe { .. } => Err(Self::unsupported("votes")),
+        }
+    }
+
+    /// Refuses the requests: no caller submits requests to a quorum.
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (_, completion) in requests {
+            let _ = completion.complete(Err(Self::unsupported("submitted requests")));
+        }
+    }
+
+    /// Pings all nodes at once, and waits until a majority has replied or cannot reply any more. Returns the longest
+    /// time of that majority.
+    fn ping(&self) -> Result<Duration, Error> {
+        let threads = self.threads.lock().clone();
+        let (pinged, pings) = bounded(self.members.len());
+        for (index, member) in self.members.iter().enumerate() {
+            if !member.pings.join(pinged.clone()) {
+                // The reply to an earlier ping answers this one, too.
+                continue;
+            }
+            let running = RunningPing(Some(Arc::clone(member)));
+            let ping = move || running.run(index);
+            match &threads {
+                Some(threads) => threads.spawn("leasehold-ping", ping)?,
+                None => ping(),
+            }
+        }
+        drop(pinged);
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
+        let mut longest = Duration::ZERO;
+        while !self.count.is_decided(&outcomes, Reply::is_success) {
+            let Ok((index, took)) = pings.recv() else {
+                break;
+            };
+            longest = longest.max(*took.as_ref().unwrap_or(&longest));
+            outcomes[index] = Some(took.map(|_| Reply::Done));
+        }
+        if !self.count.has_succeeded(&outcomes) {
+            return Err(self.no_majority(&outcomes));
+        }
+        Ok(longest)
+    }
+
+    /// Checks all nodes at once. A majority has to reply; a finding names each other node.
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let panicked = || Err(Error::new(ErrorKind::Timeout, "the check has panicked"));
+        let mut checks: Vec<_> = self.members.iter().map(|_| panicked()).collect();
+        let check = |member: &Arc<Member>| member.node.check_environment();
+        call_each(&self.members, check, |results| {
+            results
+                .iter()
+                .for_each(|(node, check)| checks[node] = check);
+        });
+        if checks.iter().flatten().count() < self.count.majority() {
+            return Err(self.no_majority(&as_outcomes(&checks)));
+        }
+        let mut found = Vec::new();
+        for (member, check) in self.members.iter().zip(checks) {
+            match check {
+                Ok(findings) => found.extend(findings.unwrap_or_default()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    let warning = EnvironmentWarning::ServerNotChecked { reason };
+                    found.push(EnvironmentFinding::new(&member.address, warning));
+                }
+            }
+        }
+        Ok(Some(found))
+    }
+
+    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
+        let hook = Arc::new(Mutex::new(Some(hook)));
+        for member in &self.members {
+            let hook = Arc::clone(&hook);
+            member.node.on_first_connection(Box::new(move || {
+                let hook = hook.lock().take();
+                if let Some(hook) = hook {
+                    hook();
+                }
+            }));
+        }
+    }
+
+    fn run_first_connection_hook(&self) {
+        for member in &self.members {
+            member.node.run_first_connection_hook();
+        }
+    }
+
+    fn send_release(&self, release: Command) {
+        self.end_late_holds(&release);
+        let _ = self.track_release(&release, false);
+        for member in &self.members {
+            member.node.send_release(release.clone());
+        }
+    }
+
+    fn nodes(&self) -> Vec<NodeState> {
+        let state = |member: &Arc<Member>| {
+            let noted = member.health.probe_if_outdated(&self.clock);
+            self.prober.follow_up(noted, member, &self.clock);
+            member.state(&self.clock)
+        };
+        self.members.iter().map(state).collect()
+    }
+
+    fn on_node_report(&self, hook: NodeHook) {
+        self.prober.set_hook(hook);
+    }
+
+    fn failed_releases(&self) -> usize {
+        let nodes = self.members.iter();
+        nodes.map(|member| member.node.failed_releases()).sum()
+    }
+
+    /// A hold may come after the release of its lease, and sets the key again.
+    fn renewals_set_keys(&self) -> bool {
+        true
+    }
+
+    fn end_renewals(&self, lease: LeaseId) {
+        self.late_holds.end(lease, self.members.len());
+    }
+
+    fn end(&self) {
+        self.members.iter().for_each(|member| member.node.end());
+    }
+
+    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to
+    /// each other node that neither confirms its releases soon nor makes progress.
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        // The flushes of the nodes would wait for them.
+        self.late_holds.end_all();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
+        let flush = |member: &Arc<Member>| member.node.flush(deadline).map(|()| Reply::Done);
+        call_each(&self.members, flush, |flushes| {
+            while !self.count.has_succeeded(&outcomes) {
+                let Ok((node, outcome)) = flushes.recv() else {
+                    return;
+                };
+                outcomes[node] = Some(outcome);
+            }
+            self.await_slower_flushes(flushes, &mut outcomes);
+        });
+        match self.count.has_succeeded(&outcomes) {
+            true => Ok(()),
+            false => Err(self.no_majority(&outcomes)),
+        }
+    }
+
+    fn close(&self) {
+        self.stop_threads();
+        self.members.iter().for_each(|member| member.node.close());
+    }
+}
+
+impl QuorumStore {
+    /// Waits for the nodes that have not flushed yet. From time to time, closes the connections to each of them whose
+    /// queue of releases has not become shorter; its flush then ends.
+    fn await_slower_flushes(
+        &self,
+        flushes: &Receiver<(usize, Outcome)>,
+        outcomes: &mut [Option<Outcome>],
+    ) {
+        let queued = || -> Vec<usize> {
+            let members = self.members.iter();
+            members
+                .map(|member| member.node.queued_releases())
+                .collect()
+        };
+        let mut before = queued();
+        let mut check_at = MonotonicTime::now().after(self.first_flush_grace(outcomes));
+        loop {
+            match flushes.recv_timeout(check_at.since(MonotonicTime::now())) {
+                Ok((node, outcome)) => outcomes[node] = Some(outcome),
+                // All flushes have ended.
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = queued();
+                    for (node, member) in self.members.iter().enumerate() {
+                        if outcomes[node].is_none() && now[node] >= before[node] {
+                            member.node.disconnect();
+                        }
+                    }
+                    before = now;
+                    check_at = MonotonicTime::now().after(LONGEST_GRACE);
+                }
+            }
+        }
+    }
+
+    /// How long a flush waits for the nodes without an outcome until it first checks whether they make progress.
+    fn first_flush_grace(&self, outcomes: &[Option<Outcome>]) -> Duration {
+        let members = self.members.iter().zip(outcomes);
+        let mut pending = members.filter(|(_, outcome)| outcome.is_none());
+        match pending.all(|(member, _)| member.health.is_failing()) {
+            true => FAILING_FLUSH,
+            false => LONGEST_GRACE,
+        }
+    }
+}
+
+/// Reads the replies to these requests as they come, for [`CALLER_READS_FOR`] and until `deadline` at most. Leaves the
+/// rest to the nodes' threads. Returns about when a majority voted, or `None` if none has.
+fn read_replies(
+    mut requests: Vec<SentRequest<'_>>,
+    deadline: MonotonicTime,
+    has_voted: impl Fn() -> bool,
+) -> Option<MonotonicTime> {
+    let mut checked_at = MonotonicTime::now();
+    let until = checked_at.after(CALLER_READS_FOR).min(deadline);
+    let mut voted_at = None;
+    while !requests.is_empty() {
+        let ready = SentRequest::wait_for_any(&requests, until);
+        let has_received = !ready.is_empty();
+        for position in ready.into_iter().rev() {
+            if requests[position].receive() {
+                requests.swap_remove(position);
+            }
+        }
+        let now = MonotonicTime::now();
+        if voted_at.is_none() && has_voted() {
+            // If no socket was ready, another thread has read the last of these votes, at some time since the last
+            // check. The earlier time is taken, so that the caller does not wait twice for slower nodes.
+            voted_at = Some(if has_received { now } else { checked_at });
+        }
+        if now >= until {
+            break;
+        }
+        checked_at = now;
+    }
+    voted_at
+}
+
+/// Whether the command or its reply has a fenced value. Such a value may be long, and a sender serves one node after
+/// the other, so the nodes' threads transfer it.
+fn has_fenced_value(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::ReadCopy { .. } | Command::WriteCopy { .. }
+    )
+}
+
+/// Whether only a node that votes carries the command out.
+fn needs_vote(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Propose { .. }
+            | Command::Hold { .. }
+            | Command::Inspect { .. }
+            | Command::ReadCopy { .. }
+            | Command::WriteCopy { .. }
+    )
+}
+
+/// The outcomes of each of `leases`, from batches that have one request for each lease.
+fn by_lease(
+    outcomes: &[Option<Outcome>],
+    leases: usize,
+) -> impl Iterator<Item = Vec<Option<Outcome>>> {
+    let of_lease = move |lease: usize| {
+        let of_nodes = outcomes.chunks(leases);
+        of_nodes.map(|of_node| of_node[lease].clone()).collect()
+    };
+    (0..leases).map(of_lease)
+}
+
+/// The results of calls as outcomes, for an error.
+fn as_outcomes<T>(calls: &[Result<T, Error>]) -> Vec<Option<Outcome>> {
+    let outcome =
+        |call: &Result<T, Error>| call.as_ref().map(|_| Reply::Done).map_err(Error::clone);
+    calls.iter().map(|call| Some(outcome(call))).collect()
+}
+
+impl Notifications for QuorumStore {
+    /// Starts the threads of the nodes. Each node has a notification connection.
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        self.start_threads(threads)?;
+        let listener: Arc<dyn Listener> = Arc::new(NodeListener(listener));
+        for member in &self.members {
+            let started = member.node.start(threads, Arc::clone(&listener));
+            started.inspect_err(|_| Notifications::stop(self))?;
+        }
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.stop_threads();
+        self.members.iter().for_each(|member| member.node.stop());
+    }
+
+    fn request(&self, key: &Key) {
+        let nodes = self.members.iter();
+        nodes.for_each(|member| member.node.request(key));
+    }
+
+    /// Tracks the keys on all nodes. Returns true if a majority can notify: then a release by any majority is noticed.
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        let nodes = self.members.iter();
+        let tracking = nodes.filter(|member| member.node.track(keys.clone()));
+        tracking.count() >= self.count.majority()
+    }
+
+    fn queue_mode(&self, _: &Key) -> QueueMode {
+        QueueMode::None
+    }
+
+    fn free_servers(&self) -> Option<usize> {
+        Some(self.count.majority())
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        true
+    }
+}
+
+/// Passes the notifications of nodes on, except those about queues: a quorum has none, so other users have sent them.
+struct NodeListener(Arc<dyn Listener>);
+
+impl Listener for NodeListener {
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+
+    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
+        self.0.forced(server, key, lease, by);
+    }
+
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
+        self.0.changed(server, key)
+    }
+
+    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
+        self.0.all_changed(server, keys);
+    }
+
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
+        self.0.seen(server, tracked, state);
+    }
+
+    fn clock_moved(&self) {
+        self.0.clock_moved();
+    }
+
+    fn refused(&self, server: ServerId, error: &Error) {
+        self.0.refused(server, error);
+    }
+}

@@ -1,0 +1,108 @@
+//! The store of one node of a quorum: a server, or a server in memory.
+
+use crate::command::Command;
+use crate::memory::MemoryNode;
+use crate::store::completion::{Completion, Outcome};
+use crate::store::{Notifications, Store};
+use crate::util::clock::MonotonicTime;
+use crate::wire::Node;
+use crate::wire::pipeline::SentRequest;
+
+/// The store of one node. These functions are for a quorum only; the supertraits have requests and notifications.
+pub trait QuorumNode: Store + Notifications {
+    /// The earliest time that the node's clock may show at `now`, in µs; `None` if no connection to the node was made
+    /// yet. All times here that are no µs are those of the client's clock.
+    fn micros_at(&self, now: MonotonicTime) -> Option<u64>;
+
+    /// As [`micros_at`](Self::micros_at), for the latest time.
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64>;
+
+    /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
+    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
+
+    /// Writes a request on this thread if it can, and returns it: the caller then reads the reply, so a quick reply
+    /// wakes no other thread. Otherwise submits it, and returns `None`.
+    fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        self.submit(vec![(command, completion)]);
+        None
+    }
+
+    /// Queues the release of a lease whose key a late request may still set: an undo.
+    fn queue_undo(&self, release: Command);
+
+    /// How many releases are queued that no caller awaits: not written yet, refused, or to be repeated. A shutdown
+    /// takes a smaller number for progress; the number also falls when ttls end.
+    fn queued_releases(&self) -> usize;
+
+    /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more. The
+    /// keys that are not released on the node expire with their ttl.
+    fn disconnect(&self);
+
+    /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
+    fn naming_the_server(&self, outcome: Outcome) -> Outcome;
+}
+
+impl QuorumNode for Node {
+    fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        self.clock()?.at(now)
+    }
+
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        self.clock()?.latest_at(now)
+    }
+
+    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
+        if let Some(clock) = self.clock() {
+            clock.note(micros, sent, seen);
+        }
+    }
+
+    fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        Self::send(self, command, completion)
+    }
+
+    fn queue_undo(&self, release: Command) {
+        Self::queue_undo(self, release);
+    }
+
+    fn queued_releases(&self) -> usize {
+        Self::queued_releases(self)
+    }
+
+    fn disconnect(&self) {
+        Self::disconnect(self);
+    }
+
+    fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        Self::naming_the_server(self, outcome)
+    }
+}
+
+impl QuorumNode for MemoryNode {
+    fn micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        Some(Self::micros_at(self, now))
+    }
+
+    fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64> {
+        Some(Self::micros_at(self, now))
+    }
+
+    /// Does nothing: the store reads the node's own clock.
+    fn note_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
+
+    fn queue_undo(&self, release: Command) {
+        self.send_release(release);
+    }
+
+    fn queued_releases(&self) -> usize {
+        self.failed_releases()
+    }
+
+    fn disconnect(&self) {
+        self.drop_releases();
+    }
+
+    fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        outcome
+    }
+}

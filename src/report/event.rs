@@ -1,0 +1,147 @@
+//! Events of a client: a trait that users implement. The library prints nothing.
+
+use std::time::Duration;
+
+use crate::report::environment::EnvironmentFinding;
+use crate::report::error::Error;
+use crate::report::loss::LossReason;
+use crate::report::node_state::NodeState;
+
+/// The lock of an event, or the fenced value of a refused write. More fields may be added.
+///
+/// ```
+/// use leasehold::{EventLock, EventHandler, LossReason};
+///
+/// struct Alarms;
+/// impl EventHandler for Alarms {
+///     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+///         eprintln!("lost {}, granted under token {}: {reason}", lock.key, lock.fencing_token);
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct EventLock<'a> {
+    /// The key, as the caller gave it.
+    pub key: &'a str,
+    /// The fencing token of the grant; 0 if there is no grant yet. For a refused write: the token of the write.
+    pub fencing_token: u64,
+}
+
+/// Receives the events of a client. By default, every method does nothing.
+///
+/// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library. The
+/// other methods run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a
+/// panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
+/// many events are queued, some events are [dropped](Self::events_missed).
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// use leasehold::{Client, EventLock, EventHandler};
+///
+/// #[derive(Default)]
+/// struct Count(AtomicUsize);
+/// impl EventHandler for Count {
+///     fn acquired(&self, _: EventLock<'_>, _waited: std::time::Duration) {
+///         self.0.fetch_add(1, Ordering::Relaxed);
+///     }
+/// }
+///
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// let count = Arc::new(Count::default());
+/// let client = Client::builder(&server.url()).event_handler(Arc::clone(&count)).build()?;
+/// client.with_lock("a", || ())?;
+/// assert_eq!(count.0.load(Ordering::Relaxed), 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[allow(unused_variables)]
+pub trait EventHandler: Send + Sync + 'static {
+    /// A lock was granted, or [adopted](crate::Client::adopt), after a wait of `waited`.
+    fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
+    /// A lock has another holder. `expires_in` is its ttl in Redis, or the rest of its validity if a thread of this
+    /// client holds it. Called once per call that waits.
+    fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
+    /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
+    /// lock was transferred to another client. Otherwise the lock had been lost already, another thread of this client
+    /// has it now, or its release is under way.
+    fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
+    /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
+    /// background as long as Redis may have the key. Called once per lock, and followed by one
+    /// [`release_ended`](Self::release_ended). On a [quorum](crate::Client::quorum), called if the release failed at so
+    /// many nodes that no majority was left. The error is `NoQuorum`, or a lasting one such as `Denied`.
+    fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// A delayed release ended. `confirmed` is true if Redis, or a majority of a quorum, has replied: the key is gone or
+    /// has another holder. Otherwise the client gave the release up: the ttl has ended, and the key with it; or the
+    /// client was shut down or dropped, and the key stays until its ttl ends; or more than 65,536 releases waited for a
+    /// node of a quorum. After the shutdown or drop, the client reports no releases.
+    fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
+    /// A held lock was renewed.
+    fn renewed(&self, lock: EventLock<'_>) {}
+    /// The renewal of a held lock failed. The client retries it until the validity ends. If the validity ends first,
+    /// the failure is reported after [`lost`](Self::lost).
+    fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
+    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
+    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss, and
+    /// also if no call returns `LeaseLost`. For example, a guard was dropped, or its `unlock` has returned
+    /// [`Unconfirmed`](crate::Released::Unconfirmed). If Redis then replies to the release, before the end of the
+    /// validity, that the lock is gone, this method is called. It is not called if the client had to repeat the release:
+    /// Redis may have carried out the first attempt.
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
+    /// Redis refused a write or a deletion of a fenced value (`StaleToken`): its token is `value.fencing_token`, but a
+    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its lock.
+    /// Without fencing, it would have overwritten the data of the later holder.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// use std::sync::Arc;
+    /// use leasehold::{EventHandler, EventLock, MemoryStore};
+    ///
+    /// #[derive(Default)]
+    /// struct Alarms(Mutex<Vec<String>>);
+    /// impl EventHandler for Alarms {
+    ///     fn write_refused(&self, value: EventLock<'_>, last_token: u64) {
+    ///         let line = format!("{}: {} came after {last_token}", value.key, value.fencing_token);
+    ///         self.0.lock().unwrap().push(line);
+    ///     }
+    /// }
+    ///
+    /// let alarms = Arc::new(Alarms::default());
+    /// let client = MemoryStore::new().builder().event_handler(Arc::clone(&alarms)).build()?;
+    /// let total = client.fenced_value("invoice:42");
+    /// total.write(9, "17")?;
+    /// total.write(7, "0").unwrap_err();
+    /// assert_eq!(*alarms.0.lock().unwrap(), ["invoice:42: 7 came after 9"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    fn write_refused(&self, value: EventLock<'_>, last_token: u64) {}
+    /// A request to acquire or adopt a lock could not be sent, or got no reply. Called for every such request.
+    fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
+    /// `count` events were dropped since the last call, because 65,536 events were queued for the callback thread.
+    /// Called before the events that are still queued. [`lost`](Self::lost), [`on_lost`](crate::MutexGuard::on_lost)
+    /// callbacks and events on the caller's thread are never dropped.
+    fn events_missed(&self, count: u64) {}
+    /// Redis refuses notifications to this client, or a part of them, because of an ACL or a proxy. The error names the
+    /// refused command, the next step, and what is missing: either waiters poll, and losses are found at the next
+    /// renewal; or (without `CLIENT TRACKING`) waiters are notified, and only losses are found at the next renewal. The
+    /// client tries again with its next connection, or after at most 30 s if waiters poll. It calls this method again
+    /// only if all notifications have worked in between.
+    fn notifications_refused(&self, error: &Error) {}
+    /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary
+    /// that it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary
+    /// again.
+    fn sentinels_unavailable(&self, error: &Error) {}
+    /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
+    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it
+    /// tries again. Called once per client, at the first refusal.
+    fn plain_acquires_refused(&self, error: &Error) {}
+    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
+    /// too much from those of the other nodes, or no longer does ([`NodeClock`](crate::NodeClock)). The client's first
+    /// request to a node that votes reports nothing. See [`Client::nodes`](crate::Client::nodes).
+    fn node_changed(&self, node: &NodeState) {}
+    /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
+    /// of the check was refused. The client checks once, soon after its first connection, and calls this for each
+    /// finding: [`Builder::environment_check`](crate::Builder::environment_check).
+    fn environment_warning(&self, finding: &EnvironmentFinding) {}
+}

@@ -1,0 +1,40 @@
+//! How a release ended, as `unlock` returns it. Plain data.
+
+use crate::report::error::Error;
+
+/// How [`MutexGuard::unlock`](crate::MutexGuard::unlock) ended. In both cases, the lock was held until that call.
+///
+/// Most callers do not need this value: `guard.unlock()?` continues in both cases.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use leasehold::Released;
+///
+/// let guard = client.mutex("invoice:42").lock()?;
+/// match guard.unlock()? {
+///     Released::Confirmed => println!("done"),
+///     Released::Unconfirmed(error) => eprintln!("done; others may have to wait for the ttl: {error}"),
+/// }
+/// assert!(client.mutex("invoice:42").lock()?.unlock()?.is_confirmed());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub enum Released {
+    /// Redis has released the lock: the next waiter has the lock, or it is free.
+    Confirmed,
+    /// Redis did not confirm the release. The error says why: Redis is away, did not answer in time, or refuses. The
+    /// client repeats the release in the background until it is confirmed or the ttl has ended, and reports this by
+    /// [`EventHandler::release_delayed`] and [`EventHandler::release_ended`]. Other callers wait for the ttl at most.
+    ///
+    /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
+    /// [`EventHandler::release_ended`]: crate::EventHandler::release_ended
+    Unconfirmed(Error),
+}
+
+impl Released {
+    /// Whether Redis has confirmed the release.
+    pub fn is_confirmed(&self) -> bool {
+        matches!(self, Self::Confirmed)
+    }
+}

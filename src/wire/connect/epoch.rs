@@ -1,0 +1,250 @@
+//! Tells which connections of a client are stale (made before another connection broke, or before the sentinels named
+//! another primary) or suspect (made before a sign that the server is no longer the primary). Makes and closes no
+//! connection.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::util::clock::MonotonicTime;
+
+/// A suspicion replaces no connection younger than this. So a server that often replies `READONLY` costs each pipeline
+/// one new connection per second at most.
+pub const SHORTEST_LIFE: Duration = Duration::from_secs(1);
+
+/// Counts the broken connections, the suspicions and the switches of a client.
+#[derive(Default)]
+pub struct Epoch {
+    breaks: AtomicU64,
+    suspicions: AtomicU64,
+    switches: AtomicU64,
+    /// When `switches` was last increased.
+    switched_at: Mutex<Option<MonotonicTime>>,
+    on_suspicion: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_stale: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// The counts when a connection was made. Read before connecting, so that no suspicion and no switch is missed.
+#[derive(Clone, Copy, Debug)]
+pub struct MadeIn {
+    breaks: u64,
+    suspicions: u64,
+    switches: u64,
+    at: MonotonicTime,
+}
+
+impl MadeIn {
+    /// Counts the connection as made after all breaks so far. Suspicions still count: since this connection was begun,
+    /// another server may have become the primary.
+    pub fn forget_breaks(&mut self, epoch: &Epoch) {
+        self.breaks = epoch.breaks.load(Ordering::SeqCst);
+    }
+}
+
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.now().fmt(f)
+    }
+}
+
+impl Epoch {
+    pub fn now(&self) -> MadeIn {
+        MadeIn {
+            breaks: self.breaks.load(Ordering::SeqCst),
+            suspicions: self.suspicions.load(Ordering::SeqCst),
+            switches: self.switches.load(Ordering::SeqCst),
+            at: MonotonicTime::now(),
+        }
+    }
+
+    /// Counts a broken connection. Connections made before may be dead, too.
+    pub fn note_break(&self) {
+        self.breaks.fetch_add(1, Ordering::SeqCst);
+        self.note_failure();
+        self.call_stale_hook();
+    }
+
+    /// Calls the hook for failures, since the server may be away. Counts nothing.
+    pub fn note_failure(&self) {
+        if let Some(on_failure) = self.on_failure.get() {
+            on_failure();
+        }
+    }
+
+    /// Calls `hook` at each failed attempt to connect, broken connection and suspicion, on the thread that notices it.
+    /// A second hook is ignored.
+    pub fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_failure.set(Box::new(hook));
+    }
+
+    /// Counts a sign that a server is not the primary, and calls the hook. Connections made before may lead to that
+    /// server.
+    pub fn suspect(&self) {
+        self.suspicions.fetch_add(1, Ordering::SeqCst);
+        if let Some(on_suspicion) = self.on_suspicion.get() {
+            on_suspicion();
+        }
+        self.note_failure();
+        self.call_stale_hook();
+    }
+
+    fn call_stale_hook(&self) {
+        if let Some(on_stale) = self.on_stale.get() {
+            on_stale();
+        }
+    }
+
+    /// Calls `hook` when connections have become stale or suspect, on the thread that notices it. A second hook is
+    /// ignored.
+    pub fn on_stale(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_stale.set(Box::new(hook));
+    }
+
+    /// Counts a switch: the sentinels name another primary. Connections made before lead to the old one, and are
+    /// replaced at once, however young they are. A further switch within [`SHORTEST_LIFE`] is a suspicion only, so that
+    /// sentinels that contradict each other do not cause new connections without end.
+    pub fn note_switch(&self) {
+        let now = MonotonicTime::now();
+        let mut switched_at = self.switched_at.lock();
+        if switched_at.is_none_or(|at| at.after(SHORTEST_LIFE) <= now) {
+            *switched_at = Some(now);
+            self.switches.fetch_add(1, Ordering::SeqCst);
+        }
+        drop(switched_at);
+        self.suspect();
+    }
+
+    /// Whether a connection leads to an old primary: there was a switch since it was made.
+    pub fn is_outdated(&self, made: &MadeIn) -> bool {
+        made.switches < self.switches.load(Ordering::SeqCst)
+    }
+
+    /// Calls `hook` at each suspicion, on the thread that raises it. A second hook is ignored.
+    pub fn on_suspicion(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_suspicion.set(Box::new(hook));
+    }
+
+    /// Whether a connection has to be replaced before the next write, because of a break, a switch or a suspicion.
+    pub fn is_stale(&self, made: &MadeIn) -> bool {
+        made.breaks < self.breaks.load(Ordering::SeqCst) || self.is_due(made)
+    }
+
+    /// Whether a connection has to be replaced now, because of a switch or a suspicion.
+    pub fn is_due(&self, made: &MadeIn) -> bool {
+        self.replace_at(made)
+            .is_some_and(|at| at <= MonotonicTime::now())
+    }
+
+    /// When a connection has to be replaced. `None` if there was no switch and no suspicion since it was made.
+    pub fn replace_at(&self, made: &MadeIn) -> Option<MonotonicTime> {
+        if self.is_outdated(made) {
+            return Some(made.at);
+        }
+        let is_suspect = made.suspicions < self.suspicions.load(Ordering::SeqCst);
+        is_suspect.then(|| made.at.after(SHORTEST_LIFE))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// A connection that was made `before` ago.
+    fn made_before(epoch: &Epoch, before: Duration) -> MadeIn {
+        MadeIn {
+            at: MonotonicTime::now().before(before),
+            ..epoch.now()
+        }
+    }
+
+    #[test]
+    fn only_connections_made_before_a_suspicion_are_replaced() {
+        let epoch = Epoch::default();
+        let before = made_before(&epoch, 2 * SHORTEST_LIFE);
+        assert!(!epoch.is_stale(&before));
+        epoch.suspect();
+        assert!(epoch.is_stale(&before) && epoch.is_due(&before));
+        let after = made_before(&epoch, 2 * SHORTEST_LIFE);
+        assert!(!epoch.is_stale(&after));
+        assert_eq!(epoch.replace_at(&after), None);
+    }
+
+    #[test]
+    fn a_young_connection_outlives_a_suspicion_for_a_while() {
+        let epoch = Epoch::default();
+        let young = made_before(&epoch, SHORTEST_LIFE / 2);
+        epoch.suspect();
+        assert!(!epoch.is_stale(&young));
+        let left = epoch
+            .replace_at(&young)
+            .unwrap()
+            .since(MonotonicTime::now());
+        assert!(left <= SHORTEST_LIFE / 2, "{left:?}");
+    }
+
+    #[test]
+    fn a_switch_replaces_young_connections_at_once() {
+        let epoch = Epoch::default();
+        let young = epoch.now();
+        epoch.note_switch();
+        assert!(epoch.is_stale(&young) && epoch.is_due(&young) && epoch.is_outdated(&young));
+        let next = epoch.now();
+        assert!(!epoch.is_stale(&next));
+        // A second switch at once means that sentinels contradict each other.
+        epoch.note_switch();
+        assert!(!epoch.is_stale(&next) && epoch.replace_at(&next).is_some());
+        *epoch.switched_at.lock() = Some(MonotonicTime::now().before(SHORTEST_LIFE));
+        epoch.note_switch();
+        assert!(epoch.is_outdated(&next));
+    }
+
+    #[test]
+    fn a_break_makes_older_connections_stale_at_once() {
+        let epoch = Epoch::default();
+        let young = epoch.now();
+        epoch.note_break();
+        assert!(epoch.is_stale(&young));
+        assert_eq!(epoch.replace_at(&young), None);
+    }
+
+    #[test]
+    fn a_connection_forgets_breaks_and_no_suspicion() {
+        let epoch = Epoch::default();
+        let mut made = made_before(&epoch, 2 * SHORTEST_LIFE);
+        epoch.note_break();
+        made.forget_breaks(&epoch);
+        assert!(!epoch.is_stale(&made));
+        epoch.suspect();
+        made.forget_breaks(&epoch);
+        assert!(epoch.is_due(&made));
+        epoch.note_break();
+        assert!(epoch.is_stale(&made));
+    }
+
+    #[test]
+    fn each_suspicion_calls_the_hook() {
+        let (epoch, called) = (Epoch::default(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&called);
+        epoch.on_suspicion(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let (failed, count) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&called));
+        let failures = Arc::clone(&failed);
+        epoch.on_failure(move || {
+            failures.fetch_add(1, Ordering::SeqCst);
+        });
+        epoch.suspect();
+        epoch.note_break();
+        epoch.note_switch();
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+        assert_eq!(failed.load(Ordering::SeqCst), 3);
+    }
+}

@@ -1,0 +1,488 @@
+//! The store of one Redis server: pipelines for callers, two pipelines for renewals, the notification connection, and
+//! connections for transactions and pings. Chooses the pipeline of each request.
+
+pub mod connect;
+pub mod environment;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+pub mod fake_server;
+pub mod net;
+pub mod notifications;
+pub mod pipeline;
+pub mod scripts;
+pub mod sentinel;
+pub mod session;
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::Config;
+use crate::report::environment::EnvironmentFinding;
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::Outcome;
+use crate::store::{
+    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
+    RenewalLimits, ServerId, Store, TrackedKey, Transactions,
+};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::slot::{Redirect, Slot};
+use crate::util::sync::park_timeout;
+use crate::util::threads::ThreadGroup;
+use crate::wire::connect::connection::Endpoint;
+use crate::wire::connect::data_check::{ClockEstimate, DataCheck};
+use crate::wire::environment::EnvironmentCheck;
+use crate::wire::notifications::NotificationConnection;
+use crate::wire::pipeline::request::Release;
+use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
+use crate::wire::scripts::ScriptContext;
+use crate::wire::sentinel::SentinelWatcher;
+use crate::wire::session::TransactionConnection;
+
+/// The number of pipelines for renewals: one for each thread that renews.
+const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
+/// So many renewals delay a request of a caller by less than one round trip, if they share its pipeline.
+const FEW_RENEWALS: usize = 8;
+/// The pause after the first attempt of a flush, if Redis is away or refuses releases. The pause doubles with each
+/// attempt, since each attempt repeats all refused releases.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The connections of a client to one Redis server.
+pub struct Node {
+    /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
+    /// callers if a pipeline for renewals would have to connect.
+    pipelines: Arc<[Pipeline]>,
+    /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
+    /// often, and a dead connection is noticed soon.
+    turn: AtomicUsize,
+    notifications: Arc<NotificationConnection>,
+    sentinels: Arc<SentinelWatcher>,
+    shared: Arc<Shared>,
+    /// Locked by a ping: one connection serves all pings.
+    pinging: Mutex<()>,
+    environment: EnvironmentCheck,
+}
+
+impl Node {
+    /// Does not connect: each pipeline connects for its first request. `server` is the number of this server in reports
+    /// to the [`Listener`].
+    pub fn new(
+        server: ServerId,
+        endpoint: Arc<Endpoint>,
+        config: &Config,
+        holder: HolderId,
+        request_maintenance: MaintenanceHook,
+        late_releases: Option<LateReleaseHook>,
+        router: Option<Weak<dyn ReleaseRouter>>,
+    ) -> Self {
+        endpoint.name_connections(&holder);
+        let notifications = NotificationConnection::new(
+            server,
+            Arc::clone(&endpoint),
+            &holder,
+            &config.prefix,
+            config.command_timeout,
+        );
+        let notifications = Arc::new(notifications);
+        let suspected = Arc::downgrade(&notifications);
+        endpoint.epoch().on_suspicion(move || {
+            if let Some(notifications) = suspected.upgrade() {
+                notifications.suspect();
+            }
+        });
+        let sentinels = SentinelWatcher::new(Arc::clone(&endpoint), config.command_timeout);
+        let mut context = ScriptContext::new(
+            holder,
+            &config.prefix,
+            config.layout,
+            config.max_reply_bytes,
+        );
+        if endpoint.data_check().is_some() {
+            context = context.with_quarantine(config.max_ttl);
+        }
+        let shared = Arc::new(Shared {
+            connector: pipeline::connection::connector(&endpoint),
+            endpoint,
+            context,
+            connect_timeout: config.connect_timeout,
+            command_timeout: config.command_timeout,
+            request_maintenance,
+            late_releases,
+            server,
+            router,
+        });
+        // On a quorum, renewals use the pipelines of callers.
+        let for_callers = (0..config.pipelines).map(|_| match shared.endpoint.data_check() {
+            Some(_) => Pipeline::for_renewals(Arc::clone(&shared)),
+            None => Pipeline::for_callers(Arc::clone(&shared)),
+        });
+        let for_renewals =
+            (0..RENEWAL_PIPELINES).map(|_| Pipeline::for_renewals(Arc::clone(&shared)));
+        let pipelines: Arc<[Pipeline]> = for_callers.chain(for_renewals).collect();
+        let stale = Arc::downgrade(&pipelines);
+        shared.endpoint.epoch().on_stale(move || {
+            if let Some(pipelines) = stale.upgrade() {
+                pipelines.iter().for_each(Pipeline::request_repeats);
+            }
+        });
+        Self {
+            pipelines,
+            turn: AtomicUsize::new(0),
+            notifications,
+            sentinels: Arc::new(sentinels),
+            shared,
+            pinging: Mutex::new(()),
+            environment: EnvironmentCheck::default(),
+        }
+    }
+
+    /// Sends all of `requests` and waits for their replies.
+    pub fn execute_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
+        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
+        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            pipeline.execute(&mut requests);
+        }
+    }
+
+    /// As [`execute_all`](Self::execute_all), with `ASKING` before each request: their slots are moving to this node.
+    pub fn ask_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
+        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
+        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            pipeline.ask(&mut requests);
+        }
+    }
+
+    /// Sends one command with `ASKING`, for a slot that is moving to this node.
+    pub fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        self.pipeline_of_one(&command).ask_one(command, deadline)
+    }
+
+    fn pipeline_of_key(&self, key: &Key) -> &Pipeline {
+        &self.pipelines[key.shard(self.pipelines.len() - RENEWAL_PIPELINES)]
+    }
+
+    /// Queues a release that another node has refused.
+    pub fn adopt_release(&self, release: Release) {
+        self.pipeline_of_key(&release.key).adopt_release(release);
+    }
+
+    /// Reports a release that no node has carried out as late, and queues it.
+    pub fn queue_late_release(&self, release: Command, error: &Error) {
+        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
+            pipeline.queue_late_release(release, error);
+        }
+    }
+
+    /// How many releases are queued that no caller awaits.
+    pub fn queued_releases(&self) -> usize {
+        self.pipelines.iter().map(Pipeline::releases).sum()
+    }
+
+    /// Closes the connections of requests for good.
+    pub fn disconnect(&self) {
+        self.shared.endpoint.close_connections();
+    }
+
+    /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
+    pub fn queue_undo(&self, release: Command) {
+        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
+            pipeline.queue_undo(release);
+        }
+    }
+
+    /// The clock of the server, as this client estimates it, if the server is a node of a quorum.
+    pub fn clock(&self) -> Option<&ClockEstimate> {
+        let check = self.shared.endpoint.data_check();
+        check.map(DataCheck::clock)
+    }
+
+    /// Takes out the queued releases of these keys.
+    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        let pipelines = self.pipelines.iter();
+        pipelines
+            .flat_map(|pipeline| pipeline.take_releases(&keys))
+            .collect()
+    }
+
+    /// Has the notification connection opened, if it was not opened before.
+    pub fn request_notifications(&self) {
+        self.notifications.request_connection();
+    }
+
+    /// Whether no request is queued or in flight.
+    pub fn is_idle(&self) -> bool {
+        self.pipelines.iter().all(Pipeline::is_idle)
+    }
+
+    /// Sets the slot that names the shard channels of the server: see `ScriptContext::set_shard_slot`.
+    pub fn set_shard_slot(&self, slot: Option<Slot>) {
+        self.shared.context.set_shard_slot(slot);
+        let channel = self.shared.context.shard_channel();
+        self.notifications.set_shard_channel(channel);
+    }
+
+    /// Adds the server's address to the error of `outcome`, if the caller's deadline came before a reply.
+    pub fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        self.pipelines[0].naming_the_server(outcome)
+    }
+
+    /// The pipeline of the command's key; `None` for a renewal.
+    fn pipeline_of(&self, command: &Command) -> Option<usize> {
+        match command {
+            Command::Renew { .. } => None,
+            of_key => {
+                let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
+                Some(of_key.key().map_or(0, |key| key.shard(for_callers)))
+            }
+        }
+    }
+
+    fn pipeline_of_one(&self, command: &Command) -> &Pipeline {
+        let pipeline = self.pipeline_of(command);
+        &self.pipelines[pipeline.unwrap_or_else(|| self.pipeline_for_renewals(1))]
+    }
+
+    /// The pipeline that can write this many renewals soonest. Equally ready pipelines take turns. Renewals may
+    /// overtake each other, since no renewal shortens a ttl. A few renewals go through an idle pipeline for callers if
+    /// the pipelines for renewals would have to connect, so a client with a few locks needs fewer connections.
+    fn pipeline_for_renewals(&self, renewals: usize) -> usize {
+        let first = self.pipelines.len() - RENEWAL_PIPELINES;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let readiness = |pipeline: usize| self.pipelines[pipeline].readiness_after_dropping_stale();
+        let (best, soonest) = (0..RENEWAL_PIPELINES)
+            .map(|n| first + turn.wrapping_add(n) % RENEWAL_PIPELINES)
+            .map(|pipeline| (readiness(pipeline), pipeline))
+            .min_by_key(|(readiness, _)| *readiness)
+            .expect("RENEWAL_PIPELINES is not zero");
+        let for_callers = (best == Readiness::Unconnected && renewals <= FEW_RENEWALS)
+            .then(|| (0..first).find(|pipeline| readiness(*pipeline) == Readiness::Idle));
+        for_callers.flatten().unwrap_or(soonest)
+    }
+
+    /// If the connection of its pipeline is free, writes a request on this thread, and returns it: the caller then
+    /// reads the reply. Otherwise submits it, and returns `None`.
+    pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        self.pipeline_of_one(&command).send(command, completion)
+    }
+
+    /// The requests of each pipeline.
+    fn by_pipeline<T>(
+        &self,
+        requests: impl IntoIterator<Item = T>,
+        command: impl Fn(&T) -> &Command,
+    ) -> Vec<Vec<T>> {
+        let mut by_pipeline = Vec::new();
+        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
+        let mut renewals = Vec::new();
+        for request in requests {
+            match self.pipeline_of(command(&request)) {
+                Some(pipeline) => by_pipeline[pipeline].push(request),
+                None => renewals.push(request),
+            }
+        }
+        // All renewals of this call go through one pipeline, so that they share a round trip.
+        if !renewals.is_empty() {
+            by_pipeline[self.pipeline_for_renewals(renewals.len())].append(&mut renewals);
+        }
+        by_pipeline
+    }
+
+    /// Sends a PING, and waits for the reply until `deadline`. Returns how long the reply took.
+    pub fn ping_by(&self, deadline: MonotonicTime) -> Result<Duration, Error> {
+        let shared = &*self.shared;
+        let left = || deadline.since(MonotonicTime::now());
+        let Some(_alone) = self.pinging.try_lock_for(left()) else {
+            let address = shared.endpoint.address_of_server();
+            let message = format!(
+                "{address}: other pings of this client take too long; check the server's load, or ping less often"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
+        let connect = || {
+            shared
+                .connector
+                .exclusive_connection(left().min(shared.connect_timeout))
+        };
+        let mut connection = connect()?;
+        // The server may have closed this connection while it was idle. The error makes all older connections stale, so
+        // the second attempt uses a new connection.
+        match connection.ping(left().min(shared.command_timeout)) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                drop(connection);
+                connect()?.ping(left().min(shared.command_timeout))
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Flushes each pipeline. Returns the first error.
+    fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let mut flushed = Ok(());
+        for pipeline in &*self.pipelines {
+            flushed = flushed.and(pipeline.flush(deadline).map(drop));
+        }
+        flushed
+    }
+}
+
+impl Store for Node {
+    fn execute(&self, requests: &mut [Request]) {
+        self.execute_all(requests);
+    }
+
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+        self.pipeline_of_one(&command)
+            .execute_one(command, deadline)
+    }
+
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        let by_pipeline = self.by_pipeline(requests, |(command, _)| command);
+        for (pipeline, requests) in self.pipelines.iter().zip(by_pipeline) {
+            if !requests.is_empty() {
+                pipeline.submit(requests);
+            }
+        }
+    }
+
+    fn ping(&self) -> Result<Duration, Error> {
+        let shared = &*self.shared;
+        let timeout = shared.connect_timeout + shared.command_timeout;
+        self.ping_by(MonotonicTime::now().after(timeout))
+    }
+
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let Shared {
+            endpoint,
+            command_timeout,
+            ..
+        } = &*self.shared;
+        self.environment.run(endpoint, *command_timeout).map(Some)
+    }
+
+    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
+        self.shared.endpoint.on_first_connection(hook);
+    }
+
+    fn on_unavailable_sentinels(&self, hook: Box<dyn Fn(Error) + Send + Sync>) {
+        if let Some(sentinels) = self.shared.endpoint.sentinels() {
+            sentinels.on_unavailable(hook);
+        }
+    }
+
+    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
+        self.shared.context.on_plain_acquires_refused(hook);
+    }
+
+    fn run_first_connection_hook(&self) {
+        self.shared.endpoint.run_first_connection_hook();
+    }
+
+    fn send_release(&self, release: Command) {
+        self.pipeline_of_one(&release).send_release(release);
+    }
+
+    fn run_maintenance(&self) -> bool {
+        let mut left = false;
+        for pipeline in &*self.pipelines {
+            // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
+            // delay requests of the others by about one round trip.
+            self.pipelines.iter().for_each(Pipeline::write_due);
+            left |= pipeline.run_maintenance();
+        }
+        left
+    }
+
+    fn failed_releases(&self) -> usize {
+        self.pipelines.iter().map(Pipeline::failed_releases).sum()
+    }
+
+    fn suspect_connections(&self, _: &Key) {
+        self.shared.endpoint.epoch().suspect();
+    }
+
+    fn end(&self) {
+        self.pipelines.iter().for_each(Pipeline::end);
+    }
+
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let is_open = || self.shared.endpoint.check_open().is_ok();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let flushed = self.flush_once(deadline);
+            let left = deadline.since(MonotonicTime::now());
+            match flushed {
+                // The master of a Cluster has no slots any more, so its releases are for other masters.
+                Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
+                Err(error) if error.is_unavailable() && is_open() && !left.is_zero() => {
+                    park_timeout(left.min(pause));
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.shared.endpoint.close();
+    }
+}
+
+impl Notifications for Node {
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        self.sentinels.start(threads)?;
+        let started = self.notifications.start(threads, listener);
+        started.inspect_err(|_| self.sentinels.stop())
+    }
+
+    fn stop(&self) {
+        self.environment.stop();
+        self.sentinels.stop();
+        self.notifications.stop();
+    }
+
+    fn queue_mode(&self, _: &Key) -> QueueMode {
+        self.notifications.queue_mode()
+    }
+
+    fn request(&self, _: &Key) {
+        self.request_notifications();
+    }
+
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        self.notifications.track(keys)
+    }
+
+    fn epoch(&self, _: &Key) -> u64 {
+        self.notifications.epoch()
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        true
+    }
+}
+
+impl Transactions for Node {
+    fn transaction_connection(
+        &self,
+        _: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error> {
+        let left = deadline.since(MonotonicTime::now());
+        let connection = self.shared.connector.exclusive_connection(left)?;
+        Ok(TransactionConnection::new(
+            connection,
+            self.shared.command_timeout,
+            self.shared.context.layout(),
+        ))
+    }
+}

@@ -1,0 +1,6 @@
+//! Sockets, TLS, and the parser of replies.
+
+pub mod replies;
+pub mod socket;
+#[cfg(feature = "tls")]
+pub mod tls;

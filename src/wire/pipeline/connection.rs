@@ -1,0 +1,807 @@
+//! One connection of a pipeline, and the batches in flight on it. The pipeline decides about retries on another
+//! connection.
+
+pub mod plain_calls;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use socket2::Socket;
+
+use crate::command::{Command, Reply};
+use crate::config::Replicas;
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::{Caller, Few};
+use crate::util::clock::MonotonicTime;
+use crate::util::key::Key;
+use crate::util::slot::Slot;
+use crate::wire::connect::connection::{Condition, Connection, Endpoint, ReplyContents};
+use crate::wire::connect::connector::Connector;
+use crate::wire::connect::errors;
+use crate::wire::pipeline::connection::plain_calls::ContendedKeys;
+use crate::wire::pipeline::request;
+use crate::wire::pipeline::request::PendingRequest;
+use crate::wire::scripts;
+use crate::wire::scripts::plain;
+use crate::wire::scripts::plain::{CompareAndDelete, Deletes, ServerClock};
+use crate::wire::scripts::{Decoded, ScriptContext, ScriptKind, ScriptRef};
+
+/// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
+/// calls.
+const MAX_KEYS: usize = 128;
+
+/// How many empty vectors are kept for the next batches. Vectors with room for more than [`LONGEST_SPARE`] requests are
+/// freed.
+const SPARE: usize = 4;
+const LONGEST_SPARE: usize = 256;
+
+/// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
+const GRACE: Duration = Duration::from_millis(10);
+
+pub use crate::wire::net::socket::wait_for_any;
+
+/// The socket of a connection, to wait for its bytes.
+pub type SharedSocket = Arc<Socket>;
+
+/// Makes the connections of pipelines.
+pub type SharedConnector = Arc<Connector>;
+
+/// Does not connect.
+pub fn connector(endpoint: &Arc<Endpoint>) -> SharedConnector {
+    Connector::new(endpoint)
+}
+
+/// The slot of the keys of a script call for this command.
+fn slot(command: &Command) -> Option<Slot> {
+    command.key().map(Key::slot)
+}
+
+/// A call on the wire. Its last reply has the outcome; [others](InFlightBatch::before) come before it.
+#[derive(Clone, Copy)]
+enum Call {
+    Script {
+        kind: ScriptKind,
+        /// The call has the script's text instead of its hash.
+        by_text: bool,
+    },
+    /// Acquires by plain commands: see [`plain`].
+    Plain {
+        /// The estimate of the time of Redis in µs.
+        clock: u64,
+        /// The call asks for the time.
+        asks_time: bool,
+    },
+    /// A transaction that reads the time of Redis, as a trial before the first acquires by plain commands.
+    Trial,
+    /// The release of one lock by a command instead of a script.
+    Delete(CompareAndDelete),
+    /// A trial of this command, behind the first release.
+    DeleteTrial(CompareAndDelete),
+    /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
+    Wait(Replicas),
+}
+
+impl Call {
+    /// A call of the script by its hash, or by its text if the server refuses calls by hash.
+    fn script(context: &ScriptContext, kind: ScriptKind) -> Self {
+        let by_text = !context.calls_by_hash.allow_now();
+        Self::Script { kind, by_text }
+    }
+
+    /// The command whose reply is awaited, for errors. `is_first`: the first of several commands has no reply yet.
+    fn name(self, is_first: bool) -> &'static str {
+        match self {
+            Self::Script { by_text: true, .. } => "EVAL",
+            Self::Script { by_text: false, .. } => "EVALSHA",
+            Self::Plain { .. } | Self::Trial if is_first => "MULTI",
+            Self::Plain { .. } | Self::Trial => "EXEC",
+            Self::Delete(command) | Self::DeleteTrial(command) => command.name(),
+            Self::Wait(_) => "WAIT",
+        }
+    }
+}
+
+/// A call without a reply yet, and its requests, which share the reply. `WAIT` and a trial have no requests.
+struct InFlightBatch {
+    call: Call,
+    requests: Vec<PendingRequest>,
+    /// How many replies come before the reply to the call: those to `ASKING`, or to the commands before `EXEC`.
+    before: usize,
+    /// Whether the first of these replies is an error. `None` before it is read.
+    begins_with_error: Option<bool>,
+    /// The first error among these replies.
+    refusal: Option<Value>,
+    /// The length of the call as it was written.
+    bytes: usize,
+}
+
+impl InFlightBatch {
+    fn released_keys(&self) -> impl Iterator<Item = Key> {
+        let commands = self.requests.iter().map(|request| &request.command);
+        commands.filter_map(|command| match command {
+            Command::Release { key, .. } => Some(key.clone()),
+            _ => None,
+        })
+    }
+}
+
+/// Whether an acquire found its key taken, but only because an earlier release of the key still has to be repeated.
+/// Such an acquire changed nothing, so it can be repeated, too.
+fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
+    let found_taken = matches!(
+        outcome,
+        CommandOutcome::Known(Ok(Reply::Contended { queued: None, .. }))
+    );
+    let Command::Acquire { key, .. } = &request.command else {
+        return false;
+    };
+    found_taken && released_late.contains(key) && request.is_wanted()
+}
+
+/// The replicas that have to acknowledge some of these requests. One `WAIT` serves all of them.
+fn replicas_of(requests: &[PendingRequest]) -> Option<Replicas> {
+    let replicas = requests.iter().filter_map(|it| it.command.replicas());
+    replicas.reduce(Replicas::and)
+}
+
+/// The error of a request that only `acknowledged` replicas have acknowledged.
+fn too_few(acknowledged: u64, asked: Replicas) -> Error {
+    let Replicas { count, timeout } = asked;
+    let message = format!(
+        "{acknowledged} of {count} replicas acknowledged within {timeout:?}; check the links of the \
+         replicas (INFO replication)"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The outcome of one command of a script call.
+pub enum CommandOutcome {
+    Known(Result<Reply, Error>),
+    /// An error after which the command may have been carried out.
+    Unknown(Error),
+}
+
+/// A connection with its batches in flight.
+pub struct PipelinedConnection {
+    connection: Connection,
+    in_flight: VecDeque<InFlightBatch>,
+    /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, by a
+    /// write that has not ended, and by a sender that leaves before it reads.
+    pub reply_by: Option<MonotonicTime>,
+    /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
+    behind: usize,
+    /// Requests that succeeded, and that replicas have to acknowledge. The next reply to a `WAIT` decides about them.
+    unacknowledged: Vec<(PendingRequest, Reply)>,
+    /// Keys whose releases had to be written again. A later acquire of such a key may already be in flight before the
+    /// repeated release.
+    released_late: Vec<Key>,
+    /// The calls that are written next, or are being written.
+    buffer: Vec<u8>,
+    /// How much of `buffer` is written.
+    sent: usize,
+    /// Empty vectors for the next batches.
+    spare: Vec<Vec<PendingRequest>>,
+    /// The time of Redis, for acquires by plain commands.
+    clock: ServerClock,
+    /// How to release a lock without a script.
+    deletes: Deletes,
+    /// When the script last carried out an acquire on this connection.
+    last_script: Option<MonotonicTime>,
+    /// Keys that the script acquires and releases for a while.
+    contended: ContendedKeys,
+    /// The last write failed, maybe in the middle of a command. No further command may be written.
+    write_failed: bool,
+}
+
+impl PipelinedConnection {
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            in_flight: VecDeque::new(),
+            reply_by: None,
+            behind: 0,
+            unacknowledged: Vec::new(),
+            released_late: Vec::new(),
+            buffer: Vec::new(),
+            sent: 0,
+            spare: Vec::new(),
+            clock: ServerClock::default(),
+            deletes: Deletes::default(),
+            last_script: None,
+            contended: ContendedKeys::default(),
+            write_failed: false,
+        }
+    }
+
+    /// Lets the next acquires by plain commands ask for the time of Redis.
+    #[cfg(test)]
+    pub fn age_clock(&mut self) {
+        self.clock.age();
+    }
+
+    /// Whether the script acquires this key, since it or another key of its entry was contended.
+    #[cfg(test)]
+    pub fn is_contended(&self, key: &Key) -> bool {
+        self.contended.has(key, MonotonicTime::now())
+    }
+
+    /// Whether to replace the connection once its missing replies are read.
+    pub fn is_stale(&self) -> bool {
+        self.connection.is_stale()
+    }
+
+    /// Whether the connection works, but is older than `max_connection_age`.
+    pub fn is_old(&self) -> bool {
+        self.connection.condition() == Condition::Old
+    }
+
+    /// Whether new requests may be written, and the connection need not be replaced.
+    pub fn is_fit(&self) -> bool {
+        self.connection.condition() == Condition::Fit
+    }
+
+    /// Uses the connection for a while, although it is old.
+    pub fn postpone_replacement(&mut self) {
+        self.connection.postpone_replacement();
+    }
+
+    /// Whether to replace the connection now: no reply is missing on it.
+    pub fn is_stale_and_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.is_stale()
+    }
+
+    /// How many commands have no reply yet, or no acknowledgements. `WAIT` counts as one.
+    pub fn unanswered(&self) -> usize {
+        let batches = self.in_flight.iter();
+        let in_flight: usize = batches.map(|batch| batch.requests.len().max(1)).sum();
+        in_flight + self.unacknowledged.len()
+    }
+
+    /// The length on the wire of the commands that have no reply yet.
+    pub fn unanswered_bytes(&self) -> usize {
+        self.in_flight.iter().map(|batch| batch.bytes).sum()
+    }
+
+    /// Whether a leader has left before all replies were read. Its successor reads the rest before it writes awaited
+    /// requests.
+    pub fn is_half_read(&self) -> bool {
+        self.reply_by.is_some()
+    }
+
+    pub fn socket(&self) -> SharedSocket {
+        self.connection.socket()
+    }
+
+    pub fn has_socket(&self, socket: &SharedSocket) -> bool {
+        Arc::ptr_eq(&self.socket(), socket)
+    }
+
+    /// Notes that a leader leaves before it reads the replies, which are due at `due`.
+    pub fn leave_unread(&mut self, due: MonotonicTime) {
+        self.reply_by.get_or_insert(due);
+    }
+
+    /// Notes that a reader leaves. If the missing replies have no completion, they are read with those of the next
+    /// batch, as after a release. (A request whose caller has left has a completion: its late grant needs an undo.)
+    pub fn leave_unawaited(&mut self) {
+        let has_completion = |request: &PendingRequest| request.completion.is_some();
+        if !self.is_half_written() && !self.requests().any(has_completion) {
+            (self.reply_by, self.behind) = (None, 0);
+        }
+    }
+
+    /// Whether a leader has left in the middle of a write. Its successor first writes the rest, and only then other
+    /// requests.
+    pub fn is_half_written(&self) -> bool {
+        self.sent < self.buffer.len()
+    }
+
+    fn requests(&self) -> impl Iterator<Item = &PendingRequest> {
+        let unacknowledged = self.unacknowledged.iter().map(|(request, _)| request);
+        unacknowledged.chain(self.in_flight.iter().flat_map(|batch| &batch.requests))
+    }
+
+    /// If a reader has left: the first caller that can lead and waits for a request in flight.
+    pub fn next_leader(&self) -> Option<&Arc<Caller>> {
+        self.reply_by?;
+        request::next_leader(self.requests())
+    }
+
+    /// Whether a reader has left while a caller waits for a request in flight.
+    pub fn is_waited_for(&self) -> bool {
+        self.is_half_read() && request::is_waited_for(self.requests())
+    }
+
+    /// The keys of releases in flight that may grant their keys to other clients.
+    pub fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
+        request::keys_for_next_waiters(self.requests())
+    }
+
+    /// An empty vector for the next batch.
+    pub fn empty_batch(&mut self) -> Vec<PendingRequest> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Keeps an empty vector for a later batch.
+    pub fn keep(&mut self, used: Vec<PendingRequest>) {
+        debug_assert!(
+            used.is_empty(),
+            "the requests in the vector would be sent twice"
+        );
+        if self.spare.len() < SPARE && used.capacity() <= LONGEST_SPARE {
+            self.spare.push(used);
+        }
+    }
+
+    /// Writes a batch to the socket. Stops at `until`: the next read writes the rest. Fails if bytes are left at `due`.
+    /// The batch is in flight even after a failure.
+    pub fn write(
+        &mut self,
+        context: &ScriptContext,
+        mut batch: Vec<PendingRequest>,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
+    ) -> Result<(), Error> {
+        debug_assert!(!self.is_half_written(), "its replies are read first");
+        let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
+        let replicas = replicas_of(&batch);
+        for request in batch.drain(..) {
+            if let Some(kind) = ScriptKind::of(&request.command) {
+                let of_kind = &mut by_kind[kind as usize];
+                if of_kind.capacity() == 0 {
+                    *of_kind = self.empty_batch();
+                }
+                of_kind.push(request);
+            }
+        }
+        self.keep(batch);
+        let before = self.in_flight.len();
+        let mut needs_trial = false;
+        for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
+            match kind {
+                _ if requests.is_empty() => continue,
+                ScriptKind::Acquire => needs_trial = self.enqueue_plain(context, &mut requests),
+                ScriptKind::Release => {
+                    self.enqueue_releases(context, requests);
+                    continue;
+                }
+                _ => {}
+            }
+            self.enqueue_all(context, Call::script(context, kind), MAX_KEYS, requests);
+        }
+        self.enqueue_wait(context, replicas);
+        // The trial comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
+        if needs_trial {
+            self.enqueue(context, Call::Trial, Vec::new());
+        }
+        if self.is_half_read() {
+            self.behind += self.in_flight.len() - before;
+        }
+        if !self.send(until, due)? {
+            self.reply_by.get_or_insert(due);
+        }
+        Ok(())
+    }
+
+    fn enqueue(&mut self, context: &ScriptContext, call: Call, requests: Vec<PendingRequest>) {
+        let is_asking = requests.iter().any(|request| request.route.is_asking);
+        let commands = requests.iter().map(|request| &request.command);
+        let start = self.buffer.len();
+        if is_asking {
+            scripts::encode_words(&mut self.buffer, "ASKING", std::iter::empty());
+        }
+        let before = match call {
+            Call::Script { kind, by_text } => {
+                let script = if by_text {
+                    ScriptRef::Text(kind.text())
+                } else {
+                    ScriptRef::Hash(kind.hash())
+                };
+                scripts::encode(&mut self.buffer, script, kind, context, commands);
+                usize::from(is_asking)
+            }
+            Call::Plain { clock, asks_time } => {
+                let buffer = &mut self.buffer;
+                plain::encode_acquires(buffer, context, commands, clock, asks_time)
+            }
+            Call::Trial => plain::encode_trial(&mut self.buffer),
+            Call::Delete(command) => {
+                commands.for_each(|it| command.encode_release(&mut self.buffer, context, it));
+                0
+            }
+            Call::DeleteTrial(_) => unreachable!("it has the key of another request"),
+            Call::Wait(Replicas { count, timeout }) => {
+                let words = [count.to_string(), timeout.as_millis().to_string()];
+                scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
+                0
+            }
+        };
+        self.push_in_flight(call, requests, before, start);
+    }
+
+    /// Notes a call that is in `buffer` from `start` on.
+    fn push_in_flight(
+        &mut self,
+        call: Call,
+        requests: Vec<PendingRequest>,
+        before: usize,
+        start: usize,
+    ) {
+        self.in_flight.push_back(InFlightBatch {
+            call,
+            requests,
+            before,
+            begins_with_error: None,
+            refusal: None,
+            bytes: self.buffer.len() - start,
+        });
+    }
+
+    /// Enqueues a `WAIT` behind the calls of a batch if `replicas` have to acknowledge some of its requests.
+    fn enqueue_wait(&mut self, context: &ScriptContext, replicas: Option<Replicas>) {
+        if let Some(replicas) = replicas {
+            self.enqueue(context, Call::Wait(replicas), Vec::new());
+        }
+    }
+
+    /// Writes the rest of `buffer`. Stops at `until`, and returns false if bytes are left. Fails if bytes are left at
+    /// `due`.
+    fn send(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
+        let leaves = until.filter(|until| until.after(GRACE) < due);
+        let (buffer, sent) = (&self.buffer, &mut self.sent);
+        let written = self
+            .connection
+            .send_until(buffer, sent, leaves.unwrap_or(due), due);
+        self.write_failed = written.is_err();
+        if !matches!(written, Ok(false)) {
+            self.clear_buffer();
+        }
+        written
+    }
+
+    fn clear_buffer(&mut self) {
+        self.buffer.clear();
+        self.buffer.shrink_to(64 * 1024);
+        self.sent = 0;
+    }
+
+    /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes each request with its
+    /// outcome to `deliver`.
+    ///
+    /// Fails if a reply is missing at `due`, or at `reply_by` if that is earlier. Stops at `until` if that is more than
+    /// [`GRACE`] earlier, and returns false if replies are missing. The next call then reads on.
+    ///
+    /// Also fails once the sentinels name another primary, which may not know what this server has granted.
+    pub fn read(
+        &mut self,
+        context: &ScriptContext,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) -> Result<bool, Error> {
+        let latest = due;
+        while !self.in_flight.is_empty() {
+            let due = latest.min(*self.reply_by.get_or_insert(latest));
+            if self.is_half_written() && !self.send(until, due)? {
+                return Ok(false);
+            }
+            self.connection.check_primary()?;
+            let batch = self.in_flight.front_mut().expect("the loop found a batch");
+            let leaves = until.filter(|until| until.after(GRACE) < due);
+            let (call, n) = (batch.call, batch.requests.len());
+            let awaited = call.name(batch.before > 0 && batch.begins_with_error.is_none());
+            let contents = match call {
+                Call::Script {
+                    kind: ScriptKind::Read | ScriptKind::ReadCopy,
+                    ..
+                } => ReplyContents::Values(n),
+                _ => ReplyContents::Internal,
+            };
+            let received =
+                self.connection
+                    .receive_until(awaited, leaves.unwrap_or(due), due, contents)?;
+            let Some(value) = received else {
+                return Ok(false);
+            };
+            self.connection.check_primary()?;
+            if batch.before > 0 {
+                batch.before -= 1;
+                batch
+                    .begins_with_error
+                    .get_or_insert(errors::is_error(&value));
+                batch.refusal = batch
+                    .refusal
+                    .take()
+                    .or(Some(value).filter(errors::is_error));
+                continue;
+            }
+            let refusal = batch.refusal.take();
+            let (kind, by_text) = match call {
+                Call::Script { kind, by_text } => (kind, by_text),
+                Call::Plain { asks_time, .. } => {
+                    self.finish_plain(context, &value, refusal, asks_time, deliver)?;
+                    self.note_read();
+                    continue;
+                }
+                Call::Trial => {
+                    self.finish_trial(context, value, refusal);
+                    self.note_read();
+                    continue;
+                }
+                Call::Delete(_) => {
+                    self.finish_delete(context, &value, deliver);
+                    self.note_read();
+                    continue;
+                }
+                Call::DeleteTrial(command) => {
+                    self.in_flight.pop_front();
+                    self.deletes.note_trial(command, &value);
+                    context.plain_releases.note_reply();
+                    if plain::is_denied(&value) {
+                        context.plain_releases.refuse(MonotonicTime::now());
+                    }
+                    self.note_read();
+                    continue;
+                }
+                Call::Wait(_) => {
+                    self.decide_unacknowledged(value, deliver)?;
+                    self.in_flight.pop_front();
+                    self.note_read();
+                    continue;
+                }
+            };
+            // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
+            let refusal = refusal.filter(|_| errors::is_error(&value));
+            let value = refusal.unwrap_or(value);
+            let (outcomes, unknown) = match scripts::decode(kind, n, value, context.prefix()) {
+                Decoded::Outcomes(outcomes) => (outcomes, None),
+                Decoded::OutcomeUnknown(error) => {
+                    (Few::new(), Some(error.at(self.connection.address())))
+                }
+                Decoded::SplitBatch => {
+                    if kind == ScriptKind::Release {
+                        self.released_late.extend(batch.released_keys());
+                    }
+                    self.repeat(context, Call::Script { kind, by_text }, 1);
+                    self.note_read();
+                    continue;
+                }
+                Decoded::NoScript { are_hashes_refused } if !by_text => {
+                    if are_hashes_refused {
+                        context.calls_by_hash.refuse(MonotonicTime::now());
+                    }
+                    if kind == ScriptKind::Release {
+                        self.released_late.extend(batch.released_keys());
+                    }
+                    let by_text = true;
+                    self.repeat(context, Call::Script { kind, by_text }, MAX_KEYS);
+                    self.note_read();
+                    continue;
+                }
+                Decoded::NoScript { .. } => {
+                    self.connection.discard_and_suspect_all();
+                    let message = format!(
+                        "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",
+                        self.connection.address()
+                    );
+                    return Err(Error::new(ErrorKind::Protocol, message));
+                }
+                Decoded::Unexpected(error) => {
+                    self.connection.discard_and_suspect_all();
+                    return Err(error.at(self.connection.address()));
+                }
+            };
+            let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
+            let mut outcomes = outcomes.into_iter();
+            let mut too_early = Vec::new();
+            // From this reply on, an acquire behind the release is not too early.
+            if kind == ScriptKind::Release && !self.released_late.is_empty() {
+                let released: Vec<Key> = batch.released_keys().collect();
+                self.released_late.retain(|key| !released.contains(key));
+            }
+            for request in batch.requests.drain(..) {
+                let outcome = match &unknown {
+                    Some(error) => CommandOutcome::Unknown(error.clone()),
+                    None => {
+                        let outcome = outcomes.next();
+                        CommandOutcome::Known(outcome.expect("each request has an outcome"))
+                    }
+                };
+                if !self.released_late.is_empty()
+                    && is_too_early(&request, &outcome, &self.released_late)
+                {
+                    too_early.push(request);
+                    continue;
+                }
+                if let (Command::Acquire { key, .. }, CommandOutcome::Known(Ok(reply))) =
+                    (&request.command, &outcome)
+                {
+                    let now = MonotonicTime::now();
+                    self.last_script = Some(now);
+                    if matches!(reply, Reply::Contended { .. }) {
+                        self.contended.note(key, now);
+                    }
+                }
+                self.finish(request, outcome, deliver);
+            }
+            self.keep(batch.requests);
+            if !too_early.is_empty() {
+                let replicas = replicas_of(&too_early);
+                let call = Call::Script { kind, by_text };
+                self.enqueue_all(context, call, MAX_KEYS, too_early);
+                self.enqueue_wait(context, replicas);
+            }
+            self.note_read();
+        }
+        (self.reply_by, self.behind) = (None, 0);
+        self.released_late.clear();
+        Ok(true)
+    }
+
+    /// Passes the outcome of a request to `deliver`, or keeps it until replicas have acknowledged it. Adds the server's
+    /// address to an error.
+    fn finish(
+        &mut self,
+        request: PendingRequest,
+        outcome: CommandOutcome,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) {
+        match outcome {
+            CommandOutcome::Known(Ok(reply))
+                if request.command.replicas().is_some() && reply.is_success() =>
+            {
+                self.unacknowledged.push((request, reply));
+            }
+            CommandOutcome::Known(Err(error)) => {
+                let error = errors::of_reply(self.connection.address(), error);
+                deliver(request, CommandOutcome::Known(Err(error)));
+            }
+            outcome => deliver(request, outcome),
+        }
+    }
+
+    /// Clears `reply_by` once all replies that a reader left unread have come.
+    fn note_read(&mut self) {
+        if self.in_flight.len() <= self.behind {
+            (self.reply_by, self.behind) = (None, 0);
+        }
+    }
+
+    /// Handles the reply to a `WAIT`: passes the requests that waited for it to `deliver`. If too few replicas have
+    /// acknowledged a request, its outcome is an error, although the primary may have carried it out.
+    fn decide_unacknowledged(
+        &mut self,
+        reply: Value,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) -> Result<(), Error> {
+        let acknowledged = match reply {
+            Value::Int(count @ 0..) => Ok(count as u64),
+            Value::ServerError(error) => Err(errors::wait_refused(error.code(), error.details())),
+            other => {
+                self.connection.discard_and_suspect_all();
+                let address = self.connection.address();
+                return Err(errors::unexpected_reply("WAIT", &other).at(address));
+            }
+        };
+        let address = self.connection.address();
+        let unknown = |error| CommandOutcome::Unknown(errors::of_reply(address, error));
+        for (request, reply) in self.unacknowledged.drain(..) {
+            let asked = request.command.replicas().expect("only such requests wait");
+            let outcome = match &acknowledged {
+                Ok(count) if *count >= u64::from(asked.count) => CommandOutcome::Known(Ok(reply)),
+                Ok(count) => unknown(too_few(*count, asked)),
+                Err(refused) => unknown(refused.clone()),
+            };
+            deliver(request, outcome);
+        }
+        Ok(())
+    }
+
+    /// Enqueues the oldest call in flight again, as calls of `at_once` keys. The server carried out nothing of the
+    /// call: it does not know the script, or refuses one of the keys. Drops acquires whose callers have left.
+    fn repeat(&mut self, context: &ScriptContext, call: Call, at_once: usize) {
+        let Some(InFlightBatch { mut requests, .. }) = self.in_flight.pop_front() else {
+            return;
+        };
+        requests.retain(|request| request.may_be_set || request.is_wanted());
+        let replicas = replicas_of(&requests);
+        self.enqueue_all(context, call, at_once, requests);
+        self.enqueue_wait(context, replicas);
+    }
+
+    fn enqueue_all(
+        &mut self,
+        context: &ScriptContext,
+        call: Call,
+        at_once: usize,
+        mut requests: Vec<PendingRequest>,
+    ) {
+        let asking = requests.extract_if(.., |request| request.route.is_asking);
+        // `ASKING` is valid for one call only. Few requests need it, so each of these requests has a call of its own.
+        let asking: Vec<PendingRequest> = asking.collect();
+        for request in asking {
+            self.enqueue(context, call, vec![request]);
+        }
+        if context.has_slots() && requests.len() > 1 {
+            return self.enqueue_by_slot(context, call, at_once, requests);
+        }
+        // `split_off` would leave each part the capacity of the whole batch.
+        while requests.len() > at_once {
+            let part = requests.drain(..at_once).collect();
+            self.enqueue(context, call, part);
+        }
+        if !requests.is_empty() {
+            self.enqueue(context, call, requests);
+        }
+    }
+
+    /// Enqueues calls, each with the requests of one slot. Requests for one slot keep their order.
+    fn enqueue_by_slot(
+        &mut self,
+        context: &ScriptContext,
+        call: Call,
+        at_once: usize,
+        mut requests: Vec<PendingRequest>,
+    ) {
+        requests.sort_by_cached_key(|request| slot(&request.command));
+        let mut rest = requests.drain(..).peekable();
+        while let Some(first) = rest.next() {
+            let slot_of_call = slot(&first.command);
+            let mut part = vec![first];
+            while part.len() < at_once
+                && let Some(next) = rest.next_if(|next| slot(&next.command) == slot_of_call)
+            {
+                part.push(next);
+            }
+            self.enqueue(context, call, part);
+        }
+        drop(rest);
+        self.keep(requests);
+    }
+
+    /// Whether the connection may be used again.
+    pub fn is_usable(&self) -> bool {
+        !self.connection.is_discarded()
+    }
+
+    /// Closes the connection after `error`, and returns the requests in flight, oldest first. Before the close, writes
+    /// the releases of acquires that have no reply, so that the server reads the releases after the acquires.
+    pub fn abandon(mut self, context: &ScriptContext, error: &Error) -> Vec<PendingRequest> {
+        self.connection.discard();
+        if error.kind() == ErrorKind::Unavailable {
+            self.note_lost_trials(context);
+        }
+        let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        let in_flight: Vec<PendingRequest> = unacknowledged
+            .map(|(request, _)| request)
+            .chain(in_flight.flat_map(|batch| batch.requests))
+            .collect();
+        let mut releases: Vec<Command> = in_flight
+            .iter()
+            .filter_map(|request| request.command.undo(MonotonicTime::now()))
+            .collect();
+        if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
+            let kind = ScriptKind::Release;
+            let mut call = ScriptRef::Text(kind.text());
+            let has_slots = context.has_slots();
+            if has_slots {
+                releases.sort_by_cached_key(slot);
+            }
+            let one_call = |a: &Command, b: &Command| !has_slots || slot(a) == slot(b);
+            for releases in releases.chunk_by(one_call) {
+                for releases in releases.chunks(MAX_KEYS) {
+                    scripts::encode(&mut self.buffer, call, kind, context, releases.iter());
+                    // The first call has taught the server the script, so the other calls have its hash.
+                    call = ScriptRef::Hash(kind.hash());
+                }
+            }
+            // An error is ignored, since the releases are repeated on other connections. The deadline is now, so the
+            // write does not wait for a server that does not read.
+            let _ = self.connection.send(&self.buffer, MonotonicTime::now());
+        }
+        in_flight
+    }
+}

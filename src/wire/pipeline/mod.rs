@@ -1,0 +1,1142 @@
+//! A pipeline: one connection, and the queue of requests that share the connection (group commit).
+//!
+//! The first caller at an idle pipeline leads it. The leader writes a batch of the queued requests, awaited requests
+//! first, reads the replies, passes them to their callers, and then appoints the next waiting caller. One batch is in
+//! flight at a time. Only releases whose replies no caller awaits are written behind it. A leader leaves at its own
+//! deadline, even with a batch in flight. The next leader then reads the missing replies before it writes awaited
+//! requests. All requests of one key, except its renewals, go through one pipeline, so Redis executes them in the order
+//! in which they were queued.
+//!
+//! A request to several nodes is submitted to the pipeline of each, so that its caller can wait for all nodes together.
+//! The background leads for submitted requests. If the connection is free, the caller may be the *sender*: it writes
+//! the request to each node ([`Pipeline::send`]), and then reads the replies as they come ([`SentRequest`]). It leads
+//! only while it writes or reads.
+//!
+//! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. The leader does all
+//! I/O, and never under the mutex of the state.
+
+pub mod confirmed;
+#[cfg_attr(all(test, shuttle), path = "connection/model.rs")]
+pub mod connection;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+pub mod releases;
+pub mod request;
+pub mod state;
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::command::{Command, Reply, Request};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
+use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, ServerId, Urgency};
+use crate::util::clock::MonotonicTime;
+use crate::util::key::Key;
+use crate::util::slot::Redirect;
+use crate::util::sync;
+use crate::util::sync::{Mutex, MutexGuard};
+use crate::wire::connect::connection::{Endpoint, REPLACE_WAIT};
+use crate::wire::connect::errors;
+use crate::wire::pipeline::confirmed::ConfirmedReleases;
+use crate::wire::pipeline::connection::{
+    CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
+};
+use crate::wire::pipeline::request::{Next, PendingRequest, Release, Route};
+use crate::wire::pipeline::state::PipelineState;
+use crate::wire::scripts::ScriptContext;
+
+/// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
+/// all that a connection has sent before it reads from other connections. (A pipeline to a node of a quorum writes as
+/// many as one for renewals.)
+pub const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
+/// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
+/// would have to wait for all releases that are written before it.
+const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
+/// The most releases without a caller that a pipeline to a node of a quorum queues. A node that is slower than the
+/// majority for long would otherwise collect releases as fast as the client makes them.
+pub const MOST_RELEASES_ON_QUORUM: usize = 65_536;
+/// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
+/// the drop of a guard never blocks, even if the server does not read.
+const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
+
+/// How long after a sender has last led the background leaves missing replies to it. A sender stops much earlier (see
+/// `quorum`), unless the system does not run its thread. (In tests, longer than any pause of a busy machine.)
+const SENDER_TIMEOUT: Duration = if cfg!(all(test, not(shuttle))) {
+    Duration::from_secs(2)
+} else {
+    Duration::from_millis(20)
+};
+/// With a shorter command time-out, there are no senders: a reader waits for replies that are due within 10 ms, and a
+/// sender must not wait for one node.
+const SHORTEST_TIMEOUT_OF_SENDERS: Duration = Duration::from_millis(20);
+
+/// The parts that the pipelines of one client share.
+pub struct Shared {
+    pub connector: SharedConnector,
+    pub endpoint: Arc<Endpoint>,
+    pub context: ScriptContext,
+    pub connect_timeout: Duration,
+    pub command_timeout: Duration,
+    pub request_maintenance: MaintenanceHook,
+    pub late_releases: Option<LateReleaseHook>,
+    pub server: ServerId,
+    /// `None` if the store has one server.
+    pub router: Option<Weak<dyn ReleaseRouter>>,
+}
+
+/// Brings releases to the node that serves their slot.
+pub trait ReleaseRouter: Send + Sync {
+    /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later.
+    /// Does not block and does not connect. The caller must not hold a mutex.
+    fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
+}
+
+/// How soon a pipeline can write a new request. The best case comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Readiness {
+    Idle,
+    Unconnected,
+    Busy,
+}
+
+pub struct Pipeline {
+    shared: Arc<Shared>,
+    /// How many awaited requests are written at a time, and as many releases.
+    at_a_time: usize,
+    state: Mutex<PipelineState>,
+    /// The newest releases that the server has confirmed, to be repeated on the next connection. Empty on a quorum: a
+    /// node that may have lost data grants nothing while its old keys last. Locked after `state`, if both are locked.
+    confirmed: Mutex<ConfirmedReleases>,
+    /// The next leader that writes a request for this key panics.
+    #[cfg(test)]
+    panic_at: Mutex<Option<Key>>,
+}
+
+impl Pipeline {
+    pub fn for_callers(shared: Arc<Shared>) -> Self {
+        Self::new(shared, MAX_BATCH)
+    }
+
+    pub fn for_renewals(shared: Arc<Shared>) -> Self {
+        Self::new(shared, RenewalLimits::USUAL.at_a_time)
+    }
+
+    fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
+        let mut state = PipelineState::new(shared.late_releases.clone());
+        if shared.endpoint.data_check().is_some() {
+            state = state.with_most_releases(MOST_RELEASES_ON_QUORUM);
+        }
+        Self {
+            at_a_time,
+            state: Mutex::new(state),
+            confirmed: Mutex::default(),
+            shared,
+            #[cfg(test)]
+            panic_at: Mutex::new(None),
+        }
+    }
+
+    /// Queues the confirmed releases again, for a new connection: its server may lack them.
+    fn repeat_confirmed(&self, state: &mut PipelineState) {
+        let mut confirmed = self.confirmed.lock();
+        state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
+    }
+
+    /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another thread
+    /// leads.
+    pub fn execute(&self, requests: &mut [&mut Request]) {
+        self.execute_with(requests, Route::default());
+    }
+
+    /// As [`execute`](Self::execute), with `ASKING` before each call.
+    pub fn ask(&self, requests: &mut [&mut Request]) {
+        self.execute_with(requests, Route::ASKING);
+    }
+
+    fn execute_with(&self, requests: &mut [&mut Request], route: Route) {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
+            return;
+        };
+        let caller = Caller::new(requests.len());
+        let pending = requests.iter().enumerate().map(|(index, request)| {
+            let completion = Completion::new(&caller, index);
+            let mut pending = self.new_request(request.command.clone(), Some(completion));
+            pending.route = route;
+            pending
+        });
+        // Collected here, so that the clones are not made under the mutex.
+        let pending: Vec<PendingRequest> = pending.collect();
+        self.run(pending, &caller, deadline, None);
+        for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
+            request.outcome = Some(self.naming_the_server(outcome));
+        }
+    }
+
+    /// As [`execute`](Self::execute), for one command.
+    pub fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        self.run_one(command, deadline, None, Route::default())
+    }
+
+    /// As [`execute_one`](Self::execute_one), with `ASKING` before the call.
+    pub fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        self.run_one(command, deadline, None, Route::ASKING)
+    }
+
+    /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.
+    pub fn flush(&self, deadline: MonotonicTime) -> Outcome {
+        self.run_one(Command::Flush, deadline, Some(deadline), Route::default())
+    }
+
+    fn run_one(
+        &self,
+        command: Command,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+        route: Route,
+    ) -> Outcome {
+        let caller = Caller::new(1);
+        let mut request = self.new_request(command, Some(Completion::new(&caller, 0)));
+        request.route = route;
+        self.run([request], &caller, deadline, shutdown_deadline);
+        let outcome = caller.take_outcomes().next();
+        self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
+    }
+
+    /// `outcome` with the server's address in its error, if the caller's deadline came before a reply.
+    pub fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address_of_server(), error))
+    }
+
+    fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
+        PendingRequest::new(command, completion).with_tracker(self.shared.late_releases.as_ref())
+    }
+
+    /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
+    /// `shutdown_deadline`, the pipeline also gives up its connection, even if other callers wait for replies on it.
+    fn run(
+        &self,
+        requests: impl IntoIterator<Item = PendingRequest>,
+        caller: &Arc<Caller>,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+    ) {
+        let leadership = {
+            let mut state = self.state.lock();
+            state.enqueue(requests);
+            self.try_lead(&mut state)
+        };
+        match leadership {
+            Some(leadership) => leadership
+                .with_shutdown_deadline(shutdown_deadline)
+                .lead(caller, deadline),
+            None => self.wait_or_lead(caller, deadline, shutdown_deadline),
+        }
+        self.withdraw_unsent(caller);
+    }
+
+    fn wait_or_lead(
+        &self,
+        caller: &Arc<Caller>,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+    ) {
+        while caller.wait(deadline) == WaitEnd::Appointed {
+            let connection = self.state.lock().take_connection();
+            let leadership = Leadership::new(self, connection);
+            leadership
+                .with_shutdown_deadline(shutdown_deadline)
+                .lead(caller, deadline);
+        }
+    }
+
+    /// Sets the outcomes of the caller's requests that were not written because no connection could be made: nothing was
+    /// sent, so their outcomes are known. Releases stay in the queue. Does nothing while the leader is connected, so the
+    /// outcomes are time-outs: the last failed attempt to connect may have been that of a ping or of another pipeline.
+    fn withdraw_unsent(&self, caller: &Arc<Caller>) {
+        if caller.is_complete() {
+            return;
+        }
+        let endpoint = &self.shared.endpoint;
+        let error = endpoint.no_connection();
+        let unsent = {
+            let mut state = self.state.lock();
+            if !state.is_unconnected() {
+                return;
+            }
+            state.give_up_unsent_releases(caller, &error);
+            state.withdraw(caller)
+        };
+        for request in unsent {
+            let error = match request.attempts {
+                0 => Some(error.clone()),
+                // An earlier connection broke before the reply.
+                _ => endpoint.last_error(),
+            };
+            if let Some((completion, error)) = request.completion.zip(error) {
+                completion.give_up(error);
+            }
+        }
+    }
+
+    /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.
+    /// After [`end`](Self::end), the outcomes are `Shutdown`.
+    pub fn submit(&self, requests: Vec<(Command, Completion)>) {
+        self.queue_submitted(requests, false);
+    }
+
+    /// If the connection is free, writes a request, and returns it: the caller then reads the reply. Otherwise queues
+    /// it, as [`submit`](Self::submit) does, and returns `None`.
+    pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
+        let mut leadership = self.queue_submitted(vec![(command, completion)], true)?;
+        let socket = leadership.write_without_reading()?;
+        leadership.sender_reads_on = true;
+        Some(SentRequest {
+            pipeline: self,
+            socket,
+            is_done: false,
+        })
+    }
+
+    /// Queues requests. If `may_send` and the connection is free, makes this thread the leader. Otherwise the leader or
+    /// the background writes the requests.
+    fn queue_submitted(
+        &self,
+        requests: Vec<(Command, Completion)>,
+        may_send: bool,
+    ) -> Option<Leadership<'_>> {
+        let requests = requests
+            .into_iter()
+            .map(|(command, completion)| self.new_request(command, Some(completion)));
+        let requests: Vec<PendingRequest> = requests.collect();
+        let urgency = {
+            let mut state = self.state.lock();
+            if state.has_ended {
+                drop(state);
+                let ended = Error::new(ErrorKind::Shutdown, "");
+                requests
+                    .into_iter()
+                    .for_each(|request| drop(request.on_not_sent(&ended)));
+                return None;
+            }
+            state.drop_unwanted_if_long();
+            state.enqueue(requests);
+            if state.is_led {
+                // The leader requests maintenance itself when it ends.
+                return None;
+            }
+            if may_send && self.can_send(&state) {
+                return self.try_lead(&mut state);
+            }
+            urgency_of(&state)
+        };
+        (self.shared.request_maintenance)(urgency);
+        None
+    }
+
+    /// Whether a caller can write a request now, and then read the reply itself.
+    fn can_send(&self, state: &PipelineState) -> bool {
+        cfg!(unix)
+            && self.shared.command_timeout >= SHORTEST_TIMEOUT_OF_SENDERS
+            && is_free(state.connection.as_ref())
+    }
+
+    /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing, and
+    /// no thread leads, this thread leads. If another thread leads, that leader requests the maintenance that reads
+    /// them.
+    fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
+        let mut state = self.state.lock();
+        let connection = state.connection.as_ref();
+        // Another connection may have another sender.
+        if connection.is_some_and(|connection| !connection.has_socket(socket)) {
+            return None;
+        }
+        let is_half_read = connection.is_some_and(PipelinedConnection::is_half_read);
+        state.sender_reads_until = None;
+        is_half_read.then(|| self.try_lead(&mut state)).flatten()
+    }
+
+    /// Writes a release to the socket, if the pipeline is idle and connected. Otherwise queues it for the leader or the
+    /// background. Does not wait for the reply.
+    pub fn send_release(&self, release: Command) {
+        let Some(release) = PendingRequest::new(release, None).into_release(None) else {
+            return;
+        };
+        let leadership = {
+            let mut state = self.state.lock();
+            // If other requests are queued, they go first: the background writes them, and this release behind them.
+            let is_first = !state.is_ready();
+            state.enqueue_release(release);
+            if state.is_led {
+                return;
+            }
+            let has_room = room_of(state.connection.as_ref()) > 0;
+            if is_first && has_room {
+                self.try_lead(&mut state).ok_or(Urgency::Now)
+            } else {
+                Err(urgency_of(&state))
+            }
+        };
+        match leadership {
+            // Dropping `Leadership` writes the batch.
+            Ok(leadership) => drop(leadership),
+            Err(urgency) => (self.shared.request_maintenance)(urgency),
+        }
+    }
+
+    /// Queues a release that another node has refused or has not carried out. The leader or the background writes it.
+    pub fn adopt_release(&self, release: Release) {
+        let urgency = {
+            let mut state = self.state.lock();
+            state.enqueue_release(release);
+            (!state.is_led).then(|| urgency_of(&state))
+        };
+        if let Some(urgency) = urgency {
+            (self.shared.request_maintenance)(urgency);
+        }
+    }
+
+    /// Queues a release that is repeated until it finds the lease, or until the lease's ttl has ended.
+    pub fn queue_undo(&self, release: Command) {
+        let undo = PendingRequest::new(release, None).into_undo();
+        if let Some(undo) = undo.into_release(None) {
+            self.adopt_release(undo);
+        }
+    }
+
+    /// Reports a release that no node has carried out as late, because of `error`, and queues it.
+    pub fn queue_late_release(&self, release: Command, error: &Error) {
+        let mut request = self.new_request(release, None);
+        request.report_late(error);
+        request.attempts = 1;
+        if let Some(release) = request.into_release(None) {
+            self.adopt_release(release);
+        }
+    }
+
+    /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may lack
+    /// them.
+    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        let mut state = self.state.lock();
+        let mut taken = state.take_releases(&keys);
+        let now = MonotonicTime::now();
+        taken.append(&mut self.confirmed.lock().take(now, keys));
+        taken
+    }
+
+    /// Asks the background thread to connect soon, if confirmed releases have to be repeated. Called when connections have
+    /// become stale: without further requests, the pipeline would not notice.
+    pub fn request_repeats(&self) {
+        if self.confirmed.lock().has_live(MonotonicTime::now()) {
+            (self.shared.request_maintenance)(Urgency::Soon);
+        }
+    }
+
+    /// Whether the background thread has to connect, so that confirmed releases are repeated.
+    fn must_connect(&self, state: &PipelineState) -> bool {
+        let connection = state.connection.as_ref();
+        let has_connection = connection.is_some_and(|it| !it.is_stale_and_idle());
+        !has_connection
+            && !state.is_led
+            && !state.has_ended
+            && self.confirmed.lock().has_live(MonotonicTime::now())
+    }
+
+    /// Whether no request is queued or in flight.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        let connection = state.connection.as_ref();
+        let is_answered = connection.is_none_or(|connection| connection.unanswered() == 0);
+        !state.is_led && !state.has_work() && is_answered
+    }
+
+    /// Hands a redirected release to the store. Returns the step that is left to do here.
+    fn reroute(&self, next: Next) -> Next {
+        let Next::Elsewhere(request, redirect) = next else {
+            return next;
+        };
+        let shared = &*self.shared;
+        let router = shared.router.as_ref().and_then(Weak::upgrade);
+        let Some(release) = request.into_release(None) else {
+            return Next::Done;
+        };
+        let left = match router {
+            Some(router) => router.reroute(shared.server, release, &redirect),
+            None => Some(release),
+        };
+        left.map_or(Next::Done, |release| {
+            let mut request = release.into_request(shared.late_releases.as_ref());
+            request.attempts += 1;
+            Next::RetryLater(request)
+        })
+    }
+
+    /// Writes what is due to the socket, and leaves the replies to [`run_maintenance`](Self::run_maintenance). Does
+    /// nothing without a free connection, or while another thread leads.
+    pub fn write_due(&self) {
+        let leadership = {
+            let mut state = self.state.lock();
+            let is_due = state.is_due(MonotonicTime::now());
+            // `run_maintenance` carries out flushes: they read all replies.
+            let has_flushes_only = state.awaited.has_flushes_only() && !state.has_unawaited();
+            if !is_due || has_flushes_only || !is_free(state.connection.as_ref()) {
+                return;
+            }
+            self.try_lead(&mut state)
+        };
+        if let Some(mut leadership) = leadership {
+            leadership.write_without_reading();
+        }
+    }
+
+    /// Reads missing replies, and writes what is due. Does nothing while another thread leads or a sender reads. Returns
+    /// true if work is left.
+    pub fn run_maintenance(&self) -> bool {
+        let leadership = {
+            let mut state = self.state.lock();
+            let unanswered = state
+                .connection
+                .as_ref()
+                .is_some_and(|connection| connection.unanswered() > 0);
+            let is_busy = state.is_led || state.is_left_to_sender();
+            let now = MonotonicTime::now();
+            let must_connect = self.must_connect(&state);
+            let is_due = state.is_due(now) || must_connect && state.may_connect(now);
+            if is_busy || !(unanswered || is_due) {
+                return is_busy || state.has_work() || must_connect;
+            }
+            self.try_lead(&mut state)
+        };
+        if let Some(mut leadership) = leadership {
+            leadership.run_maintenance();
+        }
+        let state = self.state.lock();
+        state.is_led || state.has_work() || self.must_connect(&state)
+    }
+
+    /// Reports queued late releases as given up, and refuses submitted requests: the background has ended.
+    pub fn end(&self) {
+        let mut state = self.state.lock();
+        state.has_ended = true;
+        state.report_given_up_releases();
+        // The drop of a leadership refuses the submitted requests, in the queue and in flight: no thread would write
+        // them, or read their replies. A sender still reads its replies.
+        let leadership = self.try_lead(&mut state);
+        drop(state);
+        drop(leadership);
+    }
+
+    /// Drops a connection that may have died with another connection, and returns how ready the pipeline is. On a dead
+    /// connection, the next request would wait for a time-out.
+    pub fn readiness_after_dropping_stale(&self) -> Readiness {
+        let mut state = self.state.lock();
+        let stale = state
+            .connection
+            .take_if(|connection| connection.is_stale_and_idle());
+        let readiness = match (state.is_led, &state.connection) {
+            (true, _) => Readiness::Busy,
+            (_, Some(connection)) if connection.is_half_read() => Readiness::Busy,
+            (false, None) => Readiness::Unconnected,
+            (false, Some(_)) => Readiness::Idle,
+        };
+        drop(state);
+        drop(stale);
+        readiness
+    }
+
+    /// How many awaited requests are queued.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
+    pub fn awaited(&self) -> usize {
+        self.state.lock().awaited.iter().count()
+    }
+
+    /// How many releases are queued that no caller awaits.
+    pub fn releases(&self) -> usize {
+        self.state.lock().releases()
+    }
+
+    /// How many releases wait to be retried.
+    pub fn failed_releases(&self) -> usize {
+        self.state.lock().failed()
+    }
+
+    /// Makes this thread the leader, and takes the connection. `None` if another thread leads.
+    fn try_lead(&self, state: &mut PipelineState) -> Option<Leadership<'_>> {
+        if state.is_led {
+            return None;
+        }
+        state.is_led = true;
+        let connection = state.take_connection();
+        Some(Leadership::new(self, connection))
+    }
+}
+
+/// A request that this thread has written, and whose reply it reads. A drop before that leaves the reply to the
+/// background; it locks the pipeline, and may write queued releases. Until then, the background does not read, for
+/// [`SENDER_TIMEOUT`] at most after this thread has last read.
+pub struct SentRequest<'a> {
+    pipeline: &'a Pipeline,
+    socket: SharedSocket,
+    /// Nothing is left for this thread to read.
+    is_done: bool,
+}
+
+impl SentRequest<'_> {
+    /// Waits until some of these requests have something to receive, until `until` at most. Returns their positions. It
+    /// may also return none of them before `until`.
+    pub fn wait_for_any(requests: &[Self], until: MonotonicTime) -> Vec<usize> {
+        let sockets = requests.iter().map(|request| &request.socket);
+        connection::wait_for_any(sockets, until)
+    }
+
+    /// Reads what has come. Returns true if no reply that a caller awaits is missing, or another thread reads it.
+    pub fn receive(&mut self) -> bool {
+        let leadership = self.pipeline.end_sender_time_and_lead(&self.socket);
+        self.is_done = leadership.is_none_or(|mut leadership| {
+            leadership.read_before_write(Some(MonotonicTime::now()));
+            if let Some(connection) = &mut leadership.connection {
+                connection.leave_unawaited();
+            }
+            leadership.sender_reads_on = leadership.is_half_read();
+            !leadership.sender_reads_on
+        });
+        self.is_done
+    }
+}
+
+impl Drop for SentRequest<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // The end of the leadership requests maintenance, or closes the connection if the client has ended.
+            drop(self.pipeline.end_sender_time_and_lead(&self.socket));
+        }
+    }
+}
+
+/// The right and the duty to do the pipeline's I/O. A drop, even by a panic, appoints the next caller, or writes a
+/// batch of unawaited releases to the socket.
+struct Leadership<'a> {
+    pipeline: &'a Pipeline,
+    connection: Option<PipelinedConnection>,
+    /// The deadline of a shutdown. Replies that come later are given up, even within the command time-out.
+    shutdown_deadline: Option<MonotonicTime>,
+    /// The thread was panicking before it led. A guard that is dropped during a panic can make its thread the leader.
+    was_panicking: bool,
+    /// The thread is a sender, and will lead again to read missing replies.
+    sender_reads_on: bool,
+}
+
+impl<'a> Leadership<'a> {
+    fn new(pipeline: &'a Pipeline, connection: Option<PipelinedConnection>) -> Self {
+        Self {
+            pipeline,
+            connection,
+            shutdown_deadline: None,
+            was_panicking: sync::panicking(),
+            sender_reads_on: false,
+        }
+    }
+
+    fn with_shutdown_deadline(mut self, shutdown_deadline: Option<MonotonicTime>) -> Self {
+        self.shutdown_deadline = shutdown_deadline;
+        self
+    }
+
+    /// The deadline of requests that are written now, and of their replies.
+    fn reply_deadline(&self) -> MonotonicTime {
+        let deadline = MonotonicTime::now().after(self.pipeline.shared.command_timeout);
+        self.shutdown_deadline
+            .map_or(deadline, |shutdown| shutdown.min(deadline))
+    }
+
+    /// Writes and reads batches until `caller` has its outcomes or its deadline has passed.
+    fn lead(&mut self, caller: &Arc<Caller>, deadline: MonotonicTime) {
+        // If this thread panics, no other leader may appoint its caller.
+        let _leave_on_drop = LeaveOnDrop(caller);
+        while !caller.is_over(deadline) {
+            if self.read_before_write(Some(deadline)) || self.replace_if_old(Some(deadline)) {
+                // Reading the last replies may have taken a command time-out, so check the deadline again.
+                continue;
+            }
+            let batch = self.next_batch();
+            self.write_and_read(batch, deadline, Some(deadline));
+        }
+        // The next leader would drop the requests of this caller, which has left.
+        self.pipeline.withdraw_unsent(caller);
+    }
+
+    /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or callers
+    /// wait for queued requests. Then a caller can lead instead, or [`Pipeline::write_due`] writes them next: a reply
+    /// may take long, and the other pipelines of the node wait meanwhile.
+    fn run_maintenance(&mut self) {
+        loop {
+            if (self.read_before_write(None) || self.replace_if_old(None)) && self.is_awaited() {
+                return;
+            }
+            let batch = self.next_batch();
+            let unanswered = self
+                .connection
+                .as_ref()
+                .is_some_and(|connection| connection.unanswered() > 0);
+            let now = MonotonicTime::now();
+            let deadline = now.after(self.pipeline.shared.connect_timeout);
+            if batch.is_empty() && self.connection.is_none() {
+                let must_repeat = self.pipeline.confirmed.lock().has_live(now);
+                if !must_repeat || self.connect(batch, deadline).is_err() {
+                    return;
+                }
+                continue;
+            }
+            if (batch.is_empty() && !unanswered) || !self.write_and_read(batch, deadline, None) {
+                return;
+            }
+            if self.is_awaited() {
+                return;
+            }
+        }
+    }
+
+    /// Writes one batch, and returns the socket. Returns `None` if nothing could be written, after an error (the
+    /// requests get it), or if the socket is full (the background writes the rest).
+    fn write_without_reading(&mut self) -> Option<SharedSocket> {
+        let mut batch = self.next_batch();
+        // A flush ends only after all replies, so it stays queued for the background.
+        let flushes = batch.extract_if(.., |request| request.is_flush());
+        let flushes: Vec<PendingRequest> = flushes.collect();
+        if !flushes.is_empty() {
+            self.pipeline.state.lock().awaited.extend(flushes);
+        }
+        if batch.is_empty() {
+            return None;
+        }
+        let due = self.reply_deadline();
+        if let Err(error) = self.write(batch, Some(MonotonicTime::now()), due) {
+            self.lose_connection(&error);
+            return None;
+        }
+        let connection = self.connection.as_mut()?;
+        connection.leave_unread(due);
+        (!connection.is_half_written()).then(|| connection.socket())
+    }
+
+    fn is_half_read(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(PipelinedConnection::is_half_read)
+    }
+
+    /// Whether a caller waits for a request that is not written.
+    fn is_awaited(&self) -> bool {
+        !self.pipeline.state.lock().awaited.is_empty()
+    }
+
+    /// Reads the missing replies of a leader that has left, until `until` at most. Then drops the connection if it is
+    /// stale or suspect. Returns true if there was something to read or to drop.
+    ///
+    /// Called before a batch is taken, since a reply may queue a release again, which then goes before an acquire of
+    /// its key.
+    fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
+        let Some(connection) = &self.connection else {
+            return false;
+        };
+        let is_stale = connection.is_stale();
+        if !is_stale && !connection.is_half_read() {
+            return false;
+        }
+        match self.read(until, self.reply_deadline()) {
+            Ok(true) if is_stale => self.connection = None,
+            Ok(_) => {}
+            Err(error) => self.lose_connection(&error),
+        }
+        true
+    }
+
+    /// If the connection is older than `max_connection_age`: reads the missing replies, until `until` at most, and then
+    /// replaces the connection. Keeps it if no other one can be opened soon. Returns false if it is not so old.
+    fn replace_if_old(&mut self, until: Option<MonotonicTime>) -> bool {
+        let connection = self.connection.as_ref();
+        if !connection.is_some_and(PipelinedConnection::is_old) {
+            return false;
+        }
+        match (
+            self.read(until, self.reply_deadline()),
+            &mut self.connection,
+        ) {
+            (Ok(true), Some(old)) => match self.pipeline.shared.connector.connect(REPLACE_WAIT) {
+                Ok(new) => {
+                    self.connection = Some(PipelinedConnection::new(new));
+                    // The name of the server may lead to another one now.
+                    self.pipeline
+                        .repeat_confirmed(&mut self.pipeline.state.lock());
+                }
+                Err(_) => old.postpone_replacement(),
+            },
+            (Ok(_), _) => {}
+            (Err(error), _) => self.lose_connection(&error),
+        }
+        true
+    }
+
+    /// Takes the next batch from the queues. Takes nothing if the batch would acquire a key whose release has no reply
+    /// yet and may grant the key to another client. Redis would read that release together with the acquire, and notify
+    /// the other client only after the acquire.
+    fn next_batch(&mut self) -> Vec<PendingRequest> {
+        let mut batch = self.empty_batch();
+        let mut state = self.pipeline.state.lock();
+        if self.connection.is_some() {
+            state.note_connected();
+        }
+        let mut keys_for_next_waiters = self
+            .connection
+            .iter()
+            .flat_map(PipelinedConnection::keys_for_next_waiters);
+        let at_a_time = self.pipeline.at_a_time;
+        if !keys_for_next_waiters.any(|key| state.awaited.has_acquire_of(key, at_a_time)) {
+            state.next_batch(at_a_time, &mut batch);
+        }
+        drop(state);
+        // Without a connection, callers that leave withdraw their requests, and learn that nothing was sent.
+        if self.connection.is_some() {
+            batch.retain(PendingRequest::is_wanted);
+        }
+        batch
+    }
+
+    fn empty_batch(&mut self) -> Vec<PendingRequest> {
+        let connection = self.connection.as_mut();
+        connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
+    }
+
+    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is no such
+    /// caller, returns the locked state, and this thread still leads.
+    fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
+        loop {
+            let mut state = self.pipeline.state.lock();
+            let connection = self.connection.as_ref();
+            let in_flight = connection.and_then(PipelinedConnection::next_leader);
+            let next = in_flight.or_else(|| state.awaited.next_leader());
+            let Some(next) = next.map(Arc::clone) else {
+                return Some(state);
+            };
+            state.put_connection(self.connection.take());
+            // The mutex is unlocked first, since the next leader locks it when it wakes.
+            drop(state);
+            if next.appoint() {
+                return None;
+            }
+            // The caller has left, so this thread still leads and takes the connection back.
+            self.connection = self.pipeline.state.lock().take_connection();
+        }
+    }
+
+    /// Writes one batch and reads its replies, until `until` at most. Returns false if the connection failed. Without a
+    /// connection, connects by `deadline`.
+    fn write_and_read(
+        &mut self,
+        mut batch: Vec<PendingRequest>,
+        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+    ) -> bool {
+        let flushes: Vec<PendingRequest> =
+            batch.extract_if(.., |request| request.is_flush()).collect();
+        let result = if batch.is_empty() && self.connection.is_none() {
+            Ok(true)
+        } else {
+            self.connect(batch, deadline)
+                .and_then(|batch| {
+                    let due = self.reply_deadline();
+                    self.write(batch, until, due)?;
+                    self.read(until, due)
+                })
+                .inspect_err(|error| self.lose_connection(error))
+        };
+        if !flushes.is_empty() {
+            let mut state = self.pipeline.state.lock();
+            for flush in flushes {
+                let next = match &result {
+                    // Replies are missing. A flush ends only after the replies to all earlier requests.
+                    Ok(false) => Next::RetryNow(flush),
+                    Ok(true) if state.has_refused_releases() => {
+                        let message = format!(
+                            "{} refuses releases; the event `release_delayed` has the reasons",
+                            self.pipeline.shared.endpoint.address_of_server()
+                        );
+                        flush.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
+                    }
+                    Ok(true) => flush.on_reply(Ok(Reply::Done)),
+                    Err(error) => {
+                        flush.on_connection_lost(error, error.kind() == ErrorKind::Unavailable)
+                    }
+                };
+                state.apply(next);
+            }
+        }
+        result.is_ok()
+    }
+
+    /// Connects if there is no connection. If connecting fails, all waiting callers get the error. If the leader had
+    /// too little time to connect, only the leader gets it, and the requests of the others stay queued.
+    fn connect(
+        &mut self,
+        batch: Vec<PendingRequest>,
+        deadline: MonotonicTime,
+    ) -> Result<Vec<PendingRequest>, Error> {
+        if self.connection.is_some() {
+            return Ok(batch);
+        }
+        let shared = &*self.pipeline.shared;
+        // Callers that leave while this thread connects withdraw their requests from `unsent`.
+        {
+            let mut state = self.pipeline.state.lock();
+            state.leader_is_connected = false;
+            state.unsent.extend(batch);
+        }
+        while self.connection.is_none() {
+            if let Err(closed) = shared.endpoint.check_open() {
+                self.refuse(&closed, false);
+                return Err(closed);
+            }
+            let left = deadline.since(MonotonicTime::now());
+            let timeout = left.min(shared.connect_timeout);
+            match shared.connector.connect(timeout) {
+                Ok(connection) => self.connection = Some(PipelinedConnection::new(connection)),
+                Err(error) => {
+                    let is_short_of_time = shared.endpoint.last_error().is_none()
+                        && left < shared.connect_timeout / 2
+                        && error.redirect().is_none();
+                    self.refuse(&error, is_short_of_time);
+                    return Err(error);
+                }
+            }
+        }
+        let mut batch = {
+            let mut state = self.pipeline.state.lock();
+            state.leader_is_connected = true;
+            self.pipeline.repeat_confirmed(&mut state);
+            state.take_unsent(self.pipeline.at_a_time)
+        };
+        // Callers may have left while this thread connected.
+        batch.retain(PendingRequest::is_wanted);
+        Ok(batch)
+    }
+
+    /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late. If the
+    /// server is retired, each caller sends its request to another one.
+    fn refuse(&self, error: &Error, is_short_of_time: bool) {
+        let mut state = self.pipeline.state.lock();
+        let unsent = state.unsent.take_all();
+        let waiting = state.awaited.take_all();
+        for request in unsent.chain(waiting) {
+            let next = if is_short_of_time {
+                Next::RetryNow(request)
+            } else if error.redirect().is_some() && request.completion.is_some() {
+                request.on_reply(Err(error.clone()))
+            } else {
+                request.on_not_sent(error)
+            };
+            state.apply(next);
+        }
+        if !is_short_of_time {
+            let now = MonotonicTime::now();
+            state.report_all_late(error, now);
+            state.back_off(now);
+        }
+    }
+
+    /// Writes a batch to the socket, until `until` at most: see [`PipelinedConnection::write`].
+    fn write(
+        &mut self,
+        batch: Vec<PendingRequest>,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
+    ) -> Result<(), Error> {
+        #[cfg(test)]
+        let panics = {
+            let mut keys = batch.iter().filter_map(|request| request.command.key());
+            let mut panic_at = self.pipeline.panic_at.lock();
+            panic_at.take_if(|key| keys.any(|it| it == key)).is_some()
+        };
+        let connection = self
+            .connection
+            .as_mut()
+            .expect("only a connected leader writes");
+        if batch.is_empty() {
+            connection.keep(batch);
+            return Ok(());
+        }
+        let written = connection.write(&self.pipeline.shared.context, batch, until, due);
+        #[cfg(test)]
+        assert!(!panics, "a test asked for this panic");
+        written
+    }
+
+    /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due at `due`, or
+    /// earlier if a leader has left. Returns false if replies are missing at `until`; the next leader then reads on.
+    fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
+        let connection = self
+            .connection
+            .as_mut()
+            .expect("only a connected leader reads");
+        let context = &self.pipeline.shared.context;
+        let is_in_quorum = self.pipeline.shared.endpoint.data_check().is_some();
+        let all = connection.read(context, until, due, &mut |request, outcome| {
+            let next = match outcome {
+                CommandOutcome::Known(outcome) => request.on_reply(outcome),
+                // The connection is fine, so a release is not repeated at once.
+                CommandOutcome::Unknown(error)
+                    if matches!(request.command, Command::Release { .. }) =>
+                {
+                    request.on_reply(Err(error))
+                }
+                CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
+            };
+            match self.pipeline.reroute(next) {
+                Next::Done => {}
+                Next::Released(release) if is_in_quorum => drop(release),
+                Next::Released(release) => self.pipeline.confirmed.lock().push(release),
+                next => self.pipeline.state.lock().apply(next),
+            }
+        })?;
+        if all && !connection.is_usable() {
+            self.connection = None;
+        }
+        Ok(all)
+    }
+
+    /// Closes the connection after an error. The callers of requests in flight get the error, releases are queued
+    /// again, and acquires are undone.
+    fn lose_connection(&mut self, error: &Error) {
+        let Some(connection) = self.connection.take() else {
+            return;
+        };
+        let in_flight = connection.abandon(&self.pipeline.shared.context, error);
+        // After a time-out the server is slow, and a retry would only wait longer.
+        let may_retry = error.kind() == ErrorKind::Unavailable;
+        let mut state = self.pipeline.state.lock();
+        state.leader_is_connected = false;
+        let waiting = state.awaited.take_all();
+        for request in in_flight {
+            let next = request.on_connection_lost(error, may_retry);
+            state.apply(next);
+        }
+        state.awaited.extend(waiting);
+        state.back_off(MonotonicTime::now());
+    }
+}
+
+/// Calls [`Caller::leave`] when it is dropped.
+struct LeaveOnDrop<'a>(&'a Caller);
+
+impl Drop for LeaveOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Whether requests can be written now, and their replies be read later.
+fn is_free(connection: Option<&PipelinedConnection>) -> bool {
+    connection.is_some_and(|it| it.is_fit() && !it.is_half_read()) && room_of(connection) > 0
+}
+
+/// How many bytes of releases a thread may write without waiting for the replies.
+fn room_of(connection: Option<&PipelinedConnection>) -> usize {
+    connection
+        .filter(|connection| !connection.is_half_written())
+        .filter(|connection| connection.unanswered() < MAX_UNANSWERED)
+        .map_or(0, |connection| {
+            MAX_UNANSWERED_BYTES.saturating_sub(connection.unanswered_bytes())
+        })
+}
+
+/// How soon the background has to work: at once, or after the pause between attempts to connect. While a sender reads,
+/// later, since the sender requests maintenance when it stops.
+fn urgency_of(state: &PipelineState) -> Urgency {
+    if state.may_connect(MonotonicTime::now()) && !state.is_left_to_sender() {
+        Urgency::Now
+    } else {
+        Urgency::Soon
+    }
+}
+
+fn batch_given_up() -> Error {
+    let message = "a panic has ended the connection of the request";
+    Error::new(ErrorKind::Timeout, message)
+}
+
+impl Drop for Leadership<'_> {
+    /// Appoints a caller that waits in the queue. If no such caller waits, writes one batch of unawaited releases to
+    /// the socket, and leaves the rest and the submitted requests to the background. After [`Pipeline::end`], closes
+    /// the connection if submitted requests are in flight that no sender reads.
+    fn drop(&mut self) {
+        if sync::panicking() && !self.was_panicking {
+            self.lose_connection(&batch_given_up());
+        }
+        let mut may_write = true;
+        while let Some(mut state) = self.appoint_next() {
+            let unanswered = self
+                .connection
+                .as_ref()
+                .map_or(0, PipelinedConnection::unanswered);
+            may_write &= self
+                .connection
+                .as_ref()
+                .is_some_and(|connection| !connection.is_stale());
+            let room = room_of(self.connection.as_ref());
+            may_write &= room > 0;
+            if may_write && state.has_unawaited() {
+                may_write = false;
+                // `appoint_next` has left the mutex locked, so no caller can have queued a request since.
+                let mut batch = self.empty_batch();
+                state.next_releases(self.pipeline.at_a_time, room, &mut batch);
+                drop(state);
+                let deadline = self.reply_deadline();
+                batch.retain(PendingRequest::is_wanted);
+                // A panic here does not end the loop, so it still passes the leadership on.
+                match catch_unwind(AssertUnwindSafe(|| self.write(batch, None, deadline))) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => self.lose_connection(&error),
+                    Err(_) => self.lose_connection(&batch_given_up()),
+                }
+                continue;
+            }
+            let is_waited_for = self
+                .connection
+                .as_ref()
+                .is_some_and(PipelinedConnection::is_waited_for);
+            if !self.is_half_read() {
+                state.sender_reads_until = None;
+            } else if self.sender_reads_on {
+                state.sender_reads_until = Some(MonotonicTime::now().after(SENDER_TIMEOUT));
+            }
+            if state.has_ended && is_waited_for && !state.is_left_to_sender() {
+                // The background has ended, so no thread would read these replies.
+                drop(state);
+                self.lose_connection(&Error::new(ErrorKind::Shutdown, ""));
+                continue;
+            }
+            state.put_connection(self.connection.take());
+            state.is_led = false;
+            if state.has_ended {
+                state.refuse_submitted();
+            }
+            let is_urgent = state.is_ready() || is_waited_for || state.has_confirmed_to_repeat();
+            let urgency = if is_urgent {
+                Some(urgency_of(&state))
+            } else {
+                (state.has_work() || unanswered > 0).then_some(Urgency::Soon)
+            };
+            drop(state);
+            if let Some(urgency) = urgency {
+                (self.pipeline.shared.request_maintenance)(urgency);
+            }
+            return;
+        }
+    }
+}

@@ -1,0 +1,549 @@
+//! Requests in a pipeline: what happens to a request after its reply, or if no reply comes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::command::{Command, Held, Reply};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::completion::{Caller, Completion, Outcome};
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+use crate::util::key::Key;
+use crate::util::slot::Redirect;
+use crate::wire::pipeline::confirmed::ConfirmedRelease;
+
+/// Half of the pause after the first failed attempt. The pause doubles with each attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// After this many doublings, the pause is [`LONGEST_PAUSE`].
+pub const MOST_DOUBLINGS: u32 = 6;
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How many nodes may redirect a release one after another before it pauses.
+const MOST_HOPS: u8 = 4;
+/// The most bytes of a release on the wire, without its key and the name of the key's queue.
+const BESIDE_KEYS: usize = 192;
+
+/// A command in a pipeline, until its outcome is final.
+pub struct PendingRequest {
+    pub command: Command,
+    /// `None` if no caller waits for the outcome.
+    pub completion: Option<Completion>,
+    /// The number of failed attempts.
+    pub attempts: u32,
+    /// The request is an undo: the release of a lease whose key a late request may still set. It is repeated until it
+    /// finds the lease, or until the lease's ttl has ended.
+    is_undo: bool,
+    /// Plain commands may have set the key of this acquire, but its grant cannot be relied on.
+    pub may_be_set: bool,
+    pub route: Route,
+    /// Reports a guard's release that is late.
+    tracker: Option<Box<ReleaseTracker>>,
+}
+
+/// The redirects that brought a request to its node of a Cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The request was redirected with `ASK`, so `ASKING` goes before its call.
+    pub is_asking: bool,
+    /// How many nodes have redirected the release since its last pause.
+    pub hops: u8,
+    /// A copy of this undo is queued at the node that serves the slot now.
+    pub is_copied: bool,
+}
+
+impl Route {
+    /// The route of a request that was redirected with `ASK`.
+    pub const ASKING: Self = Self {
+        is_asking: true,
+        hops: 0,
+        is_copied: false,
+    };
+
+    /// The route in one byte.
+    pub fn pack(self) -> u8 {
+        let hops = self.hops.min(0x3f);
+        u8::from(self.is_asking) << 7 | u8::from(self.is_copied) << 6 | hops
+    }
+
+    pub fn unpack(packed: u8) -> Self {
+        Self {
+            is_asking: packed & 0x80 != 0,
+            is_copied: packed & 0x40 != 0,
+            hops: packed & 0x3f,
+        }
+    }
+}
+
+/// The next step of a request that had a reply or a failure.
+pub enum Next {
+    Done,
+    /// The server has confirmed this release.
+    Released(ConfirmedRelease),
+    /// Write this request as soon as there is a connection.
+    RetryNow(PendingRequest),
+    /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
+    RetryLater(PendingRequest),
+    /// Hand this release to the store, which queues it at another node of the Cluster.
+    Elsewhere(PendingRequest, Redirect),
+}
+
+/// A queued release for which no caller waits.
+#[derive(Clone)]
+pub struct Release {
+    pub key: Key,
+    pub lease: LeaseId,
+    pub until: MonotonicTime,
+    /// When a repeat is due.
+    pub due: MonotonicTime,
+    pub held: Option<Held>,
+    /// The ttl of the lease's queue entry, in whole ms; `None` if a guard held the lease.
+    pub queued: Option<Duration>,
+    pub attempts: u32,
+    pub is_undo: bool,
+    /// The hook knows that the release is late.
+    pub reported_late: bool,
+    pub route: Route,
+}
+
+/// The length of a release of `key` on the wire, at most.
+pub fn release_bytes(key: &Key) -> usize {
+    2 * key.in_redis().len() + BESIDE_KEYS
+}
+
+impl Release {
+    /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
+    pub fn is_wanted(&self, now: MonotonicTime) -> bool {
+        self.attempts == 0 || now < self.until
+    }
+
+    /// The length of the release on the wire, at most. A release consists of the key and the lease id. If the key may
+    /// have a queue, the queue's name, the ttl of the lease's entry there and the holder id are added.
+    pub fn bytes(&self) -> usize {
+        release_bytes(&self.key)
+    }
+
+    /// Makes a request of this release, and a tracker that reports to `hook`.
+    pub fn into_request(self, hook: Option<&LateReleaseHook>) -> PendingRequest {
+        let tracked = hook.zip(self.held);
+        let tracker = tracked.map(|(hook, held)| {
+            Box::new(ReleaseTracker::resume(
+                hook,
+                &self.key,
+                held.token,
+                self.reported_late,
+            ))
+        });
+        PendingRequest {
+            command: Command::Release {
+                key: self.key,
+                lease: self.lease,
+                until: self.until,
+                held: self.held,
+                queued: self.queued,
+            },
+            completion: None,
+            attempts: self.attempts,
+            is_undo: self.is_undo,
+            may_be_set: false,
+            route: self.route,
+            tracker,
+        }
+    }
+}
+
+impl PendingRequest {
+    pub fn new(command: Command, completion: Option<Completion>) -> Self {
+        Self {
+            command,
+            completion,
+            attempts: 0,
+            is_undo: false,
+            may_be_set: false,
+            route: Route::default(),
+            tracker: None,
+        }
+    }
+
+    /// Reports to `hook` if this is a guard's release and is late.
+    pub fn with_tracker(mut self, hook: Option<&LateReleaseHook>) -> Self {
+        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &self.command));
+        self.tracker = tracker.map(Box::new);
+        self
+    }
+
+    /// Makes this release an undo: it is repeated until it finds the lease, or until the lease's ttl has ended.
+    pub fn into_undo(mut self) -> Self {
+        self.is_undo = true;
+        self
+    }
+
+    /// Whether to write the request: a caller waits for it, or it is a release whose ttl has not ended.
+    pub fn is_wanted(&self) -> bool {
+        let waited_for = self
+            .completion
+            .as_ref()
+            .is_some_and(Completion::is_waited_for);
+        match self.command {
+            // A release is written at least once, even after the ttl: the ttl in Redis may be longer than this client
+            // knows.
+            Command::Release { until, .. } => {
+                waited_for || self.attempts == 0 || MonotonicTime::now() < until
+            }
+            _ => waited_for,
+        }
+    }
+
+    /// The pause before the next attempt.
+    pub fn pause(&self) -> Duration {
+        let factor = 1 << self.attempts.min(MOST_DOUBLINGS);
+        (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
+    }
+
+    /// Makes a queued release of this request; `None` for other commands. `due`: when to write a repeat.
+    pub fn into_release(self, due: Option<MonotonicTime>) -> Option<Release> {
+        let Self {
+            command,
+            attempts,
+            is_undo,
+            route,
+            tracker,
+            ..
+        } = self;
+        let Command::Release {
+            key,
+            lease,
+            until,
+            held,
+            queued,
+        } = command
+        else {
+            return None;
+        };
+        Some(Release {
+            key,
+            lease,
+            until,
+            due: due.map_or(until, |due| due.min(until)),
+            held,
+            queued,
+            attempts,
+            is_undo,
+            route,
+            reported_late: tracker.is_some_and(|tracker| tracker.suspend()),
+        })
+    }
+
+    pub fn is_flush(&self) -> bool {
+        matches!(self.command, Command::Flush)
+    }
+
+    /// Sets the outcome from the reply of Redis.
+    pub fn on_reply(mut self, outcome: Outcome) -> Next {
+        let outcome = match (&self.command, outcome) {
+            // An earlier attempt may have been carried out on a connection that broke. In any case the lease no longer
+            // holds the key.
+            (
+                Command::Release { .. } | Command::ForceUnlock { .. },
+                Ok(Reply::Missing | Reply::Taken { .. }),
+            ) if self.attempts > 0 && !self.is_undo => Ok(Reply::Done),
+            (_, outcome) => outcome,
+        };
+        if let (Command::Release { .. }, Err(error)) = (&self.command, &outcome)
+            && let Some(redirect) = error.redirect()
+        {
+            let redirect = redirect.clone();
+            return self.on_redirect(outcome, redirect);
+        }
+        match (&self.command, &outcome) {
+            (Command::Release { until, .. }, Err(_)) if MonotonicTime::now() < *until => {
+                self.deliver(outcome);
+                self.attempts += 1;
+                Next::RetryLater(self)
+            }
+            (
+                Command::Release { until, .. },
+                Ok(Reply::Missing | Reply::Taken { .. } | Reply::Abstained { .. }),
+            ) if self.is_undo && MonotonicTime::now() < *until => {
+                self.attempts += 1;
+                Next::RetryLater(self)
+            }
+            // Plain commands have set the key, and Redis has refused the script that would have deleted the key.
+            (Command::Acquire { .. }, Err(error)) if self.may_be_set => {
+                // A redirected acquire would keep its lease id, and this release would end its grant.
+                let error = match error.redirect() {
+                    Some(Redirect::Moved(_) | Redirect::Ask(_)) => slot_moved(),
+                    _ => error.clone().with_redirect(None),
+                };
+                self.deliver(Err(error));
+                self.release_now()
+            }
+            (
+                Command::Acquire { .. } | Command::Adopt { .. },
+                Ok(
+                    Reply::Granted { .. }
+                    | Reply::Adopted { .. }
+                    | Reply::Contended {
+                        queued: Some(_), ..
+                    },
+                ),
+            ) => {
+                if self.deliver(outcome) {
+                    return Next::Done;
+                }
+                // The caller has left, but Redis has granted it the key or queued it.
+                self.release_now()
+            }
+            _ => self.end_with(outcome),
+        }
+    }
+
+    /// Delivers the last outcome of the request. If Redis has confirmed a release, reports its end, and a loss that the
+    /// reply shows.
+    fn end_with(mut self, outcome: Outcome) -> Next {
+        let loss = match (&self.tracker, &outcome) {
+            (Some(_), Ok(reply)) => self.command.loss_at_release(reply, MonotonicTime::now()),
+            _ => None,
+        };
+        let is_done = outcome.is_ok();
+        let is_delivered = self.deliver(outcome);
+        if !is_done {
+            return Next::Done;
+        }
+        if let Some(tracker) = self.tracker.take() {
+            tracker.confirm(loss, is_delivered);
+        }
+        match self.command {
+            Command::Release {
+                key,
+                lease,
+                until,
+                queued,
+                ..
+            } => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
+            _ => Next::Done,
+        }
+    }
+
+    /// Releases what this acquire or adoption has got.
+    fn release_now(self) -> Next {
+        let undo = self.command.undo(MonotonicTime::now());
+        undo.map_or(Next::Done, |undo| {
+            let mut undo = Self::new(undo, None);
+            undo.route = self.route;
+            Next::RetryNow(undo)
+        })
+    }
+
+    /// Handles a redirect: a node of a Cluster has refused the release and has done nothing. If a caller waits, the
+    /// caller follows the redirect.
+    fn on_redirect(mut self, outcome: Outcome, redirect: Redirect) -> Next {
+        if let Some(completion) = self.completion.take() {
+            if completion.complete(outcome).is_ok() {
+                // From now on, the caller sends the release again.
+                if let Some(tracker) = self.tracker.take() {
+                    tracker.suspend();
+                }
+                return Next::Done;
+            }
+            self.report_late(&caller_left());
+        }
+        let may_hop = self.route.hops < MOST_HOPS;
+        if may_hop && matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
+            self.route.hops += 1;
+            return Next::Elsewhere(self, redirect);
+        }
+        // The nodes disagree about the slot, or it is moving, or has no master.
+        self.route = Route::default();
+        self.attempts += 1;
+        match &self.command {
+            Command::Release { until, .. } if MonotonicTime::now() < *until => {
+                Next::RetryLater(self)
+            }
+            _ => Next::Done,
+        }
+    }
+
+    /// Reports the release as late.
+    pub fn report_late(&mut self, error: &Error) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.report_late(error);
+        }
+    }
+
+    /// Handles the loss of the connection after the request was written and before its reply came. `may_retry`: whether
+    /// to retry at once on another connection.
+    pub fn on_connection_lost(mut self, error: &Error, may_retry: bool) -> Next {
+        let may_retry = may_retry && self.attempts == 0;
+        self.attempts += 1;
+        match &self.command {
+            // The outcome is unknown, so the acquire is not repeated under its lease id.
+            Command::Acquire { .. } | Command::Adopt { .. } => {
+                let undo = self.command.undo(MonotonicTime::now());
+                self.deliver(Err(error.clone()));
+                undo.map_or(Next::Done, |undo| {
+                    let mut undo = Self::new(undo, None);
+                    undo.is_undo = true;
+                    undo.route = self.route;
+                    Next::RetryNow(undo)
+                })
+            }
+            // A write is not repeated: if both copies arrived, the second could overwrite a value that was written
+            // between them. A proposal is not repeated either, since its outcome is unknown; the quorum's store
+            // releases its lease.
+            Command::Write { .. } | Command::Propose { .. } => self.on_not_sent(error),
+            _ if may_retry && self.is_wanted() => Next::RetryNow(self),
+            _ => self.on_not_sent(error),
+        }
+    }
+
+    /// Ends a request that was not written; a release is retried.
+    pub fn on_not_sent(mut self, error: &Error) -> Next {
+        self.deliver(Err(error.clone()));
+        self.attempts += 1;
+        match self.command {
+            Command::Release { until, .. } if MonotonicTime::now() < until => Next::RetryNow(self),
+            _ => Next::Done,
+        }
+    }
+
+    /// Passes the outcome to the caller. Returns false if no caller waits. Reports a release as late if it failed, or
+    /// if its caller has left.
+    fn deliver(&mut self, outcome: Outcome) -> bool {
+        let failed = match &self.tracker {
+            Some(_) => outcome.as_ref().err().cloned(),
+            None => None,
+        };
+        let completed = self
+            .completion
+            .take()
+            .map(|completion| completion.complete(outcome));
+        if let Some(tracker) = &mut self.tracker {
+            let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(caller_left));
+            if let Some(error) = late {
+                tracker.report_late(&error);
+            }
+        }
+        matches!(completed, Some(Ok(())))
+    }
+}
+
+/// Why a release is late whose caller has left at its deadline.
+pub fn caller_left() -> Error {
+    let message = "the release had no reply at its caller's deadline; the client tries on";
+    Error::new(ErrorKind::Timeout, message)
+}
+
+/// Why an acquire is not redirected: it may hold the key at the node that redirects it.
+fn slot_moved() -> Error {
+    let message = "the Cluster has moved the key's slot during the acquire; try again";
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The first caller of these requests that waits and can lead the pipeline.
+pub fn next_leader<'a>(
+    requests: impl Iterator<Item = &'a PendingRequest>,
+) -> Option<&'a Arc<Caller>> {
+    let mut completions = requests.filter_map(|request| request.completion.as_ref());
+    completions.find_map(Completion::next_leader)
+}
+
+/// Whether a caller waits for one of these requests.
+pub fn is_waited_for<'a>(mut requests: impl Iterator<Item = &'a PendingRequest>) -> bool {
+    requests.any(|request| {
+        let completion = request.completion.as_ref();
+        completion.is_some_and(Completion::is_waited_for)
+    })
+}
+
+/// The keys of releases among these requests that may grant their keys to other clients.
+pub fn keys_for_next_waiters<'a>(
+    requests: impl Iterator<Item = &'a PendingRequest>,
+) -> impl Iterator<Item = &'a Key> {
+    requests.filter_map(|request| request.command.key_for_next_waiter())
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::store::completion::WaitEnd;
+    use crate::wire::connect::errors::error_reply;
+
+    fn release() -> Command {
+        Command::Release {
+            key: Key::new("p:", "k", 16).unwrap(),
+            lease: LeaseId::random(),
+            until: MonotonicTime::now().after(Duration::from_secs(60)),
+            held: None,
+            queued: None,
+        }
+    }
+
+    fn refusal(code: &str) -> Outcome {
+        Err(error_reply(code, Some("7 host:1")))
+    }
+
+    #[test]
+    fn a_release_is_passed_on_four_times() {
+        let mut request = PendingRequest::new(release(), None);
+        for hop in 1..=MOST_HOPS {
+            let code = if hop % 2 == 0 { "ASK" } else { "MOVED" };
+            let Next::Elsewhere(passed, _) = request.on_reply(refusal(code)) else {
+                panic!("hop {hop}");
+            };
+            request = passed;
+            assert_eq!((request.route.hops, request.attempts), (hop, 0));
+        }
+        let Next::RetryLater(request) = request.on_reply(refusal("MOVED")) else {
+            panic!("the release goes on without a pause");
+        };
+        // After the pause, nodes may redirect the release four times again.
+        assert_eq!((request.route, request.attempts), (Route::default(), 1));
+    }
+
+    #[test]
+    fn a_release_stays_while_its_slot_moves() {
+        for code in ["TRYAGAIN", "CLUSTERDOWN"] {
+            let request = PendingRequest::new(release(), None);
+            assert!(
+                matches!(request.on_reply(refusal(code)), Next::RetryLater(_)),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_waiting_caller_gets_its_release_back() {
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
+        assert!(matches!(request.on_reply(refusal("MOVED")), Next::Done));
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        assert_eq!(caller.wait(far), WaitEnd::Complete);
+        let error = caller.take_outcomes().next().unwrap().unwrap_err();
+        assert!(matches!(error.redirect(), Some(Redirect::Moved(_))));
+        // If the caller has left, the pipeline passes the release on to the other node.
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
+        caller.leave();
+        assert!(matches!(
+            request.on_reply(refusal("MOVED")),
+            Next::Elsewhere(..)
+        ));
+    }
+
+    #[test]
+    fn a_redirected_acquire_leaves_nothing_to_undo() {
+        let acquire = Command::Acquire {
+            key: Key::new("p:", "k", 16).unwrap(),
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(60),
+            queue_mode: crate::command::QueueMode::Notified,
+            replicas: None,
+        };
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
+        caller.leave();
+        assert!(matches!(request.on_reply(refusal("ASK")), Next::Done));
+    }
+}

@@ -1,0 +1,320 @@
+//! Tests of a leader that leaves at its own deadline, with a batch in flight.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(50);
+
+impl Fixture {
+    /// Queues an acquire. Returns its caller, which does not lead.
+    fn queue(&self, name: &str) -> Arc<Caller> {
+        let caller = Caller::new(1);
+        let acquire = Command::Acquire {
+            key: key(name),
+            lease: LeaseId::random(),
+            ttl: LONG,
+            queue_mode: crate::command::QueueMode::None,
+            replicas: None,
+        };
+        let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
+        self.pipeline.state.lock().enqueue([request]);
+        caller
+    }
+
+    fn leaves(&self, name: &str) {
+        let (_, outcome) = self.acquire_within(name, SHORT);
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout, "{name}");
+    }
+
+    fn queued(&self) -> usize {
+        self.pipeline.state.lock().awaited.iter().count()
+    }
+}
+
+#[test]
+fn a_leader_leaves_at_its_deadline_and_keeps_the_connection() {
+    let f = fixture();
+    f.warm_up("warm-up");
+    let before = f.connection();
+    f.server.stop();
+    f.leaves("late");
+    assert_eq!(f.unanswered(), 1);
+    assert_eq!(
+        f.hook_calls.load(Ordering::SeqCst),
+        1,
+        "the background has to read its reply"
+    );
+    f.server.resume();
+    while f.pipeline.run_maintenance() {}
+    assert!(!f.exists("late"), "its grant is released");
+    assert_eq!(f.connection(), before);
+    assert!(f.is_idle() && f.unanswered() == 0);
+}
+
+#[test]
+fn a_caller_in_flight_leads_once_the_leader_has_left() {
+    let f = fixture();
+    f.warm_up("warm-up");
+    f.server.stop();
+    let follower = f.queue("follower");
+    f.leaves("leader");
+    assert_eq!((f.unanswered(), f.queued()), (2, 0));
+    assert_eq!(
+        f.hook_calls.load(Ordering::SeqCst),
+        0,
+        "not left to the background"
+    );
+    f.server.resume();
+    let deadline = MonotonicTime::now().after(LONG);
+    f.pipeline.wait_or_lead(&follower, deadline, None);
+    let outcome = follower.take_outcomes().next().unwrap();
+    assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+}
+
+#[test]
+fn nothing_awaited_is_written_behind_a_batch_in_flight() {
+    let f = fixture();
+    let lease = f.warm_up("warm-up");
+    f.server.stop();
+    for name in ["first", "second", "third"] {
+        f.leaves(name);
+        assert_eq!(f.unanswered(), 1, "{name}");
+    }
+    f.pipeline.send_release(f.release("warm-up", lease));
+    assert_eq!(f.unanswered(), 1, "other requests are queued before it");
+    f.server.resume();
+    f.acquire("fourth");
+    while f.pipeline.run_maintenance() {}
+    for name in ["first", "second", "third", "warm-up"] {
+        assert!(!f.exists(name), "{name}");
+    }
+}
+
+#[test]
+fn a_release_is_written_behind_a_batch_in_flight() {
+    let f = fixture();
+    let lease = f.warm_up("warm-up");
+    f.server.stop();
+    f.leaves("first");
+    f.pipeline.send_release(f.release("warm-up", lease));
+    assert_eq!(f.unanswered(), 2);
+    f.server.resume();
+    f.acquire("second");
+    assert_eq!(f.unanswered(), 0);
+    assert!(!f.exists("warm-up"));
+}
+
+/// A value that no socket takes while the server does not read.
+pub fn long_write() -> Command {
+    Command::Write {
+        key: key("value"),
+        token: 1,
+        value: Some(vec![b'x'; 32 << 20].into()),
+        ttl: None,
+    }
+}
+
+#[test]
+fn a_leader_leaves_at_its_deadline_while_the_socket_is_full() {
+    let f = fixture();
+    let lease = f.warm_up("warm-up");
+    let before = f.connection();
+    f.server.stop();
+    let writer = Caller::new(1);
+    let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
+    f.pipeline.state.lock().enqueue([write]);
+    let started = Instant::now();
+    f.leaves("first");
+    let took = started.elapsed();
+    println!("a leader with {SHORT:?}, before a server that reads nothing: {took:?}");
+    assert!(took < Duration::from_secs(5), "the time-out is 10 s");
+    assert_eq!(f.unanswered(), 2);
+    f.pipeline.send_release(f.release("warm-up", lease));
+    assert_eq!(
+        f.unanswered(),
+        2,
+        "nothing is written into the middle of a request"
+    );
+    f.server.resume();
+    // The next leader writes the rest.
+    f.pipeline
+        .wait_or_lead(&writer, MonotonicTime::now().after(LONG), None);
+    let outcome = writer.take_outcomes().next().unwrap();
+    assert!(matches!(outcome, Ok(Reply::Done)), "{outcome:?}");
+    while f.pipeline.run_maintenance() {}
+    assert!(!f.exists("first") && !f.exists("warm-up"));
+    assert_eq!(f.connection(), before);
+}
+
+#[test]
+fn a_batch_that_is_not_written_in_time_is_given_up() {
+    let timeout = Duration::from_secs(3);
+    let f = with_timeout(timeout);
+    f.warm_up("warm-up");
+    f.server.stop();
+    let writer = Caller::new(1);
+    let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
+    f.pipeline.state.lock().enqueue([write]);
+    let started = Instant::now();
+    f.leaves("first");
+    let deadline = MonotonicTime::now().after(LONG);
+    f.pipeline.wait_or_lead(&writer, deadline, None);
+    let outcome = writer.take_outcomes().next().unwrap();
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+    assert!((timeout..LONG / 2).contains(&started.elapsed()));
+    f.server.resume();
+    f.acquire("second");
+}
+
+#[test]
+fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
+    let timeout = Duration::from_secs(2);
+    let f = with_timeout(timeout);
+    f.warm_up("warm-up");
+    f.server.stop();
+    let before = Instant::now();
+    f.leaves("first");
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    leadership.read_before_write(None);
+    assert!(
+        before.elapsed() >= timeout,
+        "it returned before the replies were due"
+    );
+    assert!(leadership.connection.is_none());
+    drop(leadership);
+    f.server.resume();
+    f.acquire("second");
+    f.server.stop();
+    f.leaves("third");
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    let reply_by = &mut leadership.connection.as_mut().unwrap().reply_by;
+    *reply_by = reply_by.map(|by| by.before(timeout));
+    let before = Instant::now();
+    leadership.read_before_write(None);
+    assert!(before.elapsed() < timeout, "the replies were overdue");
+    assert!(leadership.connection.is_none());
+}
+
+#[test]
+fn a_pipeline_with_a_batch_in_flight_is_busy() {
+    let f = fixture();
+    f.warm_up("warm-up");
+    assert_eq!(f.pipeline.readiness_after_dropping_stale(), Readiness::Idle);
+    f.server.stop();
+    f.leaves("first");
+    assert_eq!(f.pipeline.readiness_after_dropping_stale(), Readiness::Busy);
+    f.server.resume();
+}
+
+#[test]
+fn a_flush_whose_leader_leaves_early_is_not_answered() {
+    let f = fixture();
+    f.warm_up("warm-up");
+    f.server.stop();
+    let flush = Caller::new(1);
+    let completion = Completion::new(&flush, 0);
+    let request = PendingRequest::new(Command::Flush, Some(completion));
+    f.pipeline.state.lock().enqueue([request]);
+    let lease = LeaseId::random();
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    f.pipeline.send_release(f.release("k", lease));
+    let caller = Caller::new(1);
+    leadership.lead(&caller, MonotonicTime::now().after(SHORT));
+    drop(leadership);
+    assert_eq!(
+        flush.wait(MonotonicTime::now().after(LONG)),
+        WaitEnd::Appointed
+    );
+    assert_eq!((f.unanswered(), f.queued()), (1, 1));
+    f.server.resume();
+}
+
+/// A proxy to the server. Once `hold` gets a message, it passes on only the first byte of the next reply. The rest
+/// follows after the next message. If that message is `true`, the proxy holds the reply after it in the same way.
+fn halves_replies(server: &Server) -> (u16, Sender<bool>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (port, to) = (listener.local_addr().unwrap().port(), server.port());
+    let (hold, held): (Sender<bool>, Receiver<bool>) = channel();
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+        let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        thread::spawn(move || std::io::copy(&mut from, &mut into));
+        let (mut bytes, mut holds_next) = ([0; 4096], false);
+        while let Ok(count @ 1..) = server.read(&mut bytes) {
+            let mut sent = 0;
+            if holds_next || held.try_recv().is_ok() {
+                client.write_all(&bytes[..1]).unwrap();
+                sent = 1;
+                holds_next = held.recv().unwrap();
+            }
+            if client.write_all(&bytes[sent..count]).is_err() {
+                return;
+            }
+        }
+    });
+    (port, hold)
+}
+
+#[test]
+fn half_a_reply_is_completed_by_the_next_leader() {
+    let server = Server::start().unwrap();
+    let (port, hold) = halves_replies(&server);
+    let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
+    f.warm_up("warm-up");
+    hold.send(false).unwrap();
+    f.leaves("first");
+    assert_eq!(f.unanswered(), 1);
+    hold.send(false).unwrap();
+    // This uses the same connection, since the proxy accepts no other.
+    f.acquire("second");
+    while f.pipeline.run_maintenance() {}
+    assert!(f.exists("second") && !f.exists("first"));
+}
+
+#[test]
+fn a_release_behind_a_half_read_batch_has_its_own_time() {
+    let server = Server::start().unwrap();
+    let (port, hold) = halves_replies(&server);
+    let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
+    let reply_by = || {
+        let state = f.pipeline.state.lock();
+        state.connection.as_ref().unwrap().reply_by.unwrap()
+    };
+    let lease = f.warm_up("warm-up");
+    hold.send(false).unwrap();
+    f.leaves("first");
+    f.pipeline.send_release(f.release("warm-up", lease));
+    let before = reply_by();
+    f.leaves("second");
+    assert!(reply_by() == before, "only the first byte has come");
+    // Passes the rest of the first reply, and the first byte of the reply to the release.
+    hold.send(true).unwrap();
+    let is_later = || {
+        f.leaves("third");
+        reply_by() > before
+    };
+    assert!(eventually(LONG / 2, is_later));
+    hold.send(false).unwrap();
+}
+
+#[test]
+fn a_stale_connection_is_read_to_the_end_before_it_is_replaced() {
+    let f = fixture();
+    f.warm_up("warm-up");
+    let before = f.connection();
+    f.server.stop();
+    f.leaves("first");
+    f.pipeline.shared.endpoint.epoch().note_break();
+    f.leaves("second");
+    assert_eq!(f.unanswered(), 1);
+    f.server.resume();
+    f.acquire("third");
+    while f.pipeline.run_maintenance() {}
+    assert!(!f.exists("first"));
+    assert_ne!(f.connection(), before);
+}

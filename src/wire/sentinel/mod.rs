@@ -1,0 +1,546 @@
+//! Finds the primary of a group of servers: asks the sentinels in turn, remembers which one replied last, and learns
+//! the addresses of other sentinels. Connects to sentinels only.
+
+pub mod address;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+pub mod watcher;
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
+
+pub use address::{MAX_SENTINELS, SentinelUrl};
+pub use watcher::SentinelWatcher;
+
+use crate::config::credentials::Credentials;
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::wire::connect::connection::{Endpoint, LONGEST_REPLY};
+use crate::wire::connect::errors::{Announcer, Attempted, Step};
+use crate::wire::connect::url::HostPort;
+use crate::wire::net::replies::field;
+use crate::wire::net::socket::{Receiver, Sender, Sockets};
+
+/// The most parts into which the remaining time is divided. A silent sentinel takes one part.
+const SHARES: u32 = 4;
+/// The pause after a failed attempt to connect. It doubles with each further failure.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The sentinels of one group of servers.
+pub struct Sentinels {
+    configured: Vec<HostPort>,
+    group: String,
+    has_tls: bool,
+    login: Option<Credentials>,
+    state: Mutex<State>,
+    on_unavailable: OnceLock<UnavailableHook>,
+}
+
+/// Called with the reason why no sentinel names the primary.
+type UnavailableHook = Box<dyn Fn(Error) + Send + Sync>;
+
+struct State {
+    /// All known sentinels, in the order in which they are asked.
+    order: Vec<HostPort>,
+    /// The primary that the last accepted answer named.
+    primary: Option<HostPort>,
+    /// The number of the last fail-over (`config-epoch`) in the answers so far.
+    epoch: u64,
+    /// After an attempt to connect has failed, the next one begins at this time.
+    connect_again_at: MonotonicTime,
+    /// The time between `connect_again_at` and the failure. Zero after a success, or a switch.
+    pause: Duration,
+    /// The number of times that an answer proved wrong or outdated.
+    doubts: u64,
+    /// The hook was called since the last accepted answer.
+    is_reported: bool,
+}
+
+/// The answer of a sentinel.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Answer {
+    primary: HostPort,
+    /// The number of the last fail-over that this sentinel knows of. `None` if an ACL hides it.
+    epoch: Option<u64>,
+    /// The other sentinels of the group.
+    others: Vec<HostPort>,
+}
+
+/// The primary that a sentinel named.
+pub struct Named {
+    pub primary: HostPort,
+    pub by: HostPort,
+    /// Whether the previous answer named another primary.
+    pub has_changed: bool,
+}
+
+impl Sentinels {
+    pub fn new(url: &SentinelUrl) -> Self {
+        Self {
+            configured: url.hosts.clone(),
+            group: url.group.clone(),
+            has_tls: url.has_tls,
+            login: None,
+            state: Mutex::new(State {
+                order: url.hosts.clone(),
+                primary: None,
+                epoch: 0,
+                connect_again_at: MonotonicTime::now(),
+                pause: Duration::ZERO,
+                doubts: 0,
+                is_reported: false,
+            }),
+            on_unavailable: OnceLock::new(),
+        }
+    }
+
+    /// Sets the login at the sentinels. By default, the client sends them none.
+    pub fn set_login(&mut self, login: Credentials) {
+        self.login = Some(login);
+    }
+
+    /// The URL of the group, for debug output, without user and password.
+    pub fn redacted(&self) -> String {
+        address::redacted(&self.configured, &self.group, self.has_tls)
+    }
+
+    pub fn has_tls(&self) -> bool {
+        self.has_tls
+    }
+
+    /// The number of times that an answer proved wrong or outdated. If it has grown since a failed attempt to connect
+    /// began, another attempt may succeed.
+    pub fn doubts(&self) -> u64 {
+        self.state.lock().doubts
+    }
+
+    /// Notes that the server that `by` named is not the primary. From now on, `by` is asked last.
+    pub fn doubt(&self, by: &HostPort) {
+        let mut state = self.state.lock();
+        state.put_last(by);
+        state.doubts += 1;
+    }
+
+    /// The sentinel that is asked first.
+    pub fn first(&self) -> HostPort {
+        self.state.lock().order[0].clone()
+    }
+
+    /// From now on, `sentinel` is asked last.
+    pub fn put_last(&self, sentinel: &HostPort) {
+        self.state.lock().put_last(sentinel);
+    }
+
+    /// Sets the hook of [`report_unavailable`](Self::report_unavailable). A second hook is ignored.
+    pub fn on_unavailable(&self, hook: UnavailableHook) {
+        let _ = self.on_unavailable.set(hook);
+    }
+
+    /// Calls the hook, once until a sentinel names the primary again.
+    pub fn report_unavailable(&self, error: &Error) {
+        let is_reported = std::mem::replace(&mut self.state.lock().is_reported, true);
+        if let Some(hook) = self.on_unavailable.get().filter(|_| !is_reported) {
+            hook(error.clone());
+        }
+    }
+
+    /// The number of known sentinels.
+    pub fn count(&self) -> usize {
+        self.state.lock().order.len()
+    }
+
+    /// Notes a failed attempt to connect. Returns the time of the next one: the pause doubles, up to `longest` and up
+    /// to [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
+    pub fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
+        let now = MonotonicTime::now();
+        let mut state = self.state.lock();
+        if state.connect_again_at <= now {
+            let pause = (2 * state.pause).max(FIRST_PAUSE);
+            state.pause = pause.min(longest).min(LONGEST_PAUSE);
+            state.connect_again_at = now.after(state.pause);
+        }
+        state.connect_again_at
+    }
+
+    /// Ends the pause: an attempt to connect has succeeded, or there is another primary.
+    pub fn reset_pause(&self) {
+        self.state.lock().reset_pause();
+    }
+
+    /// The time of the next attempt to connect.
+    pub fn connect_again_at(&self) -> MonotonicTime {
+        self.state.lock().connect_again_at
+    }
+
+    /// The primary that the last accepted answer named.
+    pub fn last_primary(&self) -> Option<HostPort> {
+        self.state.lock().primary.clone()
+    }
+
+    /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
+    /// remaining time, so that a silent one does not use up all of it. Fails at once after `sockets` were closed.
+    ///
+    /// An answer that is older than the last known fail-over counts only if all sentinels of the URL give such answers.
+    pub fn find_primary(
+        &self,
+        endpoint: &Endpoint,
+        deadline: MonotonicTime,
+        sockets: &Sockets,
+    ) -> Result<Named, Error> {
+        let (order, epoch) = {
+            let state = self.state.lock();
+            (state.order.clone(), state.epoch)
+        };
+        let mut failures = Vec::new();
+        let mut outdated: Vec<(HostPort, Answer)> = Vec::new();
+        for (asked, by) in order.iter().enumerate() {
+            let now = MonotonicTime::now();
+            let left = deadline.since(now);
+            if left.is_zero() {
+                let more = if asked > 0 { " more" } else { "" };
+                let message = format!(
+                    "{}{more} were not asked, since the time for connecting has ended",
+                    order.len() - asked
+                );
+                failures.push(Error::new(ErrorKind::Unavailable, message));
+                break;
+            }
+            let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
+            match self.ask(endpoint, by, now.after(left / shares), sockets) {
+                Ok(answer) => match self.accept_if(by, answer, State::is_current) {
+                    Ok(named) => return Ok(named),
+                    Err(answer) => {
+                        let message = format!(
+                            "{by} does not know of the last fail-over; if the group was set up anew, remove sentinels \
+                             that are gone from the URL, and restart the client"
+                        );
+                        failures.push(Error::new(ErrorKind::Unavailable, message));
+                        outdated.push((by.clone(), answer));
+                    }
+                },
+                Err(error) => {
+                    sockets.check()?;
+                    self.put_last(by);
+                    failures.push(error);
+                }
+            }
+        }
+        // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts.
+        // Learned sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the
+        // old primary may still say that it is a primary.
+        let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
+        let is_new_group = self.configured.iter().all(is_outdated);
+        let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
+        let mut state = self.state.lock();
+        match newest {
+            // A fail-over that was noticed meanwhile makes all these answers outdated.
+            Some((by, answer)) if is_new_group && state.epoch == epoch => {
+                Ok(state.accept(&self.configured, &by, answer))
+            }
+            _ => {
+                drop(state);
+                Err(self.no_primary(&failures))
+            }
+        }
+    }
+
+    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. The check and
+    /// the acceptance happen under one lock.
+    fn accept_if(
+        &self,
+        by: &HostPort,
+        answer: Answer,
+        is_wanted: impl FnOnce(&State, &Answer) -> bool,
+    ) -> Result<Named, Answer> {
+        let mut state = self.state.lock();
+        match is_wanted(&state, &answer) {
+            true => Ok(state.accept(&self.configured, by, answer)),
+            false => Err(answer),
+        }
+    }
+
+    /// The error if no sentinel has named the primary. It contains the error of each sentinel.
+    fn no_primary(&self, failures: &[Error]) -> Error {
+        let said: Vec<&str> = failures.iter().map(Error::message).collect();
+        let message = format!(
+            "no sentinel names the primary of the group {:?}: {}",
+            self.group,
+            said.join(" / ")
+        );
+        // If the group was found before, the failures are probably temporary: `Unavailable`, so that callers retry.
+        let is_known = self.state.lock().primary.is_some();
+        let severest = [
+            ErrorKind::InvalidConfig,
+            ErrorKind::Denied,
+            ErrorKind::Tls,
+            ErrorKind::Protocol,
+        ];
+        let severest = severest.into_iter().find(|kind| {
+            let kinds = failures.iter().map(Error::kind);
+            !is_known && kinds.into_iter().any(|it| it == *kind)
+        });
+        let kind = severest.unwrap_or(ErrorKind::Unavailable);
+        let error = Error::new(kind, message);
+        match failures.iter().find(|failure| failure.kind() == kind) {
+            Some(failure) => error.with_source_of(failure),
+            None => error,
+        }
+    }
+
+    /// Asks one sentinel for the primary, by `deadline`. Registers the socket in `sockets`.
+    fn ask(
+        &self,
+        endpoint: &Endpoint,
+        sentinel: &HostPort,
+        deadline: MonotonicTime,
+        sockets: &Sockets,
+    ) -> Result<Answer, Error> {
+        let info = self.info_of(sentinel)?;
+        let timeout = deadline.since(MonotonicTime::now());
+        let setting = "a part of `connect_timeout`";
+        let attempted = Attempted::new(&info, timeout, setting, endpoint.prefix());
+        let is_learned = !self.configured.contains(sentinel);
+        let attempted = attempted.announced_by(is_learned.then_some(Announcer::OtherSentinel));
+        let connection =
+            endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
+        let mut connection = SentinelConnection::new(endpoint, attempted, connection);
+        connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
+        // `CLIENT SETNAME` would need a right. `HELLO` needs none.
+        let mut commands = redis::pipe();
+        let set_name = commands.cmd("HELLO").arg("2").arg("SETNAME");
+        set_name.arg(endpoint.connection_name("leasehold"));
+        self.add_query(&mut commands);
+        connection.send(&commands, deadline)?;
+        // A refused name does no harm.
+        connection.receive(deadline)?;
+        let mut replies = Vec::new();
+        for _ in 0..QUERY_COMMANDS {
+            replies.push(connection.receive(deadline)?);
+        }
+        self.read_answer(attempted, replies)
+    }
+
+    /// The address of a sentinel, and the login there.
+    fn info_of(&self, sentinel: &HostPort) -> Result<ConnectionInfo, Error> {
+        let mut settings = RedisConnectionInfo::default();
+        if let Some(Credentials { user, password }) = &self.login {
+            settings = settings.set_password(password.clone());
+            if let Some(user) = user {
+                settings = settings.set_username(user.clone());
+            }
+        }
+        let info = sentinel.to_addr(self.has_tls).into_connection_info();
+        let info = info.map_err(|_| Error::new(ErrorKind::Unavailable, "no address"))?;
+        Ok(info.set_redis_settings(settings))
+    }
+
+    /// The commands of [`add_query`](Self::add_query).
+    fn query(&self) -> redis::Pipeline {
+        let mut commands = redis::pipe();
+        self.add_query(&mut commands);
+        commands
+    }
+
+    /// Adds the commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An
+    /// ACL may forbid all but the first.
+    fn add_query(&self, commands: &mut redis::Pipeline) {
+        for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"] {
+            let command = commands.cmd("SENTINEL").arg(subcommand);
+            command.arg(&self.group);
+        }
+    }
+
+    fn read_answer(&self, attempted: Attempted<'_>, replies: Vec<Value>) -> Result<Answer, Error> {
+        let [primary, master, others]: [Value; QUERY_COMMANDS] = replies
+            .try_into()
+            .expect("there is one reply for each command");
+        let primary = match &primary {
+            Value::Nil => {
+                let what = format!(
+                    "knows no group {:?}; check the name behind the hosts of the URL",
+                    self.group
+                );
+                return Err(attempted.about(ErrorKind::InvalidConfig, what));
+            }
+            Value::ServerError(error) => {
+                return Err(
+                    attempted.refused_by_sentinel("SENTINEL GET-MASTER-ADDR-BY-NAME", error)
+                );
+            }
+            Value::Array(parts) => match &parts[..] {
+                [Value::BulkString(host), Value::BulkString(port)] => HostPort::new(host, port),
+                _ => None,
+            },
+            _ => None,
+        };
+        let fault = "does not answer as a sentinel does; check the host and the port";
+        let primary = primary.ok_or_else(|| attempted.about(ErrorKind::Protocol, fault))?;
+        let epoch = field(&master, b"config-epoch")
+            .and_then(|epoch| std::str::from_utf8(epoch).ok()?.parse().ok());
+        let others = match &others {
+            Value::Array(others) => others
+                .iter()
+                .filter_map(|other| HostPort::new(field(other, b"ip")?, field(other, b"port")?))
+                .take(MAX_SENTINELS)
+                .collect(),
+            _ => Vec::new(),
+        };
+        Ok(Answer {
+            primary,
+            epoch,
+            others,
+        })
+    }
+}
+
+/// The number of commands of [`Sentinels::add_query`].
+const QUERY_COMMANDS: usize = 3;
+
+impl State {
+    /// Whether the answer is not older than the last fail-over that this client knows of.
+    fn is_current(&self, answer: &Answer) -> bool {
+        answer.epoch.is_none_or(|epoch| epoch >= self.epoch)
+    }
+
+    /// Whether the last fail-over that this client knows of is older than the one that the answer knows of.
+    fn is_older_than(&self, answer: &Answer) -> bool {
+        answer.epoch.is_some_and(|epoch| epoch > self.epoch)
+    }
+
+    /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
+    fn accept(&mut self, configured: &[HostPort], by: &HostPort, answer: Answer) -> Named {
+        let Answer {
+            primary,
+            epoch,
+            others,
+        } = answer;
+        if let Some(epoch) = epoch {
+            self.epoch = epoch;
+        }
+        self.is_reported = false;
+        self.learn(configured, by, others);
+        Named {
+            has_changed: self.note_primary(&primary),
+            primary,
+            by: by.clone(),
+        }
+    }
+
+    /// Notes the address of the primary. Returns whether it was another one before.
+    fn note_primary(&mut self, primary: &HostPort) -> bool {
+        let before = self.primary.replace(primary.clone());
+        let has_changed = before.is_some_and(|before| before != *primary);
+        if has_changed {
+            self.doubts += 1;
+            self.reset_pause();
+        }
+        has_changed
+    }
+
+    fn reset_pause(&mut self) {
+        self.pause = Duration::ZERO;
+        self.connect_again_at = MonotonicTime::now();
+    }
+
+    /// From now on, `sentinel` is asked last.
+    fn put_last(&mut self, sentinel: &HostPort) {
+        if let Some(at) = self.order.iter().position(|other| other == sentinel) {
+            let sentinel = self.order.remove(at);
+            self.order.push(sentinel);
+        }
+    }
+
+    /// From now on, `first` is asked first. `others` replace the sentinels that were learned before; those of the URL
+    /// stay.
+    fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
+        let is_kept = |it: &HostPort| it == first || configured.contains(it);
+        if !others.is_empty() {
+            self.order.retain(|it| is_kept(it) || others.contains(it));
+        }
+        for other in others {
+            if self.order.len() < MAX_SENTINELS && !self.order.contains(&other) {
+                self.order.push(other);
+            }
+        }
+        self.put_first(first);
+    }
+
+    /// From now on, `sentinel` is asked first.
+    fn put_first(&mut self, sentinel: &HostPort) {
+        if let Some(at) = self.order.iter().position(|it| it == sentinel) {
+            self.order[..=at].rotate_right(1);
+        }
+    }
+}
+
+/// A connection to a sentinel.
+struct SentinelConnection<'a> {
+    endpoint: &'a Endpoint,
+    attempted: Attempted<'a>,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl<'a> SentinelConnection<'a> {
+    fn new(
+        endpoint: &'a Endpoint,
+        attempted: Attempted<'a>,
+        (sender, receiver): (Sender, Receiver),
+    ) -> Self {
+        Self {
+            endpoint,
+            attempted,
+            sender,
+            receiver,
+        }
+    }
+
+    /// Sends the login, if there is one, and selects the protocol. With RESP3, also names the connection as one that
+    /// listens.
+    fn log_in(
+        &mut self,
+        protocol: redis::ProtocolVersion,
+        deadline: MonotonicTime,
+    ) -> Result<(), Error> {
+        let name = self.endpoint.connection_name("leasehold-sentinels");
+        let login = crate::wire::connect::handshake::Login::new(
+            self.attempted.info.redis_settings(),
+            protocol,
+            Some(&name),
+        );
+        self.send(&login.commands, deadline)?;
+        for _ in 0..login.commands.len() {
+            if let Value::ServerError(error) = self.receive(deadline)? {
+                return Err(self.attempted.refused_by_sentinel("AUTH", &error));
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, commands: &redis::Pipeline, deadline: MonotonicTime) -> Result<(), Error> {
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let sent = self.sender.send(&commands.get_packed_pipeline(), deadline);
+        sent.map_err(|error| self.error(error.into()))
+    }
+
+    fn receive(&mut self, deadline: MonotonicTime) -> Result<Value, Error> {
+        let received = self.receiver.receive_reply(deadline, LONGEST_REPLY);
+        received.map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: redis::RedisError) -> Error {
+        let tls = self.endpoint.tls_error(self.attempted, &self.receiver);
+        let received = self.receiver.unparsed();
+        tls.unwrap_or_else(|| {
+            self.attempted
+                .no_reply_error(Step::AskSentinel, None, error, received)
+        })
+    }
+}

@@ -1,0 +1,264 @@
+//! The thread that listens to one sentinel at a time, and notices a fail-over at once. It then makes the client's
+//! connections suspect. It connects to sentinels only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use redis::{ProtocolVersion, PushKind, Value};
+
+use crate::report::error::Error;
+use crate::util::clock::MonotonicTime;
+use crate::util::threads::{ThreadGroup, sleep_unless};
+use crate::wire::connect::connection::{Endpoint, LONGEST_REPLY};
+use crate::wire::connect::errors::Attempted;
+use crate::wire::connect::url::HostPort;
+use crate::wire::net::socket::Sockets;
+use crate::wire::sentinel::{
+    Named, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
+};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A connection with a shorter life does not reset the pause.
+const SHORTEST_LIFE: Duration = Duration::from_secs(1);
+/// The time between two queries for the primary. They show that the sentinel is alive, and find a fail-over whose
+/// message was lost.
+const QUERY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the query of another sentinel may take. Meanwhile the thread does not read the first sentinel's messages.
+const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
+/// The message of a sentinel once a fail-over is done: `<group> <old host> <old port> <new host> <new port>`.
+const CHANNEL: &str = "+switch-master";
+
+/// The thread `leasehold-sentinels` of a client.
+pub struct SentinelWatcher {
+    endpoint: Arc<Endpoint>,
+    /// The time-out of connecting and of each answer.
+    timeout: Duration,
+    /// The time-out of a query of another sentinel.
+    pub other_timeout: Duration,
+    pub sockets: Sockets,
+    is_stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl SentinelWatcher {
+    pub fn new(endpoint: Arc<Endpoint>, timeout: Duration) -> Self {
+        Self {
+            endpoint,
+            timeout,
+            other_timeout: timeout.min(OTHER_TIMEOUT),
+            sockets: Sockets::default(),
+            is_stopped: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Starts the thread. Does nothing for an endpoint without sentinels.
+    pub fn start(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
+        if self.endpoint.sentinels().is_none() {
+            return Ok(());
+        }
+        let watcher = Arc::clone(self);
+        threads.spawn("leasehold-sentinels", move || {
+            if let Some(sentinels) = watcher.endpoint.sentinels() {
+                watcher.run(sentinels);
+            }
+        })
+    }
+
+    /// Ends the thread, and closes its sockets. Only an attempt to connect can delay its end.
+    pub fn stop(&self) {
+        self.sockets.close();
+        *self.is_stopped.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn run(&self, sentinels: &Sentinels) {
+        let mut pause = FIRST_PAUSE;
+        while !*self.is_stopped.lock() {
+            let sentinel = sentinels.first();
+            let mut listening_since = None;
+            let _ = self.listen(sentinels, &sentinel, &mut listening_since);
+            let lived =
+                listening_since.map_or(Duration::ZERO, |since| MonotonicTime::now().since(since));
+            if lived >= SHORTEST_LIFE {
+                pause = FIRST_PAUSE;
+            }
+            sentinels.put_last(&sentinel);
+            sleep_unless(&self.is_stopped, &self.changed, pause, |stopped| *stopped);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the
+    /// time of the first answer. The caller treats all ends alike.
+    fn listen(
+        &self,
+        sentinels: &Sentinels,
+        sentinel: &HostPort,
+        since: &mut Option<MonotonicTime>,
+    ) -> Result<(), Error> {
+        let info = sentinels.info_of(sentinel)?;
+        let prefix = self.endpoint.prefix();
+        let attempted = Attempted::new(&info, self.timeout, "`command_timeout`", prefix);
+        let deadline = MonotonicTime::now().after(self.timeout);
+        let connection = self
+            .endpoint
+            .connect(attempted, deadline, |socket| self.sockets.register(socket))?;
+        let mut connection = SentinelConnection::new(&self.endpoint, attempted, connection);
+        // With RESP3, the sentinel also answers queries on a connection with a subscription.
+        connection.log_in(ProtocolVersion::RESP3, deadline)?;
+        let mut subscribe = redis::pipe();
+        subscribe.cmd("SUBSCRIBE").arg(CHANNEL);
+        connection.send(&subscribe, deadline)?;
+        connection.send(&sentinels.query(), deadline)?;
+        let mut replies = Vec::new();
+        let mut answer_by = Some(deadline);
+        let mut ask_at = deadline;
+        let mut is_subscribe_answered = false;
+        // A message came after the query, so the answer may be older than the message.
+        let mut asks_again = false;
+        let mut others_asked = 0;
+        let limits = self.endpoint.limits();
+        // The network must not forget the connection.
+        let query_interval = QUERY_INTERVAL.min(limits.max_idle / 2);
+        let replace_at = limits.replace_at(MonotonicTime::now());
+        loop {
+            let now = MonotonicTime::now();
+            if replace_at <= now {
+                // The name of the sentinel may have moved. The next connection begins with a query.
+                return Ok(());
+            }
+            if answer_by.is_none() && ask_at <= now {
+                let by = now.after(self.timeout);
+                connection.send(&sentinels.query(), by)?;
+                answer_by = Some(by);
+            }
+            let until = answer_by.unwrap_or(ask_at);
+            let received = connection.receiver.receive(until, LONGEST_REPLY);
+            match received {
+                Ok(Value::Push { kind, data }) => {
+                    is_subscribe_answered |= kind == PushKind::Subscribe;
+                    if kind == PushKind::Message
+                        && let Some(switch) = sentinels.read_switch(&data)
+                    {
+                        if sentinels.note_switch(sentinel, &switch) {
+                            self.endpoint.follow_switch();
+                        }
+                        // Ask for the number of this fail-over.
+                        ask_at = now;
+                        asks_again = answer_by.is_some();
+                    }
+                }
+                // The user may not subscribe. The queries find a fail-over then.
+                Ok(Value::ServerError(_)) if !is_subscribe_answered => is_subscribe_answered = true,
+                Ok(reply) => {
+                    replies.push(reply);
+                    if replies.len() == QUERY_COMMANDS {
+                        let answer =
+                            sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
+                        let accepted =
+                            sentinels.accept_if(sentinel, answer, SentinelState::is_current);
+                        let Ok(named) = accepted else {
+                            // This sentinel has missed a fail-over, so it may miss the next one, too.
+                            return Ok(());
+                        };
+                        since.get_or_insert(now);
+                        self.follow(&named);
+                        answer_by = None;
+                        let is_again = std::mem::take(&mut asks_again);
+                        ask_at = if is_again {
+                            now
+                        } else {
+                            now.after(query_interval)
+                        };
+                        if self.other_knows_more(sentinels, sentinel, others_asked) {
+                            return Ok(());
+                        }
+                        others_asked += 1;
+                    }
+                }
+                Err(error) if error.is_timeout() && answer_by.is_none() => {}
+                Err(_) => return Ok(()),
+            }
+            // A sentinel that publishes without end gives no answer either.
+            if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn follow(&self, named: &Named) {
+        if named.has_changed {
+            self.endpoint.follow_switch();
+        }
+    }
+
+    /// Asks one of the sentinels other than `sentinel`, which may be cut off from them. Returns true if the other one
+    /// knows of a later fail-over. It is then asked first.
+    fn other_knows_more(&self, sentinels: &Sentinels, sentinel: &HostPort, turn: usize) -> bool {
+        let Some(other) = sentinels.other_than(sentinel, turn) else {
+            return false;
+        };
+        let deadline = MonotonicTime::now().after(self.other_timeout);
+        let answer = sentinels.ask(&self.endpoint, &other, deadline, &self.sockets);
+        let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_older_than));
+        let Ok(Ok(named)) = newer else {
+            return false;
+        };
+        self.follow(&named);
+        true
+    }
+}
+
+/// A message on [`CHANNEL`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Switch {
+    pub from: HostPort,
+    pub to: HostPort,
+}
+
+impl Sentinels {
+    /// One of the sentinels other than `sentinel`, another one for each `turn`.
+    fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
+        let state = self.state.lock();
+        let others = || state.order.iter().filter(|it| *it != sentinel);
+        others().nth(turn % others().count().max(1)).cloned()
+    }
+
+    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
+    /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
+    pub fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
+        let mut state = self.state.lock();
+        state.put_first(sentinel);
+        if state.primary.as_ref() != Some(&switch.from) {
+            return false;
+        }
+        let has_changed = state.note_primary(&switch.to);
+        if has_changed {
+            // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
+            state.epoch += 1;
+        }
+        has_changed
+    }
+
+    /// Reads a message on [`CHANNEL`]. `None` if it is about another group.
+    fn read_switch(&self, message: &[Value]) -> Option<Switch> {
+        let [Value::BulkString(channel), Value::BulkString(text)] = message else {
+            return None;
+        };
+        let mut parts = text.split(|byte| *byte == b' ');
+        let group = parts.next()?;
+        if channel != CHANNEL.as_bytes() || group != self.group.as_bytes() {
+            return None;
+        }
+        let [old_host, old_port, host, port] = parts.collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        Some(Switch {
+            from: HostPort::new(old_host, old_port)?,
+            to: HostPort::new(host, port)?,
+        })
+    }
+}
