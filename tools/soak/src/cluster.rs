@@ -1,29 +1,30 @@
 //! A round on a Cluster: its faults, and the grants that are seen on its nodes. One fault comes after another, so that
 //! each loss has one explanation. The first process reaches each node through a proxy; the others do not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use leasehold_testbed::{Cluster, Proxy};
-use leasehold_tools::stop::{Stop, Stopped};
+use leasehold_testbed::{Cluster as Servers, Proxy};
+use leasehold_tools::stop::Stop;
 use rustix::process::Signal;
 
-use crate::checks::{Sighting, Violation};
-use crate::faults::{Effect, Fault, Kind, Lasts, begin_on_proxy, kill_connections, mend, time};
+use crate::checks::Violation;
+use crate::driver::{Findings, Round, Soak, Topology};
+use crate::faults::{
+    Effect, Fault, Kind, Lasts, begin_on_proxy, drawn, kill_connections, mend, refuse_others, time,
+};
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::leaks::{self, Remaining};
-use crate::messages::{
-    KEYS, LONGEST_TTL, UNCONFIRMED, contended_key, hot_keys, key_name, race_key,
-};
+use crate::messages::{KEYS, LONGEST_TTL, contended_key, hot_keys, key_name, race_key};
 use crate::process::Process;
 use crate::random::Random;
+use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, faults_ended};
 use crate::records::now;
-use crate::round::{Events, OF_FAULTS, Round};
-use crate::value::GrantId;
+use crate::report::Totals;
+use crate::watch::watch_during;
 
 /// The weight of each kind when a fault is drawn. Each of the first four comes once before any is drawn.
 const KINDS: [(usize, Kind); 12] = [
@@ -48,56 +49,49 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over
 /// would make it a master by these votes, until the other nodes refuse their old epoch.
 const OLD_VOTES: Duration = NODE_TIMEOUT.saturating_mul(2);
-/// The pause between two looks at the keys.
-const LOOKS: Duration = Duration::from_millis(100);
-/// How long a node may take to reply to a look; a stopped one does not.
-const LOOK_LIMIT: Duration = Duration::from_millis(200);
-/// The lock's keys of a master, with their values and ttls. A key of a slot that the node does not serve is left out.
-const LOOK: &str = "
-    local found = {}
-    for _, key in ipairs(redis.call('KEYS', 'leasehold:*')) do
-        if not string.find(key, '~', 1, true) then
-            local value, ttl = redis.pcall('GET', key), redis.pcall('PTTL', key)
-            if type(value) == 'string' and type(ttl) == 'number' then
-                found[#found + 1] = {key, value, ttl}
-            end
-        end
-    end
-    return found";
-
-/// The kinds that are drawn.
-pub fn kinds() -> Vec<Kind> {
-    KINDS.iter().map(|(_, kind)| *kind).collect()
+/// The topology, and the work of all rounds.
+#[derive(Default)]
+pub struct Cluster {
+    totals: Totals,
 }
 
-/// Runs everything.
-pub fn work(
-    round: &Round<'_>,
-    folder: &Path,
-    stop: &Stop,
-    tick: impl Fn(String),
-) -> anyhow::Result<Events> {
-    let cluster = Cluster::builder().without_hosts();
+impl Cluster {
+    pub fn new(soak: &Soak<'_>) -> anyhow::Result<Self> {
+        refuse_others(soak.only, &KINDS, "cluster")?;
+        Ok(Self::default())
+    }
+}
+
+impl Topology for Cluster {
+    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
+        recorded::play(round, &mut self.totals, |folder| work(round, folder))
+    }
+
+    fn round_times(&self) -> (Duration, Duration) {
+        (SHORTEST_ROUND, LONGEST_ROUND)
+    }
+
+    fn text(&self) -> String {
+        self.totals.text()
+    }
+}
+
+fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
+    let cluster = Servers::builder().without_hosts();
     let cluster = cluster.node_timeout(NODE_TIMEOUT).start()?;
     let (proxies, proxied) = cluster.proxies(PROXIES)?;
-    let urls = (0..round.processes).map(|process| match process {
+    let urls = (0..round.soak.processes).map(|process| match process {
         0 => proxied.clone(),
         _ => cluster.url(),
     });
-    let processes = urls.enumerate();
-    let processes = processes.map(|(process, url)| round.start_process(process, url, folder));
-    let processes: Vec<Process> = processes.collect::<anyhow::Result<_>>()?;
-    for process in &processes {
-        process.wait_until_ready()?;
-    }
+    let processes = round.start_processes(urls, folder)?;
     let names: Vec<String> = (0..KEYS).map(in_redis).collect();
     let slots = names.iter().map(|name| cluster.slot_of(name));
     let slots: Vec<u16> = slots.collect();
     let masters = slots.iter().map(|slot| cluster.master_of(*slot)).collect();
     let ports: Vec<u16> = cluster.nodes().iter().map(|node| node.port()).collect();
-    let only = |(_, kind): &(usize, Kind)| round.only.is_empty() || round.only.contains(kind);
     let mut subjects = Subjects {
-        random: Random::new(round.seed, &[OF_FAULTS, round.number]),
+        random: round.random(),
         cluster,
         slots,
         masters,
@@ -106,42 +100,25 @@ pub fn work(
         processes,
         done: Vec::new(),
     };
-    if round.inject == Some(Defect::Nobody) {
+    if round.soak.inject == Some(Defect::Nobody) {
         subjects.set_nobodys()?;
     }
-    let is_over = AtomicBool::new(false);
-    let (ended, seen) = thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(&ports, &names, LONGEST_TTL, &is_over));
-        // Also if a fault panics.
-        let ending = SetOnDrop(&is_over);
-        let kinds: Vec<(usize, Kind)> = KINDS.into_iter().filter(only).collect();
-        let ended = subjects.run(&kinds, Instant::now() + round.time, stop, |faults| {
-            tick(format!("round {}: {faults} faults", round.number));
-        });
-        drop(ending);
-        (ended, watcher.join())
+    let (ended, seen) = watch_during(&ports, &names, LONGEST_TTL, || {
+        let kinds = drawn(&KINDS, round.soak.only);
+        let end = Instant::now() + round.time;
+        subjects.run(&kinds, end, round.soak.stop, |faults| {
+            (round.tick)(format!("{faults} faults"));
+        })
     });
-    match ended {
-        Err(error) if error.is::<Stopped>() => {}
-        other => other?,
-    }
-    tick(format!("round {}: finishing", round.number));
-    let (sightings, found) = seen.expect("looking at keys does not panic");
-    subjects.end(folder).map(|left| Events {
+    faults_ended(ended)?;
+    (round.tick)("finishing".to_owned());
+    let left = subjects.end(folder)?;
+    Ok(Events {
         faults: subjects.done,
-        sightings,
-        found,
+        sightings: seen.sightings,
+        found: seen.found,
         left,
     })
-}
-
-/// Sets a flag that ends threads.
-pub struct SetOnDrop<'a>(pub &'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn in_redis(key: usize) -> String {
@@ -151,7 +128,7 @@ fn in_redis(key: usize) -> String {
 /// Everything that faults are applied to.
 struct Subjects {
     random: Random,
-    cluster: Cluster,
+    cluster: Servers,
     /// The slot of each key, and the node that serves it.
     slots: Vec<u16>,
     masters: Vec<usize>,
@@ -341,134 +318,5 @@ impl Subjects {
             url: self.cluster.url(),
         };
         leaks::finish(&mut self.processes, &remaining, folder)
-    }
-}
-
-/// Looks at the locks with these keys on all servers until `is_over`. Returns the grants, and the keys whose ttl is
-/// impossible, since none is longer than `longest`.
-pub fn watch(
-    ports: &[u16],
-    names: &[String],
-    longest: Duration,
-    is_over: &AtomicBool,
-) -> (Vec<Sighting>, Vec<Violation>) {
-    let mut connections: Vec<Option<redis::Connection>> = ports.iter().map(|_| None).collect();
-    let mut seen = Seen::default();
-    let numbers: BTreeMap<&String, usize> = names.iter().zip(0..).collect();
-    while !is_over.load(Ordering::Relaxed) {
-        for (port, connection) in ports.iter().zip(&mut connections) {
-            // From before the look: the key may go at once.
-            let at = now();
-            let Some(locks) = look(*port, connection) else {
-                *connection = None;
-                continue;
-            };
-            for lock in locks {
-                if let Some(&key) = numbers.get(&lock.0) {
-                    seen.add(at, key, &lock, longest);
-                }
-            }
-        }
-        thread::sleep(LOOKS);
-    }
-    (seen.sightings.into_values().collect(), seen.found)
-}
-
-/// All looks so far.
-#[derive(Default)]
-struct Seen {
-    sightings: BTreeMap<(usize, GrantId), Sighting>,
-    found: Vec<Violation>,
-    /// The grants whose ttl was reported.
-    reported: BTreeSet<GrantId>,
-}
-
-impl Seen {
-    /// Adds a look at the lock `key`. No confirmed grant has a ttl longer than `longest`.
-    fn add(&mut self, at: u64, key: usize, (name, value, ttl): &Lock, longest: Duration) {
-        let Some(grant) = GrantId::parse(value) else {
-            return;
-        };
-        let sighting = self.sightings.entry((key, grant.clone()));
-        let sighting = sighting.or_insert_with(|| Sighting {
-            key,
-            name: name.clone(),
-            grant: grant.clone(),
-            first: at,
-            last: at,
-        });
-        sighting.last = at;
-        let is_confirmed = !value.contains(" ?") && !value.contains(" !");
-        let longest = match is_confirmed {
-            true => longest,
-            false => longest + UNCONFIRMED,
-        };
-        let is_possible = (0..=longest.as_millis() as i64).contains(ttl);
-        if !is_possible && self.reported.insert(grant) {
-            self.found.push(Violation {
-                text: format!("{name:?} has a ttl of {ttl} ms: {value}"),
-                key: Some(key),
-                from: at,
-                to: at,
-            });
-        }
-    }
-}
-
-/// The key of a lock, its value, and its ttl in ms.
-type Lock = (String, String, i64);
-
-/// The keys of a node, with their values and ttls; `None` if it does not reply.
-fn look(port: u16, connection: &mut Option<redis::Connection>) -> Option<Vec<Lock>> {
-    if connection.is_none() {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).ok()?;
-        let new = client.get_connection_with_timeout(LOOK_LIMIT).ok()?;
-        new.set_read_timeout(Some(LOOK_LIMIT)).ok()?;
-        *connection = Some(new);
-    }
-    let mut request = redis::cmd("EVAL");
-    request.arg(LOOK).arg(0);
-    request.query(connection.as_mut()?).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LONGEST: Duration = Duration::from_secs(4);
-
-    fn lock(lease: char, micros: &str, ttl: i64) -> Lock {
-        let lease = lease.to_string().repeat(32);
-        let value = format!("lh1 {lease} {micros} host/1/a");
-        ("k".to_owned(), value, ttl)
-    }
-
-    #[test]
-    fn grants_without_tokens_are_seen_one_by_one() {
-        let mut seen = Seen::default();
-        let zeros = "0000000000000000";
-        for (at, lease) in [(1, 'a'), (2, 'a'), (5, 'b'), (9, 'b')] {
-            seen.add(at, 0, &lock(lease, zeros, 1), LONGEST);
-        }
-        // A second grant of the lease.
-        seen.add(10, 0, &lock('b', "1795263780943818", 1), LONGEST);
-        let times = seen.sightings.values().map(|one| (one.first, one.last));
-        assert_eq!(times.collect::<Vec<_>>(), [(1, 2), (5, 9), (10, 10)]);
-    }
-
-    #[test]
-    fn an_impossible_ttl_is_found_once() {
-        let mut seen = Seen::default();
-        for (ttl, count) in [(0, 0), (4_000, 0), (4_001, 1), (4_001, 1)] {
-            seen.add(1, 0, &lock('a', "1", ttl), LONGEST);
-            assert_eq!(seen.found.len(), count, "{ttl}");
-        }
-        seen.add(1, 0, &lock('b', "1", -1), LONGEST);
-        assert_eq!(seen.found.len(), 2);
-        for (ttl, count) in [(7_000, 2), (7_001, 3)] {
-            let (name, value, ttl) = lock('c', "1", ttl);
-            seen.add(1, 0, &(name, value + " ? +", ttl), LONGEST);
-            assert_eq!(seen.found.len(), count, "{ttl}");
-        }
     }
 }

@@ -1,15 +1,14 @@
 //! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections and the
 //! processes fail, and their records are checked against the library's promises.
 //!
-//! The soak runs in rounds. Each round has servers, processes and records of its own. At the end of a round, all faults
-//! end, and the records are checked. The servers are a primary with a replica, or a Cluster. In every other round with
-//! a primary, a killed server loses its data. A group under sentinels and a quorum have soaks of their own, in
-//! `sentinel` and `quorum`.
+//! The soak runs in rounds. `driver` plays them on a `Topology`: `single`, `sentinel`, `cluster` or `quorum`. The
+//! processes of `single` and `cluster` write records, which `checks` compares with the promises at the end of a round.
 
 mod checks;
 #[cfg(test)]
 mod checks_tests;
 mod cluster;
+mod driver;
 mod faults;
 mod history;
 mod inject;
@@ -19,40 +18,37 @@ mod messages;
 mod operations;
 mod process;
 mod quorum;
-mod race;
 mod random;
+mod recorded;
 mod records;
 mod report;
-mod round;
 mod sentinel;
-mod servers;
+mod single;
 mod tickets;
 mod value;
+mod watch;
 mod worker;
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::ensure;
-use clap::{Parser, ValueEnum as _};
+use clap::{Parser, ValueEnum};
 use leasehold_tools::options::{Provision, minutes};
-use leasehold_tools::progress;
-use leasehold_tools::stop::{Finding, Stop, Stopped};
+use leasehold_tools::stop::Stop;
 use uuid::Uuid;
 
+use cluster::Cluster;
+use driver::{Length, Soak, Topology, drive};
 use faults::Kind;
 use inject::Defect;
-use report::Totals;
-use round::Round;
-
-/// For how long the processes work, per round.
-const ROUND: Duration = Duration::from_secs(25);
-/// The shortest round. If less time is left, no further round begins.
-const SHORTEST_ROUND: Duration = Duration::from_secs(2);
+use quorum::Quorum;
+use sentinel::Sentinel;
+use single::Single;
 
 /// The servers that the soak uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Topology {
+enum Servers {
     /// A primary and its replica, at a fixed address
     Single,
     /// A primary and two replicas under three sentinels
@@ -61,17 +57,6 @@ enum Topology {
     Cluster,
     /// Five independent servers
     Quorum,
-}
-
-impl Topology {
-    /// The faults that are drawn.
-    fn kinds(self) -> Vec<Kind> {
-        match self {
-            Self::Single => faults::kinds(),
-            Self::Sentinel | Self::Quorum => Vec::new(),
-            Self::Cluster => cluster::kinds(),
-        }
-    }
 }
 
 #[derive(Parser)]
@@ -103,8 +88,8 @@ struct Options {
     provision: Provision,
     /// The servers. `cluster` has faults of its own. `sentinel` and `quorum` have faults and checks of their own: with
     /// `sentinel`, each of `--processes` is a client of this process; with `quorum`, each process has one thread
-    #[arg(long, value_enum, default_value_t = Topology::Single)]
-    topology: Topology,
+    #[arg(long, value_enum, default_value_t = Servers::Single)]
+    topology: Servers,
     /// The same as `--topology quorum`
     #[arg(long, conflicts_with = "topology")]
     quorum: bool,
@@ -120,19 +105,33 @@ struct Options {
 }
 
 impl Options {
-    fn topology(&self) -> Topology {
+    fn servers(&self) -> Servers {
         match self.quorum {
-            true => Topology::Quorum,
+            true => Servers::Quorum,
             false => self.topology,
         }
+    }
+
+    /// The command that plays a round again.
+    fn again(&self, seed: u64, round: u64) -> String {
+        let mut again = format!("cargo xtask soak --seed {seed} --round {round}");
+        let servers = self.servers();
+        if servers != Servers::Single {
+            again += &format!(" --topology {}", name(&servers));
+        }
+        if !self.only.is_empty() {
+            let names: Vec<String> = self.only.iter().map(name).collect();
+            again += &format!(" --only {}", names.join(","));
+        }
+        again
     }
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
     if options.process {
-        return match options.topology() {
-            Topology::Quorum => quorum::process(),
+        return match options.servers() {
+            Servers::Quorum => quorum::process(),
             _ => worker::main(),
         };
     }
@@ -142,95 +141,46 @@ fn main() -> ExitCode {
 fn soak(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(fresh_seed);
     options.provision.redis()?;
-    let topology = options.topology();
-    let is_quorum = topology == Topology::Quorum;
+    let servers = options.servers();
+    let is_quorum = servers == Servers::Quorum;
     let processes = options.processes.unwrap_or(if is_quorum { 8 } else { 4 });
     let threads = if is_quorum { 1 } else { options.threads };
-    let length = match options.rounds {
+    let text = match options.rounds {
         Some(rounds) => format!("{rounds} rounds"),
         None => format!("{} minutes", options.minutes),
     };
-    println!("leasehold soak: {length}, {processes} processes of {threads} threads, seed {seed}");
-    let time = Duration::from_secs_f64(options.minutes * 60.0);
+    println!("leasehold soak: {text}, {processes} processes of {threads} threads, seed {seed}");
     ensure!(
         options.rounds.is_none() || is_quorum,
         "--rounds needs --topology quorum"
     );
-    for kind in &options.only {
-        ensure!(
-            topology.kinds().contains(kind),
-            "--topology {topology:?} has no fault {kind:?}"
-        );
-    }
-    match topology {
-        Topology::Sentinel => {
-            return sentinel::run(time, processes, threads, seed, options.inject, stop);
-        }
-        Topology::Quorum => {
-            let length = options.rounds.map(quorum::Length::Rounds);
-            let length = length.unwrap_or(quorum::Length::Time(time));
-            let clock = options.provision.own_clock();
-            return quorum::run(length, processes, seed, options.round, clock, stop);
-        }
-        Topology::Single | Topology::Cluster => {}
-    }
-    let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
-    let mut totals = Totals::default();
-    let mut number = options.round;
-    let outcome = loop {
-        let left = time.saturating_sub(start.elapsed());
-        if left < SHORTEST_ROUND && totals.rounds > 0 {
-            break Ok(());
-        }
-        let round = Round {
-            number,
-            seed,
-            time: left.min(ROUND),
-            topology,
-            processes: processes as usize,
-            threads: threads as usize,
-            only: &options.only,
-            inject: options.inject,
-        };
-        let tick = |text: String| {
-            bar.set_position(start.elapsed().as_millis() as u64);
-            bar.set_message(text);
-        };
-        match round.play(stop, &mut totals, tick) {
-            Ok(0) => {}
-            Ok(violations) => {
-                let mut again = format!("cargo xtask soak --seed {seed} --round {number}");
-                if topology == Topology::Cluster {
-                    again.push_str(" --topology cluster");
-                }
-                if !options.only.is_empty() {
-                    let names = options.only.iter().filter_map(Kind::to_possible_value);
-                    let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
-                    again = format!("{again} --only {}", names.join(","));
-                }
-                break Err(broken(violations, &again));
-            }
-            Err(error) => break Err(error.context(format!("round {number}, seed {seed}"))),
-        }
-        if stop.requested() {
-            break Err(Stopped.into());
-        }
-        number += 1;
+    let time = Duration::from_secs_f64(options.minutes * 60.0);
+    let length = options.rounds.map_or(Length::Time(time), Length::Rounds);
+    let soak = Soak {
+        seed,
+        processes: processes as usize,
+        threads: threads as usize,
+        only: &options.only,
+        inject: options.inject,
+        stop,
     };
-    bar.finish_and_clear();
-    println!("{}seed {seed}", totals.text());
-    if outcome.is_ok() {
-        println!("All of it holds.");
-    }
-    outcome
+    let again = |round| options.again(seed, round);
+    let mut topology: Box<dyn Topology> = match servers {
+        Servers::Single => Box::new(Single::new(&soak)?),
+        Servers::Sentinel => Box::new(Sentinel::new(&soak)?),
+        Servers::Cluster => Box::new(Cluster::new(&soak)?),
+        Servers::Quorum => {
+            let clock = options.provision.own_clock();
+            Box::new(Quorum::start(&soak, clock.as_ref())?)
+        }
+    };
+    drive(&mut *topology, &soak, length, options.round, again)
 }
 
-/// The violations have been printed. `again` is the command that plays the round again.
-fn broken(violations: usize, again: &str) -> anyhow::Error {
-    Finding(format!(
-        "{violations} violations; to run this again: {again}"
-    ))
-    .into()
+/// The name of a choice on the command line.
+fn name(choice: &impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or(String::new(), |value| value.get_name().to_owned())
 }
 
 /// A random seed that is short enough to type.

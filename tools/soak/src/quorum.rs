@@ -25,14 +25,14 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use leasehold::{Client, Error, ErrorKind, FencedValue, Mutex};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::{OwnClock, Process, Proxy, Reply, Server, eventually};
-use leasehold_tools::progress;
-use leasehold_tools::stop::{Stop, Stopped};
+use leasehold_tools::stop::Stop;
 use leasehold_tools::table::plain;
 use serde::{Deserialize, Serialize};
 
 use self::checks::{Access, Hold, NodeKey, Outcome, Version};
 use self::clocks::{Clocks, Step};
-use crate::broken;
+use crate::driver::{Findings, Round, Soak, Topology};
+use crate::faults::refuse_others;
 use crate::random::Random;
 use crate::records::now;
 
@@ -69,13 +69,6 @@ const LONGEST: u64 = 700;
 const ROUND: Duration = Duration::from_millis(1000);
 /// The time after a quarantine that a node has to vote again.
 const MARGIN: Duration = Duration::from_millis(100);
-
-/// How far the soak goes.
-#[derive(Clone, Copy)]
-pub enum Length {
-    Time(Duration),
-    Rounds(u64),
-}
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Assignment {
@@ -249,7 +242,7 @@ struct Servers {
 }
 
 impl Servers {
-    fn start(processes: u64, clock: Option<&OwnClock>) -> anyhow::Result<Self> {
+    fn start(processes: usize, clock: Option<&OwnClock>) -> anyhow::Result<Self> {
         let start = |node: usize| {
             let mut builder = Server::builder();
             if let Some(clock) = clock {
@@ -419,68 +412,58 @@ enum Event {
     Step(Step),
 }
 
-/// Runs the soak. `first` is the number of the first round.
-pub fn run(
-    length: Length,
-    processes: u64,
-    seed: u64,
-    first: u64,
-    clock: Option<OwnClock>,
-    stop: &Stop,
-) -> anyhow::Result<()> {
-    if clock.is_none() {
-        println!(
-            "The clocks of the nodes do not step: libfaketime is missing, or does not work with this redis-server."
-        );
-    }
-    let mut clocks = clock.as_ref().map(|_| Clocks::new());
-    let mut servers = Servers::start(processes, clock.as_ref())?;
-    let mut children = Vec::new();
-    for (process, links) in (0..).zip(&servers.links) {
-        let assignment = Assignment {
-            nodes: links.iter().map(Proxy::url).collect(),
-            seed,
-            process,
-        };
-        let name = format!("process {process}");
-        let arguments = ["--process", "--topology", "quorum"];
-        children.push(Process::<Message>::again(name, &arguments, &assignment)?);
-    }
-    for child in &children {
-        let message = stop.message(child, PROCESS)?;
-        ensure!(
-            matches!(message, Message::Ready),
-            "{} is not ready",
-            child.name()
-        );
-    }
-    let reader = client(servers.nodes.iter().map(Server::url).collect())?;
-    let values = values(&reader);
-    let start = Instant::now();
-    let bar = match length {
-        Length::Time(time) => progress::bar_of_time(time, "{msg}")?,
-        Length::Rounds(rounds) => progress::bar(rounds, "{pos}/{len} {msg}")?,
-    };
-    let mut soak = Soak::default();
-    for number in first.. {
-        let is_done = match length {
-            Length::Time(time) => start.elapsed() >= time,
-            Length::Rounds(rounds) => number - first >= rounds,
-        };
-        if is_done || stop.requested() || !soak.violations.is_empty() {
-            break;
+/// The topology, whose clients live as long as the soak.
+pub struct Quorum {
+    /// Dropped before the servers that they use.
+    children: Vec<Process<Message>>,
+    /// The values, as this process reads them.
+    values: Vec<FencedValue>,
+    servers: Servers,
+    clocks: Option<Clocks>,
+    totals: Totals,
+}
+
+impl Quorum {
+    pub fn start(soak: &Soak<'_>, clock: Option<&OwnClock>) -> anyhow::Result<Self> {
+        refuse_others(soak.only, &[], "quorum")?;
+        if clock.is_none() {
+            println!(
+                "The clocks of the nodes do not step: libfaketime is missing, or does not work with this redis-server."
+            );
         }
-        let mut random = Random::new(seed, &[number]);
-        let faults = Fault::draw(&mut random, children.len());
-        let has_fault = |node| {
-            faults
-                .iter()
-                .any(|fault| fault.is_of_node() && fault.node == node)
-        };
-        let steps = clocks
-            .as_ref()
-            .map(|clocks| clocks.draw(&mut random, has_fault));
-        for (process, child) in children.iter_mut().enumerate() {
+        let servers = Servers::start(soak.processes, clock)?;
+        let mut children = Vec::new();
+        for (process, links) in (0..).zip(&servers.links) {
+            let assignment = Assignment {
+                nodes: links.iter().map(Proxy::url).collect(),
+                seed: soak.seed,
+                process,
+            };
+            let name = format!("process {process}");
+            let arguments = ["--process", "--topology", "quorum"];
+            children.push(Process::<Message>::again(name, &arguments, &assignment)?);
+        }
+        for child in &children {
+            let message = soak.stop.message(child, PROCESS)?;
+            ensure!(
+                matches!(message, Message::Ready),
+                "{} is not ready",
+                child.name()
+            );
+        }
+        let reader = client(servers.nodes.iter().map(Server::url).collect())?;
+        Ok(Self {
+            children,
+            values: values(&reader),
+            servers,
+            clocks: clock.map(|_| Clocks::new()),
+            totals: Totals::default(),
+        })
+    }
+
+    /// Tells the processes what the faults need.
+    fn prepare(&mut self, faults: &[Fault]) -> anyhow::Result<()> {
+        for (process, child) in self.children.iter_mut().enumerate() {
             let is_cut_off = |fault: &Fault| {
                 matches!(fault.kind, Kind::LinkCut | Kind::ClientCutOff) && fault.process == process
             };
@@ -494,61 +477,94 @@ pub fn run(
                 child.order(&Order::TakeOwn)?;
             }
         }
+        Ok(())
+    }
+}
+
+impl Topology for Quorum {
+    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
+        let stop = round.soak.stop;
+        let mut random = Random::new(round.soak.seed, &[round.number]);
+        let faults = Fault::draw(&mut random, self.children.len());
+        let has_fault = |node| {
+            let mut faults = faults.iter();
+            faults.any(|fault| fault.is_of_node() && fault.node == node)
+        };
+        let clocks = self.clocks.as_ref();
+        let steps = clocks.map(|clocks| clocks.draw(&mut random, has_fault));
+        self.prepare(&faults)?;
+        let Self {
+            children,
+            values,
+            servers,
+            clocks,
+            totals,
+        } = self;
         servers.play(
             &faults,
             &steps.unwrap_or_default(),
-            &mut clocks,
+            clocks,
             stop,
             |fault, servers| match fault.kind {
-                Kind::RepliesCut => soak.reopen(&mut children[fault.process], servers),
+                Kind::RepliesCut => totals.reopen(&mut children[fault.process], servers),
                 _ => Ok(()),
             },
         )?;
         // A key of a node whose clock was set back has more time left.
-        let longest = if clocks.is_some() {
-            TTL + clocks::BEHIND
-        } else {
-            TTL
+        let longest = match clocks {
+            Some(_) => TTL + clocks::BEHIND,
+            None => TTL,
         };
-        soak.end_round(number, &faults, &children, &servers, longest, stop)?;
-        soak.read_values(&values, processes)?;
-        bar.set_position(match length {
-            Length::Time(_) => start.elapsed().as_millis() as u64,
-            Length::Rounds(_) => number - first + 1,
+        totals.end_round(round.number, &faults, children, servers, longest, stop)?;
+        totals.read_values(values, children.len() as u64)?;
+        (round.tick)(format!("{} grants", totals.grants));
+        Ok(totals.violations.drain(..).collect())
+    }
+
+    /// Each round draws its own length.
+    fn round_times(&self) -> (Duration, Duration) {
+        (Duration::ZERO, Duration::MAX)
+    }
+
+    fn finish(&mut self) -> anyhow::Result<Findings> {
+        for child in &mut self.children {
+            child.order(&Order::Finish)?;
+        }
+        for child in &self.children {
+            self.totals.finish(child)?;
+        }
+        let Totals {
+            holds, accesses, ..
+        } = &self.totals;
+        let found = checks::history(holds, accesses);
+        self.totals.violations.extend(found);
+        self.children.clear();
+        let mut left = Vec::new();
+        let is_free = eventually(TTL + LATE, || {
+            self.servers.keys().is_ok_and(|keys| {
+                left = keys;
+                left.is_empty()
+            })
         });
-        bar.set_message(format!(
-            "round {number}: {} grants, seed {seed}",
-            soak.grants
-        ));
+        if !is_free {
+            self.totals.violations.push(format!("keys stay: {left:?}"));
+        }
+        Ok(self.totals.violations.drain(..).collect())
     }
-    for child in &mut children {
-        child.order(&Order::Finish)?;
+
+    fn text(&self) -> String {
+        let steps = self.clocks.as_ref().map_or(0, |clocks| clocks.steps);
+        self.totals.text(steps)
     }
-    for child in &children {
-        soak.finish(child)?;
+
+    fn check_use(&self) -> anyhow::Result<()> {
+        self.totals.check_use()
     }
-    soak.violations
-        .extend(checks::history(&soak.holds, &soak.accesses));
-    drop(children);
-    let mut left = Vec::new();
-    let is_free = eventually(TTL + LATE, || {
-        servers.keys().is_ok_and(|keys| {
-            left = keys;
-            left.is_empty()
-        })
-    });
-    if !is_free {
-        soak.violations.push(format!("keys stay: {left:?}"));
-    }
-    bar.finish_and_clear();
-    let steps = clocks.map_or(0, |clocks| clocks.steps);
-    println!("{}seed {seed}", soak.text(steps));
-    soak.outcome(seed, first, stop)
 }
 
 /// The findings so far.
 #[derive(Default)]
-struct Soak {
+struct Totals {
     rounds: u64,
     grants: usize,
     lost: usize,
@@ -564,7 +580,7 @@ struct Soak {
     violations: Vec<String>,
 }
 
-impl Soak {
+impl Totals {
     /// Reads the records of a round. No key has more than `longest` left.
     fn end_round(
         &mut self,
@@ -726,26 +742,6 @@ impl Soak {
         ensure!(self.calls(Outcome::Written) > 0, "no value was written");
         ensure!(self.calls(Outcome::Read) > 0, "no value was read");
         Ok(())
-    }
-
-    fn outcome(&self, seed: u64, first: u64, stop: &Stop) -> anyhow::Result<()> {
-        for violation in &self.violations {
-            println!("violation: {violation}");
-        }
-        match self.violations.len() {
-            0 if stop.requested() => Err(Stopped.into()),
-            0 => {
-                self.check_use()?;
-                println!("All of it holds.");
-                Ok(())
-            }
-            violations => {
-                let last = first + self.rounds.saturating_sub(1);
-                let again =
-                    format!("cargo xtask soak --topology quorum --seed {seed} --round {last}");
-                Err(broken(violations, &again))
-            }
-        }
     }
 }
 
@@ -993,8 +989,8 @@ mod tests {
 
     #[test]
     fn a_soak_that_used_no_locks_or_values_fails() {
-        let mut soak = Soak::default();
-        let failure = |soak: &Soak| soak.check_use().unwrap_err().to_string();
+        let mut soak = Totals::default();
+        let failure = |soak: &Totals| soak.check_use().unwrap_err().to_string();
         assert_eq!(failure(&soak), "no lock was granted");
         soak.grants = 1;
         assert_eq!(failure(&soak), "no value was written");

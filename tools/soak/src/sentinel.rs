@@ -10,18 +10,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, ensure};
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Reply, SentinelGroup, eventually};
-use leasehold_tools::stop::{Stop, Stopped};
 
-use crate::broken;
 use crate::checks::{GONE, keys_without_holders};
-use crate::cluster::{SetOnDrop, watch};
-use crate::faults::{self, Effect, Kind};
+use crate::driver::{Findings, Round, Soak, Topology};
+use crate::faults::{self, Effect, Kind, refuse_others};
 use crate::history::{self, History};
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::messages::UNCONFIRMED;
 use crate::random::Random;
 use crate::records::{Who, now};
 use crate::value::lease_of;
+use crate::watch::{SetOnDrop, watch_during};
 
 const TTL: Duration = Duration::from_secs(3);
 /// How long a thread on a busy machine may take to record the end of a hold.
@@ -64,116 +63,140 @@ struct Records {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Findings {
+struct Checked {
     violations: Vec<String>,
     /// The number of pairs of holds that overlapped and were excused.
     overlaps: usize,
     longest: Duration,
 }
 
-/// Runs the soak for `time`.
-pub fn run(
-    time: Duration,
-    clients: u64,
-    threads: u64,
-    seed: u64,
-    inject: Option<Defect>,
-    stop: &Stop,
-) -> anyhow::Result<()> {
-    ensure!(
-        inject.is_none_or(|defect| defect == Defect::Nobody),
-        "--topology sentinel has no such defect"
-    );
-    let group = &mut SentinelGroup::start()?;
-    let (start, records, done) = (Instant::now(), Records::default(), AtomicBool::new(false));
-    let clients: Vec<Client> = (0..clients)
-        .map(|_| {
+/// The topology, and what one long round has shown.
+#[derive(Default)]
+pub struct Sentinel {
+    fail_overs: usize,
+    holds: usize,
+    losses: usize,
+    overlaps: usize,
+    longest: Duration,
+}
+
+impl Sentinel {
+    pub fn new(soak: &Soak<'_>) -> anyhow::Result<Self> {
+        refuse_others(soak.only, &[], "sentinel")?;
+        ensure!(
+            soak.inject.is_none_or(|defect| defect == Defect::Nobody),
+            "--topology sentinel has no such defect"
+        );
+        Ok(Self::default())
+    }
+}
+
+impl Topology for Sentinel {
+    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
+        let Soak {
+            seed,
+            processes,
+            threads,
+            inject,
+            stop,
+            ..
+        } = *round.soak;
+        let group = &mut SentinelGroup::start()?;
+        let (records, done) = (Records::default(), AtomicBool::new(false));
+        let client = |_| {
             let builder = Client::builder(group.url()).ttl(TTL);
             builder.outage_timeout(OUTAGE).build_lazy()
-        })
-        .collect::<Result<_, _>>()?;
-    if inject.is_some() {
-        set_nobodys(group)?;
-    }
-    let mut random = Random::new(seed, &[]);
-    let ports: Vec<u16> = group.servers().iter().map(|server| server.port()).collect();
-    let names: Vec<String> = (0..KEYS + NOBODYS.len()).map(in_redis).collect();
-    let is_over = AtomicBool::new(false);
-    let (faults, (sightings, odd_ttls)) = thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(&ports, &names, TTL, &is_over));
-        // Also if a fault panics.
-        let ending = [SetOnDrop(&done), SetOnDrop(&is_over)];
-        let mut workers = Vec::new();
-        for (client, number) in clients.iter().zip(0..) {
-            for thread in 0..threads {
-                let random = Random::new(seed, &[1, number, thread]);
-                let (records, done) = (&records, &done);
-                workers.push(scope.spawn(move || work(client, random, records, done)));
-            }
-        }
-        let mut faults = Vec::new();
-        let failed = loop {
-            if start.elapsed() >= time || stop.requested() {
-                break Ok(());
-            }
-            match fault(group, &mut random) {
-                Ok(fault) => faults.push(fault),
-                Err(error) => break Err(error),
-            }
-            thread::sleep(random.millis(500, 2_000));
         };
-        done.store(true, Ordering::Relaxed);
-        for worker in workers {
-            worker.join().map_err(|_| anyhow!("a thread panicked"))?;
+        let clients: Vec<Client> = (0..processes).map(client).collect::<Result<_, _>>()?;
+        if inject.is_some() {
+            set_nobodys(group)?;
         }
-        drop(ending);
-        let seen = watcher.join().expect("looking at keys does not panic");
-        failed.map(|()| (faults, seen))
-    })?;
-    drop(clients);
-    let lock = |texts: &Mutex<Vec<String>>| {
-        let texts = texts.lock().unwrap_or_else(PoisonError::into_inner);
-        texts.clone()
-    };
-    let holds = records
-        .holds
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
-    let mut findings = check(&holds, &faults);
-    findings.violations.extend(lock(&records.errors));
-    let (history, delays) = (history(&holds), delays(&faults));
-    let orphans = keys_without_holders(&sightings, TTL, &history, &delays);
-    let odd = odd_ttls.into_iter().chain(orphans);
-    findings.violations.extend(odd.map(|odd| odd.text));
-    if let Some(leak) = leaked_locks(group)? {
-        findings.violations.push(leak);
+        let mut random = Random::new(seed, &[]);
+        let ports: Vec<u16> = group.servers().iter().map(|server| server.port()).collect();
+        let names: Vec<String> = (0..KEYS + NOBODYS.len()).map(in_redis).collect();
+        let end = Instant::now() + round.time;
+        let (faults, seen) = watch_during(&ports, &names, TTL, || {
+            thread::scope(|scope| {
+                // Also if a fault panics.
+                let ending = SetOnDrop(&done);
+                let mut workers = Vec::new();
+                for (client, number) in clients.iter().zip(0..) {
+                    for thread in 0..threads as u64 {
+                        let random = Random::new(seed, &[1, number, thread]);
+                        let (records, done) = (&records, &done);
+                        workers.push(scope.spawn(move || work(client, random, records, done)));
+                    }
+                }
+                let mut faults = Vec::new();
+                let failed = loop {
+                    if Instant::now() >= end || stop.requested() {
+                        break Ok(());
+                    }
+                    match fault(group, &mut random) {
+                        Ok(fault) => faults.push(fault),
+                        Err(error) => break Err(error),
+                    }
+                    (round.tick)(format!("{} fail-overs", faults.len()));
+                    thread::sleep(random.millis(500, 2_000));
+                };
+                drop(ending);
+                for worker in workers {
+                    worker.join().map_err(|_| anyhow!("a thread panicked"))?;
+                }
+                failed.map(|()| faults)
+            })
+        });
+        let faults = faults?;
+        drop(clients);
+        let inner = PoisonError::into_inner;
+        let holds = records.holds.into_inner().unwrap_or_else(inner);
+        let errors = records
+            .errors
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Checked {
+            mut violations,
+            overlaps,
+            longest,
+        } = check(&holds, &faults);
+        violations.extend(errors);
+        let (history, delays) = (history(&holds), delays(&faults));
+        let orphans = keys_without_holders(&seen.sightings, TTL, &history, &delays);
+        let odd = seen.found.into_iter().chain(orphans);
+        violations.extend(odd.map(|odd| odd.text));
+        violations.extend(leaked_locks(group)?);
+        *self = Self {
+            fail_overs: faults.len(),
+            holds: holds.len(),
+            losses: holds.iter().filter(|hold| hold.is_lost).count(),
+            overlaps,
+            longest,
+        };
+        Ok(violations.into_iter().collect())
     }
-    let losses = holds.iter().filter(|hold| hold.is_lost).count();
-    println!(
-        "{} fail-overs, {} holds, {losses} losses, {} overlaps of two holders around fail-overs, the longest {:?}; \
-         seed {seed}",
-        faults.len(),
-        holds.len(),
-        findings.overlaps,
-        findings.longest
-    );
-    ensure!(!holds.is_empty(), "no lock was granted");
-    for violation in &findings.violations {
-        println!("violation: {violation}");
+
+    /// One round takes the whole time.
+    fn round_times(&self) -> (Duration, Duration) {
+        (Duration::ZERO, Duration::MAX)
     }
-    if stop.requested() {
-        return Err(Stopped.into());
+
+    fn text(&self) -> String {
+        let Self {
+            fail_overs,
+            holds,
+            losses,
+            overlaps,
+            longest,
+        } = self;
+        format!(
+            "{fail_overs} fail-overs, {holds} holds, {losses} losses, {overlaps} overlaps of two holders around \
+             fail-overs, the longest {longest:?}; "
+        )
     }
-    match findings.violations.len() {
-        0 => {
-            println!("All of it holds.");
-            Ok(())
-        }
-        violations => {
-            let again = format!("cargo xtask soak --topology sentinel --seed {seed}");
-            Err(broken(violations, &again))
-        }
+
+    fn check_use(&self) -> anyhow::Result<()> {
+        ensure!(self.holds > 0, "no lock was granted");
+        Ok(())
     }
 }
 
@@ -331,8 +354,8 @@ fn delays(faults: &[Fault]) -> Vec<faults::Fault> {
 }
 
 /// Compares the holds with the guarantees: one holder at a time, rising tokens, no stale write.
-fn check(holds: &[Hold], faults: &[Fault]) -> Findings {
-    let mut findings = Findings::default();
+fn check(holds: &[Hold], faults: &[Fault]) -> Checked {
+    let mut findings = Checked::default();
     // A fault may lose an earlier grant, or a grant that the old primary gave during the fault.
     let is_excused = |from: u64, to: u64| {
         let overlaps = |fault: &Fault| fault.from <= to && from <= fault.to;
@@ -449,7 +472,7 @@ mod tests {
         let holds = [hold(2, 10, 11), hold(1, 12, 13)];
         assert_eq!(check(&holds, &[]).violations.len(), 1);
         let holds = [hold(1, 10, 11), hold(2, 12, 13)];
-        assert_eq!(check(&holds, &[]), Findings::default());
+        assert_eq!(check(&holds, &[]), Checked::default());
     }
 
     #[test]

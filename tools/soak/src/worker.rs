@@ -13,7 +13,6 @@ use leasehold::{Builder, Client};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::eventually;
 
-use crate::cluster::SetOnDrop;
 use crate::mass::Mass;
 use crate::messages::{
     Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, OUTAGE_TIMEOUT, Order,
@@ -23,6 +22,7 @@ use crate::operations::Thread;
 use crate::operations::race::Racers;
 use crate::random::Random;
 use crate::records::{What, Who, Writer};
+use crate::watch::SetOnDrop;
 
 /// Distinguishes the random numbers of clients from those of threads.
 const OF_CLIENTS: u64 = 1 << 32;

@@ -9,8 +9,8 @@ use leasehold::{Client, Mutex, MutexGuard};
 
 use super::{Doing, Terms, Thread, What};
 use crate::messages::{RACE_TTL, Raced, key_name, race_key};
-use crate::race::{COUNTER, INSIDE, TOKENS, WITNESS};
 use crate::records::{Operation, now};
+use crate::single::race::{COUNTER, INSIDE, TOKENS, WITNESS};
 
 /// One in this many grants leaves traces in Redis, which takes longer than a grant.
 const LEAVES_TRACES: usize = 8;

@@ -10,8 +10,9 @@ use anyhow::Context as _;
 use leasehold_testbed::{Reply, Server, eventually};
 use leasehold_tools::stop::Stop;
 
+use super::Subjects;
 use crate::checks::Violation;
-use crate::faults::{Effect, Fault, Kind, Subjects};
+use crate::faults::{Effect, Fault, Kind};
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::messages::{Raced, key_name, race_key};
 use crate::random::Random;
