@@ -18,8 +18,8 @@ use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventHandler;
 use crate::util::fork::ForkGuard;
 use crate::util::key::KeyLayout;
-use crate::wire::connect::connection::Endpoint;
 use crate::wire::connect::url::{redacted, redacted_info};
+use crate::wire::endpoint::Endpoint;
 
 /// The settings of a client. Each setting has a default, and [`build`](Builder::build) checks all of them.
 ///

@@ -36,7 +36,7 @@ use crate::util::id::HolderId;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 use crate::wire::Node;
-use crate::wire::connect::connection::Endpoint;
+use crate::wire::endpoint::Endpoint;
 
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely.

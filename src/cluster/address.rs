@@ -14,9 +14,9 @@ use crate::config::{ConnectionLimits, DEFAULT_PREFIX};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::threads::call_each;
-use crate::wire::connect::connection::Endpoint;
 use crate::wire::connect::url;
 use crate::wire::connect::url::HostPort;
+use crate::wire::endpoint::Endpoint;
 
 /// The most masters of a slot map that are tried when a client is opened.
 const MOST_CHECKED: usize = 16;

@@ -130,7 +130,7 @@ impl Member {
         self.is_retired.store(false, Ordering::Relaxed);
     }
 
-    /// The flag for [`Endpoint::set_retired_flag`](crate::wire::connect::connection::Endpoint::set_retired_flag).
+    /// The flag for [`Endpoint::set_retired_flag`](crate::wire::endpoint::Endpoint::set_retired_flag).
     pub fn retired_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_retired)
     }

@@ -15,8 +15,9 @@ use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot;
 use crate::util::slot::Slot;
-use crate::wire::connect::connection::{Endpoint, ReplyContents};
+use crate::wire::connect::connection::ReplyContents;
 use crate::wire::connect::url::HostPort;
+use crate::wire::endpoint::Endpoint;
 
 /// The shortest pause between two queries for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

@@ -66,8 +66,8 @@ use crate::util::key::Key;
 use crate::util::sync::park_timeout;
 use crate::util::threads::{ThreadGroup, call_each};
 use crate::wire::Node;
-use crate::wire::connect::connection::Endpoint;
 use crate::wire::connect::data_check::DataCheck;
+use crate::wire::endpoint::Endpoint;
 use crate::wire::pipeline::SentRequest;
 
 /// The greatest number of nodes.

@@ -12,14 +12,16 @@ use crate::util::clock::MonotonicTime;
 use crate::util::key::fence_counter;
 use crate::util::slot::Redirect;
 use crate::util::text::printable;
-use crate::wire::connect::connection::{Endpoint, LONGEST_REPLY, password_to_hide};
+use crate::wire::connect::connection::{LONGEST_REPLY, password_to_hide};
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::connect::errors::{
-    Announcer, Attempted, NOT_REDIS, Step, hide_password, is_error, sanitized,
+    Announcer, Attempted, NOT_REDIS, hide_password, is_error, sanitized,
 };
 use crate::wire::connect::handshake::Login;
 use crate::wire::connect::refusal::name_of;
+use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
+use crate::wire::endpoint::Endpoint;
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Receiver, Sender, Sockets};
 use crate::wire::scripts::ScriptKind;
@@ -120,7 +122,7 @@ impl Attempt<'_> {
         for command in commands.cmd_iter() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
-                let tls = self.endpoint.tls_error(attempted, &receiver);
+                let tls = self.endpoint.dialer().tls_error(attempted, &receiver);
                 let command = name_of(command);
                 let received = receiver.unparsed();
                 tls.unwrap_or_else(|| {
@@ -199,7 +201,7 @@ impl Queries {
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;
         let authenticates = !commands.is_empty();
-        let name = endpoint.connection_name("leasehold");
+        let name = endpoint.dialer().connection_name("leasehold");
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("HELLO");
         commands.cmd("INFO");

@@ -2,6 +2,7 @@
 //! connections for transactions and pings. Chooses the pipeline of each request.
 
 pub mod connect;
+pub mod endpoint;
 pub mod environment;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -38,14 +39,14 @@ use crate::util::key::Key;
 use crate::util::slot::{Redirect, Slot};
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
-use crate::wire::connect::connection::Endpoint;
 use crate::wire::connect::data_check::{ClockEstimate, DataCheck};
+use crate::wire::endpoint::Endpoint;
+use crate::wire::endpoint::watcher::SentinelWatcher;
 use crate::wire::environment::EnvironmentCheck;
 use crate::wire::notifications::NotificationConnection;
 use crate::wire::pipeline::request::Release;
 use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::wire::scripts::ScriptContext;
-use crate::wire::sentinel::SentinelWatcher;
 use crate::wire::session::TransactionConnection;
 
 /// The number of pipelines for renewals: one for each thread that renews.

@@ -10,8 +10,8 @@ use redis::{ConnectionInfo, RedisError, ServerError, Value};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::slot::Redirect;
 use crate::util::text::{Shown, has_id, printable, without_ids};
-use crate::wire::connect::connection::Progress;
 use crate::wire::connect::refusal::{Refusal, command_refused};
+use crate::wire::connect::steps::{Progress, Step};
 use crate::wire::connect::url::{HostPort, address};
 use crate::wire::net::replies::TOO_LARGE;
 use crate::wire::net::socket::ConnectError;
@@ -370,59 +370,6 @@ pub fn is_error(value: &Value) -> bool {
 /// Whether `code` has the form of an error code of Redis. Errors of proxies often begin with another word.
 pub fn is_redis_code(code: &str) -> bool {
     code.bytes().all(|byte| byte.is_ascii_uppercase())
-}
-
-/// The steps of making a connection, for the errors of failed and of unfinished attempts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    LookUp,
-    Connect,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code))]
-    TlsHandshake,
-    CallCredentials,
-    LogIn,
-    LoadScripts,
-    CheckData,
-    Subscribe,
-    AskSentinel,
-    CheckEnvironment,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::LookUp => "the lookup of the host name",
-            Self::Connect => "the TCP connection",
-            Self::TlsHandshake => "the TLS handshake",
-            Self::CallCredentials => "the callback of `Builder::credentials`",
-            Self::LogIn => "the login",
-            Self::LoadScripts => "the loading of scripts",
-            Self::CheckData => "the check for lost data",
-            Self::Subscribe => "the subscription to notifications",
-            Self::AskSentinel => "the query for the primary",
-            Self::CheckEnvironment => "the check of the environment",
-        })
-    }
-}
-
-impl Step {
-    /// The next action of an operator if this step does not end.
-    fn next_action(self) -> &'static str {
-        match self {
-            Self::LookUp => "check DNS",
-            Self::Connect => "check the address, and firewalls",
-            Self::TlsHandshake => {
-                "check the server's load and the network, and use redis:// if this port is one without TLS"
-            }
-            Self::CallCredentials => "check where it gets the login",
-            Self::AskSentinel => "check the sentinels, and the network",
-            Self::LogIn
-            | Self::LoadScripts
-            | Self::CheckData
-            | Self::Subscribe
-            | Self::CheckEnvironment => "check the server's load and the network",
-        }
-    }
 }
 
 /// The error of a caller that leaves while an attempt to connect to `address` is in `step`, since `lasted`.

@@ -5,9 +5,12 @@ use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerEr
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::fence_counter;
-use crate::wire::connect::connection::{Connection, Endpoint, NamedBy};
-use crate::wire::connect::errors::{Attempted, NOT_REDIS, Step, error_reply, has_too_many_clients};
+use crate::wire::connect::connection::Connection;
+use crate::wire::connect::data_check::DataCheck;
+use crate::wire::connect::dial::Dialer;
+use crate::wire::connect::errors::{Attempted, NOT_REDIS, error_reply, has_too_many_clients};
 use crate::wire::connect::refusal::name_of;
+use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
 use crate::wire::net::replies::field;
 use crate::wire::scripts::ScriptKind;
@@ -59,17 +62,20 @@ impl Login {
 
 /// A connection that is being made.
 pub struct Handshake<'a> {
-    pub endpoint: &'a Endpoint,
+    pub dialer: &'a Dialer,
+    /// Whether the server must be a node of a Cluster. If false, it must not be one.
+    pub is_in_cluster: bool,
+    /// `None` unless the server is a node of a quorum.
+    pub data_check: Option<&'a DataCheck>,
     pub attempted: Attempted<'a>,
     pub connection: &'a mut Connection,
-    /// Why the server must be a primary. `None` for a fixed address.
-    pub named_by: Option<&'a NamedBy>,
     pub deadline: MonotonicTime,
 }
 
 impl Handshake<'_> {
     /// Logs in, selects the database, and sets the names of this library (as redis-rs does) and of the connection.
-    pub fn log_in(&mut self) -> Result<(), Error> {
+    /// Returns the reply to `HELLO`.
+    pub fn log_in(&mut self) -> Result<Value, Error> {
         let settings = self.attempted.info.redis_settings();
         let protocol = settings.protocol();
         let mut login = Login::new(settings, protocol, None);
@@ -81,7 +87,7 @@ impl Handshake<'_> {
             let command = login.commands.cmd("CLIENT").arg("SETINFO");
             command.arg(field).arg(value);
         }
-        let name = self.endpoint.connection_name("leasehold");
+        let name = self.dialer.connection_name("leasehold");
         let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
         set_name.arg(name);
         // The reply says whether this is a single server. A `HELLO` without a protocol version changes nothing.
@@ -111,31 +117,26 @@ impl Handshake<'_> {
             Value::ServerError(error) if error.code() == "NOAUTH" => {
                 Err(self.attempted.refused_error(Step::LogIn, "HELLO", &error))
             }
-            server => self.check_role(&server),
+            server => Ok(server),
         }
     }
 
-    /// Fails if the server is found with sentinels, and is not a primary.
-    fn check_role(&mut self, server: &Value) -> Result<(), Error> {
-        let Some(by) = self.named_by else {
-            return Ok(());
-        };
-        if let Some(role) = field(server, b"role") {
-            return self.endpoint.check_role(self.attempted, by, role);
+    /// The role of the server: `master` or another one. `server` is its reply to `HELLO`.
+    pub fn role(&mut self, server: Value) -> Result<Vec<u8>, Error> {
+        if let Some(role) = field(&server, b"role") {
+            return Ok(role.to_vec());
         }
         // The server has not told its role: a proxy may refuse `HELLO`, or `rename-command` may have removed it.
         let mut commands = redis::pipe();
         commands.cmd("ROLE");
-        let reply = self.send_and_receive(Step::LogIn, &commands)?.pop();
-        let role = match &reply {
+        match self.send_and_receive(Step::LogIn, &commands)?.pop() {
             Some(Value::ServerError(error)) => {
-                return Err(self.attempted.refused_error(Step::LogIn, "ROLE", error));
+                Err(self.attempted.refused_error(Step::LogIn, "ROLE", &error))
             }
-            Some(Value::Array(parts)) => parts.first(),
-            _ => None,
-        };
-        match role {
-            Some(Value::BulkString(role)) => self.endpoint.check_role(self.attempted, by, role),
+            Some(Value::Array(parts)) => match parts.into_iter().next() {
+                Some(Value::BulkString(role)) => Ok(role),
+                _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
+            },
             _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
         }
     }
@@ -143,8 +144,8 @@ impl Handshake<'_> {
     /// Fails if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
     fn check_mode(&self, server: &Value) -> Result<(), Error> {
         let what = match field(server, b"mode") {
-            Some(b"cluster") if self.endpoint.is_in_cluster() => return Ok(()),
-            Some(b"standalone") if self.endpoint.is_in_cluster() => {
+            Some(b"cluster") if self.is_in_cluster => return Ok(()),
+            Some(b"standalone") if self.is_in_cluster => {
                 "is no node of a Redis Cluster; use redis:// (with TLS rediss://) instead of \
                  redis+cluster://"
             }
@@ -167,7 +168,7 @@ impl Handshake<'_> {
     /// text. Fails if the server does not reply as Redis does.
     pub fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
-        let is_in_quorum = self.endpoint.data_check().is_some();
+        let is_in_quorum = self.data_check.is_some();
         let needed = ScriptKind::ALL
             .into_iter()
             .filter(|kind| is_in_quorum || !kind.is_of_quorum());
@@ -236,7 +237,7 @@ impl Handshake<'_> {
     /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Does nothing
     /// on other servers.
     pub fn check_data(&mut self) -> Result<(), Error> {
-        let Some(check) = self.endpoint.data_check() else {
+        let Some(check) = self.data_check else {
             return Ok(());
         };
         let sent = MonotonicTime::now();
@@ -290,7 +291,7 @@ impl Handshake<'_> {
 
     fn error(&self, step: Step, command: Option<&str>, error: RedisError) -> Error {
         let receiver = self.connection.receiver();
-        let tls = self.endpoint.tls_error(self.attempted, receiver);
+        let tls = self.dialer.tls_error(self.attempted, receiver);
         tls.unwrap_or_else(|| {
             self.attempted
                 .no_reply_error(step, command, error, receiver.unparsed())

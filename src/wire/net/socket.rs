@@ -15,7 +15,6 @@ use socket2::{SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::wire::connect::errors::Step;
 use crate::wire::net::replies::{Limit, Replies};
 #[cfg(feature = "tls")]
 use crate::wire::net::tls;
@@ -31,6 +30,13 @@ const SLACK: Duration = Duration::from_millis(10);
 const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
+
+/// A step of [`connect`].
+#[derive(Clone, Copy, Debug)]
+pub enum ConnectStep {
+    LookUp,
+    Connect,
+}
 
 /// The reason why connecting failed.
 #[derive(Debug)]
@@ -67,11 +73,11 @@ impl From<io::Error> for ConnectError {
 pub fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
-    enter: impl Fn(Step),
+    enter: impl Fn(ConnectStep),
 ) -> Result<(Sender, Receiver), ConnectError> {
     let socket = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            enter(Step::LookUp);
+            enter(ConnectStep::LookUp);
             let begun = MonotonicTime::now();
             let addresses = (host.as_str(), *port).to_socket_addrs();
             let addresses: Vec<SocketAddr> = addresses.map_err(ConnectError::Resolve)?.collect();
@@ -79,7 +85,7 @@ pub fn connect(
                 let took = MonotonicTime::now().since(begun);
                 return Err(ConnectError::SlowLookup(took));
             }
-            enter(Step::Connect);
+            enter(ConnectStep::Connect);
             let socket = connect_to_any(&addresses, deadline)?;
             // With Nagle's algorithm, the system would hold an acquire back until the server's system has acknowledged
             // the release before it.
@@ -89,7 +95,7 @@ pub fn connect(
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
-            enter(Step::Connect);
+            enter(ConnectStep::Connect);
             connect_to(&SockAddr::unix(path)?, deadline)?
         }
         _ => {

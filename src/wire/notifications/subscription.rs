@@ -8,12 +8,14 @@ use redis::{ConnectionInfo, Pipeline, ProtocolVersion, PushKind, ServerError, Va
 
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::wire::connect::connection::{Endpoint, FoundServer, LONGEST_REPLY, NamedBy};
+use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::epoch::MadeIn;
-use crate::wire::connect::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
+use crate::wire::connect::errors::{Attempted, NOT_REDIS, error_reply, no_reply};
 use crate::wire::connect::handshake::Login;
 use crate::wire::connect::refusal::{name_of, refuses_command};
+use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
+use crate::wire::endpoint::{Endpoint, FoundServer, NamedBy};
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Closer, Receiver, Sender, Sockets};
 
@@ -214,7 +216,10 @@ impl SetUp<'_> {
     /// Logs in with RESP3, and turns tracking on. Sends each command that is used later once, so that a missing
     /// permission is found here.
     fn log_in_and_track(&mut self, channel: &str, any_key: &str) -> Result<Protocol, Failure> {
-        let name = self.endpoint.connection_name("leasehold-notifications");
+        let name = self
+            .endpoint
+            .dialer()
+            .connection_name("leasehold-notifications");
         let settings = self.attempted.info.redis_settings();
         let login = Login::new(settings, ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
@@ -262,7 +267,10 @@ impl SetUp<'_> {
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;
         let logins = commands.len();
-        let name = self.endpoint.connection_name("leasehold-notifications");
+        let name = self
+            .endpoint
+            .dialer()
+            .connection_name("leasehold-notifications");
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("PING");
         commands.cmd("PUBLISH").arg(channel).arg("");
@@ -306,7 +314,7 @@ impl SetUp<'_> {
                 Ok(reply) => replies.push(reply),
                 Err(error) => {
                     let is_closed = error.kind() == redis::ErrorKind::Io && !error.is_timeout();
-                    let tls = self.endpoint.tls_error(attempted, &self.receiver);
+                    let tls = self.endpoint.dialer().tls_error(attempted, &self.receiver);
                     let command = name_of(command);
                     let received = self.receiver.unparsed();
                     return Err(Failure {

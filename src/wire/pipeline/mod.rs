@@ -42,8 +42,8 @@ use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::util::sync;
 use crate::util::sync::{Mutex, MutexGuard};
-use crate::wire::connect::connection::{Endpoint, REPLACE_WAIT};
 use crate::wire::connect::errors;
+use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 use crate::wire::pipeline::confirmed::ConfirmedReleases;
 use crate::wire::pipeline::connection::{
     CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,

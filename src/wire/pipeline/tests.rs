@@ -20,7 +20,7 @@ use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
-use crate::wire::connect::connector::Connector;
+use crate::wire::endpoint::connector::Connector;
 use crate::wire::pipeline::releases::Releases;
 
 const LONG: Duration = Duration::from_secs(20);

@@ -1,11 +1,9 @@
 //! Finds the primary of a group of servers: asks the sentinels in turn, remembers which one replied last, and learns
 //! the addresses of other sentinels. Connects to sentinels only.
 
-pub mod address;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
-pub mod watcher;
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,15 +11,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
 
-pub use address::{MAX_SENTINELS, SentinelUrl};
-pub use watcher::SentinelWatcher;
-
 use crate::config::credentials::Credentials;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::wire::connect::connection::{Endpoint, LONGEST_REPLY};
-use crate::wire::connect::errors::{Announcer, Attempted, Step};
-use crate::wire::connect::url::HostPort;
+use crate::wire::connect::connection::LONGEST_REPLY;
+use crate::wire::connect::dial::Dialer;
+use crate::wire::connect::errors::{Announcer, Attempted};
+use crate::wire::connect::steps::Step;
+use crate::wire::connect::url::{self, HostPort, MAX_SENTINELS, SentinelUrl};
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Receiver, Sender, Sockets};
 
@@ -30,6 +27,8 @@ const SHARES: u32 = 4;
 /// The pause after a failed attempt to connect. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The message of a sentinel once a fail-over is done: `<group> <old host> <old port> <new host> <new port>`.
+pub const CHANNEL: &str = "+switch-master";
 
 /// The sentinels of one group of servers.
 pub struct Sentinels {
@@ -44,7 +43,7 @@ pub struct Sentinels {
 /// Called with the reason why no sentinel names the primary.
 type UnavailableHook = Box<dyn Fn(Error) + Send + Sync>;
 
-struct State {
+pub struct State {
     /// All known sentinels, in the order in which they are asked.
     order: Vec<HostPort>,
     /// The primary that the last accepted answer named.
@@ -106,7 +105,7 @@ impl Sentinels {
 
     /// The URL of the group, for debug output, without user and password.
     pub fn redacted(&self) -> String {
-        address::redacted(&self.configured, &self.group, self.has_tls)
+        url::sentinel::redacted(&self.configured, &self.group, self.has_tls)
     }
 
     pub fn has_tls(&self) -> bool {
@@ -188,7 +187,7 @@ impl Sentinels {
     /// An answer that is older than the last known fail-over counts only if all sentinels of the URL give such answers.
     pub fn find_primary(
         &self,
-        endpoint: &Endpoint,
+        dialer: &Dialer,
         deadline: MonotonicTime,
         sockets: &Sockets,
     ) -> Result<Named, Error> {
@@ -211,7 +210,7 @@ impl Sentinels {
                 break;
             }
             let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
-            match self.ask(endpoint, by, now.after(left / shares), sockets) {
+            match self.ask(dialer, by, now.after(left / shares), sockets) {
                 Ok(answer) => match self.accept_if(by, answer, State::is_current) {
                     Ok(named) => return Ok(named),
                     Err(answer) => {
@@ -251,7 +250,7 @@ impl Sentinels {
 
     /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. The check and
     /// the acceptance happen under one lock.
-    fn accept_if(
+    pub fn accept_if(
         &self,
         by: &HostPort,
         answer: Answer,
@@ -293,9 +292,9 @@ impl Sentinels {
     }
 
     /// Asks one sentinel for the primary, by `deadline`. Registers the socket in `sockets`.
-    fn ask(
+    pub fn ask(
         &self,
-        endpoint: &Endpoint,
+        dialer: &Dialer,
         sentinel: &HostPort,
         deadline: MonotonicTime,
         sockets: &Sockets,
@@ -303,17 +302,16 @@ impl Sentinels {
         let info = self.info_of(sentinel)?;
         let timeout = deadline.since(MonotonicTime::now());
         let setting = "a part of `connect_timeout`";
-        let attempted = Attempted::new(&info, timeout, setting, endpoint.prefix());
+        let attempted = Attempted::new(&info, timeout, setting, dialer.prefix());
         let is_learned = !self.configured.contains(sentinel);
         let attempted = attempted.announced_by(is_learned.then_some(Announcer::OtherSentinel));
-        let connection =
-            endpoint.connect(attempted, deadline, |socket| sockets.register(socket))?;
-        let mut connection = SentinelConnection::new(endpoint, attempted, connection);
+        let connection = dialer.connect(attempted, deadline, |socket| sockets.register(socket))?;
+        let mut connection = SentinelConnection::new(dialer, attempted, connection);
         connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
         // `CLIENT SETNAME` would need a right. `HELLO` needs none.
         let mut commands = redis::pipe();
         let set_name = commands.cmd("HELLO").arg("2").arg("SETNAME");
-        set_name.arg(endpoint.connection_name("leasehold"));
+        set_name.arg(dialer.connection_name("leasehold"));
         self.add_query(&mut commands);
         connection.send(&commands, deadline)?;
         // A refused name does no harm.
@@ -326,7 +324,7 @@ impl Sentinels {
     }
 
     /// The address of a sentinel, and the login there.
-    fn info_of(&self, sentinel: &HostPort) -> Result<ConnectionInfo, Error> {
+    pub fn info_of(&self, sentinel: &HostPort) -> Result<ConnectionInfo, Error> {
         let mut settings = RedisConnectionInfo::default();
         if let Some(Credentials { user, password }) = &self.login {
             settings = settings.set_password(password.clone());
@@ -340,7 +338,7 @@ impl Sentinels {
     }
 
     /// The commands of [`add_query`](Self::add_query).
-    fn query(&self) -> redis::Pipeline {
+    pub fn query(&self) -> redis::Pipeline {
         let mut commands = redis::pipe();
         self.add_query(&mut commands);
         commands
@@ -355,7 +353,11 @@ impl Sentinels {
         }
     }
 
-    fn read_answer(&self, attempted: Attempted<'_>, replies: Vec<Value>) -> Result<Answer, Error> {
+    pub fn read_answer(
+        &self,
+        attempted: Attempted<'_>,
+        replies: Vec<Value>,
+    ) -> Result<Answer, Error> {
         let [primary, master, others]: [Value; QUERY_COMMANDS] = replies
             .try_into()
             .expect("there is one reply for each command");
@@ -399,16 +401,16 @@ impl Sentinels {
 }
 
 /// The number of commands of [`Sentinels::add_query`].
-const QUERY_COMMANDS: usize = 3;
+pub const QUERY_COMMANDS: usize = 3;
 
 impl State {
     /// Whether the answer is not older than the last fail-over that this client knows of.
-    fn is_current(&self, answer: &Answer) -> bool {
+    pub fn is_current(&self, answer: &Answer) -> bool {
         answer.epoch.is_none_or(|epoch| epoch >= self.epoch)
     }
 
     /// Whether the last fail-over that this client knows of is older than the one that the answer knows of.
-    fn is_older_than(&self, answer: &Answer) -> bool {
+    pub fn is_older_than(&self, answer: &Answer) -> bool {
         answer.epoch.is_some_and(|epoch| epoch > self.epoch)
     }
 
@@ -478,22 +480,73 @@ impl State {
     }
 }
 
+/// A message on [`CHANNEL`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct Switch {
+    pub from: HostPort,
+    pub to: HostPort,
+}
+
+impl Sentinels {
+    /// One of the sentinels other than `sentinel`, another one for each `turn`.
+    pub fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
+        let state = self.state.lock();
+        let others = || state.order.iter().filter(|it| *it != sentinel);
+        others().nth(turn % others().count().max(1)).cloned()
+    }
+
+    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
+    /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
+    pub fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
+        let mut state = self.state.lock();
+        state.put_first(sentinel);
+        if state.primary.as_ref() != Some(&switch.from) {
+            return false;
+        }
+        let has_changed = state.note_primary(&switch.to);
+        if has_changed {
+            // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
+            state.epoch += 1;
+        }
+        has_changed
+    }
+
+    /// Reads a message on [`CHANNEL`]. `None` if it is about another group.
+    pub fn read_switch(&self, message: &[Value]) -> Option<Switch> {
+        let [Value::BulkString(channel), Value::BulkString(text)] = message else {
+            return None;
+        };
+        let mut parts = text.split(|byte| *byte == b' ');
+        let group = parts.next()?;
+        if channel != CHANNEL.as_bytes() || group != self.group.as_bytes() {
+            return None;
+        }
+        let [old_host, old_port, host, port] = parts.collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        Some(Switch {
+            from: HostPort::new(old_host, old_port)?,
+            to: HostPort::new(host, port)?,
+        })
+    }
+}
+
 /// A connection to a sentinel.
-struct SentinelConnection<'a> {
-    endpoint: &'a Endpoint,
+pub struct SentinelConnection<'a> {
+    dialer: &'a Dialer,
     attempted: Attempted<'a>,
     sender: Sender,
-    receiver: Receiver,
+    pub receiver: Receiver,
 }
 
 impl<'a> SentinelConnection<'a> {
-    fn new(
-        endpoint: &'a Endpoint,
+    pub fn new(
+        dialer: &'a Dialer,
         attempted: Attempted<'a>,
         (sender, receiver): (Sender, Receiver),
     ) -> Self {
         Self {
-            endpoint,
+            dialer,
             attempted,
             sender,
             receiver,
@@ -502,12 +555,12 @@ impl<'a> SentinelConnection<'a> {
 
     /// Sends the login, if there is one, and selects the protocol. With RESP3, also names the connection as one that
     /// listens.
-    fn log_in(
+    pub fn log_in(
         &mut self,
         protocol: redis::ProtocolVersion,
         deadline: MonotonicTime,
     ) -> Result<(), Error> {
-        let name = self.endpoint.connection_name("leasehold-sentinels");
+        let name = self.dialer.connection_name("leasehold-sentinels");
         let login = crate::wire::connect::handshake::Login::new(
             self.attempted.info.redis_settings(),
             protocol,
@@ -522,7 +575,11 @@ impl<'a> SentinelConnection<'a> {
         Ok(())
     }
 
-    fn send(&mut self, commands: &redis::Pipeline, deadline: MonotonicTime) -> Result<(), Error> {
+    pub fn send(
+        &mut self,
+        commands: &redis::Pipeline,
+        deadline: MonotonicTime,
+    ) -> Result<(), Error> {
         if commands.is_empty() {
             return Ok(());
         }
@@ -530,13 +587,13 @@ impl<'a> SentinelConnection<'a> {
         sent.map_err(|error| self.error(error.into()))
     }
 
-    fn receive(&mut self, deadline: MonotonicTime) -> Result<Value, Error> {
+    pub fn receive(&mut self, deadline: MonotonicTime) -> Result<Value, Error> {
         let received = self.receiver.receive_reply(deadline, LONGEST_REPLY);
         received.map_err(|error| self.error(error))
     }
 
     fn error(&self, error: redis::RedisError) -> Error {
-        let tls = self.endpoint.tls_error(self.attempted, &self.receiver);
+        let tls = self.dialer.tls_error(self.attempted, &self.receiver);
         let received = self.receiver.unparsed();
         tls.unwrap_or_else(|| {
             self.attempted

@@ -13,9 +13,11 @@ use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::observation::{NoListener, ServerId};
 use crate::util::id::HolderId;
 use crate::util::threads::ThreadGroup;
-use crate::wire::connect::connection::NamedBy;
 use crate::wire::connect::epoch::SHORTEST_LIFE;
 use crate::wire::connect::url;
+use crate::wire::endpoint::Endpoint;
+use crate::wire::endpoint::NamedBy;
+use crate::wire::endpoint::watcher::SentinelWatcher;
 use crate::wire::fake_server;
 use crate::wire::notifications::NotificationConnection;
 
@@ -175,7 +177,7 @@ fn find(endpoint: &Endpoint) -> Result<Named, Error> {
     endpoint
         .sentinels()
         .unwrap()
-        .find_primary(endpoint, deadline, &Sockets::default())
+        .find_primary(endpoint.dialer(), deadline, &Sockets::default())
 }
 
 #[track_caller]
@@ -195,7 +197,7 @@ fn the_last_sentinel_that_replied_is_asked_first() {
     let started = MonotonicTime::now();
     let deadline = started.after(Duration::from_secs(9));
     let named = sentinels
-        .find_primary(&endpoint, deadline, &Sockets::default())
+        .find_primary(endpoint.dialer(), deadline, &Sockets::default())
         .unwrap();
     assert_eq!((named.primary.port, named.by.port), (7000, good.port));
     assert!(!named.has_changed);
@@ -643,7 +645,7 @@ fn an_answer_older_than_a_message_is_outdated() {
         epoch: Some(epoch),
         others: Vec::new(),
     };
-    let switch = |from, to| watcher::Switch {
+    let switch = |from, to| Switch {
         from: host(from),
         to: host(to),
     };

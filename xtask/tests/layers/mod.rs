@@ -11,7 +11,7 @@ use syn::{Attribute, Item, UseTree, Visibility};
 
 /// The layers, from the bottom up: modules of the library, each with the modules in its folder. A module imports from
 /// its own layer and from those below it. The longest name that matches counts, so a file can have a layer of its own.
-const LAYERS: [&[&str]; 15] = [
+const LAYERS: [&[&str]; 17] = [
     &["util", "report"],
     &["config"],
     &["command"],
@@ -19,7 +19,9 @@ const LAYERS: [&[&str]; 15] = [
     &["memory"],
     &["wire::net"],
     &["wire::scripts"],
-    &["wire::connect", "wire::sentinel"],
+    &["wire::connect"],
+    &["wire::sentinel"],
+    &["wire::endpoint"],
     &["wire"],
     &["cluster"],
     &["quorum"],
@@ -30,10 +32,9 @@ const LAYERS: [&[&str]; 15] = [
 ];
 
 /// Imports from a higher layer that exist today. No other may come.
-const EXCEPTIONS: [(&str, &str); 5] = [
+const EXCEPTIONS: [(&str, &str); 4] = [
     ("store", "quorum::NodeHook"),
     ("store", "wire::session::TransactionConnection"),
-    ("wire::net::socket", "wire::connect::errors::Step"),
     ("wire::scripts::decode", "wire::connect"),
     ("wire::scripts::plain", "wire::connect::errors"),
 ];

@@ -10,12 +10,13 @@ use redis::{ProtocolVersion, PushKind, Value};
 use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::{ThreadGroup, sleep_unless};
-use crate::wire::connect::connection::{Endpoint, LONGEST_REPLY};
+use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::errors::Attempted;
 use crate::wire::connect::url::HostPort;
+use crate::wire::endpoint::Endpoint;
 use crate::wire::net::socket::Sockets;
 use crate::wire::sentinel::{
-    Named, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
+    CHANNEL, Named, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
 };
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -27,8 +28,6 @@ const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 const QUERY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the query of another sentinel may take. Meanwhile the thread does not read the first sentinel's messages.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The message of a sentinel once a fail-over is done: `<group> <old host> <old port> <new host> <new port>`.
-const CHANNEL: &str = "+switch-master";
 
 /// The thread `leasehold-sentinels` of a client.
 pub struct SentinelWatcher {
@@ -105,8 +104,9 @@ impl SentinelWatcher {
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
             .endpoint
+            .dialer()
             .connect(attempted, deadline, |socket| self.sockets.register(socket))?;
-        let mut connection = SentinelConnection::new(&self.endpoint, attempted, connection);
+        let mut connection = SentinelConnection::new(self.endpoint.dialer(), attempted, connection);
         // With RESP3, the sentinel also answers queries on a connection with a subscription.
         connection.log_in(ProtocolVersion::RESP3, deadline)?;
         let mut subscribe = redis::pipe();
@@ -202,63 +202,12 @@ impl SentinelWatcher {
             return false;
         };
         let deadline = MonotonicTime::now().after(self.other_timeout);
-        let answer = sentinels.ask(&self.endpoint, &other, deadline, &self.sockets);
+        let answer = sentinels.ask(self.endpoint.dialer(), &other, deadline, &self.sockets);
         let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_older_than));
         let Ok(Ok(named)) = newer else {
             return false;
         };
         self.follow(&named);
         true
-    }
-}
-
-/// A message on [`CHANNEL`].
-#[derive(Debug, PartialEq, Eq)]
-pub struct Switch {
-    pub from: HostPort,
-    pub to: HostPort,
-}
-
-impl Sentinels {
-    /// One of the sentinels other than `sentinel`, another one for each `turn`.
-    fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
-        let state = self.state.lock();
-        let others = || state.order.iter().filter(|it| *it != sentinel);
-        others().nth(turn % others().count().max(1)).cloned()
-    }
-
-    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
-    /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
-    pub fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
-        let mut state = self.state.lock();
-        state.put_first(sentinel);
-        if state.primary.as_ref() != Some(&switch.from) {
-            return false;
-        }
-        let has_changed = state.note_primary(&switch.to);
-        if has_changed {
-            // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
-            state.epoch += 1;
-        }
-        has_changed
-    }
-
-    /// Reads a message on [`CHANNEL`]. `None` if it is about another group.
-    fn read_switch(&self, message: &[Value]) -> Option<Switch> {
-        let [Value::BulkString(channel), Value::BulkString(text)] = message else {
-            return None;
-        };
-        let mut parts = text.split(|byte| *byte == b' ');
-        let group = parts.next()?;
-        if channel != CHANNEL.as_bytes() || group != self.group.as_bytes() {
-            return None;
-        }
-        let [old_host, old_port, host, port] = parts.collect::<Vec<_>>()[..] else {
-            return None;
-        };
-        Some(Switch {
-            from: HostPort::new(old_host, old_port)?,
-            to: HostPort::new(host, port)?,
-        })
     }
 }

@@ -1,11 +1,13 @@
 //! Reads the URL of a Redis server.
 
+pub mod sentinel;
+
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use crate::wire::sentinel::SentinelUrl;
+pub use sentinel::{MAX_SENTINELS, SentinelUrl};
 
 /// Query parameters that redis-rs reads. This library refuses all others, which redis-rs would ignore.
 const TCP_OPTIONS: &[&str] = &["protocol"];

@@ -23,7 +23,8 @@ use r2d2::ManageConnection;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
-use crate::wire::connect::connection::{Condition, Connection, Endpoint, REPLACE_WAIT};
+use crate::wire::connect::connection::{Condition, Connection};
+use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 
 /// The longest pause between attempts of one caller to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
