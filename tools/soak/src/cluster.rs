@@ -18,7 +18,9 @@ use crate::faults::{
 };
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::leaks::{self, Remaining};
-use crate::messages::{KEYS, LONGEST_TTL, contended_key, hot_keys, key_name, race_key};
+use crate::messages::{
+    KEYS, LONGEST_TTL, SHORT_OUTAGE, contended_key, hot_keys, key_in_redis, race_key,
+};
 use crate::process::Process;
 use crate::random::Random;
 use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, faults_ended};
@@ -84,8 +86,8 @@ fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
         0 => proxied.clone(),
         _ => cluster.url(),
     });
-    let processes = round.start_processes(urls, folder)?;
-    let names: Vec<String> = (0..KEYS).map(in_redis).collect();
+    let processes = round.start_processes(urls, SHORT_OUTAGE, folder)?;
+    let names: Vec<String> = (0..KEYS).map(key_in_redis).collect();
     let slots = names.iter().map(|name| cluster.slot_of(name));
     let slots: Vec<u16> = slots.collect();
     let masters = slots.iter().map(|slot| cluster.master_of(*slot)).collect();
@@ -119,10 +121,6 @@ fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
         found: seen.found,
         left,
     })
-}
-
-fn in_redis(key: usize) -> String {
-    format!("leasehold:{}", key_name(key))
 }
 
 /// Everything that faults are applied to.
@@ -299,7 +297,7 @@ impl Subjects {
         // No process uses these keys on a Cluster.
         for (key, value) in [contended_key(), race_key()].into_iter().zip(NOBODYS) {
             let server = &self.cluster.nodes()[self.masters[key]];
-            server.command(&["SET", &in_redis(key), value, "PX", NOBODYS_TTL_MS])?;
+            server.command(&["SET", &key_in_redis(key), value, "PX", NOBODYS_TTL_MS])?;
         }
         Ok(())
     }

@@ -116,14 +116,15 @@ pub fn finish(
     Ok(found)
 }
 
-/// The connections of clients: all except that of this request, and those between the servers.
+/// The connections of clients: all except that of this request, and those of other servers and of sentinels.
 fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     let list = server.command(&["CLIENT", "LIST"])?;
     let list = list.as_text().context("CLIENT LIST is text")?;
     let of_clients = list
         .lines()
         .filter(|line| !line.contains("cmd=client|list"))
-        .filter(|line| !line.contains(" flags=S ") && !line.contains(" flags=M "));
+        .filter(|line| !line.contains(" flags=S ") && !line.contains(" flags=M "))
+        .filter(|line| !line.contains(" name=sentinel-"));
     Ok(of_clients.map(str::to_owned).collect())
 }
 

@@ -2,7 +2,7 @@
 //! processes fail, and their records are checked against the library's promises.
 //!
 //! The soak runs in rounds. `driver` plays them on a `Topology`: `single`, `sentinel`, `cluster` or `quorum`. The
-//! processes of `single` and `cluster` write records, which `checks` compares with the promises at the end of a round.
+//! processes of the first three write records, which `checks` compares with the promises at the end of a round.
 
 mod checks;
 #[cfg(test)]
@@ -86,8 +86,8 @@ struct Options {
     threads: u64,
     #[command(flatten)]
     provision: Provision,
-    /// The servers. `cluster` has faults of its own. `sentinel` and `quorum` have faults and checks of their own: with
-    /// `sentinel`, each of `--processes` is a client of this process; with `quorum`, each process has one thread
+    /// The servers. Each choice has faults of its own, and `quorum` also has checks of its own, and processes of one
+    /// thread
     #[arg(long, value_enum, default_value_t = Servers::Single)]
     topology: Servers,
     /// The same as `--topology quorum`

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use leasehold::{Client, Error, LossReason, MutexGuard};
 
-use crate::messages::LONGEST_TTL;
+use crate::messages::{Assignment, LONGEST_TTL};
 use crate::worker::settings;
 
 /// The number of threads that acquire the locks.
@@ -23,8 +23,9 @@ pub struct Mass {
 
 impl Mass {
     /// Acquires `count` locks that nobody else wants. Locks that cannot be acquired are left out.
-    pub fn take(url: &str, process: usize, count: usize) -> anyhow::Result<Self> {
-        let client = settings(url, LONGEST_TTL).build_lazy()?;
+    pub fn take(assignment: &Assignment, count: usize) -> anyhow::Result<Self> {
+        let client = settings(assignment, LONGEST_TTL).build_lazy()?;
+        let process = assignment.process;
         let take = |taker: usize| {
             let mut guards = Vec::new();
             for n in (taker..count).step_by(TAKERS) {

@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(300);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
-/// For how long a `lock()` waits through an outage.
-pub const OUTAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// For how long a `lock()` waits through an outage: for less than many faults last, or for more than any. In the second
+/// case, no outage is a reason for a `lock()` to fail.
+pub const SHORT_OUTAGE: Duration = Duration::from_secs(2);
+pub const LONG_OUTAGE: Duration = Duration::from_secs(120);
 /// The longest ttl that is requested, also by an extension.
 pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 /// If a waiter has to confirm its grant, the key outlives the time to do so by this.
@@ -56,6 +58,11 @@ pub fn key_name(key: usize) -> String {
     format!("{kind}-{key}")
 }
 
+/// The name of the lock's key in Redis.
+pub fn key_in_redis(key: usize) -> String {
+    format!("leasehold:{}", key_name(key))
+}
+
 /// The first line that a process reads.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Assignment {
@@ -67,6 +74,8 @@ pub struct Assignment {
     pub process: usize,
     pub life: usize,
     pub threads: usize,
+    /// For how long a `lock()` waits through an outage.
+    pub outage: Duration,
 }
 
 /// A message to a process, after its assignment. The process ends when its input ends.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use leasehold::{Client, Error, ErrorKind, HolderId, LossReason, Mutex, MutexGuard, Released};
 
-use crate::messages::{DRAWN_KEYS, OUTAGE_TIMEOUT, hot_keys, key_name};
+use crate::messages::{DRAWN_KEYS, LONG_OUTAGE, hot_keys, key_name};
 use crate::random::Random;
 use crate::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use crate::tickets;
@@ -166,7 +166,15 @@ impl<'a> Thread<'a> {
         allowed: Option<Duration>,
         work: impl FnOnce() -> Result<Option<G>, Error>,
     ) -> Option<G> {
-        self.call(doing, Some(key), allowed, work).ok().flatten()
+        let taken = self.call(doing, Some(key), allowed, work);
+        if doing == Doing::Lock
+            && self.shared.assignment.outage >= LONG_OUTAGE
+            && let Err(error) = &taken
+            && error.is_unavailable()
+        {
+            self.wrong(format!("lock() does not wait through an outage: {error}"));
+        }
+        taken.ok().flatten()
     }
 
     /// Waits for the lock for as long as it takes.
@@ -328,13 +336,20 @@ impl<'a> Thread<'a> {
 
     fn unlock_now(&mut self, guard: MutexGuard, key: usize) {
         self.records.write(What::Releasing);
-        let allowed = Some(Duration::ZERO);
-        let _ = self.call(Doing::Unlock, Some(key), allowed, || {
-            match guard.unlock()? {
-                Released::Confirmed => Ok(()),
-                Released::Unconfirmed(error) => Err(error),
+        let (allowed, mut wrong) = (Some(Duration::ZERO), None);
+        let _ = self.call(Doing::Unlock, Some(key), allowed, || match guard.unlock() {
+            Ok(Released::Confirmed) => Ok(()),
+            Ok(Released::Unconfirmed(error)) => Err(error),
+            Err(error) => {
+                wrong = (!error.is_lease_lost()).then(|| error.to_string());
+                Err(error)
             }
         });
+        if let Some(error) = wrong {
+            self.wrong(format!(
+                "unlock() fails although its lock is not lost: {error}"
+            ));
+        }
     }
 
     fn with_lock(&mut self, mutex: &Mutex, key: usize) {
@@ -487,7 +502,8 @@ impl<'a> Thread<'a> {
         };
         let key = ticket.key;
         let adopt = || client.adopt(&ticket.text).map(Some);
-        let Some(guard) = self.take(Doing::Adopt, key, Some(OUTAGE_TIMEOUT), adopt) else {
+        let outage = Some(self.shared.assignment.outage);
+        let Some(guard) = self.take(Doing::Adopt, key, outage, adopt) else {
             return;
         };
         let terms = Terms {

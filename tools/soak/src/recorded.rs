@@ -110,10 +110,12 @@ impl Round<'_> {
         Random::new(self.soak.seed, &[OF_FAULTS, self.number])
     }
 
-    /// Starts a process for each of these URLs, and returns when all of them work.
+    /// Starts a process for each of these URLs, and returns when all of them work. Their clients wait for `outage` in an
+    /// outage.
     pub fn start_processes(
         &self,
         urls: impl Iterator<Item = String>,
+        outage: Duration,
         folder: &Path,
     ) -> anyhow::Result<Vec<Process>> {
         let assignment = |(process, url)| Assignment {
@@ -124,6 +126,7 @@ impl Round<'_> {
             process,
             life: 0,
             threads: self.soak.threads,
+            outage,
         };
         let processes = urls.enumerate().map(assignment).map(Process::start);
         let processes: Vec<Process> = processes.collect::<anyhow::Result<_>>()?;

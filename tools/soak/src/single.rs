@@ -19,7 +19,7 @@ use crate::faults::{
 };
 use crate::inject::Defect;
 use crate::leaks::{self, Remaining};
-use crate::messages::{KEYS, hot_keys, key_name};
+use crate::messages::{KEYS, SHORT_OUTAGE, hot_keys, key_in_redis};
 use crate::process::Process;
 use crate::random::Random;
 use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, faults_ended, save};
@@ -134,7 +134,7 @@ impl Subjects {
         let addresses: Vec<Proxy> = (0..direct).map(address).collect::<Result<_, _>>()?;
         let proxies: Vec<Proxy> = (direct..all).map(address).collect::<Result<_, _>>()?;
         let urls = addresses.iter().chain(&proxies).map(Proxy::url);
-        let processes = round.start_processes(urls, folder)?;
+        let processes = round.start_processes(urls, SHORT_OUTAGE, folder)?;
         Ok(Self {
             servers,
             remembers,
@@ -404,8 +404,7 @@ impl Faults {
         } else {
             self.random.below(hot_keys())
         };
-        let in_redis = format!("leasehold:{}", key_name(key));
-        let found = server.command(&["GETDEL", &in_redis])?;
+        let found = server.command(&["GETDEL", &key_in_redis(key)])?;
         let Reply::Text(value) = found else {
             return Ok(Effect::None);
         };

@@ -15,8 +15,7 @@ use leasehold_testbed::eventually;
 
 use crate::mass::Mass;
 use crate::messages::{
-    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, OUTAGE_TIMEOUT, Order,
-    Raced,
+    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, Raced,
 };
 use crate::operations::Thread;
 use crate::operations::race::Racers;
@@ -154,7 +153,7 @@ impl Shared {
         let mut random = Random::new(assignment.seed, &[OF_CLIENTS, round, process, life]);
         let ttl = random.weighted(&[(1, 600), (2, 1200), (1, 2500)]);
         let ttl = Duration::from_millis(ttl);
-        let client = new_client(&assignment.url, ttl, &mut random)?;
+        let client = new_client(&assignment, ttl, &mut random)?;
         Ok(Self {
             ttl,
             next_thread: AtomicUsize::new(assignment.threads),
@@ -187,7 +186,7 @@ impl Shared {
     /// A new client for contention, and the thread that uses it.
     fn contender(&self) -> anyhow::Result<(Thread<'_>, Client)> {
         let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
-        let settings = settings(&self.assignment.url, self.ttl);
+        let settings = settings(&self.assignment, self.ttl);
         let client = settings.pipelines(1).max_transactions(1).build_lazy()?;
         Ok((self.thread(number)?, client))
     }
@@ -207,8 +206,7 @@ impl Shared {
         if let Some(before) = mass.take() {
             let _ = before.client.shutdown(END);
         }
-        let Assignment { url, process, .. } = &self.assignment;
-        let mass = mass.insert(Mass::take(url, *process, count)?);
+        let mass = mass.insert(Mass::take(&self.assignment, count)?);
         Ok(mass.len())
     }
 
@@ -243,13 +241,13 @@ impl Shared {
     /// Puts a new client in the place of the old one, which it returns.
     pub fn reopen(&self) -> anyhow::Result<Option<Client>> {
         let (client, random) = &mut *self.lock();
-        let new = new_client(&self.assignment.url, self.ttl, random)?;
+        let new = new_client(&self.assignment, self.ttl, random)?;
         Ok(client.replace(new))
     }
 
     /// A client whose guards may be forgotten.
     pub fn leaky_client(&self) -> Client {
-        let settings = settings(&self.assignment.url, self.ttl);
+        let settings = settings(&self.assignment, self.ttl);
         let client = || settings.pipelines(1).max_transactions(1).build_lazy();
         let client = || client().expect("it need not connect");
         self.leaky.get_or_init(client).clone()
@@ -275,20 +273,26 @@ impl Shared {
 }
 
 /// Makes a client without connecting, since the server may be down now.
-fn new_client(url: &str, ttl: Duration, random: &mut Random) -> anyhow::Result<Client> {
+fn new_client(
+    assignment: &Assignment,
+    ttl: Duration,
+    random: &mut Random,
+) -> anyhow::Result<Client> {
     let pipelines = 1 + random.below(4);
     let hand_offs = random.weighted(&[(1, 0), (1, 4), (2, 256)]);
-    let client = settings(url, ttl).pipelines(pipelines).hand_offs(hand_offs);
+    let client = settings(assignment, ttl)
+        .pipelines(pipelines)
+        .hand_offs(hand_offs);
     Ok(client.build_lazy()?)
 }
 
-pub fn settings(url: &str, ttl: Duration) -> Builder {
-    Client::builder(url)
+pub fn settings(assignment: &Assignment, ttl: Duration) -> Builder {
+    Client::builder(&assignment.url)
         .ttl(ttl)
         .max_ttl(LONGEST_TTL)
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(CONNECT_TIMEOUT)
-        .outage_timeout(OUTAGE_TIMEOUT)
+        .outage_timeout(assignment.outage)
 }
 
 #[cfg(test)]
@@ -298,6 +302,7 @@ mod tests {
     use crossbeam_channel::unbounded;
 
     use super::*;
+    use crate::messages::SHORT_OUTAGE;
 
     /// No server listens at this address.
     const NOWHERE: &str = "redis://127.0.0.1:1";
@@ -313,6 +318,7 @@ mod tests {
             process: 0,
             life: 0,
             threads: 2,
+            outage: SHORT_OUTAGE,
         };
         let (sender, orders) = unbounded();
         let race = Order::Race { threads: vec![1] };

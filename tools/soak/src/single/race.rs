@@ -14,7 +14,7 @@ use super::Subjects;
 use crate::checks::Violation;
 use crate::faults::{Effect, Fault, Kind};
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
-use crate::messages::{Raced, key_name, race_key};
+use crate::messages::{Raced, key_in_redis, race_key};
 use crate::random::Random;
 use crate::records::now;
 
@@ -135,7 +135,7 @@ fn is_pong(reply: Reply) -> bool {
 }
 
 fn in_redis() -> String {
-    format!("leasehold:{}", key_name(race_key()))
+    key_in_redis(race_key())
 }
 
 /// Kills one connection of the clients, if there is one.
