@@ -227,20 +227,16 @@ impl fmt::Display for EnvironmentWarning {
                  a lock can have two holders then; set the policy to noeviction"
             ),
             Self::Persistence { has_snapshots } => {
-                let what = match has_snapshots {
-                    Some(true) => "only snapshots are saved: after a restart, all later locks are gone",
-                    Some(false) => "nothing is saved: after a restart, all locks are gone",
-                    None => "the append-only file is off: after a restart, locks are gone",
-                };
+                let what = missing_after_restart(*has_snapshots);
                 write!(f, "{what} while their holders still run; set `appendonly yes`, or fence writes")
             }
-            Self::Replica { primary } => {
-                write!(f, "is a replica, which accepts no locks; use the URL of its primary")?;
-                match primary {
-                    Some(primary) => write!(f, ", {primary}"),
-                    None => Ok(()),
-                }
+            Self::Replica { primary: None } => {
+                f.write_str("is a replica, which accepts no locks; use the URL of its primary")
             }
+            Self::Replica { primary: Some(primary) } => write!(
+                f,
+                "is a replica, which accepts no locks; use the URL of its primary, {primary}"
+            ),
             Self::Sentinel => f.write_str(
                 "is a Sentinel, which stores no locks; use redis+sentinel://host:port/name, with the name of the group \
                  that it watches",
@@ -253,11 +249,10 @@ impl fmt::Display for EnvironmentWarning {
                 "refuses SCRIPT LOAD and EVAL ({reply}), and leasehold needs scripts; allow the user what docs/redis.md lists, \
                  or, if this is a proxy, use the URL of the server behind it"
             ),
-            Self::TooOld { version } => write!(
-                f,
-                "{version} is too old; use Redis {}.{} or later, or Valkey",
-                OLDEST.0, OLDEST.1
-            ),
+            Self::TooOld { version } => {
+                let (major, minor) = OLDEST;
+                write!(f, "{version} is too old; use Redis {major}.{minor} or later, or Valkey")
+            }
             Self::Untested { version } => write!(
                 f,
                 "{version} is not among the tested versions ({TESTED}); use one of them, or run the tests on it"
@@ -287,32 +282,7 @@ impl fmt::Display for EnvironmentWarning {
                  have it found",
                 run_ids.join(" and ")
             ),
-            Self::CommandRefused { command, reply } => {
-                let what = match *command {
-                    "SCRIPT LOAD" => {
-                        return write!(
-                            f,
-                            "SCRIPT LOAD is refused ({reply}): the first call of each script sends its text; allow \
-                             `script-cache` of `cargo xtask acl`"
-                        );
-                    }
-                    "EVAL" => {
-                        return write!(
-                            f,
-                            "EVAL is refused ({reply}): locks fail after SCRIPT FLUSH and after a fail-over; allow \
-                             `locks` of `cargo xtask acl`"
-                        );
-                    }
-                    "INFO" => "eviction, persistence and the number of servers were not checked",
-                    "CONFIG GET" => "snapshots and the tracking table were not checked",
-                    "CONFIG GET appendfsync" => "`appendfsync` was not checked",
-                    _ => "the version and the role were not checked",
-                };
-                write!(
-                    f,
-                    "{what}: {command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
-                )
-            }
+            Self::CommandRefused { command, reply } => write_refused(f, command, reply),
             Self::LosesData { setting, value } => write!(
                 f,
                 "`{setting}` is {value}, and `nodes_keep_data` is set: after a restart, this node may have lost locks, \
@@ -322,6 +292,43 @@ impl fmt::Display for EnvironmentWarning {
             Self::ServerNotChecked { reason } => write!(f, "was not checked: {reason}"),
         }
     }
+}
+
+/// The locks that are missing after a restart of a server without an append-only file.
+fn missing_after_restart(has_snapshots: Option<bool>) -> &'static str {
+    match has_snapshots {
+        Some(true) => "only snapshots are saved: after a restart, all later locks are gone",
+        Some(false) => "nothing is saved: after a restart, all locks are gone",
+        None => "the append-only file is off: after a restart, locks are gone",
+    }
+}
+
+/// Writes what was not checked, or what fails, because `command` is refused with `reply`.
+fn write_refused(f: &mut fmt::Formatter<'_>, command: &str, reply: &str) -> fmt::Result {
+    let what = match command {
+        "SCRIPT LOAD" => {
+            return write!(
+                f,
+                "SCRIPT LOAD is refused ({reply}): the first call of each script sends its text; allow `script-cache` \
+                 of `cargo xtask acl`"
+            );
+        }
+        "EVAL" => {
+            return write!(
+                f,
+                "EVAL is refused ({reply}): locks fail after SCRIPT FLUSH and after a fail-over; allow `locks` of \
+                 `cargo xtask acl`"
+            );
+        }
+        "INFO" => "eviction, persistence and the number of servers were not checked",
+        "CONFIG GET" => "snapshots and the tracking table were not checked",
+        "CONFIG GET appendfsync" => "`appendfsync` was not checked",
+        _ => "the version and the role were not checked",
+    };
+    write!(
+        f,
+        "{what}: {command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
+    )
 }
 
 #[cfg(test)]

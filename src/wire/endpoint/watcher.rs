@@ -113,51 +113,37 @@ impl SentinelWatcher {
         subscribe.cmd("SUBSCRIBE").arg(CHANNEL);
         connection.send(&subscribe, deadline)?;
         connection.send(&sentinels.query(), deadline)?;
-        let mut replies = Vec::new();
-        let mut answer_by = Some(deadline);
-        let mut ask_at = deadline;
-        let mut is_subscribe_answered = false;
-        // A message came after the query, so the answer may be older than the message.
-        let mut asks_again = false;
-        let mut others_asked = 0;
         let limits = self.endpoint.limits();
         // The network must not forget the connection.
         let query_interval = QUERY_INTERVAL.min(limits.max_idle / 2);
         let replace_at = limits.replace_at(MonotonicTime::now());
+        let mut queries = Queries::begin(deadline);
+        let mut is_subscribe_answered = false;
+        let mut others_asked = 0;
         loop {
             let now = MonotonicTime::now();
             if replace_at <= now {
                 // The name of the sentinel may have moved. The next connection begins with a query.
                 return Ok(());
             }
-            if answer_by.is_none() && ask_at <= now {
+            if queries.is_due(now) {
                 let by = now.after(self.timeout);
                 connection.send(&sentinels.query(), by)?;
-                answer_by = Some(by);
+                queries.answer_by = Some(by);
             }
-            let until = answer_by.unwrap_or(ask_at);
-            let received = connection.receiver.receive(until, LONGEST_REPLY);
-            match received {
+            match connection.receiver.receive(queries.next(), LONGEST_REPLY) {
                 Ok(Value::Push { kind, data }) => {
                     is_subscribe_answered |= kind == PushKind::Subscribe;
-                    if kind == PushKind::Message
-                        && let Some(switch) = sentinels.read_switch(&data)
-                    {
-                        if sentinels.note_switch(sentinel, &switch) {
-                            self.endpoint.follow_switch();
-                        }
+                    if kind == PushKind::Message && self.hear(sentinels, sentinel, &data) {
                         // Ask for the number of this fail-over.
-                        ask_at = now;
-                        asks_again = answer_by.is_some();
+                        queries.ask_again_at(now);
                     }
                 }
                 // The user may not subscribe. The queries find a fail-over then.
                 Ok(Value::ServerError(_)) if !is_subscribe_answered => is_subscribe_answered = true,
                 Ok(reply) => {
-                    replies.push(reply);
-                    if replies.len() == QUERY_COMMANDS {
-                        let answer =
-                            sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
+                    if let Some(replies) = queries.add_reply(reply) {
+                        let answer = sentinels.read_answer(attempted, replies)?;
                         let accepted =
                             sentinels.accept_if(sentinel, answer, SentinelState::is_current);
                         let Ok(named) = accepted else {
@@ -166,27 +152,33 @@ impl SentinelWatcher {
                         };
                         since.get_or_insert(now);
                         self.follow(&named);
-                        answer_by = None;
-                        let is_again = std::mem::take(&mut asks_again);
-                        ask_at = if is_again {
-                            now
-                        } else {
-                            now.after(query_interval)
-                        };
+                        queries.end(now, query_interval);
                         if self.other_knows_more(sentinels, sentinel, others_asked) {
                             return Ok(());
                         }
                         others_asked += 1;
                     }
                 }
-                Err(error) if error.is_timeout() && answer_by.is_none() => {}
+                Err(error) if error.is_timeout() && queries.answer_by.is_none() => {}
                 Err(_) => return Ok(()),
             }
             // A sentinel that publishes without end gives no answer either.
+            let answer_by = queries.answer_by;
             if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
                 return Ok(());
             }
         }
+    }
+
+    /// Follows the fail-over that `message` reports. Returns false if it reports none of this group.
+    fn hear(&self, sentinels: &Sentinels, sentinel: &HostPort, message: &[Value]) -> bool {
+        let Some(switch) = sentinels.read_switch(message) else {
+            return false;
+        };
+        if sentinels.note_switch(sentinel, &switch) {
+            self.endpoint.follow_switch();
+        }
+        true
     }
 
     fn follow(&self, named: &Named) {
@@ -209,5 +201,60 @@ impl SentinelWatcher {
         };
         self.follow(&named);
         true
+    }
+}
+
+/// The queries on one connection: at most one has no answer.
+struct Queries {
+    /// The replies to the current query so far.
+    replies: Vec<Value>,
+    /// The deadline of the current query's answer. `None` if no query is under way.
+    answer_by: Option<MonotonicTime>,
+    /// When to send the next query.
+    ask_at: MonotonicTime,
+    /// A message came after the current query, so the answer may be older than the message.
+    asks_again: bool,
+}
+
+impl Queries {
+    /// The first query was just sent. Its answer has to come by `answer_by`.
+    fn begin(answer_by: MonotonicTime) -> Self {
+        Self {
+            replies: Vec::new(),
+            answer_by: Some(answer_by),
+            ask_at: answer_by,
+            asks_again: false,
+        }
+    }
+
+    fn is_due(&self, now: MonotonicTime) -> bool {
+        self.answer_by.is_none() && self.ask_at <= now
+    }
+
+    /// The deadline of the current answer, or the time of the next query.
+    fn next(&self) -> MonotonicTime {
+        self.answer_by.unwrap_or(self.ask_at)
+    }
+
+    /// Makes the next query due at `now`, or as soon as the current one has its answer.
+    fn ask_again_at(&mut self, now: MonotonicTime) {
+        self.ask_at = now;
+        self.asks_again = self.answer_by.is_some();
+    }
+
+    /// Returns all replies to the current query with the last of them.
+    fn add_reply(&mut self, reply: Value) -> Option<Vec<Value>> {
+        self.replies.push(reply);
+        let is_complete = self.replies.len() == QUERY_COMMANDS;
+        is_complete.then(|| std::mem::take(&mut self.replies))
+    }
+
+    /// The current query was answered at `now`. The next one follows after `interval`, or at once.
+    fn end(&mut self, now: MonotonicTime, interval: Duration) {
+        self.answer_by = None;
+        self.ask_at = match std::mem::take(&mut self.asks_again) {
+            true => now,
+            false => now.after(interval),
+        };
     }
 }
