@@ -1,4 +1,4 @@
-//! `cargo xtask test` with a fake cargo: which checks it runs, and which it skips.
+//! `cargo xtask` with a fake cargo: which checks `test` runs and skips, and how it calls the tools.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,13 @@ use std::process::{Command, Output};
 use leasehold_testbed::find_server;
 use tempfile::TempDir;
 
-/// Runs all checks with a cargo that logs its arguments, runs `script`, and succeeds. Returns the calls, one
-/// per line.
+/// Runs all checks: see [`run_command`].
 fn run_with(script: &str, home: &Path) -> (Output, String) {
+    run_command(&["test", "--no-install"], script, home)
+}
+
+/// Runs a command with a cargo that logs its arguments, runs `script`, and succeeds. Returns the calls, one per line.
+fn run_command(arguments: &[&str], script: &str, home: &Path) -> (Output, String) {
     let folder = TempDir::new().expect("there is room");
     let [program, log] = ["cargo", "log"].map(|name| folder.path().join(name));
     let text = format!("echo \"$*\" >>'{}'\n{script}", log.display());
@@ -29,7 +33,7 @@ fn run_with(script: &str, home: &Path) -> (Output, String) {
         .status();
     assert!(written.expect("there is a shell").success());
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
-        .args(["test", "--no-install"])
+        .args(arguments)
         .env("CARGO", &cargo)
         .env("CARGO_HOME", home)
         .env(
@@ -90,5 +94,18 @@ fn refused_dependencies_and_advisories_fail_the_test() {
         assert!(!output.status.success());
         assert_eq!(checks_of(&asked).len(), checks, "{asked}");
         assert!(!asked.contains("--doc"), "{asked}");
+    }
+}
+
+#[test]
+fn a_tool_gets_its_arguments_and_gives_its_exit_code() {
+    let home = TempDir::new().expect("there is room");
+    for tool in ["bench", "demo", "market", "soak"] {
+        let arguments = [tool, "--help", "case", "--minutes", "-1"];
+        let (output, asked) = run_command(&arguments, "exit 7", home.path());
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        let package = format!("run --quiet --locked --package leasehold-{tool} ");
+        assert!(asked.starts_with(&package), "{asked}");
+        assert!(asked.ends_with("-- --help case --minutes -1\n"), "{asked}");
     }
 }
