@@ -157,8 +157,8 @@ impl Client {
     /// a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
-    /// Transactions and `replicas` are [`Unsupported`](ErrorKind::Unsupported): they need data that a single server
-    /// has. The fencing tokens of guards rise as on one server.
+    /// Transactions, [fenced values](Self::fenced_value) and `replicas` are [`Unsupported`](ErrorKind::Unsupported):
+    /// they need data that a single server has. The fencing tokens of guards rise as on one server.
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.

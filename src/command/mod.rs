@@ -1,12 +1,10 @@
 //! The commands and replies of a store, as plain data.
 
-pub mod copy;
 pub mod value;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::copy::{NodeCopy, ValueCopy};
 use crate::command::value::LockValue;
 use crate::config::Replicas;
 use crate::report::error::Error;
@@ -103,22 +101,6 @@ pub enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Stores a version of a fenced value on one node of a quorum, unless the node has a later version, or may have
-    /// lost one. The reply has the version that the node has from then on.
-    WriteCopy {
-        key: Key,
-        copy: Arc<ValueCopy>,
-        /// For how long the node keeps the copy. `None`: as long as the copy that the node has now.
-        ttl: Option<Duration>,
-        /// The time of the node's mark, if the node has replied to a read before this write.
-        mark: Option<u64>,
-    },
-    /// Reads the copy of a fenced value on one node of a quorum.
-    ReadCopy {
-        key: Key,
-        /// Whether to read the value as well, not only its version.
-        with_value: bool,
-    },
     /// Reads the clock of one node of a quorum.
     Probe {
         /// The key of the node's mark.
@@ -166,8 +148,6 @@ impl Command {
             | Self::Inspect { key }
             | Self::Write { key, .. }
             | Self::Read { key }
-            | Self::WriteCopy { key, .. }
-            | Self::ReadCopy { key, .. }
             | Self::Probe { mark: key } => Some(key),
             Self::Flush => None,
         }
@@ -351,8 +331,6 @@ pub enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
-    /// The copy of a fenced value on one node of a quorum.
-    Copy(Box<NodeCopy>),
 }
 
 impl Reply {

@@ -23,8 +23,11 @@ use crate::util::key::Key;
 /// If one row changed, the write was accepted. If no row changed, a holder with a greater token wrote before.
 ///
 /// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. The value stays until
-/// you delete it, unless you give it a [`ttl`](Self::ttl). On a [quorum](Client::quorum), each node stores a copy, and
-/// a majority decides; docs/quorum.md says what that guarantees.
+/// you delete it, unless you give it a [`ttl`](Self::ttl).
+///
+/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), and nothing is sent.
+/// Take the token from the lock on the quorum, and write the value where one server compares it: in the database that
+/// has the data, or as the fenced value of a client of one server.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -72,8 +75,7 @@ impl FencedValue {
     ///
     /// **The last token expires with the value.** After that, Redis accepts a write under any token, even from a holder
     /// that lost its lock long ago. So choose a ttl that is longer than a holder can be late: hours or days, if its
-    /// locks last for seconds. On a [quorum](Client::quorum), use the same ttl for all writes of a value, or none:
-    /// otherwise an older value may come back when a later one has expired.
+    /// locks last for seconds.
     ///
     /// ```
     /// # let memory = leasehold::MemoryStore::new();
@@ -102,9 +104,8 @@ impl FencedValue {
     /// - `Timeout` and `Unavailable`: it is unknown whether the value was written, or will be. The client never repeats
     ///   a write, even if an idle connection turns out to be closed. You may write the same value again under the same
     ///   token, which does no harm.
-    /// - `NoQuorum`, on a quorum: as for `Timeout`.
-    /// - `Protocol` if the key in Redis has a value that is not a fenced value; on a quorum also if the token is later
-    ///   than the clock of the nodes by more than `max_ttl`, so that no lock there can have it.
+    /// - `Protocol` if the key in Redis has a value that is not a fenced value.
+    /// - `Unsupported` on a [quorum](Client::quorum).
     /// - `Denied`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig`: nothing is changed.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {
         self.change(fencing_token, Some(value.as_ref().into()))
@@ -176,9 +177,9 @@ impl FencedValue {
     /// Reads the value; `None` if it was never written, was deleted, or has expired.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `NoQuorum`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `TooLarge` if the value is
-    /// longer than [`max_reply_bytes`](crate::Builder::max_reply_bytes), less 600 bytes on a quorum; `Protocol` if the
-    /// key in Redis has a value that is not a fenced value.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `TooLarge` if the value is longer than
+    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes); `Protocol` if the key in Redis has a value that is not a
+    /// fenced value; `Unsupported` on a [quorum](Client::quorum).
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
         match self.ask(&key, Command::Read { key: key.clone() })? {

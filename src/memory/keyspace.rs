@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::copy::{NodeCopy, StoredCopy, ValueCopy};
 use crate::command::value;
 use crate::command::value::{Doubt, LockValue};
 use crate::command::{
@@ -78,11 +77,6 @@ enum Entry {
         token: u64,
         /// `None` once the value was deleted.
         value: Option<Arc<[u8]>>,
-        expires_at: Option<MonotonicTime>,
-    },
-    /// The copy of a fenced value on a node of a quorum.
-    Copy {
-        stored: StoredCopy,
         expires_at: Option<MonotonicTime>,
     },
 }
@@ -273,13 +267,6 @@ impl Keyspace {
                 micros,
                 sets_missing,
             } => self.hold(key, *lease, *ttl, *micros, *sets_missing, step),
-            Command::WriteCopy {
-                key,
-                copy,
-                ttl,
-                mark,
-            } => self.write_copy(key, copy, *ttl, *mark, step),
-            Command::ReadCopy { key, with_value } => self.read_copy(key, *with_value, step),
             Command::Probe { .. } => {
                 let micros = step.micros();
                 Ok(self.abstained(step).unwrap_or(Reply::Clock { micros }))
@@ -305,7 +292,7 @@ impl Keyspace {
         let is_queued = self.queues.contains_key(key) && queue_mode != QueueMode::None;
         let mut doubt = None;
         let mut left = match self.entries.get_mut(key) {
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Err(no_lock()),
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => {
                 // The lease was granted the key while it was queued.
                 lock.expires_at = step.now.after(ttl);
@@ -590,7 +577,7 @@ impl Keyspace {
     ) -> Reply {
         let (is_held, is_marked) = match self.entries.get(key) {
             Some(Entry::Lock(lock)) => (lock.lease == lease, lock.marked),
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Reply::Taken { by: None },
+            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
             None => (false, false),
         };
         if is_held {
@@ -640,7 +627,7 @@ impl Keyspace {
     fn renew(&mut self, key: &Key, lease: LeaseId, ttl: Duration, step: &mut Step<'_>) -> Reply {
         let lock = match self.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Reply::Taken { by: None },
+            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
             None => return Reply::Missing,
         };
         if lock.lease != lease {
@@ -668,7 +655,7 @@ impl Keyspace {
         let reached = step.micros().max(self.last_micros);
         let lock = match self.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Reply::Taken { by: None },
+            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
             None => return Reply::Missing,
         };
         let (from, ticket_micros) = ticket;
@@ -692,7 +679,7 @@ impl Keyspace {
     fn inspect(&self, key: &Key, step: &Step<'_>) -> Result<Reply, Error> {
         match self.entries.get(key) {
             None => Ok(Reply::Missing),
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => Err(no_lock()),
+            Some(Entry::Fenced { .. }) => Err(no_lock()),
             Some(Entry::Lock(lock)) => Ok(Reply::Found {
                 value: Box::new(LockValue {
                     lease: lock.lease,
@@ -714,7 +701,7 @@ impl Keyspace {
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         let kept_until = match self.entries.get(key) {
-            Some(Entry::Lock(_) | Entry::Copy { .. }) => return Err(no_value()),
+            Some(Entry::Lock(_)) => return Err(no_value()),
             Some(Entry::Fenced { token: seen, .. }) if *seen > token => {
                 return Ok(Reply::Stale { token: *seen });
             }
@@ -734,86 +721,11 @@ impl Keyspace {
     fn read(&self, key: &Key) -> Result<Reply, Error> {
         match self.entries.get(key) {
             None => Ok(Reply::Missing),
-            Some(Entry::Lock(_) | Entry::Copy { .. }) => Err(no_value()),
+            Some(Entry::Lock(_)) => Err(no_value()),
             Some(Entry::Fenced { value, .. }) => Ok(value
                 .as_ref()
                 .map_or(Reply::Missing, |value| Reply::Value(value.to_vec()))),
         }
-    }
-
-    fn write_copy(
-        &mut self,
-        key: &Key,
-        copy: &ValueCopy,
-        ttl: Option<Duration>,
-        mark: Option<u64>,
-        step: &mut Step<'_>,
-    ) -> Result<Reply, Error> {
-        if let Some(abstained) = self.abstained(step) {
-            return Ok(abstained);
-        }
-        let micros = value::micros_of(copy.version.token);
-        let quarantine = step.quarantine.as_micros() as u64;
-        if micros > step.micros() + quarantine {
-            let message = "the fencing token is later than the clock by more than `max_ttl`";
-            return Err(Error::new(ErrorKind::Protocol, message));
-        }
-        let since = self.mark.map_or(0, |mark| mark.since);
-        let (own, is_kept, kept_until) = match self.entries.get(key) {
-            Some(Entry::Lock(_) | Entry::Fenced { .. }) => return Err(no_value()),
-            Some(Entry::Copy { stored, expires_at }) => {
-                let version = Some(stored.copy.version);
-                (version, stored.since == since, *expires_at)
-            }
-            None => (None, false, None),
-        };
-        let may_store = is_kept || mark == Some(since) || micros > since + quarantine;
-        let new = Some(copy.version);
-        if may_store && (new > own || new == own && !is_kept) {
-            let copy = copy.clone();
-            let entry = Entry::Copy {
-                stored: StoredCopy { since, copy },
-                expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
-            };
-            self.entries.insert(key.clone(), entry);
-            step.notifications.push(Notification::Changed(key.clone()));
-        }
-        let Reply::Copy(copy) = self.read_copy(key, false, step)? else {
-            unreachable!("the node votes");
-        };
-        Ok(Reply::Copy(Box::new(NodeCopy {
-            expires_in: None,
-            ..*copy
-        })))
-    }
-
-    fn read_copy(
-        &mut self,
-        key: &Key,
-        with_value: bool,
-        step: &mut Step<'_>,
-    ) -> Result<Reply, Error> {
-        if let Some(abstained) = self.abstained(step) {
-            return Ok(abstained);
-        }
-        let (stored, expires_at) = match self.entries.get(key) {
-            Some(Entry::Lock(_) | Entry::Fenced { .. }) => return Err(no_value()),
-            Some(Entry::Copy { stored, expires_at }) => (Some(stored.clone()), *expires_at),
-            None => (None, None),
-        };
-        let without_value = |mut stored: StoredCopy| {
-            let value = &mut stored.copy.value;
-            *value = value.as_ref().map(|_| Arc::from(&b""[..]));
-            stored
-        };
-        Ok(Reply::Copy(Box::new(NodeCopy {
-            since: self.mark.map_or(0, |mark| mark.since),
-            stored: match with_value {
-                true => stored,
-                false => stored.map(without_value),
-            },
-            expires_in: expires_at.map(|at| at.since(step.now)),
-        })))
     }
 
     fn propose(
@@ -827,7 +739,7 @@ impl Keyspace {
     ) -> Result<Reply, Error> {
         let reached = step.micros().max(self.last_micros);
         Ok(match (self.entries.get(key), from) {
-            (Some(Entry::Fenced { .. } | Entry::Copy { .. }), _) => return Err(no_lock()),
+            (Some(Entry::Fenced { .. }), _) => return Err(no_lock()),
             (Some(Entry::Lock(lock)), _) if lock.lease == lease => {
                 Reply::granted(token(lock.micros))
             }
@@ -887,7 +799,7 @@ impl Keyspace {
         }
         let is_too_far_ahead = self.is_too_far_ahead(micros, step);
         match self.entries.get_mut(key) {
-            Some(Entry::Fenced { .. } | Entry::Copy { .. }) => return Err(no_lock()),
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease != lease => {
                 let by = Some(lock.holder.clone());
                 return Ok(Reply::Taken { by });
@@ -1075,7 +987,7 @@ impl Keyspace {
     pub fn expires_at(&self, key: &Key) -> Option<MonotonicTime> {
         match self.entries.get(key)? {
             Entry::Lock(lock) => Some(lock.expires_at),
-            Entry::Fenced { expires_at, .. } | Entry::Copy { expires_at, .. } => *expires_at,
+            Entry::Fenced { expires_at, .. } => *expires_at,
         }
     }
 
@@ -1083,7 +995,7 @@ impl Keyspace {
     pub fn expire_at(&mut self, key: &Key, at: MonotonicTime) {
         match self.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock.expires_at = at,
-            Some(Entry::Fenced { expires_at, .. } | Entry::Copy { expires_at, .. }) => {
+            Some(Entry::Fenced { expires_at, .. }) => {
                 *expires_at = Some(at);
             }
             None => {}
@@ -1145,9 +1057,7 @@ impl Entry {
         match self {
             // A lock expires at the end of its last millisecond, as in Redis.
             Self::Lock(lock) => lock.expires_at < now,
-            Self::Fenced { expires_at, .. } | Self::Copy { expires_at, .. } => {
-                expires_at.is_some_and(|at| at < now)
-            }
+            Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
     }
 }

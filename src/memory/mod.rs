@@ -170,19 +170,6 @@ impl MemoryServer {
         }
     }
 
-    /// A copy of the server's data.
-    #[cfg(test)]
-    pub fn data(&self) -> Keyspace {
-        self.keyspace.lock().clone()
-    }
-
-    /// Starts the server again, with other data than before, such as its data of an earlier time.
-    #[cfg(test)]
-    pub fn restart_with(&self, data: Keyspace) {
-        *self.keyspace.lock() = data;
-        self.restart();
-    }
-
     /// Deletes all locks and values, as a restart of Redis without persistence does. Calls the listeners.
     pub fn flush(&self) {
         self.change(&HolderId::of_text(""), |keyspace, step| {
@@ -421,11 +408,7 @@ impl MemoryNode {
         }
         let votes = matches!(
             command,
-            Command::Propose { .. }
-                | Command::Hold { .. }
-                | Command::WriteCopy { .. }
-                | Command::ReadCopy { .. }
-                | Command::Probe { .. }
+            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. }
         );
         let reply = self
             .server

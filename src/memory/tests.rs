@@ -297,31 +297,6 @@ fn differences_in_other_vote_scripts_are_found() {
     assert_found(Subject::Votes, plants);
 }
 
-#[test]
-fn a_difference_planted_in_a_copy_is_found() {
-    #[rustfmt::skip]
-    let plants: &[(ScriptKind, &str, &str)] = &[
-        (ScriptKind::WriteCopy, "micros > now + quarantine * 1000", "false"),
-        (ScriptKind::WriteCopy, "is_kept or named == since", "named == since"),
-        (ScriptKind::WriteCopy, "or named == since or", "or"),
-        (ScriptKind::WriteCopy, "or named == since or", "or true or"),
-        (ScriptKind::WriteCopy, "or micros > since + quarantine * 1000", ""),
-        (ScriptKind::WriteCopy, "micros > since + quarantine * 1000", "micros >= since + quarantine * 1000"),
-        (ScriptKind::WriteCopy, "micros > since + quarantine * 1000", "micros > since + quarantine * 1000 + 1"),
-        (ScriptKind::WriteCopy, "(new > own or new == own and not is_kept)", "(new ~= own or not is_kept)"),
-        (ScriptKind::WriteCopy, "found = string.sub(text, 1, 82)", ""),
-        (ScriptKind::WriteCopy, "ttl == '' and", "true and"),
-        (ScriptKind::WriteCopy, "text, 'KEEPTTL')", "text)"),
-        (ScriptKind::WriteCopy, "'PX', ttl)", "'PX', ttl + 1000)"),
-        (ScriptKind::WriteCopy, "result = refused\n", "result = nil\n"),
-        (ScriptKind::ReadCopy, "ARGV[i + 2] == '+'", "ARGV[i + 2] == ''"),
-        (ScriptKind::ReadCopy, "{ since, found, left }", "{ now, found, left }"),
-        (ScriptKind::ReadCopy, "{ since, found, left }", "{ since, found, -1 }"),
-        (ScriptKind::ReadCopy, "result = refused\n", "result = nil\n"),
-    ];
-    assert_found(Subject::Votes, plants);
-}
-
 #[track_caller]
 fn assert_found(subject: Subject, plants: &[(ScriptKind, &str, &str)]) {
     let mut missed = Vec::new();

@@ -323,8 +323,6 @@ fn whole_answer(outcome: Option<&Outcome>, name: &str) -> String {
         Some(Ok(Reply::Contended { .. } | Reply::Found { .. })) => "held".to_owned(),
         Some(Ok(Reply::Taken { by })) => LossReason::TakenOver { by: by.clone() }.to_string(),
         Some(Ok(Reply::Missing)) => "not held".to_owned(),
-        Some(Ok(Reply::Copy(copy))) if copy.is_kept() => "has the value".to_owned(),
-        Some(Ok(Reply::Copy(_))) => "has no value, or has lost a later one".to_owned(),
         Some(Ok(reply)) if reply.is_success() => "agrees".to_owned(),
         Some(Ok(_)) => "disagrees".to_owned(),
     };

@@ -22,10 +22,6 @@ pub mod slow_nodes;
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
-pub mod values;
-#[cfg(test)]
-#[cfg(not(shuttle))]
-mod values_tests;
 
 pub use health::{NodeHook, NodeReport};
 
@@ -49,7 +45,6 @@ use crate::quorum::late_releases::QuorumLateReleases;
 use crate::quorum::node::QuorumNode;
 use crate::quorum::proposals::{LONGEST_MICROS, Proposals};
 use crate::quorum::slow_nodes::{GRACE, LONGEST_GRACE, RecentTtls, SlowNodes};
-use crate::quorum::values::Change;
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
@@ -91,6 +86,10 @@ const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
 const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
 /// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
 const KEEPS_TTL: Duration = Duration::from_millis(1);
+
+/// What a quorum does not have, with the alternatives.
+const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
+                             write the value with a client of one server";
 
 /// The addresses of the nodes of a quorum.
 pub struct QuorumAddress {
@@ -538,8 +537,7 @@ impl QuorumStore {
         let mut sent_requests = Vec::new();
         for ((node, batch), is_awaited) in batches.into_iter().zip(awaited) {
             let node = &self.members[node].node;
-            let may_send =
-                *is_awaited && matches!(&batch[..], [command] if !has_fenced_value(command));
+            let may_send = *is_awaited && batch.len() == 1;
             let mut batch = batch.into_iter().zip(completions.by_ref());
             if may_send && let Some((command, completion)) = batch.next() {
                 sent_requests.extend(node.send(command, completion));
@@ -1019,9 +1017,9 @@ impl QuorumStore {
         }
     }
 
-    /// The error for something that a single server has.
+    /// The error for something that a quorum does not have. `what` may name an alternative.
     fn unsupported(what: &str) -> Error {
-        let message = format!("{what} on a quorum of independent servers");
+        let message = format!("a quorum of independent servers has no {what}");
         Error::new(ErrorKind::Unsupported, message)
     }
 }
@@ -1072,26 +1070,10 @@ impl Store for QuorumStore {
             Command::Inspect { .. } => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
             Command::Adopt { key, lease, grant } => self.adopt(key, *lease, grant, deadline),
-            Command::Read { key } => self.read_value(key, deadline),
-            Command::Write {
-                key,
-                token,
-                value,
-                ttl,
-            } => {
-                let change = Change {
-                    key,
-                    token: *token,
-                    value: value.as_ref(),
-                    ttl: *ttl,
-                };
-                self.write_value(&change, deadline)
+            Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported(FENCED_VALUES)),
+            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. } => {
+                Err(Self::unsupported("votes"))
             }
-            Command::Propose { .. }
-            | Command::Hold { .. }
-            | Command::WriteCopy { .. }
-            | Command::ReadCopy { .. }
-            | Command::Probe { .. } => Err(Self::unsupported("votes")),
         }
     }
 
@@ -1326,24 +1308,11 @@ fn read_replies(
     voted_at
 }
 
-/// Whether the command or its reply has a fenced value. Such a value may be long, and a sender serves one node after
-/// the other, so the nodes' threads transfer it.
-fn has_fenced_value(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::ReadCopy { .. } | Command::WriteCopy { .. }
-    )
-}
-
 /// Whether only a node that votes carries the command out.
 fn needs_vote(command: &Command) -> bool {
     matches!(
         command,
-        Command::Propose { .. }
-            | Command::Hold { .. }
-            | Command::Inspect { .. }
-            | Command::ReadCopy { .. }
-            | Command::WriteCopy { .. }
+        Command::Propose { .. } | Command::Hold { .. } | Command::Inspect { .. }
     )
 }
 

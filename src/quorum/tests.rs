@@ -423,21 +423,6 @@ fn a_silent_node_is_left_to_its_thread() {
     assert_eq!(held, Some([true, false, true]));
 }
 
-#[test]
-fn fenced_values_are_left_to_the_nodes_threads() {
-    let servers = servers::<3>();
-    let client = patient(&servers);
-    let read = || Command::Read { key: key("v") };
-    assert_eq!(client.ask(read()).unwrap(), Reply::Missing);
-    client.end_probes(servers.len());
-    client.stop_and_join_threads();
-    let calls = || servers.each_ref().map(|it| it.calls("evalsha").unwrap());
-    let before = calls();
-    let deadline = MonotonicTime::now().after(LONG / 100);
-    assert_no_quorum(client.store.execute_one(read(), deadline), "of 3");
-    assert_eq!(calls(), before, "no thread has sent the request");
-}
-
 /// The proxy delays requests and replies, so a node replies 7.5 ms late. A caller waits for 5 ms; if it waited for twice
 /// that time, the node would not become silent.
 #[test]
@@ -1339,11 +1324,7 @@ fn other_requests_are_not_supported() {
     let client = patient(&servers);
     let kind = |command: Command| client.ask(command).unwrap_err().kind();
     let key = key("k");
-    let (with_value, copy) = (true, key.clone());
-    let vote = Command::ReadCopy {
-        key: copy,
-        with_value,
-    };
+    let vote = Command::Probe { mark: key.clone() };
     assert_eq!(kind(vote), ErrorKind::Unsupported);
     let acquire = Command::Acquire {
         key,

@@ -9,7 +9,6 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
-use crate::command::copy::{ValueCopy, Version};
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{Adoption, Command, FIRST_USUAL_PLACE, Held, QueueMode, TicketLease};
 use crate::util::clock::MonotonicTime;
@@ -111,54 +110,6 @@ pub fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     command
 }
 
-/// Returns the command with the time of the node's mark in place of [`RIGHT`]. The µs of its token count from that
-/// time, if they are not 0.
-pub fn with_right_mark(command: &Command, since: u64) -> Command {
-    let mut command = command.clone();
-    if let Command::WriteCopy { copy, mark, .. } = &mut command {
-        if *mark == Some(RIGHT) {
-            *mark = Some(since);
-        }
-        let version = &mut Arc::make_mut(copy).version;
-        if micros_of(version.token) > 0 {
-            version.token += since << 10;
-        }
-    }
-    command
-}
-
-/// A read or write of the copy of a fenced value.
-fn copy() -> impl Strategy<Value = Command> {
-    let quarantine = QUARANTINE.as_micros() as u64;
-    // The last one is too late.
-    let later = [1, quarantine, quarantine + 1, 3_600_000_000].map(|micros| micros << 10);
-    let token = select([&[7, 8][..], &later].concat());
-    let value = select(vec![None, Some(&b""[..]), Some(b"a b")]);
-    let mark = select(vec![None, Some(RIGHT), Some(PAST)]);
-    let ttl = of(select(vec![20, 45, 5_000, 5_000]).prop_map(Duration::from_millis));
-    let version = (token, 0..2_u64, 0..2_u64);
-    let write = (version, value, mark, ttl).prop_map(|(version, value, mark, ttl)| {
-        let (token, sequence, writer) = version;
-        let version = Version {
-            token,
-            sequence,
-            writer,
-        };
-        let value = value.map(Arc::from);
-        Command::WriteCopy {
-            key: value_key(),
-            copy: Arc::new(ValueCopy { version, value }),
-            ttl,
-            mark,
-        }
-    });
-    let read = any::<bool>().prop_map(|with_value| Command::ReadCopy {
-        key: value_key(),
-        with_value,
-    });
-    prop_oneof![4 => write, 2 => read]
-}
-
 /// A command to a node of a quorum.
 fn vote() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
@@ -199,7 +150,6 @@ fn vote() -> impl Strategy<Value = Command> {
             Command::ForceUnlock { key, lease, must_notify }
         }),
         1 => key().prop_map(|key| Command::Inspect { key }),
-        8 => copy(),
     ]
 }
 

@@ -9,10 +9,8 @@ use leasehold_testbed::{Cluster, Server};
 use redis::{Connection, Value};
 
 use super::histories::{
-    Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_mark,
-    with_right_token,
+    Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_token,
 };
-use crate::command::copy::NodeCopy;
 use crate::command::value::{LockValue, doubt_of, has_queue};
 use crate::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::memory::keyspace::{Mark, clock_micros};
@@ -431,11 +429,6 @@ impl Redis {
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is not text cannot be a lock.
         let command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
-        let mut read = redis::cmd("GET");
-        read.arg(key::data_mark("p:"));
-        let mark: Option<String> = read.query(&mut self.connection).unwrap();
-        let since = mark.and_then(|mark| mark.split_once(' ')?.1.parse().ok());
-        let command = with_right_mark(&command, since.unwrap_or_default());
         let mut names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         if subject == Subject::Votes {
             names = names.with_quarantine(QUARANTINE);
@@ -589,8 +582,6 @@ impl Twin {
             .and_then(Command::key)
             .and_then(|key| self.keyspace.text(key, &mut step));
         let mut command = command.map(|command| with_right_token(command, value.as_deref()));
-        let since = self.keyspace.mark().map_or(0, |mark| mark.since);
-        command = command.map(|command| with_right_mark(&command, since));
         if let (Some(Command::Hold { micros, .. }), Some(held)) = (&mut command, found.held) {
             // The key may have expired since its token was read, in Redis or in memory.
             let own = self.tokens.get(&(held << 10));
@@ -737,14 +728,6 @@ impl Twin {
                 let own = own - clock_micros(MonotonicTime::at_tick(0));
                 Duration::from_micros(micros.abs_diff(own)) <= slack
             }
-            (Ok(Reply::Copy(one)), Ok(Reply::Copy(own))) => {
-                let expire_near = match (one.expires_in, own.expires_in) {
-                    (Some(one), Some(own)) => near(&one, &own),
-                    (one, own) => one == own,
-                };
-                let one = copy_in_memory(one);
-                expire_near && (one.since, one.stored) == (own.since, own.stored.clone())
-            }
             (Ok(one), Ok(other)) => one == other,
             (Err(one), Err(other)) => one.kind() == other.kind(),
             _ => false,
@@ -817,19 +800,6 @@ fn data_check_reply(reply: &Value) -> Reply {
 fn mark_in_memory(mark: Mark) -> Mark {
     let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
     Mark { since, ..mark }
-}
-
-/// The copy of Redis, by the clock of the keyspace.
-fn copy_in_memory(copy: &NodeCopy) -> NodeCopy {
-    let ahead = clock_micros(MonotonicTime::at_tick(0));
-    let mut copy = copy.clone();
-    copy.since += ahead;
-    if let Some(stored) = &mut copy.stored {
-        stored.since += ahead;
-        let token = &mut stored.copy.version.token;
-        *token += if *token >> 10 > 0 { ahead << 10 } else { 0 };
-    }
-    copy
 }
 
 /// The last time of a key that has `left` ms at the whole millisecond `at`: Redis keeps a key through its last

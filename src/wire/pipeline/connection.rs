@@ -495,7 +495,7 @@ impl PipelinedConnection {
             let awaited = call.name(batch.before > 0 && batch.begins_with_error.is_none());
             let contents = match call {
                 Call::Script {
-                    kind: ScriptKind::Read | ScriptKind::ReadCopy,
+                    kind: ScriptKind::Read,
                     ..
                 } => ReplyContents::Values(n),
                 _ => ReplyContents::Internal,

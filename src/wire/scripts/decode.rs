@@ -5,7 +5,6 @@ use std::time::Duration;
 use redis::{ServerError, Value};
 use smallvec::smallvec;
 
-use crate::command::copy::{NodeCopy, StoredCopy};
 use crate::command::value;
 use crate::command::value::{LockValue, NO_FENCED_VALUE, NO_LOCK};
 use crate::command::{Queued, Reply};
@@ -150,24 +149,6 @@ fn outcome(kind: ScriptKind, result: &Value, prefix: &str) -> Option<Result<Repl
             Reply::Clock { micros }
         }
         (ScriptKind::Probe, _) => return None,
-        (ScriptKind::WriteCopy, Value::Array(parts)) => {
-            let [Value::BulkString(since), Value::BulkString(stored)] = parts.as_slice() else {
-                return None;
-            };
-            return node_copy(since, stored, -1);
-        }
-        (ScriptKind::ReadCopy, Value::Array(parts)) => {
-            let [
-                Value::BulkString(since),
-                Value::BulkString(stored),
-                Value::Int(left),
-            ] = parts.as_slice()
-            else {
-                return None;
-            };
-            return node_copy(since, stored, *left);
-        }
-        (ScriptKind::WriteCopy | ScriptKind::ReadCopy, _) => return None,
         (ScriptKind::Propose, Value::Array(none)) if none.is_empty() => Reply::Missing,
         (ScriptKind::Propose | ScriptKind::Hold, Value::Array(stored)) => {
             let [Value::BulkString(stored)] = stored.as_slice() else {
@@ -242,10 +223,9 @@ fn error_outcome(kind: ScriptKind, error: &ServerError, prefix: &str) -> Result<
             ScriptKind::Acquire | ScriptKind::Propose | ScriptKind::Hold | ScriptKind::Inspect,
             ("FOREIGN", found),
         ) => Err(foreign_value(NO_LOCK, found)),
-        (
-            ScriptKind::Write | ScriptKind::Read | ScriptKind::WriteCopy | ScriptKind::ReadCopy,
-            ("FOREIGN", found),
-        ) => Err(foreign_value(NO_FENCED_VALUE, found)),
+        (ScriptKind::Write | ScriptKind::Read, ("FOREIGN", found)) => {
+            Err(foreign_value(NO_FENCED_VALUE, found))
+        }
         (kind, ("QUARANTINE", ms))
             if kind.is_of_quorum() || matches!(kind, ScriptKind::Release | ScriptKind::Inspect) =>
         {
@@ -258,20 +238,6 @@ fn error_outcome(kind: ScriptKind, error: &ServerError, prefix: &str) -> Result<
         (ScriptKind::Propose | ScriptKind::Hold, ("AHEAD", _)) => Ok(Reply::TooFarAhead),
         (_, (code, detail)) => Err(script_refused(kind, (code, Some(detail)), prefix)),
     }
-}
-
-/// Reads what a node says of its copy of a fenced value.
-fn node_copy(since: &[u8], stored: &[u8], left: i64) -> Option<Result<Reply, Error>> {
-    let since = std::str::from_utf8(since).ok().and_then(id::number)?;
-    let parsed = StoredCopy::parse(stored);
-    if parsed.is_none() && !stored.is_empty() {
-        return Some(Err(foreign_value(NO_FENCED_VALUE, "string")));
-    }
-    Some(Ok(Reply::Copy(Box::new(NodeCopy {
-        since,
-        stored: parsed,
-        expires_in: (left >= 0).then(|| millis(left)),
-    }))))
 }
 
 /// Reads the result of lua/inspect.lua: `<ttl in ms> <length of the queue> <value>`.

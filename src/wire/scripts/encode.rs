@@ -81,10 +81,10 @@ pub fn encode<'a>(
 fn arguments_per_key(kind: ScriptKind) -> usize {
     match kind {
         ScriptKind::Inspect | ScriptKind::Read => 0,
-        ScriptKind::Release | ScriptKind::Probe | ScriptKind::ReadCopy => 1,
+        ScriptKind::Release | ScriptKind::Probe => 1,
         ScriptKind::Renew => 2,
         ScriptKind::Acquire | ScriptKind::Write => 3,
-        ScriptKind::Adopt | ScriptKind::WriteCopy | ScriptKind::Propose | ScriptKind::Hold => 4,
+        ScriptKind::Adopt | ScriptKind::Propose | ScriptKind::Hold => 4,
     }
 }
 
@@ -184,17 +184,6 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{delete}{ttl}"));
             out.bytes(value.as_deref().unwrap_or_default());
         }
-        Command::WriteCopy {
-            copy, ttl, mark, ..
-        } => {
-            // The script compares the mark as text.
-            out.text(&mark.map_or_else(String::new, |mark| format!("{mark:016}")));
-            out.number(micros_of(copy.version.token));
-            let ttl = ttl.map_or_else(String::new, |ttl| ttl.as_millis().to_string());
-            out.text(&ttl);
-            out.bytes(&copy.text());
-        }
-        Command::ReadCopy { with_value, .. } => out.text(if *with_value { "+" } else { "" }),
         Command::Probe { .. } => out.millis(context.quarantine()),
         Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
     }

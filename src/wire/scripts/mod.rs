@@ -53,8 +53,6 @@ static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../lua/write.lua"),
         include_str!("../../../lua/read.lua"),
         include_str!("../../../lua/probe.lua"),
-        include_str!("../../../lua/write_copy.lua"),
-        include_str!("../../../lua/read_copy.lua"),
     ]
     .map(|script| {
         let text = strip_comments(&whole(script));
@@ -90,14 +88,12 @@ pub enum ScriptKind {
     Write,
     Read,
     Probe,
-    WriteCopy,
-    ReadCopy,
 }
 
 impl ScriptKind {
     /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
     /// releases and acquires is free. Holds come before releases, since a hold sets a missing key.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 10] = [
         Self::Hold,
         Self::Release,
         Self::Acquire,
@@ -108,8 +104,6 @@ impl ScriptKind {
         Self::Write,
         Self::Read,
         Self::Probe,
-        Self::WriteCopy,
-        Self::ReadCopy,
     ];
 
     pub fn of(command: &Command) -> Option<Self> {
@@ -124,18 +118,13 @@ impl ScriptKind {
             Command::Write { .. } => Some(Self::Write),
             Command::Read { .. } => Some(Self::Read),
             Command::Probe { .. } => Some(Self::Probe),
-            Command::WriteCopy { .. } => Some(Self::WriteCopy),
-            Command::ReadCopy { .. } => Some(Self::ReadCopy),
             Command::Flush => None,
         }
     }
 
     /// Whether only nodes of a quorum need the script.
     pub fn is_of_quorum(self) -> bool {
-        matches!(
-            self,
-            Self::Propose | Self::Hold | Self::Probe | Self::WriteCopy | Self::ReadCopy
-        )
+        matches!(self, Self::Propose | Self::Hold | Self::Probe)
     }
 
     pub fn text(self) -> &'static str {
@@ -158,10 +147,7 @@ impl ScriptKind {
     /// Whether the call names the mark of a node of a quorum, behind the fence counter, and the length of a quarantine,
     /// behind the holder.
     pub fn uses_mark(self) -> bool {
-        matches!(
-            self,
-            Self::Propose | Self::Hold | Self::WriteCopy | Self::ReadCopy
-        )
+        matches!(self, Self::Propose | Self::Hold)
     }
 
     /// Whether the call has the key of the lock's queue, too.
@@ -181,7 +167,7 @@ impl ScriptKind {
 
     /// Whether the call names the length of the longest value.
     pub fn sends_limit(self) -> bool {
-        matches!(self, Self::Read | Self::ReadCopy)
+        self == Self::Read
     }
 
     /// Whether the script's first argument is the holder.

@@ -57,6 +57,10 @@ macro_rules! every_behaviour_on {
             admin:
                 force_unlock_grants_the_next_waiter
                 an_adopted_lock_has_a_greater_token;
+            fencing:
+                a_late_holders_write_is_refused
+                a_deleted_value_refuses_late_holders
+                a_value_with_a_ttl_expires;
         }
     };
 }
@@ -76,7 +80,7 @@ macro_rules! every_behaviour_of_servers_that_vote_on {
     };
 }
 
-/// Runs the behaviours that a quorum has, too. Its adopters get a new token; its waiters are in
+/// Runs the behaviours that a quorum has, too. It has no fenced values; its adopters get a new token; its waiters are in
 /// no queue of Redis, where a test could see them; and if all nodes lose their data, nobody votes until its locks have
 /// ended.
 macro_rules! every_behaviour_of_a_quorum_on {
@@ -135,10 +139,7 @@ macro_rules! every_behaviour_of_a_quorum_on {
                 reentrant_locks_are_free_after_the_last_release
                 a_reentrant_lock_excludes_other_threads;
             fencing:
-                tokens_rise_with_every_grant
-                a_late_holders_write_is_refused
-                a_deleted_value_refuses_late_holders
-                a_value_with_a_ttl_expires;
+                tokens_rise_with_every_grant;
         }
     };
 }

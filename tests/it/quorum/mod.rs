@@ -4,7 +4,6 @@ pub mod nodes;
 
 mod addresses;
 mod failures;
-mod fenced;
 mod health;
 mod transfer;
 mod unsupported;

@@ -1,6 +1,7 @@
 //! Parts of the library that a quorum does not have.
 
 use leasehold::ErrorKind;
+use leasehold_testbed::Server;
 
 use super::nodes::Nodes;
 use crate::support::{lock, millis};
@@ -11,11 +12,18 @@ fn parts_for_one_server_say_that_a_quorum_lacks_them() {
     let client = nodes.client();
     let guard = lock(&client, "k");
     let mutex = client.mutex("replicated").replicas(1, millis(100));
+    let value = client.fenced_value("v");
+    // A request would wait for the nodes.
+    nodes.0.iter().for_each(Server::stop);
     let errors = [
         guard.transaction(|_, _| Ok(())).map(drop).unwrap_err(),
+        value.write(guard.fencing_token(), "17").unwrap_err(),
+        value.delete(guard.fencing_token()).unwrap_err(),
+        value.read().unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.lock().unwrap_err(),
     ];
+    nodes.0.iter().for_each(Server::resume);
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.to_string().contains("quorum"), "{error}");

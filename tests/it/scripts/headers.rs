@@ -2,14 +2,14 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, READ_COPY,
-    RELEASE, RENEW, Said, TTL, TWO, WRITE, WRITE_COPY, call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, RELEASE, RENEW,
+    Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 13] = [
+    let scripts: [(&str, &str); 11] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
@@ -21,8 +21,6 @@ fn all() -> Vec<(&'static str, &'static str)> {
         ("hold", &HOLD),
         ("data", &DATA),
         ("probe", &PROBE),
-        ("write_copy", &WRITE_COPY),
-        ("read_copy", &READ_COPY),
     ];
     scripts.into_iter().chain(PARTS).collect()
 }

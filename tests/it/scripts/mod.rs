@@ -38,8 +38,6 @@ static PROPOSE: Script = Script::new(|| whole(include_str!("../../../lua/propose
 static HOLD: Script = Script::new(|| whole(include_str!("../../../lua/hold.lua")));
 static PROBE: Script = Script::new(|| whole(include_str!("../../../lua/probe.lua")));
 static DATA: Script = Script::new(|| whole(include_str!("../../../lua/data.lua")));
-static WRITE_COPY: Script = Script::new(|| whole(include_str!("../../../lua/write_copy.lua")));
-static READ_COPY: Script = Script::new(|| whole(include_str!("../../../lua/read_copy.lua")));
 static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 
 const FENCE: &str = "p:~fence";

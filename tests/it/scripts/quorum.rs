@@ -4,7 +4,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{
     DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROPOSE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE,
-    TTL, TWO, WRITE_COPY, counter_of, has_selectors, release, say, text_of, ttl_of, value,
+    TTL, TWO, counter_of, has_selectors, release, say, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, changes, micros_now, server};
 
@@ -665,29 +665,4 @@ fn a_new_process_or_a_clock_set_back_begins_a_quarantine() {
     }
     let refused = node.command(&["EVAL", &DATA, "1", MARK, QUARANTINE]);
     assert!(matches!(refused.unwrap(), Reply::Error(_)));
-}
-
-/// A node that has lost its data since, and got the same version back from a disk, keeps it from now on.
-#[test]
-fn a_version_of_before_a_loss_is_kept_once_it_is_written_again() {
-    let node = node();
-    let version = format!("{0:020} {0:016} {0:020} +v", 7);
-    let of_before = format!("lhv1 1400000000000000 {version}");
-    let write = |mark: &str| {
-        let key = ["EVAL", &WRITE_COPY, "2", MARK, "value"];
-        ask(
-            &node,
-            &[&key[..], &[QUARANTINE, mark, BEHIND, "", &version]].concat(),
-        )
-    };
-    ask(&node, &["SET", "value", &of_before]);
-    // The caller has not read what the other nodes have, and the token may be one of before the loss.
-    let Reply::Array(refused) = write("") else {
-        panic!("a write returns an array");
-    };
-    assert_eq!(refused[1].as_text(), Some(&of_before[..82]));
-    assert_eq!(text_of(&node, "value"), Some(of_before));
-    write(BEHIND);
-    let kept = format!("lhv1 {BEHIND} {version}");
-    assert_eq!(text_of(&node, "value"), Some(kept));
 }

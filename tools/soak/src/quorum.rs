@@ -3,9 +3,8 @@
 //! quarantine of nodes that lost their data. In some rounds, one client reaches no more than a majority, and one node
 //! of that majority is faulty: there, each vote counts. The clocks of the nodes step within the bounds.
 //!
-//! The resource that a lock protects is a fenced value of the same quorum. Holders read and write it, and other
-//! processes read it. Between two rounds, the parent reads each value, so a majority has it again before the next
-//! losses.
+//! The resource that a lock protects is a fenced value on a server of its own, which has no faults. Holders read and
+//! write it, and other processes read it.
 //!
 //! The clients live as long as the soak. Only a client that got no replies for a while is shut down: then it must have
 //! released its leases.
@@ -74,6 +73,8 @@ const MARGIN: Duration = Duration::from_millis(100);
 struct Assignment {
     /// The nodes, as this process reaches them.
     nodes: Vec<String>,
+    /// The server of the fenced values.
+    values: String,
     seed: u64,
     process: u64,
 }
@@ -237,6 +238,8 @@ impl Fault {
 /// The nodes, and the clients' ways to them.
 struct Servers {
     nodes: Vec<Server>,
+    /// The server of the fenced values.
+    values: Server,
     /// By process and node.
     links: Vec<Vec<Proxy>>,
 }
@@ -258,7 +261,12 @@ impl Servers {
         let nodes: Vec<Server> = (0..NODES).map(start).collect::<Result<_, _>>()?;
         let links = (0..processes).map(|_| nodes.iter().map(|node| Proxy::start(node.port())));
         let links = links.map(Iterator::collect).collect::<Result<_, _>>()?;
-        Ok(Self { nodes, links })
+        let values = Server::start()?;
+        Ok(Self {
+            nodes,
+            values,
+            links,
+        })
     }
 
     fn begin(&mut self, fault: &Fault) -> anyhow::Result<()> {
@@ -416,8 +424,6 @@ enum Event {
 pub struct Quorum {
     /// Dropped before the servers that they use.
     children: Vec<Process<Message>>,
-    /// The values, as this process reads them.
-    values: Vec<FencedValue>,
     servers: Servers,
     clocks: Option<Clocks>,
     totals: Totals,
@@ -436,6 +442,7 @@ impl Quorum {
         for (process, links) in (0..).zip(&servers.links) {
             let assignment = Assignment {
                 nodes: links.iter().map(Proxy::url).collect(),
+                values: servers.values.url(),
                 seed: soak.seed,
                 process,
             };
@@ -451,10 +458,8 @@ impl Quorum {
                 child.name()
             );
         }
-        let reader = client(servers.nodes.iter().map(Server::url).collect())?;
         Ok(Self {
             children,
-            values: values(&reader),
             servers,
             clocks: clock.map(|_| Clocks::new()),
             totals: Totals::default(),
@@ -495,7 +500,6 @@ impl Topology for Quorum {
         self.prepare(&faults)?;
         let Self {
             children,
-            values,
             servers,
             clocks,
             totals,
@@ -516,7 +520,6 @@ impl Topology for Quorum {
             None => TTL,
         };
         totals.end_round(round.number, &faults, children, servers, longest, stop)?;
-        totals.read_values(values, children.len() as u64)?;
         (round.tick)(format!("{} grants", totals.grants));
         Ok(totals.violations.drain(..).collect())
     }
@@ -643,27 +646,6 @@ impl Totals {
         Ok(())
     }
 
-    /// Reads each value, so the nodes that have lost it get it back. `process` is the number of this process.
-    fn read_values(&mut self, values: &[FencedValue], process: u64) -> anyhow::Result<()> {
-        for (key, value) in values.iter().enumerate() {
-            let until = Instant::now() + EXTENSION;
-            loop {
-                let access = access(value, process, key, None)?;
-                let is_read = access.outcome == Outcome::Read;
-                self.note(Message::Accessed(access));
-                if is_read {
-                    break;
-                }
-                if Instant::now() > until {
-                    self.violations
-                        .push(format!("the value of key {key} cannot be read"));
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn read(&mut self, children: &[Process<Message>]) -> anyhow::Result<()> {
         for child in children {
             while let Some(message) = child.try_message(Duration::ZERO)? {
@@ -723,7 +705,7 @@ impl Totals {
             ("writes of values", self.calls(Outcome::Written)),
             ("refused writes", self.calls(Outcome::Refused)),
             (
-                "reads and writes without a majority",
+                "reads and writes without a reply",
                 self.calls(Outcome::Failed),
             ),
             ("clients shut down", self.closed),
@@ -820,12 +802,7 @@ fn client(nodes: Vec<String>) -> Result<Client, Error> {
         .build_lazy()
 }
 
-fn values(client: &Client) -> Vec<FencedValue> {
-    let value = |key| client.fenced_value(format!("v{key}"));
-    (0..KEYS).map(value).collect()
-}
-
-/// A client of a process, with its locks and values.
+/// A client of a process, with its locks, and the values that they protect.
 struct Worker {
     process: u64,
     client: Client,
@@ -838,6 +815,8 @@ struct Worker {
 impl Worker {
     fn open(assignment: &Assignment, cancelled: &Receiver<()>) -> Result<Self, Error> {
         let client = client(assignment.nodes.clone())?;
+        let of_values = Client::builder(&*assignment.values).build_lazy()?;
+        let value = |key| of_values.fenced_value(format!("v{key}"));
         let mutex = |key| {
             let mutex = client.mutex(format!("k{key}"));
             mutex.cancelled_by(cancelled.clone())
@@ -846,7 +825,7 @@ impl Worker {
             process: assignment.process,
             mutexes: (0..KEYS).map(mutex).collect(),
             own: mutex(KEYS + assignment.process as usize),
-            values: values(&client),
+            values: (0..KEYS).map(value).collect(),
             client,
         })
     }

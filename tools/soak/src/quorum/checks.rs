@@ -47,7 +47,7 @@ pub enum Outcome {
     Written,
     /// A write after a greater token.
     Refused,
-    /// No majority replied in time. A write may have taken effect, or may do so later.
+    /// No reply came in time. A write may have taken effect, or may do so later.
     Failed,
 }
 
