@@ -23,7 +23,7 @@ use crate::messages::{
 };
 use crate::process::Process;
 use crate::random::Random;
-use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, faults_ended};
+use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, unless_stopped};
 use crate::records::now;
 use crate::report::Totals;
 use crate::watch::watch_during;
@@ -112,7 +112,7 @@ fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
             (round.tick)(format!("{faults} faults"));
         })
     });
-    faults_ended(ended)?;
+    unless_stopped(ended)?;
     (round.tick)("finishing".to_owned());
     let left = subjects.end(folder)?;
     Ok(Events {

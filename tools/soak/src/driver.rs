@@ -23,7 +23,7 @@ pub trait Topology {
         Ok(Findings::default())
     }
 
-    /// The work of all rounds, as lines that end with the seed.
+    /// The work of all rounds. The driver prints the seed behind this text.
     fn text(&self) -> String;
 
     /// Fails if a soak without violations shows nothing, since it used too little of what it should.

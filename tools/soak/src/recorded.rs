@@ -137,8 +137,8 @@ impl Round<'_> {
     }
 }
 
-/// The end of the faults of a round. Ctrl-C ends them early, and is no error.
-pub fn faults_ended(ended: anyhow::Result<()>) -> anyhow::Result<()> {
+/// Makes a success of the error with which Ctrl-C ends the faults of a round early.
+pub fn unless_stopped(ended: anyhow::Result<()>) -> anyhow::Result<()> {
     match ended {
         Err(error) if error.is::<Stopped>() => Ok(()),
         ended => ended,

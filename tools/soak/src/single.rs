@@ -22,7 +22,7 @@ use crate::leaks::{self, Remaining};
 use crate::messages::{KEYS, SHORT_OUTAGE, hot_keys, key_in_redis};
 use crate::process::Process;
 use crate::random::Random;
-use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, faults_ended, save};
+use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, save, unless_stopped};
 use crate::records::now;
 use crate::report::Totals;
 use crate::value::GrantId;
@@ -91,7 +91,7 @@ fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
     let ended = faults.run(&mut subjects, end, stop, |faults| {
         (round.tick)(format!("{faults} faults"));
     });
-    if let Err(error) = faults_ended(ended) {
+    if let Err(error) = unless_stopped(ended) {
         save(&faults.done, folder)?;
         return Err(error);
     }
