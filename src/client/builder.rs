@@ -61,7 +61,7 @@ use crate::wire::endpoint::Endpoint;
 ///     .max_connection_age(Duration::from_secs(30 * 60))
 ///     .pipelines(2)
 ///     .max_transactions(4)
-///     .hand_offs(256)
+///     .max_hand_offs(256)
 ///     .hand_off_time(Duration::from_millis(5))
 ///     .replicas(0, Duration::from_millis(100)) // no replicas
 ///     .environment_check(true)
@@ -272,7 +272,7 @@ impl Builder {
     }
 
     /// Sets the longest time for which a lock may be held, however often it is renewed. After that time, a stuck or
-    /// forgotten holder loses the lock. [`EventHandler::max_hold_near`] warns before. At least 10 ms. Defaults to no
+    /// forgotten holder loses the lock. [`EventHandler::max_hold_ending`] warns before. At least 10 ms. Defaults to no
     /// limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
@@ -372,7 +372,7 @@ impl Builder {
     /// the end of `with_lock` and its relatives hand the lock off;
     /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) does not. 0 to 1,023; 0 switches hand-offs off. Defaults to
     /// 256.
-    pub fn hand_offs(mut self, count: u32) -> Self {
+    pub fn max_hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
         self
     }
@@ -422,11 +422,11 @@ impl Builder {
     /// use leasehold::Client;
     ///
     /// let nodes = ["redis://127.0.0.1:6379", "redis://127.0.0.1:6380", "redis://127.0.0.1:6381"];
-    /// let client = Client::quorum_builder(nodes).nodes_keep_data(true).build_lazy()?;
+    /// let client = Client::quorum_builder(nodes).assume_durable_nodes(true).build_lazy()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn nodes_keep_data(mut self, keep: bool) -> Self {
-        self.config.nodes_keep_data = keep;
+    pub fn assume_durable_nodes(mut self, durable: bool) -> Self {
+        self.config.assume_durable_nodes = durable;
         self
     }
 

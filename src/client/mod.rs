@@ -344,7 +344,7 @@ impl Client {
     /// panic then continues.
     ///
     /// At the end, the lock passes to a waiting thread of this client without a request to Redis, as often and for as
-    /// long as [`Builder::hand_offs`](crate::Builder::hand_offs) and
+    /// long as [`Builder::max_hand_offs`](crate::Builder::max_hand_offs) and
     /// [`Builder::hand_off_time`](crate::Builder::hand_off_time) allow. Otherwise this call releases it in Redis and
     /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. A lock that
     /// was passed on was valid, and its client had not been notified of a loss.

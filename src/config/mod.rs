@@ -116,7 +116,7 @@ pub struct Config {
     pub hand_offs: HandOffs,
     pub replicas: Option<Replicas>,
     pub environment_check: bool,
-    pub nodes_keep_data: bool,
+    pub assume_durable_nodes: bool,
     pub event_handler: Option<Arc<dyn EventHandler>>,
 }
 
@@ -143,7 +143,7 @@ impl Default for Config {
             },
             replicas: None,
             environment_check: true,
-            nodes_keep_data: false,
+            assume_durable_nodes: false,
             event_handler: None,
         }
     }
@@ -206,7 +206,11 @@ impl Config {
         }
         if self.hand_offs.count > MAX_HAND_OFFS {
             let wanted = format!("0 to {MAX_HAND_OFFS}");
-            return Err(Error::invalid("hand_offs", &wanted, self.hand_offs.count));
+            return Err(Error::invalid(
+                "max_hand_offs",
+                &wanted,
+                self.hand_offs.count,
+            ));
         }
         self.check_replicas(self.replicas)
     }

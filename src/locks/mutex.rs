@@ -165,7 +165,7 @@ impl Mutex {
 
     /// Sets the longest time for which the lock may be held, however often it is renewed. After that time the holder
     /// loses the lock with [`MaxHold`](crate::LossReason::MaxHold). When the last tenth begins, the client calls
-    /// [`EventHandler::max_hold_near`](crate::EventHandler::max_hold_near). At least 10 ms. Defaults to
+    /// [`EventHandler::max_hold_ending`](crate::EventHandler::max_hold_ending). At least 10 ms. Defaults to
     /// [`Builder::max_hold`](crate::Builder::max_hold).
     ///
     /// ```

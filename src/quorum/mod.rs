@@ -123,7 +123,7 @@ impl QuorumAddress {
             }
         }
         for endpoint in &mut endpoints {
-            let check = DataCheck::new(&config.prefix, quarantine, config.nodes_keep_data);
+            let check = DataCheck::new(&config.prefix, quarantine, config.assume_durable_nodes);
             endpoint.set_data_check(check);
             endpoint.set_prefix(&config.prefix);
         }

@@ -1642,7 +1642,7 @@ fn a_restarted_node_does_not_vote_in_its_quarantine() {
 
 /// A lock of one client, while all nodes restart, with their data on disk. Returns the outcome of another client's
 /// acquire after that.
-fn acquire_after_restarts_with_data(nodes_keep_data: bool) -> Outcome {
+fn acquire_after_restarts_with_data(assume_durable_nodes: bool) -> Outcome {
     let start = |()| {
         let server = Server::builder().arg("appendonly", "yes");
         server.arg("appendfsync", "always").start().unwrap()
@@ -1650,7 +1650,7 @@ fn acquire_after_restarts_with_data(nodes_keep_data: bool) -> Outcome {
     let mut servers = [(); 3].map(start);
     servers.iter().for_each(end_quarantine);
     let config = Config {
-        nodes_keep_data,
+        assume_durable_nodes,
         ..config(LONG)
     };
     let [first, second] = [(); 2].map(|()| client(&urls(&servers), &config, TTL));

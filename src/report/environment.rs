@@ -132,7 +132,7 @@ pub enum EnvironmentWarning {
         /// The server's reply.
         reply: String,
     },
-    /// `Builder::nodes_keep_data` is set, but this node of a quorum loses data when it restarts. It may then grant a
+    /// `Builder::assume_durable_nodes` is set, but this node of a quorum loses data when it restarts. It may then grant a
     /// lock that is held.
     LosesData {
         /// The setting of Redis: `appendonly` or `appendfsync`.
@@ -285,8 +285,8 @@ impl fmt::Display for EnvironmentWarning {
             Self::CommandRefused { command, reply } => write_refused(f, command, reply),
             Self::LosesData { setting, value } => write!(
                 f,
-                "`{setting}` is {value}, and `nodes_keep_data` is set: after a restart, this node may have lost locks, \
-                 and grants them again; set `appendonly yes` and `appendfsync always`, or do not use `nodes_keep_data`"
+                "`{setting}` is {value}, and `assume_durable_nodes` is set: after a restart, this node may have lost locks, \
+                 and grants them again; set `appendonly yes` and `appendfsync always`, or do not use `assume_durable_nodes`"
             ),
             // The error has the next step.
             Self::ServerNotChecked { reason } => write!(f, "was not checked: {reason}"),

@@ -82,7 +82,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// the failure is reported after [`lost`](Self::lost).
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
     /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
-    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
+    fn max_hold_ending(&self, lock: EventLock<'_>, left: Duration) {}
     /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss, and
     /// also if no call returns `LeaseLost`. For example, a guard was dropped, or its `unlock` has returned
     /// [`Unconfirmed`](crate::Released::Unconfirmed). If Redis then replies to the release, before the end of the

@@ -351,7 +351,7 @@ impl Watchdog {
         let scheduler = Arc::clone(&self.scheduler);
         self.callbacks.queue_event(move |events| {
             if let Some(left) = lease.hold_left(scheduler.now()) {
-                events.max_hold_near(lease.event_lock(), left);
+                events.max_hold_ending(lease.event_lock(), left);
             }
         });
     }

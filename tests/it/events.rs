@@ -74,7 +74,7 @@ impl<F: Fn(&str) + Send + Sync + 'static> EventHandler for Listener<F> {
         self.send(lock, EventKind::Lost(reason.clone()));
     }
 
-    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {
+    fn max_hold_ending(&self, lock: EventLock<'_>, left: Duration) {
         self.send(lock, EventKind::MaxHoldNear(left));
     }
 
@@ -261,7 +261,7 @@ fn renewals_and_losses_run_on_the_callback_thread() {
 }
 
 #[test]
-fn max_hold_near_runs_once_as_a_callback() {
+fn max_hold_ending_runs_once_as_a_callback() {
     let server = server();
     let (events, received) = listener(|_| ());
     let client = steady(&server.url()).renew_ratio(0.1).event_handler(events);
@@ -284,7 +284,7 @@ fn max_hold_near_runs_once_as_a_callback() {
 }
 
 #[test]
-fn max_hold_near_skips_released_locks() {
+fn max_hold_ending_skips_released_locks() {
     let server = server();
     let (begun, began) = channel();
     let (go_on, wait) = channel::<()>();

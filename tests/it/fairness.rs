@@ -141,7 +141,7 @@ fn a_client_with_many_threads_starves_no_other() {
     let held = client(&server).mutex("k").lock().unwrap();
     let tasks = [1, 2].map(|queued| {
         let builder = steady(&server.url()).ttl(LONG_TTL);
-        let builder = builder.hand_offs(HAND_OFFS).hand_off_time(WORK);
+        let builder = builder.max_hand_offs(HAND_OFFS).hand_off_time(WORK);
         let client = builder.build().unwrap();
         let tasks = [(); THREADS].map(|()| {
             let mutex = client.mutex("k");
@@ -283,7 +283,7 @@ fn tokens_rise_over_all_clients_and_hand_offs() {
         .map(|n| {
             // The limits go from no hand-off to the most that are allowed.
             let hand_offs = [0, 3, 256, 1023][n];
-            let builder = steady(&server.url()).hand_offs(hand_offs);
+            let builder = steady(&server.url()).max_hand_offs(hand_offs);
             builder.ttl(LONG_TTL).build().unwrap()
         })
         .flat_map(|client| vec![client; THREADS])

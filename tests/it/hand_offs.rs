@@ -20,7 +20,7 @@ const WORK: Duration = Duration::from_secs(120);
 /// The builder of a client whose hand-offs end by their number only.
 fn builder(server: &Server) -> Builder {
     let builder = steady(&server.url()).ttl(LONG_TTL);
-    builder.hand_offs(1023).hand_off_time(WORK)
+    builder.max_hand_offs(1023).hand_off_time(WORK)
 }
 
 /// One grant, as its holder saw it.
@@ -145,7 +145,7 @@ fn a_closure_that_lost_its_lock_passes_nothing_on() {
 #[test]
 fn disabled_hand_offs_pass_nothing_on() {
     let server = Arc::new(server());
-    let by_count = builder(&server).hand_offs(0).build().unwrap();
+    let by_count = builder(&server).max_hand_offs(0).build().unwrap();
     let by_time = builder(&server).hand_off_time(Duration::ZERO);
     for client in [by_count, by_time.build().unwrap()] {
         let grants = pass_through(&server, vec![client.mutex("k"); 6], drop);
@@ -156,7 +156,7 @@ fn disabled_hand_offs_pass_nothing_on() {
 #[test]
 fn hand_offs_of_a_lease_are_limited() {
     let server = Arc::new(server());
-    let client = builder(&server).hand_offs(3).build().unwrap();
+    let client = builder(&server).max_hand_offs(3).build().unwrap();
     let grants = pass_through(&server, vec![client.mutex("k"); 13], drop);
     // Each lease is granted once and passed on three times.
     assert_eq!(runs(&grants), [4, 4, 4, 1], "{grants:?}");
@@ -233,7 +233,7 @@ fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option
 fn another_client_follows_after_enough_hand_offs() {
     let server = Arc::new(server());
     for hand_offs in [0, 1, 8] {
-        let client = builder(&server).hand_offs(hand_offs).build().unwrap();
+        let client = builder(&server).max_hand_offs(hand_offs).build().unwrap();
         let turns = turns_of(&server, &client, 12);
         let others = turns.iter().position(Option::is_none);
         assert_eq!(others, Some(hand_offs as usize), "{turns:?}");

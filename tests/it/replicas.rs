@@ -292,7 +292,7 @@ fn a_call_that_is_sent_twice_is_acknowledged() {
 #[test]
 fn a_hand_off_needs_no_acknowledgement() {
     let servers = Replicated::start(1);
-    let builder = servers.builder(1, secs(4)).hand_offs(1023);
+    let builder = servers.builder(1, secs(4)).max_hand_offs(1023);
     let client = builder.hand_off_time(10 * SOON).build().unwrap();
     let guard = lock(&client, "k");
     let before = servers.waits();

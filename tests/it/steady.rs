@@ -15,6 +15,6 @@ pub fn steady(url: &str) -> Builder {
 /// A client whose threads hand locks off to each other without limits that a test could reach.
 pub fn handing_off(server: &Server) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
-    let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);
+    let builder = builder.max_hand_offs(1023).hand_off_time(10 * SOON);
     builder.build().unwrap()
 }

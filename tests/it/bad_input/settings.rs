@@ -60,8 +60,8 @@ fn a_client_with_an_invalid_setting_is_refused() {
         ("pipelines", "5", |b| b.pipelines(5)),
         ("transactions", "0", |b| b.max_transactions(0)),
         ("transactions", "65", |b| b.max_transactions(65)),
-        ("hand_offs", "1024", |b| b.hand_offs(1024)),
-        ("hand_offs", "4294967295", |b| b.hand_offs(u32::MAX)),
+        ("max_hand_offs", "1024", |b| b.max_hand_offs(1024)),
+        ("max_hand_offs", "4294967295", |b| b.max_hand_offs(u32::MAX)),
         ("max_key_bytes", "0", |b| b.max_key_bytes(0)),
         ("max_key_bytes", "65537", |b| b.max_key_bytes(65_537)),
         ("prefix", "\"a\\nb\"", |b| b.prefix("a\nb")),
@@ -82,11 +82,14 @@ fn a_client_with_an_invalid_setting_is_refused() {
             value,
         );
     }
-    let error = hasty(&nowhere()).hand_offs(1024).build_lazy().unwrap_err();
+    let error = hasty(&nowhere())
+        .max_hand_offs(1024)
+        .build_lazy()
+        .unwrap_err();
     assert!(
         error
             .to_string()
-            .ends_with("hand_offs must be 0 to 1023, not 1024")
+            .ends_with("max_hand_offs must be 0 to 1023, not 1024")
     );
     let error = hasty(&nowhere())
         .prefix(&"x".repeat(1 << 20))
@@ -113,10 +116,14 @@ fn settings_at_their_bounds_are_accepted() {
             .pipelines(1)
             .prefix(&"x".repeat(256)),
     );
-    build(hasty(&nowhere()).hand_offs(0).hand_off_time(Duration::ZERO));
     build(
         hasty(&nowhere())
-            .hand_offs(1023)
+            .max_hand_offs(0)
+            .hand_off_time(Duration::ZERO),
+    );
+    build(
+        hasty(&nowhere())
+            .max_hand_offs(1023)
             .hand_off_time(Duration::MAX),
     );
     build(

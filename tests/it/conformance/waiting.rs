@@ -170,7 +170,7 @@ pub fn departed_waiters_are_skipped(backend: &dyn Backend) {
 }
 
 pub fn threads_of_one_client_served_in_arrival_order(backend: &dyn Backend) {
-    let client = backend.builder().hand_offs(1023).build().unwrap();
+    let client = backend.builder().max_hand_offs(1023).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let waiters: Vec<_> = (0..6)
@@ -192,7 +192,7 @@ pub fn threads_of_one_client_served_in_arrival_order(backend: &dyn Backend) {
 }
 
 pub fn a_busy_client_starves_no_other(backend: &dyn Backend) {
-    let busy = backend.builder().hand_offs(8).build().unwrap();
+    let busy = backend.builder().max_hand_offs(8).build().unwrap();
     let other = backend.client();
     let held = busy.mutex("k").lock().unwrap();
     let mutex = other.mutex("k");

@@ -24,7 +24,7 @@ fn address(server: &Server) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// `nodes_keep_data` says that a restarted node has all its locks.
+/// `assume_durable_nodes` says that a restarted node has all its locks.
 #[test]
 fn nodes_that_lose_data_are_found() {
     let saved = ("appendonly", "yes");
@@ -42,7 +42,7 @@ fn nodes_that_lose_data_are_found() {
     });
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let found = |keep_data: bool| {
-        let client = builder(urls.clone()).nodes_keep_data(keep_data);
+        let client = builder(urls.clone()).assume_durable_nodes(keep_data);
         let found = client.build_lazy().unwrap().check_environment().unwrap();
         let losses = found
             .into_iter()

@@ -122,7 +122,7 @@ fn an_adopter_counts_hand_offs_anew() {
     let builder = || {
         steady(&server.url())
             .ttl(LONG_TTL)
-            .hand_offs(2)
+            .max_hand_offs(2)
             .hand_off_time(10 * SOON)
     };
     let [old, new] = [(); 2].map(|()| builder().build().unwrap());

@@ -282,7 +282,7 @@ fn new_client(
     let hand_offs = random.weighted(&[(1, 0), (1, 4), (2, 256)]);
     let client = settings(assignment, ttl)
         .pipelines(pipelines)
-        .hand_offs(hand_offs);
+        .max_hand_offs(hand_offs);
     Ok(client.build_lazy()?)
 }
 
