@@ -95,9 +95,9 @@ pub use config::credentials::Credentials;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;
 pub use locks::fenced::FencedValue;
-pub use locks::guard::{LostSignal, MutexGuard};
+pub use locks::guard::LostSignal;
 pub use locks::held::{HeldLock, LockInfo};
-pub use locks::mutex::Mutex;
+pub use locks::mutex::{Mutex, MutexGuard};
 pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
 pub use locks::transaction::Committed;
 pub use report::environment::{EnvironmentFinding, EnvironmentWarning};

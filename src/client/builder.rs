@@ -527,7 +527,7 @@ impl Builder {
         if is_quorum {
             client.ping()?;
         }
-        client.handle().run_first_connection_hook();
+        client.live()?.run_first_connection_hook();
         Ok(client)
     }
 
@@ -639,8 +639,8 @@ impl Builder {
             Address::Quorum(_) => unreachable!("handled above"),
         };
         match &server {
-            Server::Memory(memory) => memory.process().check()?,
-            Server::MemoryQuorum(nodes) => nodes[0].process().check()?,
+            Server::Memory(memory) => memory.live().map(drop)?,
+            Server::MemoryQuorum(nodes) => nodes[0].live().map(drop)?,
             _ => {}
         }
         Ok((server, config))

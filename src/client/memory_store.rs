@@ -86,9 +86,9 @@ impl MemoryStore {
     /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine had slept for
     /// `by`.
     ///
-    /// When this returns, locks that expired meanwhile are lost, and locks that are due for renewal have been renewed.
-    /// To let more time pass than the ttl and keep the locks, advance in steps of less than two thirds of the ttl.
-    /// Callbacks and events run a little later, on the client's callback thread;
+    /// When this returns, locks that expired in that time are lost, and locks that are due for renewal have been
+    /// renewed. To let more time pass than the ttl and keep the locks, advance in steps of less than two thirds of the
+    /// ttl. Callbacks and events run a little later, on the client's callback thread;
     /// [`Client::shutdown`](crate::Client::shutdown) waits for them.
     ///
     /// ```
@@ -104,8 +104,8 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn advance(&self, by: Duration) {
-        if self.0.process().is_current() {
-            self.0.advance(by);
+        if let Ok(server) = self.0.live() {
+            server.advance(by);
         }
     }
 
@@ -122,8 +122,8 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn flush(&self) {
-        if self.0.process().is_current() {
-            self.0.flush();
+        if let Ok(server) = self.0.live() {
+            server.flush();
         }
     }
 }
@@ -134,8 +134,8 @@ impl RefUnwindSafe for MemoryStore {}
 
 /// Simulated outages, for tests. docs/testing.md shows how to use them.
 impl MemoryStore {
-    /// From now on, every request of every client fails at once with `kind`, until [`recover`](Self::recover). No
-    /// client gets notifications meanwhile. `Unavailable` simulates a Redis that is away, `Denied` a changed password,
+    /// Lets every request of every client fail at once with `kind`, until [`recover`](Self::recover). Clients get no
+    /// notifications until then. `Unavailable` simulates a Redis that is away, `Denied` a changed password,
     /// `Protocol` another kind of server.
     ///
     /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
@@ -169,12 +169,12 @@ impl MemoryStore {
             matches!(kind, Denied | Protocol | Timeout | Unavailable),
             "no request to Redis fails with {kind:?}"
         );
-        if self.0.process().is_current() {
-            self.0.fail(kind);
+        if let Ok(server) = self.0.live() {
+            server.fail(kind);
         }
     }
 
-    /// Leaves all requests without a reply until [`recover`](Self::recover). No client gets notifications meanwhile.
+    /// Leaves all requests without a reply until [`recover`](Self::recover). Clients get no notifications until then.
     ///
     /// After its client's [`command_timeout`](Builder::command_timeout), a request fails with `Timeout`. The store
     /// carries such a request out later only if it is a release. [`advance`](Self::advance) also shortens the wait for
@@ -195,8 +195,8 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn hang(&self) {
-        if self.0.process().is_current() {
-            self.0.hang();
+        if let Ok(server) = self.0.live() {
+            server.hang();
         }
     }
 
@@ -216,8 +216,8 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn recover(&self) {
-        if self.0.process().is_current() {
-            self.0.recover();
+        if let Ok(server) = self.0.live() {
+            server.recover();
         }
     }
 
@@ -235,13 +235,13 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn delete(&self, key: &str) -> bool {
-        self.0.process().is_current() && self.0.delete(key)
+        self.0.live().is_ok_and(|server| server.delete(key))
     }
 
     /// Restarts the server with its data.
     fn restart(&self) {
-        if self.0.process().is_current() {
-            self.0.restart();
+        if let Ok(server) = self.0.live() {
+            server.restart();
         }
     }
 }
@@ -304,7 +304,8 @@ impl MemoryQuorum {
     /// A client of this quorum, with default settings.
     ///
     /// # Errors
-    /// As [`MemoryStore::client`], and an error with the answer of each node if a majority of the nodes fails.
+    /// The errors of [`MemoryStore::client`], and an error with the answer of each node if a majority of the nodes
+    /// fails.
     ///
     /// ```
     /// let client = leasehold::MemoryQuorum::new(3).client()?;
@@ -316,7 +317,7 @@ impl MemoryQuorum {
     }
 
     /// A builder for a client of this quorum. Settings of connections have no effect. All clients need the same
-    /// [`max_ttl`](Builder::max_ttl): for so long, a restarted node does not vote. It defaults to 30 s.
+    /// [`max_ttl`](Builder::max_ttl): a restarted node does not vote for that time. It defaults to 30 s.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -329,7 +330,7 @@ impl MemoryQuorum {
         Builder::of_memory_quorum(self.0.to_vec())
     }
 
-    /// As [`MemoryStore::advance`], for all nodes and their clients.
+    /// Does the same as [`MemoryStore::advance`], for all nodes and their clients.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -340,7 +341,7 @@ impl MemoryQuorum {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn advance(&self, by: Duration) {
-        if self.0[0].process().is_current() {
+        if self.0[0].live().is_ok() {
             MemoryServer::advance_all(&self.0, by);
         }
     }
@@ -418,9 +419,8 @@ impl MemoryQuorum {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn set_clock_ahead(&self, node: usize, by: Duration) {
-        let node = self.node(node).0;
-        if node.process().is_current() {
-            node.set_ahead(by);
+        if let Ok(server) = self.0[node].live() {
+            server.set_ahead(by);
         }
     }
 

@@ -18,9 +18,9 @@ use crate::command::{Command, Reply};
 use crate::config::Config;
 use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::locks::fenced::FencedValue;
-use crate::locks::guard::MutexGuard;
+use crate::locks::guard::Guard;
 use crate::locks::held::HeldLock;
-use crate::locks::mutex::Mutex;
+use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::transaction::TransactionRunner;
 use crate::memory::{MemoryNode, MemoryServer};
@@ -31,7 +31,7 @@ use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::store::{Backend, LateReleaseHook, ServerId, Store};
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::fork::{ForkGuard, Process};
+use crate::util::fork::ForkGuard;
 use crate::util::id::HolderId;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
@@ -39,7 +39,7 @@ use crate::wire::Node;
 use crate::wire::endpoint::Endpoint;
 
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
-/// servers. Make one per process and clone it freely.
+/// servers. Make one per process and clone it freely. The drop of the last clone waits for Redis.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
 /// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
@@ -72,7 +72,7 @@ use crate::wire::endpoint::Endpoint;
 #[derive(Clone)]
 pub struct Client(Arc<ClientInner>);
 
-/// The handle, and the process that made it. Only that process may use or drop the handle.
+/// The handle, and the process that made it. Its drop shuts the client down, in that process only.
 struct ClientInner {
     /// `None` only during the drop of this struct.
     handle: Option<Handle>,
@@ -89,9 +89,9 @@ pub(crate) enum Server {
     MemoryQuorum(Vec<Arc<MemoryServer>>),
 }
 
+/// The parts of a client. Its drop shuts the client down: it waits until Redis has confirmed the releases.
 pub(crate) struct Handle {
-    /// Distinguishes the clients of this process. Never used twice.
-    pub(crate) number: u64,
+    number: u64,
     /// The address of the server, for debug output.
     address: String,
     pub(crate) config: Config,
@@ -121,10 +121,9 @@ impl Client {
     /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
-    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a Cluster,
-    /// no announced master can be connected to within another connect time-out, `Denied` for a
-    /// wrong password, `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it
-    /// forked.
+    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a
+    /// Cluster, no announced master can be connected to within another connect time-out, `Denied` for a wrong password,
+    /// `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
         Self::builder(address).build()
     }
@@ -156,7 +155,7 @@ impl Client {
     /// however long its nodes have been running. Give each node its own machine, and no replicas: a fail-over would be
     /// a loss of data that the clients do not see.
     ///
-    /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node says that the lock is taken.
+    /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node reports that the lock is taken.
     /// Transactions, [fenced values](Self::fenced_value) and `replicas` are [`Unsupported`](ErrorKind::Unsupported):
     /// they need data that a single server has. The fencing tokens of guards rise as on one server.
     ///
@@ -256,8 +255,8 @@ impl Client {
 
     /// Adopts a lock from a ticket that another client made with
     /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
-    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` says that no majority
-    /// has passed the lock on: then the ticket is usually still valid.
+    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` means that fewer than a
+    /// majority have passed the lock on: then the ticket is usually still valid.
     ///
     /// # Errors
     /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
@@ -287,10 +286,10 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
-        self.check_process()?;
-        let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let lease = self.handle().acquirer.adopt(&ticket)?;
-        Ok(MutexGuard::new(lease, self.clone()))
+        let client = self.live()?;
+        let ticket = Ticket::read(ticket, &client.config)?;
+        let lease = client.acquirer.adopt(&ticket)?;
+        Ok(MutexGuard::new(Guard::new(lease, self.clone())))
     }
 
     /// The locks that this client holds now, the oldest first. Sends no request.
@@ -305,10 +304,10 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn held_locks(&self) -> Vec<HeldLock> {
-        if self.is_forked() {
+        let Ok(client) = self.live() else {
             return Vec::new();
-        }
-        let now = self.now();
+        };
+        let now = client.now();
         let held = |lease: Arc<Lease>| {
             let grant = lease.grant();
             Some(HeldLock {
@@ -318,7 +317,7 @@ impl Client {
                 remaining: lease.valid_for(now)?,
             })
         };
-        let leases = self.handle().acquirer.holders();
+        let leases = client.acquirer.holders();
         let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
         all.sort_by_key(|held| std::cmp::Reverse(held.age));
         all
@@ -442,9 +441,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn ping(&self) -> Result<Duration, Error> {
-        self.check_process()?;
-        self.handle().acquirer.check_open()?;
-        self.handle().backend.store.ping()
+        self.running()?.backend.store.ping()
     }
 
     /// The nodes of a quorum, in the order in which they were given, each as the client's requests and probes found
@@ -472,20 +469,19 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn nodes(&self) -> Result<Vec<NodeState>, Error> {
-        self.check_process()?;
-        self.handle().acquirer.check_open()?;
-        Ok(self.handle().backend.store.nodes())
+        Ok(self.running()?.backend.store.nodes())
     }
 
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
-    /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy without
-    /// scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No finding is
-    /// an error. If an ACL forbids a part of the check, a finding says so; `cargo xtask acl` prints the rights of a full
-    /// check (`environment-check`). The check opens a connection of its own, and takes one round trip after the login. It then connects up to seven times
-    /// more, within another `command_timeout`, to find several servers.
+    /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy
+    /// without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No
+    /// finding is an error. If an ACL forbids a part of the check, a finding reports that; `cargo xtask acl` prints the
+    /// rights of a full check (`environment-check`). The check opens a connection of its own, and takes one round trip
+    /// after the login. It then connects up to seven times more, within another `command_timeout`, to find several
+    /// servers.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
-    /// checked, a finding for each says why; the call fails only if that is so for all.
+    /// checked, a finding for each contains the reason; the call fails only if it can check none of them.
     ///
     /// A client with an [event handler](crate::Builder::event_handler) does this once by itself:
     /// [`EventHandler::environment_warning`](crate::EventHandler::environment_warning). On a
@@ -506,9 +502,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn check_environment(&self) -> Result<Vec<EnvironmentFinding>, Error> {
-        self.check_process()?;
-        let handle = self.handle();
-        handle.acquirer.check_open()?;
+        let handle = self.running()?;
         check_environment(&*handle.backend.store, &handle.address, &handle.config)
     }
 
@@ -540,43 +534,63 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
-        self.check_process()?;
-        self.handle().shut_down(timeout)
+        self.live()?.shut_down(timeout)
     }
 
-    /// The parts of the client. In a forked child, use only plain data of the handle: settings and names.
-    pub(crate) fn handle(&self) -> &Handle {
+    /// The parts of the client. Fails with `Forked` in a child of the client's process. Every operation of a client
+    /// begins here, so no other place has to know about forks.
+    pub(crate) fn live(&self) -> Result<&Handle, Error> {
+        self.0.fork_guard.process().check()?;
+        Ok(self.handle())
+    }
+
+    /// The parts of the client. Fails with `Forked` or `Shutdown`.
+    fn running(&self) -> Result<&Handle, Error> {
+        let handle = self.live()?;
+        handle.acquirer.check_open()?;
+        Ok(handle)
+    }
+
+    /// The parts of the client, also in a forked child, which may only use plain data: settings and names.
+    fn handle(&self) -> &Handle {
         let handle = self.0.handle.as_ref();
         handle.expect("the handle is taken out only when the last client is dropped")
     }
 
-    /// Fails with `Forked` in a child of the client's process.
-    pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.process().check()
+    pub(crate) fn config(&self) -> &Config {
+        &self.handle().config
     }
 
-    /// Sends one command, and waits for its reply.
-    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
-        self.ask_within(command, self.handle().config.command_timeout)
+    /// Distinguishes the clients of this process. Never used twice.
+    pub(crate) fn number(&self) -> u64 {
+        self.handle().number
     }
 
-    /// As [`ask`](Self::ask), but waits for `timeout` at most.
-    pub(crate) fn ask_within(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
-        self.check_process()?;
-        self.handle().ask(command, timeout)
-    }
-
-    pub(crate) fn process(&self) -> Process {
-        self.0.fork_guard.process()
-    }
-
-    /// Whether this process is a child of the client's process.
-    pub(crate) fn is_forked(&self) -> bool {
-        !self.process().is_current()
+    /// For an operation that has begun with [`live`](Self::live).
+    pub(crate) fn callbacks(&self) -> &CallbackExecutor {
+        &self.handle().callbacks
     }
 
     pub(crate) fn now(&self) -> MonotonicTime {
-        self.handle().watchdog.now()
+        self.handle().now()
+    }
+
+    /// Sends one command about a key, and waits for its reply. An error names the key.
+    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+        self.ask_within(command, self.config().command_timeout)
+    }
+
+    /// Sends one command like [`ask`](Self::ask), and waits for `timeout` at most.
+    pub(crate) fn ask_within(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
+        let key = command.key().cloned();
+        let outcome = self.running().and_then(|handle| {
+            let deadline = handle.now().after(timeout);
+            handle.backend.store.execute_one(command, deadline)
+        });
+        outcome.map_err(|error| match key {
+            Some(key) => error.with_key(key.name()),
+            None => error,
+        })
     }
 }
 
@@ -648,32 +662,7 @@ impl Handle {
                 watchdog.stop();
                 callbacks.stop();
             })?;
-        let reports = Arc::downgrade(&callbacks);
-        let report = move |error| {
-            if let Some(callbacks) = reports.upgrade() {
-                callbacks.queue_unavailable_sentinels(error);
-            }
-        };
-        backend.store.on_unavailable_sentinels(Box::new(report));
-        let reports = Arc::downgrade(&callbacks);
-        backend
-            .store
-            .on_plain_acquires_refused(Box::new(move |error| {
-                if let Some(callbacks) = reports.upgrade() {
-                    callbacks.queue_plain_acquires_refused(error);
-                }
-            }));
-        let reports = Arc::downgrade(&callbacks);
-        backend.store.on_node_report(Box::new(move |report| {
-            if let Some(callbacks) = reports.upgrade() {
-                match report {
-                    NodeReport::Changed(node) => callbacks.queue_node_change(node),
-                    NodeReport::ClockRead(node) => {
-                        callbacks.queue_observation(move || observe::record_clock(&node));
-                    }
-                }
-            }
-        }));
+        connect_reports(&*backend.store, &callbacks);
         check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
         let acquirer = Acquirer::new(
             &backend,
@@ -711,11 +700,8 @@ impl Handle {
         self.backend.store.run_first_connection_hook();
     }
 
-    /// Sends one command, and waits for its reply.
-    fn ask(&self, command: Command, timeout: Duration) -> Result<Reply, Error> {
-        self.acquirer.check_open()?;
-        let deadline = self.watchdog.now().after(timeout);
-        self.backend.store.execute_one(command, deadline)
+    pub(crate) fn now(&self) -> MonotonicTime {
+        self.watchdog.now()
     }
 
     /// Starts the thread that runs the checks of locks, unless it runs already.
@@ -756,6 +742,33 @@ impl Drop for Handle {
         let _ = self.shut_down(self.config.command_timeout);
         self.backend.store.close();
     }
+}
+
+/// Passes on what the store reports about sentinels, refused acquires and nodes to the callback thread.
+fn connect_reports(store: &dyn Store, callbacks: &Arc<CallbackExecutor>) {
+    let reports = Arc::downgrade(callbacks);
+    store.on_unavailable_sentinels(Box::new(move |error| {
+        if let Some(callbacks) = reports.upgrade() {
+            callbacks.queue_unavailable_sentinels(error);
+        }
+    }));
+    let reports = Arc::downgrade(callbacks);
+    store.on_plain_acquires_refused(Box::new(move |error| {
+        if let Some(callbacks) = reports.upgrade() {
+            callbacks.queue_plain_acquires_refused(error);
+        }
+    }));
+    let reports = Arc::downgrade(callbacks);
+    store.on_node_report(Box::new(move |report| {
+        if let Some(callbacks) = reports.upgrade() {
+            match report {
+                NodeReport::Changed(node) => callbacks.queue_node_change(node),
+                NodeReport::ClockRead(node) => {
+                    callbacks.queue_observation(move || observe::record_clock(&node));
+                }
+            }
+        }
+    }));
 }
 
 /// The findings about the servers of `store`, and about the time-outs of the client.

@@ -60,7 +60,7 @@ const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The example of [`FencedValue`] uses every method that has no example of its own.
 impl FencedValue {
     pub(crate) fn new(client: Client, key: &str) -> Self {
-        let config = &client.handle().config;
+        let config = &client.config();
         let key = Key::of_value(config.layout, &config.prefix, key, config.max_key_bytes);
         Self {
             client,
@@ -114,7 +114,7 @@ impl FencedValue {
     /// Deletes the value if `fencing_token` is not smaller than the last token. Redis compares and deletes in one
     /// atomic step. Also stores the token if there is no value.
     ///
-    /// The token stays in Redis, in about a hundred bytes: from now on, writes and deletions under smaller tokens are
+    /// The token stays in Redis, in about a hundred bytes: writes and deletions under smaller tokens are then
     /// refused, as after a write. `DEL` in Redis itself, or a [`ttl`](Self::ttl), removes the token as well.
     ///
     /// # Errors
@@ -157,14 +157,13 @@ impl FencedValue {
             value,
             ttl: self.ttl,
         };
-        match self.ask(&key, command)? {
+        match self.client.ask(command)? {
             Reply::Stale { token } => {
                 let refused = EventLock {
                     key: key.name(),
                     fencing_token,
                 };
-                let callbacks = &self.client.handle().callbacks;
-                callbacks.report_refused_write(refused, token);
+                self.client.callbacks().report_refused_write(refused, token);
                 let message =
                     format!("{fencing_token} is smaller than {token}, the token of a later holder");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))
@@ -182,16 +181,11 @@ impl FencedValue {
     /// fenced value; `Unsupported` on a [quorum](Client::quorum).
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
-        match self.ask(&key, Command::Read { key: key.clone() })? {
+        match self.client.ask(Command::Read { key })? {
             Reply::Value(value) => Ok(Some(value)),
             Reply::Missing => Ok(None),
             _ => unreachable!("a read has no other reply"),
         }
-    }
-
-    fn ask(&self, key: &Key, command: Command) -> Result<Reply, Error> {
-        let outcome = self.client.ask(command);
-        outcome.map_err(|error| error.with_key(key.name()))
     }
 }
 

@@ -109,7 +109,7 @@ impl HeldLock {
         self.age
     }
 
-    /// The rest of the validity: for how long the lock is held if no renewal succeeds from now on.
+    /// The rest of the validity: for how long the lock is held if no further renewal succeeds.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }

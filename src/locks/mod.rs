@@ -4,6 +4,7 @@
 pub mod fenced;
 pub mod guard;
 pub mod held;
+pub mod lock;
 pub mod mutex;
 pub mod reentrant;
 #[cfg(feature = "serde")]

@@ -1,23 +1,22 @@
-//! The public type of a lock: its settings, and the calls that acquire a lock, inspect it, or take it away. This module
-//! checks the settings; `acquire` waits, and the store sends the requests.
+//! The lock that one holder has at a time, and its guard.
 
 use std::fmt;
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use redis::{Pipeline, RedisResult};
 
-use crate::acquire::{LockRequest, Until};
+use crate::acquire::Until;
 use crate::client::Client;
 use crate::command::{Command, Reply};
-use crate::config::{Replicas, check_max_hold};
-use crate::lease::{Check, Options};
-use crate::locks::guard::MutexGuard;
+use crate::locks::guard::{Guard, guard};
 use crate::locks::held::LockInfo;
+use crate::locks::lock::{Lock, calls, settings};
 use crate::locks::reentrant::ReentrantMutex;
-use crate::report::error::{Error, ErrorKind};
-use crate::util::key::Key;
+use crate::locks::transaction::Committed;
+use crate::report::error::Error;
+use crate::report::loss::LossReason;
 use crate::util::sync::park_timeout;
+use crate::wire::session::TransactionConnection;
 
 /// How long `force_unlock` waits at most until the holder's client is subscribed. If the value has a time that is more
 /// than a second ago, the script does not ask for such a wait.
@@ -45,187 +44,25 @@ const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
-    client: Client,
-    key: Result<Key, Error>,
-    ttl: Ttl,
-    check: Option<Check>,
-    max_hold: Option<Duration>,
-    replicas: Option<Replicas>,
-    cancel: Option<Receiver<()>>,
+    lock: Lock,
 }
 
-/// The ttl of a lock, and whether it is renewed.
-#[derive(Clone, Copy, Debug)]
-enum Ttl {
-    /// The client's ttl, renewed.
-    OfClient,
-    Renewed(Duration),
-    Fixed(Duration),
+settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend);
+calls! {
+    impl Mutex by acquire -> MutexGuard, "the lock", client.mutex("k");
+    lock try_lock try_lock_for try_lock_until
+    with try_with try_with_for try_with_until
 }
 
-/// # How long a lock lasts
-///
-/// | call | ttl in Redis | renewed | ends by itself |
-/// |---|---|---|---|
-/// | none of these | [`Builder::ttl`](crate::Builder::ttl) | yes | never |
-/// | [`ttl`](Self::ttl) | its argument | yes | never |
-/// | [`fixed_ttl`](Self::fixed_ttl) | its argument | no | after the ttl |
-/// | [`renew_while`](Self::renew_while) | as above | while the check returns true | one ttl after the last renewal |
-/// | [`max_hold`](Self::max_hold) | as above, but at most `max_hold` | as above | after `max_hold` |
-///
-/// The last call of `ttl` or `fixed_ttl` counts. `fixed_ttl` together with `renew_while` is `InvalidConfig`; all other
-/// settings can be combined. [`MutexGuard::extend`] makes any of these locks last longer, up to `max_hold`.
 impl Mutex {
     pub(crate) fn new(client: Client, key: &str) -> Self {
-        let config = &client.handle().config;
         Self {
-            key: Key::new(&config.prefix, key, config.max_key_bytes),
-            ttl: Ttl::OfClient,
-            check: None,
-            max_hold: config.max_hold,
-            replicas: config.replicas,
-            cancel: None,
-            client,
+            lock: Lock::new(client, key),
         }
     }
 
-    /// Sets the ttl of this lock. The client renews the lock while it is held, so the ttl is how long waiters wait at
-    /// most after a crash of the holder. For a lock that ends by itself, use [`fixed_ttl`](Self::fixed_ttl) or
-    /// [`max_hold`](Self::max_hold). 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl). Defaults to
-    /// [`Builder::ttl`](crate::Builder::ttl).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
-    /// let guard = memory.client()?.mutex("k").ttl(Duration::from_secs(60)).lock()?;
-    /// for _ in 0..10 {
-    ///     memory.advance(Duration::from_secs(30));
-    /// }
-    /// guard.check()?; // after five minutes
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Ttl::Renewed(ttl);
-        self
-    }
-
-    /// Sets a ttl after which the lock ends, since the client does not renew it. A holder that is still working then
-    /// loses the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the
-    /// lock. 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
-    /// let guard = memory.client()?.mutex("k").fixed_ttl(Duration::from_secs(60)).lock()?;
-    /// memory.advance(Duration::from_secs(30));
-    /// guard.check()?;
-    /// memory.advance(Duration::from_secs(30));
-    /// assert!(guard.is_lost());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn fixed_ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Ttl::Fixed(ttl);
-        self
-    }
-
-    /// Renews the lock only while `check` returns true. The client calls `check` before each renewal. Once it returns
-    /// false or panics, the client stops renewing, and the lock is lost with
-    /// [`NotRenewed`](crate::LossReason::NotRenewed) when its validity ends. So the lock of a stuck worker becomes
-    /// free.
-    ///
-    /// One thread of the client runs all checks, one after another. If a check hangs, locks with a check are not
-    /// renewed meanwhile and may expire; locks without a check are renewed as usual.
-    /// [`shutdown`](crate::Client::shutdown) waits for the check. A lock with a check is never handed off to another
-    /// thread of the client without a request to Redis.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// use std::sync::Arc;
-    /// use std::sync::atomic::{AtomicU64, Ordering};
-    ///
-    /// let done = Arc::new(AtomicU64::new(0));
-    /// let (seen, before) = (Arc::clone(&done), AtomicU64::new(u64::MAX));
-    /// // True if the worker has done something since the last renewal.
-    /// let makes_progress = move || {
-    ///     let now = seen.load(Ordering::Relaxed);
-    ///     before.swap(now, Ordering::Relaxed) != now
-    /// };
-    /// let guard = client.mutex("k").renew_while(makes_progress).lock()?;
-    /// for _ in 0..3 {
-    ///     done.fetch_add(1, Ordering::Relaxed);
-    /// }
-    /// guard.unlock()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn renew_while(mut self, check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        self.check = Some(Check::new(check));
-        self
-    }
-
-    /// Sets the longest time for which the lock may be held, however often it is renewed. After that time the holder
-    /// loses the lock with [`MaxHold`](crate::LossReason::MaxHold). When the last tenth begins, the client calls
-    /// [`EventHandler::max_hold_ending`](crate::EventHandler::max_hold_ending). At least 10 ms. Defaults to
-    /// [`Builder::max_hold`](crate::Builder::max_hold).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let guard = client.mutex("k").max_hold(Duration::from_secs(600)).lock()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Sets how many replicas have to acknowledge each grant, renewal and [extension](MutexGuard::extend) of this lock
-    /// within `timeout`. With a `count` of 0, no acknowledgements are needed. Defaults to
-    /// [`Builder::replicas`](crate::Builder::replicas), which explains this setting.
-    ///
-    /// ```
-    /// # use leasehold::{Client, ErrorKind};
-    /// # let server = leasehold_testbed::Server::start().unwrap(); // without replicas
-    /// # let client = Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let mutex = client.mutex("k").replicas(1, Duration::from_millis(100));
-    /// if let Err(error) = mutex.try_lock() {
-    ///     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    ///     assert!(error.to_string().contains("0 of 1 replicas acknowledged"));
-    /// }
-    /// # assert!(mutex.try_lock().is_err());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
-        self.replicas = Replicas::new(count, timeout);
-        self
-    }
-
-    /// Cancels waits when `cancel` gets a message or its senders are dropped. A waiting call then fails with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled): at once, or after the reply if a request is under way. A message
-    /// cancels one wait; dropping the senders cancels all waits. [`try_lock`](Self::try_lock) does not wait, and
-    /// ignores `cancel`.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// use leasehold::{ErrorKind, crossbeam_channel::bounded};
-    ///
-    /// let held = client.mutex("k").lock()?;
-    /// let (stop, stopped) = bounded(0);
-    /// let waiting = std::thread::spawn({
-    ///     let mutex = client.mutex("k").cancelled_by(stopped);
-    ///     move || mutex.lock().map(drop)
-    /// });
-    /// drop(stop);
-    /// let error = waiting.join().unwrap().unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn cancelled_by(mut self, cancel: Receiver<()>) -> Self {
-        self.cancel = Some(cancel);
-        self
+    fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
+        Ok(self.lock.acquire(until)?.map(MutexGuard::new))
     }
 
     /// The same lock with the same settings, as a lock that its holder's thread can lock again.
@@ -240,187 +77,7 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn reentrant(self) -> ReentrantMutex {
-        ReentrantMutex::new(self)
-    }
-
-    /// The name of the lock, as it was given; empty if it is not a valid key.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// assert_eq!(client.mutex("k").key(), "k");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn key(&self) -> &str {
-        self.key.as_ref().map_or("", Key::name)
-    }
-
-    /// Waits for the lock, for as long as other holders have it. The waiting threads of a client are served in the
-    /// order in which they asked, and so are the waiting clients.
-    ///
-    /// A thread that waits for Redis parks ([`std::thread::park_timeout`]), and consumes an `unpark` that another
-    /// thread sends meanwhile. If your code parks the same thread, check your own condition again after this call.
-    ///
-    /// # Errors
-    /// `Unavailable` if Redis was away for the client's [`outage_timeout`](crate::Builder::outage_timeout); `Cancelled`
-    /// if [`cancelled_by`](Self::cancelled_by) ends the wait; `Denied`, `Protocol`, `Shutdown`, `Forked`, `InvalidKey`,
-    /// `InvalidConfig` at once. Contention is no error.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let guard = client.mutex("k").lock()?;
-    /// drop(guard);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn lock(&self) -> Result<MutexGuard, Error> {
-        let guard = self.acquire(Until::Forever)?;
-        Ok(guard.expect("a wait without a deadline ends with a guard or an error"))
-    }
-
-    /// Acquires the lock if it is free now and no other thread of this client waits for it. Otherwise returns
-    /// `Ok(None)`.
-    ///
-    /// # Errors
-    /// The errors of [`lock`](Self::lock) except `Cancelled`. If Redis is away, the call fails with `Unavailable` or
-    /// `Timeout` after one attempt; the `outage_timeout` does not apply. This call fails at once if nothing listens at
-    /// an address that has never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// match client.mutex("k").try_lock()? {
-    ///     Some(_guard) => println!("held until the end of this arm"),
-    ///     None => println!("another holder has it"),
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        self.acquire(Until::Now)
-    }
-
-    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time. Each request
-    /// ends with `timeout`, but it has at least 100 ms for its reply. If `timeout` is zero, the call makes one attempt,
-    /// as [`try_lock`](Self::try_lock) does, and has the same limits.
-    ///
-    /// # Errors
-    /// The errors of [`lock`](Self::lock). If Redis is away, the client tries again until `timeout` has passed; the
-    /// `outage_timeout` does not apply. `Unavailable` also if no reply came in time, and no earlier reply said that
-    /// another holder has the lock.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let guard = client.mutex("k").try_lock_for(Duration::from_millis(250))?;
-    /// assert!(guard.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock_for(&self, timeout: Duration) -> Result<Option<MutexGuard>, Error> {
-        self.acquire(Until::At(self.client.now().after(timeout)))
-    }
-
-    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::{Duration, Instant};
-    /// let deadline = Instant::now() + Duration::from_millis(250);
-    /// let guard = client.mutex("k").try_lock_until(deadline)?;
-    /// assert!(guard.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<MutexGuard>, Error> {
-        self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
-    }
-
-    /// Waits for the lock, runs `work` with its guard, and releases the lock, as [`Client::with_lock`] does.
-    ///
-    /// # Errors
-    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the client finds that the lock was lost before `work`
-    /// returned. `Forked` if `work` forks the process and returns in the child. A release that Redis does not confirm
-    /// is no error, as for [`MutexGuard::unlock`].
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let token = client.mutex("k").with(|guard| guard.fencing_token())?;
-    /// assert!(token > 0);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-        run_under(self.lock()?, work)
-    }
-
-    /// Runs `work` under the lock if [`try_lock`](Self::try_lock) acquires it. Otherwise drops `work` and returns
-    /// `Ok(None)`.
-    ///
-    /// # Errors
-    /// The errors of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let mutex = client.mutex("nightly-report");
-    /// match mutex.try_with(|guard| format!("written under {}", guard.fencing_token()))? {
-    ///     Some(report) => println!("{report}"),
-    ///     None => println!("another process writes it"),
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
-        let guard = self.try_lock()?;
-        guard.map(|guard| run_under(guard, work)).transpose()
-    }
-
-    /// Waits for the lock for at most `timeout`, as [`try_lock_for`](Self::try_lock_for) does, and runs `work` under
-    /// it. If the lock was not free within that time, drops `work` and returns `Ok(None)`. `timeout` does not limit
-    /// `work`: [`max_hold`](Self::max_hold) does.
-    ///
-    /// # Errors
-    /// The errors of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let mutex = client.mutex("k");
-    /// assert_eq!(mutex.try_with_for(Duration::from_millis(250), |_| 42)?, Some(42));
-    ///
-    /// let held = client.mutex("k").lock()?;
-    /// assert_eq!(mutex.try_with_for(Duration::from_millis(10), |_| 42)?, None);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with_for<T>(
-        &self,
-        timeout: Duration,
-        work: impl FnOnce(&MutexGuard) -> T,
-    ) -> Result<Option<T>, Error> {
-        let guard = self.try_lock_for(timeout)?;
-        guard.map(|guard| run_under(guard, work)).transpose()
-    }
-
-    /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
-    ///
-    /// # Errors
-    /// The errors of [`try_with_for`](Self::try_with_for).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::{Duration, Instant};
-    /// let deadline = Instant::now() + Duration::from_millis(250);
-    /// assert_eq!(client.mutex("k").try_with_until(deadline, |_| 42)?, Some(42));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with_until<T>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&MutexGuard) -> T,
-    ) -> Result<Option<T>, Error> {
-        let guard = self.try_lock_until(deadline)?;
-        guard.map(|guard| run_under(guard, work)).transpose()
+        ReentrantMutex::new(self.lock)
     }
 
     /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For
@@ -440,8 +97,8 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
-        let key = self.key.clone()?;
-        match self.ask(Command::Inspect { key })? {
+        let key = self.lock.key.clone()?;
+        match self.lock.client.ask(Command::Inspect { key })? {
             Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(*value, expires_in))),
             _ => Ok(None),
         }
@@ -496,8 +153,8 @@ impl Mutex {
         let Some(found) = self.inspect()? else {
             return Ok(None);
         };
-        let (key, lease) = (self.key.clone()?, found.lease());
-        let command_timeout = self.client.handle().config.command_timeout;
+        let (client, key, lease) = (&self.lock.client, self.lock.key.clone()?, found.lease());
+        let command_timeout = client.config().command_timeout;
         let started = Instant::now();
         let mut released_by_some = false;
         loop {
@@ -509,8 +166,7 @@ impl Mutex {
             };
             // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
             let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
-            let outcome = self.client.ask_within(force, left.min(command_timeout));
-            match outcome.map_err(|error| error.with_key(self.key()))? {
+            match client.ask_within(force, left.min(command_timeout))? {
                 Reply::Done => return Ok(Some(found)),
                 Reply::NotListening { by_some } => {
                     released_by_some |= by_some;
@@ -522,84 +178,262 @@ impl Mutex {
             }
         }
     }
+}
 
-    fn ask(&self, command: Command) -> Result<Reply, Error> {
-        let outcome = self.client.ask(command);
-        outcome.map_err(|error| error.with_key(self.key()))
+/// A held lock. Its drop releases the lock: it writes the release to Redis, and does not wait for the reply.
+///
+/// A guard borrows nothing, so it can be stored in a struct, and moved to and dropped on another thread. If a thread of
+/// the same client waits for the lock, the drop hands the lock off to that thread instead. If the reply to the release
+/// shows that the lock was lost while it was held, the client calls
+/// [`EventHandler::lost`](crate::EventHandler::lost). [`unlock`](Self::unlock) waits for the reply. If Redis is away,
+/// the client repeats the release in the background until the ttl has ended.
+///
+/// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
+/// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
+/// channel ([`lost_signal`](Self::lost_signal)), or registers a callback ([`on_lost`](Self::on_lost)). Writes that must
+/// be correct even after a loss need the [`fencing_token`](Self::fencing_token).
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let guard = client.mutex("invoice:42").lock()?;
+/// println!("{} under token {}", guard.key(), guard.fencing_token());
+/// for line in ["a", "b"] {
+///     guard.check()?; // `is_lost()` with an error to return
+///     println!("{line}, and {:?} left even without renewal", guard.remaining());
+/// }
+/// assert!(!guard.is_lost());
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "the lock is released as soon as its guard is dropped"]
+pub struct MutexGuard {
+    guard: Guard,
+}
+
+guard!(MutexGuard, client.mutex("k").lock());
+
+impl MutexGuard {
+    pub(crate) fn new(guard: Guard) -> Self {
+        Self { guard }
     }
 
-    /// The number of the client, and the key: they identify the lock within this process.
-    pub(crate) fn identity(&self) -> Result<(u64, Key), Error> {
-        Ok((self.client.handle().number, self.key.clone()?))
+    /// Stops renewal: the lock is lost for `reason` when its validity ends.
+    pub(crate) fn stop_renewing(&self, reason: LossReason) {
+        self.guard.stop_renewing(reason);
     }
 
-    fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
-        let checked = self.client.check_process();
-        checked.map_err(|error| error.with_key(self.key()))?;
-        let wanted = self.wanted()?;
-        if wanted.check.is_some() {
-            let started = self.client.handle().start_checks();
-            started.map_err(|error| error.with_key(wanted.key.name()))?;
-        }
-        let lease = self.client.handle().acquirer.acquire(&wanted, until)?;
-        Ok(lease.map(|lease| MutexGuard::new(lease, self.client.clone())))
+    /// Ends this guard without a release, and returns a ticket with which another process can
+    /// [adopt](Client::adopt) the lock, once.
+    ///
+    /// The new holder gets the ttl, the time between renewals and the rest of `max_hold`. First, this call sets the
+    /// full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply, the
+    /// lock has the rest of its ttl. Then the client stops renewing the lock: unless another client adopts it, it is
+    /// free when the ttl ends. `max_hold` does not count the time until the adoption.
+    ///
+    /// The adopter gets a greater token, and once the adopter has written with it, writes with your token are refused.
+    /// So wait for the replies to your own writes before you send the ticket. A check
+    /// ([`renew_while`](crate::Mutex::renew_while)) is not part of the ticket: the adopter of such a lock gets it
+    /// without renewal, and has to extend it or finish within the ttl.
+    ///
+    /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
+    ///
+    /// # Errors
+    /// `LeaseLost` if the lock was lost before. `Forked` in a child of the process that holds the lock.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let ticket = client.mutex("k").lock()?.into_ticket()?;
+    /// assert!(client.mutex("k").is_locked()?, "no other client can get it in between");
+    /// let guard = client.adopt(&ticket)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn into_ticket(self) -> Result<String, Error> {
+        self.guard.into_ticket()
     }
 
-    fn wanted(&self) -> Result<LockRequest, Error> {
-        let config = &self.client.handle().config;
-        let key = self.key.clone()?;
-        let (setting, ttl, is_renewed) = match self.ttl {
-            Ttl::OfClient => ("ttl", config.ttl, true),
-            Ttl::Renewed(ttl) => ("ttl", ttl, true),
-            Ttl::Fixed(ttl) => ("fixed_ttl", ttl, false),
-        };
-        let checked = config.check_ttl(setting, ttl);
-        checked.map_err(|error| error.with_key(key.name()))?;
-        if let Some(max_hold) = self.max_hold {
-            check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
-        }
-        let checked = config.check_replicas(self.replicas);
-        checked.map_err(|error| error.with_key(key.name()))?;
-        if self.check.is_some() && !is_renewed {
-            let message =
-                "renew_while cannot be combined with fixed_ttl, which is never renewed: use ttl";
-            let error = Error::new(ErrorKind::InvalidConfig, message);
-            return Err(error.with_key(key.name()));
-        }
-        let options = Options {
-            ttl,
-            renew_every: is_renewed.then(|| ttl.mul_f64(config.renew_ratio)),
-            max_hold: self.max_hold,
-            checked: self.check.is_some(),
-            replicas: self.replicas,
-        };
-        Ok(LockRequest {
-            key,
-            options,
-            check: self.check.clone(),
-            cancel: self.cancel.clone(),
-        })
+    /// The fencing token: a number greater than the token of every earlier grant of this lock. Send it with each write,
+    /// and let the storage refuse a token smaller than the greatest that it has seen. Then a holder that lost the lock,
+    /// and has not noticed yet, cannot overwrite the data of the next holder.
+    ///
+    /// Tokens have 61 bits now, since they contain a time in µs, and never more than 63. JavaScript and many JSON
+    /// parsers round numbers of more than 53 bits, so two tokens can become equal: write tokens into JSON as strings.
+    /// For databases there is [`fencing_token_i64`](Self::fencing_token_i64).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// let json = format!(r#"{{"total": 17, "token": "{}"}}"#, guard.fencing_token());
+    /// # let _ = json;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fencing_token(&self) -> u64 {
+        self.guard.lease.grant().token
+    }
+
+    /// The [`fencing_token`](Self::fencing_token) for SQL: the same number in the type of a `BIGINT` column. Tokens are
+    /// smaller than 2^63.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// // UPDATE invoice SET total = $1, token = $2 WHERE id = 42 AND token <= $2
+    /// let parameters: (i64, i64) = (17, guard.fencing_token_i64());
+    /// assert!(parameters.1 > 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fencing_token_i64(&self) -> i64 {
+        i64::try_from(self.fencing_token()).expect("no token is greater than MAX_TOKEN")
+    }
+
+    /// Changes data in the same Redis server, only if the lock is held at that moment.
+    ///
+    /// `body` reads on `conn`, and puts the commands that write into `pipe`. Redis then executes all commands of `pipe`
+    /// in one step (`MULTI`, `EXEC`), provided that the lock's key has not changed since before `body` began (`WATCH`).
+    /// So a holder that lost the lock writes nothing, even if it has not noticed the loss. `body` may `WATCH` more keys
+    /// on `conn` before it reads them: then Redis also writes nothing if one of these keys has changed.
+    ///
+    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to
+    /// 100 times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
+    /// writes to a key that `body` watches. So `body` should only read and fill `pipe`: its other effects, and writes
+    /// on `conn`, are not undone. If `pipe` stays empty, nothing is written, and everything that `body` read was read
+    /// while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the commands in
+    /// `pipe`.
+    ///
+    /// `body` returns errors of redis-rs. For other error types, use [`try_transaction`](Self::try_transaction).
+    ///
+    /// `body` uses the full names of keys in Redis; the client adds no prefix. Each command waits for its reply for one
+    /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
+    /// [`Builder::max_transactions`](crate::Builder::max_transactions) transactions run at a time, each on a connection
+    /// of its own: a slow `body` delays no renewal and no other lock. If `body` panics, nothing is written. On a
+    /// [`MemoryStore`](crate::MemoryStore), transactions fail with `Unsupported`.
+    ///
+    /// # Errors
+    /// After all errors but `Timeout` and `Protocol`, nothing was written.
+    ///
+    /// - `LeaseLost` if the lock was lost.
+    /// - The error of `body` as `source()`, with the kind that suits it.
+    /// - `Conflict` if watched keys changed in each of 100 tries.
+    /// - `Unavailable` if Redis cannot be reached or refuses all writes, or if all transactions of the client are busy
+    ///   for longer than [`connect_timeout`](crate::Builder::connect_timeout).
+    /// - `Denied` if the user may not use one of the commands; `Unsupported` if a command would end the transaction;
+    ///   on a Cluster, `CrossSlot` if a key has another slot than the lock's key.
+    /// - `TooLarge` if the reply to a command or pipeline of `body` is larger than
+    ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    /// - `Timeout` if all commands were sent and no reply came. Either Redis executes all of them or none. Redis may
+    ///   still execute them later, as long as no watched key changes and this guard holds the lock. If a repeated write
+    ///   would do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
+    /// - `Protocol` if Redis refused one of the writes because of the data, such as a list where a number was expected.
+    ///   The other writes were carried out, since Redis does not roll back. The message names the refused command. (If
+    ///   Redis does not know one of the commands, it executes none.)
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::redis::Commands;
+    ///
+    /// let guard = client.mutex("accounts").lock()?;
+    /// let move_50 = || {
+    ///     guard.transaction(|conn, pipe| {
+    ///         let balance: Option<i64> = conn.get("account:a")?;
+    ///         let enough = balance.unwrap_or(0) >= 50;
+    ///         if enough {
+    ///             pipe.decr("account:a", 50).incr("account:b", 50);
+    ///         }
+    ///         Ok(enough)
+    ///     })
+    /// };
+    /// assert!(!move_50()?.value, "the account is empty");
+    /// let added = guard.transaction(|_, pipe| {
+    ///     pipe.incr("account:a", 60);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(added.replies::<(i64,)>()?, (60,));
+    /// assert!(move_50()?.value);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn transaction<T>(
+        &self,
+        body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
+    ) -> Result<Committed<T>, Error> {
+        let transactions = &self.guard.live()?.transactions;
+        let result = transactions.run(&self.guard.lease, body);
+        result.map_err(|failed| failed.into_read_failed(self.key()))
+    }
+
+    /// Does the same as [`transaction`](Self::transaction), with a closure that has its own error type:
+    /// `anyhow::Error`, `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, a
+    /// variant for [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that
+    /// error unchanged.
+    ///
+    /// After an error of `body`, the client does not ask Redis whether the lock is still held, or whether the data that
+    /// `body` read has changed. If the client knows that the lock was lost, it returns `LeaseLost` instead. To have
+    /// Redis confirm a refusal, return the refusal as a value, and leave the pipeline empty.
+    ///
+    /// # Errors
+    /// The error of `body`; otherwise those of [`transaction`](Self::transaction), converted to `E`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::redis::{Commands, RedisError};
+    ///
+    /// #[derive(Debug)]
+    /// enum PayError {
+    ///     Lacking(i64),
+    ///     Lock(leasehold::Error),
+    ///     Redis(RedisError),
+    /// }
+    /// # impl std::fmt::Display for PayError {
+    /// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { write!(f, "{self:?}") }
+    /// # }
+    /// # impl std::error::Error for PayError {}
+    /// impl From<leasehold::Error> for PayError {
+    ///     fn from(error: leasehold::Error) -> Self {
+    ///         Self::Lock(error)
+    ///     }
+    /// }
+    /// impl From<RedisError> for PayError {
+    ///     fn from(error: RedisError) -> Self {
+    ///         Self::Redis(error)
+    ///     }
+    /// }
+    ///
+    /// let pay = |amount: i64| -> Result<i64, PayError> {
+    ///     let guard = client.mutex("accounts").lock()?;
+    ///     let paid = guard.try_transaction(|conn, pipe| {
+    ///         let balance = conn.get::<_, Option<i64>>("account:a")?.unwrap_or(0);
+    ///         if balance < amount {
+    ///             return Err(PayError::Lacking(amount - balance));
+    ///         }
+    ///         pipe.decr("account:a", amount);
+    ///         Ok(())
+    ///     })?;
+    ///     let (left,) = paid.replies()?;
+    ///     Ok(left)
+    /// };
+    /// assert!(matches!(pay(50), Err(PayError::Lacking(50))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_transaction<T, E: From<Error>>(
+        &self,
+        body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
+    ) -> Result<Committed<T>, E> {
+        let transactions = &self.guard.live()?.transactions;
+        let result = transactions.run(&self.guard.lease, body);
+        result.map_err(|failed| failed.into_error(self.key()))
     }
 }
 
-// The comment at `Client` says why this is right. The panic of a check is caught, and the check is not called again.
-impl UnwindSafe for Mutex {}
-impl RefUnwindSafe for Mutex {}
-
-impl fmt::Debug for Mutex {
+impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mutex")
+        f.debug_struct("MutexGuard")
             .field("key", &self.key())
-            .field("ttl", &self.ttl)
-            .field("renew_while", &self.check)
-            .field("max_hold", &self.max_hold)
-            .field("replicas", &self.replicas)
+            .field("fencing_token", &self.fencing_token())
+            .field("remaining", &self.remaining())
             .finish()
     }
-}
-
-/// Runs `work` under the lock of `guard`, then releases the lock and waits for Redis to confirm the release.
-fn run_under<T>(guard: MutexGuard, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-    let value = guard.run(|| work(&guard));
-    guard.finish().map(|()| value)
 }

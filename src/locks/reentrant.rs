@@ -1,15 +1,15 @@
-//! A lock that its holder's thread can lock again. Each thread has a list of the locks that it holds; the first guard
-//! of a lock comes from a plain [`Mutex`], and further guards need no request to Redis.
+//! A lock that its holder's thread can lock again. Each thread has a list of the locks that it holds. The first guard
+//! acquires the lock as a plain mutex does, and further guards send no request to Redis.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
-use std::time::{Duration, Instant};
 
-use crate::locks::guard::MutexGuard;
-use crate::locks::mutex::Mutex;
+use crate::acquire::Until;
+use crate::locks::lock::{ClosureGuard, Lock, calls, settings};
+use crate::locks::mutex::MutexGuard;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::released::Released;
@@ -34,6 +34,8 @@ use crate::util::key::Key;
 /// keeps the client alive.
 ///
 /// [`Client::reentrant_mutex`]: crate::Client::reentrant_mutex
+/// [`Mutex`]: crate::Mutex
+/// [`Mutex::reentrant`]: crate::Mutex::reentrant
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -47,207 +49,58 @@ use crate::util::key::Key;
 /// outer.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct ReentrantMutex {
-    mutex: Mutex,
+    lock: Lock,
 }
 
-/// Each method does the same as the method of [`Mutex`] with this name, unless this thread holds the lock. In that
-/// case, the method locks again at once, or fails with `LeaseLost` if the lock was lost meanwhile.
-impl ReentrantMutex {
-    pub(crate) fn new(mutex: Mutex) -> Self {
-        Self { mutex }
-    }
-
-    /// The name of the lock, as it was given; empty if it is not a valid key.
+settings!(
+    ReentrantMutex,
+    client.reentrant_mutex("k"),
+    lock,
+    MutexGuard::extend
+);
+calls! {
+    /// If this thread holds the lock, each call locks it again at once, or fails with `LeaseLost` if the lock was lost.
     ///
     /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// assert_eq!(client.reentrant_mutex("k").key(), "k");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn key(&self) -> &str {
-        self.mutex.key()
-    }
-
-    /// Waits for the lock, for as long as other holders have it.
-    ///
-    /// # Errors
-    /// The errors of [`Mutex::lock`]; `LeaseLost` if this thread held the lock and lost it.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let mutex = client.reentrant_mutex("k");
-    /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
-    /// assert_eq!(outer.fencing_token(), inner.fencing_token(), "one grant");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn lock(&self) -> Result<ReentrantGuard, Error> {
-        let guard = self.take(|mutex| mutex.lock().map(Some))?;
-        Ok(guard.expect("a wait without a deadline ends with a guard or an error"))
-    }
-
-    /// Acquires the lock if it is free now and no other thread of this client waits for it, or if this thread holds it.
-    /// Otherwise returns `Ok(None)`.
-    ///
-    /// # Errors
-    /// The errors of [`Mutex::try_lock`]; `LeaseLost` if this thread held the lock and lost it.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let mutex = client.reentrant_mutex("k");
-    /// let guard = mutex.try_lock()?;
-    /// assert!(guard.is_some() && mutex.try_lock()?.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        self.take(Mutex::try_lock)
-    }
-
-    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time.
-    ///
-    /// # Errors
-    /// The errors of [`Mutex::try_lock_for`]; `LeaseLost` if this thread held the lock and lost it.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let held = client.mutex("k").lock()?;
-    /// let guard = client.reentrant_mutex("k").try_lock_for(Duration::from_millis(10))?;
-    /// assert!(guard.is_none(), "a plain lock does not belong to a thread");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock_for(&self, timeout: Duration) -> Result<Option<ReentrantGuard>, Error> {
-        self.take(|mutex| mutex.try_lock_for(timeout))
-    }
-
-    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::{Duration, Instant};
-    /// let deadline = Instant::now() + Duration::from_millis(250);
-    /// assert!(client.reentrant_mutex("k").try_lock_until(deadline)?.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<ReentrantGuard>, Error> {
-        self.take(|mutex| mutex.try_lock_until(deadline))
-    }
-
-    /// Waits for the lock, runs `work` with its guard, and gives the guard up.
-    ///
-    /// # Errors
-    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # let client = leasehold::Client::memory()?;
     /// let mutex = client.reentrant_mutex("k");
     /// let depth = mutex.with(|_| mutex.with(|guard| guard.depth()))??;
     /// assert_eq!(depth, 2);
+    ///
+    /// let (outer, inner) = (mutex.lock()?, mutex.try_lock()?.unwrap());
+    /// assert_eq!(outer.fencing_token(), inner.fencing_token(), "one grant");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn with<T>(&self, work: impl FnOnce(&ReentrantGuard) -> T) -> Result<T, Error> {
-        run_under(self.lock()?, work)
+    impl ReentrantMutex by acquire -> ReentrantGuard, "the lock", client.reentrant_mutex("k");
+    lock try_lock try_lock_for try_lock_until
+    with try_with try_with_for try_with_until
+}
+
+impl ReentrantMutex {
+    pub(crate) fn new(lock: Lock) -> Self {
+        Self { lock }
     }
 
-    /// Runs `work` under the lock if [`try_lock`](Self::try_lock) acquires it. Otherwise drops `work` and returns
-    /// `Ok(None)`.
-    ///
-    /// # Errors
-    /// The errors of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// let mutex = client.reentrant_mutex("k");
-    /// let depth = mutex.try_with(|_| mutex.try_with(|guard| guard.depth()))?;
-    /// assert_eq!(depth.transpose()?.flatten(), Some(2));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with<T>(&self, work: impl FnOnce(&ReentrantGuard) -> T) -> Result<Option<T>, Error> {
-        let guard = self.try_lock()?;
-        guard.map(|guard| run_under(guard, work)).transpose()
-    }
-
-    /// Waits for the lock for at most `timeout`, and runs `work` under it. If the lock was not free within that time,
-    /// drops `work` and returns `Ok(None)`.
-    ///
-    /// # Errors
-    /// The errors of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let mutex = client.reentrant_mutex("k");
-    /// assert_eq!(mutex.try_with_for(Duration::from_millis(250), |_| 42)?, Some(42));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with_for<T>(
-        &self,
-        timeout: Duration,
-        work: impl FnOnce(&ReentrantGuard) -> T,
-    ) -> Result<Option<T>, Error> {
-        let guard = self.try_lock_for(timeout)?;
-        guard.map(|guard| run_under(guard, work)).transpose()
-    }
-
-    /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
-    ///
-    /// # Errors
-    /// The errors of [`try_with_for`](Self::try_with_for).
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::{Duration, Instant};
-    /// let deadline = Instant::now() + Duration::from_millis(250);
-    /// let mutex = client.reentrant_mutex("k");
-    /// assert_eq!(mutex.try_with_until(deadline, |_| 42)?, Some(42));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn try_with_until<T>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&ReentrantGuard) -> T,
-    ) -> Result<Option<T>, Error> {
-        let guard = self.try_lock_until(deadline)?;
-        guard.map(|guard| run_under(guard, work)).transpose()
-    }
-
-    fn take(
-        &self,
-        lock: impl FnOnce(&Mutex) -> Result<Option<MutexGuard>, Error>,
-    ) -> Result<Option<ReentrantGuard>, Error> {
-        let (client, key) = self.mutex.identity()?;
-        let name = Name { client, key };
+    fn acquire(&self, until: Until) -> Result<Option<ReentrantGuard>, Error> {
+        let name = Name {
+            client: self.lock.client.number(),
+            key: self.lock.key.clone()?,
+        };
         if let Some(hold) = Hold::of_this_thread(&name) {
             hold.guard.check()?;
             return Ok(Some(ReentrantGuard { hold }));
         }
-        let guard = lock(&self.mutex)?;
+        let guard = self.lock.acquire(until)?.map(MutexGuard::new);
         Ok(guard.map(|guard| ReentrantGuard {
             hold: Hold::begin(name, guard),
         }))
     }
 }
 
-fn run_under<T>(
-    guard: ReentrantGuard,
-    work: impl FnOnce(&ReentrantGuard) -> T,
-) -> Result<T, Error> {
-    let value = guard.run(|| work(&guard));
-    guard.end_with(MutexGuard::finish).map(|_| value)
-}
-
-/// A guard of a [`ReentrantMutex`]. The lock is released when the last guard of its thread is dropped.
+/// A guard of a [`ReentrantMutex`]. The drop of the last guard of its thread writes the release to Redis.
 ///
 /// A `ReentrantGuard` dereferences to a [`MutexGuard`], so it has the same methods:
 ///
@@ -333,6 +186,16 @@ impl ReentrantGuard {
             }
             Err(hold) => hold.guard.check().map(|()| None),
         }
+    }
+}
+
+impl ClosureGuard for ReentrantGuard {
+    fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.hold.guard.run(work)
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        self.end_with(MutexGuard::finish).map(drop)
     }
 }
 

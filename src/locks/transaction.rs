@@ -117,6 +117,8 @@ const MAX_REDIRECTS: u32 = 3;
 pub(crate) struct TransactionRunner {
     /// `None` if the store has no transactions.
     transactions: Option<Arc<dyn Transactions>>,
+    /// The process of the client.
+    process: Process,
     watchdog: Arc<Watchdog>,
     /// A channel with one message for each running transaction. Its capacity is the largest number of transactions at a
     /// time.
@@ -145,6 +147,7 @@ impl TransactionRunner {
         let (begin, end) = bounded(max_running);
         Self {
             transactions: backend.transactions.clone(),
+            process: Process::current(),
             watchdog,
             begin,
             end,
@@ -157,7 +160,6 @@ impl TransactionRunner {
     pub(crate) fn run<T, E>(
         &self,
         lease: &Lease,
-        process: Process,
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
     ) -> Result<Committed<T>, Failed<E>> {
         // Declared before the connection, so that the connection is dropped first.
@@ -168,7 +170,7 @@ impl TransactionRunner {
             let mut conn = self.watching_connection(lease, connection.take(), connect_by)?;
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
-            if let Err(forked) = process.check() {
+            if let Err(forked) = self.process.check() {
                 // The connection and the permit belong to the parent, which still uses them.
                 std::mem::forget((conn, permit));
                 return Err(forked.into());
@@ -316,8 +318,8 @@ fn redirected(error: Error, address: &str) -> Error {
     Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 
-/// As [`redirected`], and turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is
-/// unknown.
+/// Does the same as [`redirected`], and turns `Timeout` into `Unavailable`: the transaction has only read until now, so
+/// its outcome is known.
 fn as_unavailable(error: Error, address: &str) -> Error {
     let error = redirected(error, address);
     match error.kind() {

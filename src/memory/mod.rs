@@ -110,9 +110,9 @@ impl MemoryServer {
         })))
     }
 
-    /// The process that made the server. A fork of it must not use the server.
-    pub fn process(&self) -> Process {
-        self.process
+    /// The server. Fails with `Forked` in a child of the process that made it, which must not use it.
+    pub fn live(&self) -> Result<&Self, Error> {
+        self.process.check().map(|()| self)
     }
 
     pub fn clock(&self) -> &Clock {

@@ -2,7 +2,7 @@
 //!
 //! A fork copies a client into the child process, but none of its threads, and the child shares its sockets. So the
 //! child must neither use nor drop the client. Mutexes that were locked at the fork by threads that the child lacks
-//! stay locked for ever. The fork also copies parking_lot's table of sleeping threads. The entries of this table point
+//! stay locked. The fork also copies parking_lot's table of sleeping threads. The entries of this table point
 //! into memory that a drop of the client would free. The threads of a new client would follow these pointers.
 
 use std::sync::Arc;

@@ -31,7 +31,7 @@ impl TwoClients {
     }
 
     fn contention(&self) -> &Contention {
-        let acquirer = &self.client.handle().acquirer;
+        let acquirer = &self.client.live().unwrap().acquirer;
         acquirer.contention.as_ref().unwrap()
     }
 
@@ -48,7 +48,7 @@ impl TwoClients {
 
     /// Whether the client's first waiter has read the key, which is taken, on all nodes.
     fn is_watched(&self) -> bool {
-        let queues = &self.client.handle().acquirer.queues;
+        let queues = &self.client.live().unwrap().acquirer.queues;
         queues.watched(&self.key) == Some((3, false))
     }
 
@@ -79,7 +79,7 @@ fn a_waiter_misses_the_turn_of_a_holder_once() {
         for _ in 0..3 {
             let before = it.refused_at();
             // As after a new connection: the waiter asks again. (A moved clock wakes it once for each node.)
-            it.client.handle().acquirer.queues.wake(&it.key);
+            it.client.live().unwrap().acquirer.queues.wake(&it.key);
             wait_until(|| it.refused_at() > before);
         }
         guard.unlock().unwrap();
@@ -117,7 +117,7 @@ fn a_waiter_with_a_long_pause_reads_first() {
     let mut refused_at = None;
     it.during_a_wait(|guard| {
         refused_at = it.refused_at();
-        let queues = &it.client.handle().acquirer.queues;
+        let queues = &it.client.live().unwrap().acquirer.queues;
         // A majority reports a change, such as a renewal.
         for node in [0, 1] {
             queues.note_change(&it.key, ServerId(node), 2);
