@@ -326,26 +326,26 @@ impl Builder {
         self
     }
 
-    /// Sets how long a connection may be idle and still be used. 100 ms or more; [`Duration::MAX`] is no limit. Defaults
-    /// to two minutes.
+    /// Sets how long a connection may be idle and still be used. 100 ms or more; [`Duration::MAX`] is no limit.
+    /// Defaults to two minutes.
     ///
-    /// Load balancers, firewalls and NAT gateways forget a connection that was silent for some minutes, and then swallow
-    /// its bytes: a request would wait for its time-out. So the call after a longer pause opens a new connection first,
-    /// and closes the old one. Set less than the time after which your network forgets connections. The notification
-    /// connection sends a `PING` after half of this time, or after 10 s if that is earlier. All connections have TCP
-    /// keepalive, with a first probe after 30 s.
+    /// Load balancers, firewalls and NAT gateways forget a connection that was silent for some minutes, and then
+    /// swallow its bytes: a request would wait for its time-out. So the call after a longer pause opens a new
+    /// connection first, and closes the old one. Set less than the time after which your network forgets connections.
+    /// The notification connection sends a `PING` after half of this time, or after 10 s if that is earlier. All
+    /// connections have TCP keepalive, with a first probe after 30 s.
     pub fn max_connection_idle(mut self, max_idle: Duration) -> Self {
         self.config.connection_limits.max_idle = max_idle;
         self
     }
 
-    /// Sets for how long a connection is used. Each connection is replaced after a random part of this time, between three
-    /// quarters and all of it. 1 s or more; [`Duration::MAX`] is no limit. Defaults to 30 minutes.
+    /// Sets for how long a connection is used. Each connection is replaced after a random part of this time, between
+    /// three quarters and all of it. 1 s or more; [`Duration::MAX`] is no limit. Defaults to 30 minutes.
     ///
     /// A new connection resolves the host's name again, so the client follows a name that has moved to another server
     /// within this time. Until then, it uses the old server if that still runs: see
-    /// [guarantees](crate::guide::guarantees). The old connection is closed only once the new one is open, so an attempt
-    /// that fails ends no request.
+    /// [guarantees](crate::guide::guarantees). The old connection is closed only once the new one is open, so an
+    /// attempt that fails ends no request.
     pub fn max_connection_age(mut self, max_age: Duration) -> Self {
         self.config.connection_limits.max_age = max_age;
         self
@@ -449,9 +449,9 @@ impl Builder {
     ///
     /// The callback runs after a server has accepted the connection. It runs on the threads that connect, perhaps on
     /// several at a time; [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes
-    /// meanwhile. Let the callback return soon: no time-out ends it, and its time does not count for `connect_timeout`.
-    /// If it fails or panics, the connection fails with `Unavailable`, and `source()` has the text of its error. Keep
-    /// passwords out of that error.
+    /// while it runs. Let the callback return soon: no time-out ends it, and its time does not count for
+    /// `connect_timeout`. If it fails or panics, the connection fails with `Unavailable`, and `source()` has the text
+    /// of its error. Keep passwords out of that error.
     ///
     /// ```
     /// use leasehold::{Client, Credentials};
@@ -544,106 +544,120 @@ impl Builder {
         Client::start(server, config, fork_guard)
     }
 
-    fn check(self) -> Result<(Server, Config), Error> {
-        let mut config = self.config;
-        config.validate()?;
-        let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
-        let has_login = self.credentials.is_some();
-        let has_sentinel_login = self.sentinel_login.is_some();
+    /// Checks the settings, and makes the address of the servers.
+    fn check(mut self) -> Result<(Server, Config), Error> {
+        self.config.validate()?;
+        let server = match self.address.clone() {
+            Address::Url(url) => self.server_of_url(&url)?,
+            Address::Info(info) => {
+                let (connect_timeout, max_reply) = self.endpoint_settings();
+                self.redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?
+            }
+            Address::Memory(server) => self.memory(Server::Memory(server))?,
+            Address::Quorum(nodes) => self.quorum(nodes)?,
+            Address::MemoryQuorum(nodes) => self.memory(Server::MemoryQuorum(nodes))?,
+        };
+        Ok((server, self.config))
+    }
+
+    /// The time to connect, and the longest reply.
+    fn endpoint_settings(&self) -> (Duration, usize) {
+        (self.config.connect_timeout, self.config.max_reply_bytes)
+    }
+
+    fn server_of_url(&mut self, url: &str) -> Result<Server, Error> {
+        let (connect_timeout, max_reply) = self.endpoint_settings();
+        let timeouts = (connect_timeout, self.config.command_timeout);
+        if let Some(cluster) = ClusterAddress::of_url(url, timeouts, max_reply) {
+            return self.cluster(cluster?);
+        }
+        match MemoryServer::of_url(url) {
+            Some(server) => self.memory(Server::Memory(server?)),
+            None => self.redis(Endpoint::new(url, connect_timeout, max_reply)?),
+        }
+    }
+
+    fn redis(&mut self, mut endpoint: Endpoint) -> Result<Server, Error> {
+        endpoint.set_limits(self.config.connection_limits);
+        endpoint.set_prefix(&self.config.prefix);
+        if let Some(callback) = self.credentials.take() {
+            endpoint.set_credentials(callback)?;
+        }
+        if let Some(login) = self.sentinel_login.take() {
+            endpoint.set_sentinel_login(login)?;
+        }
+        #[cfg(feature = "tls")]
+        endpoint.set_up_tls(self.tls.as_ref())?;
+        Ok(Server::Redis(Arc::new(endpoint)))
+    }
+
+    fn cluster(&mut self, mut cluster: ClusterAddress) -> Result<Server, Error> {
+        self.config.layout = KeyLayout::of_cluster(&self.config.prefix)?;
+        cluster.set_limits(self.config.connection_limits);
+        cluster.set_prefix(&self.config.prefix);
+        if let Some(callback) = self.credentials.take() {
+            cluster.set_credentials(callback);
+        }
+        #[cfg(feature = "tls")]
+        cluster.set_tls(self.tls.take());
+        cluster.check()?;
+        Ok(Server::Cluster(Box::new(cluster)))
+    }
+
+    fn quorum(&self, nodes: Vec<QuorumNode>) -> Result<Server, Error> {
+        let setting = match (&self.sentinel_login, self.config.replicas) {
+            (Some(_), _) => "sentinel_credentials: a quorum has no sentinels",
+            (_, Some(_)) => "replicas: a quorum counts its nodes, and no replicas",
+            _ => "",
+        };
+        if !setting.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidConfig, setting));
+        }
+        let (connect_timeout, max_reply) = self.endpoint_settings();
+        let endpoint = |node: QuorumNode| {
+            let mut endpoint = (node.address.0).endpoint_of_node(connect_timeout, max_reply)?;
+            endpoint.set_limits(self.config.connection_limits);
+            if let Some(callback) = node.credentials.or_else(|| self.credentials.clone()) {
+                endpoint.set_credentials(callback)?;
+            }
+            #[cfg(feature = "tls")]
+            endpoint.set_up_tls(node.tls.as_ref().or(self.tls.as_ref()))?;
+            Ok(endpoint)
+        };
+        // An error does not show a wrong URL, which may contain a password.
+        let numbered = |(node, index)| {
+            endpoint(node).map_err(|error: Error| error.at(&format!("node {index}")))
+        };
+        let endpoints = nodes
+            .into_iter()
+            .zip(1..)
+            .map(numbered)
+            .collect::<Result<_, Error>>()?;
+        let quorum = QuorumAddress::new(endpoints, &self.config)?;
+        Ok(Server::Quorum(Box::new(quorum)))
+    }
+
+    /// Checks the settings of a store in this process, and that this process has made the store.
+    fn memory(&self, server: Server) -> Result<Server, Error> {
         #[cfg(feature = "tls")]
         let has_tls = self.tls.is_some();
         #[cfg(not(feature = "tls"))]
         let has_tls = false;
-        let memory = |server: Server| {
-            let setting = match (has_login, has_sentinel_login, has_tls) {
-                (true, _, _) => "credentials",
-                (_, true, _) => "sentinel_credentials",
-                (_, _, true) => "tls",
-                _ => return Ok(server),
-            };
+        let settings = [
+            ("credentials", self.credentials.is_some()),
+            ("sentinel_credentials", self.sentinel_login.is_some()),
+            ("tls", has_tls),
+        ];
+        if let Some((setting, _)) = settings.iter().find(|(_, is_set)| *is_set) {
             let message = format!("{setting}: a memory store has no connections");
-            Err(Error::new(ErrorKind::InvalidConfig, message))
-        };
-        if let Address::Quorum(nodes) = self.address {
-            let setting = match (has_sentinel_login, config.replicas) {
-                (true, _) => "sentinel_credentials: a quorum has no sentinels",
-                (_, Some(_)) => "replicas: a quorum counts its nodes, and no replicas",
-                _ => "",
-            };
-            if !setting.is_empty() {
-                return Err(Error::new(ErrorKind::InvalidConfig, setting));
-            }
-            let endpoint = |node: QuorumNode| {
-                let mut endpoint = (node.address.0).endpoint_of_node(connect_timeout, max_reply)?;
-                endpoint.set_limits(config.connection_limits);
-                if let Some(callback) = node.credentials.or_else(|| self.credentials.clone()) {
-                    endpoint.set_credentials(callback)?;
-                }
-                #[cfg(feature = "tls")]
-                endpoint.set_up_tls(node.tls.as_ref().or(self.tls.as_ref()))?;
-                Ok(endpoint)
-            };
-            // An error does not show a wrong URL, which may contain a password.
-            let numbered = |(node, index)| {
-                endpoint(node).map_err(|error: Error| error.at(&format!("node {index}")))
-            };
-            let endpoints = nodes
-                .into_iter()
-                .zip(1..)
-                .map(numbered)
-                .collect::<Result<_, Error>>()?;
-            let quorum = QuorumAddress::new(endpoints, &config)?;
-            return Ok((Server::Quorum(Box::new(quorum)), config));
+            return Err(Error::new(ErrorKind::InvalidConfig, message));
         }
-        let credentials = self.credentials.clone();
-        let limits = config.connection_limits;
-        let redis = |mut endpoint: Endpoint| {
-            endpoint.set_limits(limits);
-            endpoint.set_prefix(&config.prefix);
-            if let Some(callback) = credentials {
-                endpoint.set_credentials(callback)?;
-            }
-            if let Some(login) = self.sentinel_login {
-                endpoint.set_sentinel_login(login)?;
-            }
-            #[cfg(feature = "tls")]
-            endpoint.set_up_tls(self.tls.as_ref())?;
-            Ok(Server::Redis(Arc::new(endpoint)))
-        };
-        let (command_timeout, prefix) = (config.command_timeout, &config.prefix);
-        let timeouts = (connect_timeout, command_timeout);
-        let cluster = match &self.address {
-            Address::Url(url) => ClusterAddress::of_url(url, timeouts, max_reply).transpose()?,
-            _ => None,
-        };
-        if let Some(mut cluster) = cluster {
-            cluster.set_limits(limits);
-            config.layout = KeyLayout::of_cluster(prefix)?;
-            cluster.set_prefix(prefix);
-            if let Some(callback) = self.credentials {
-                cluster.set_credentials(callback);
-            }
-            #[cfg(feature = "tls")]
-            cluster.set_tls(self.tls);
-            cluster.check()?;
-            return Ok((Server::Cluster(Box::new(cluster)), config));
-        }
-        let server = match self.address {
-            Address::Memory(server) => memory(Server::Memory(server))?,
-            Address::MemoryQuorum(nodes) => memory(Server::MemoryQuorum(nodes))?,
-            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,
-            Address::Url(url) => match MemoryServer::of_url(&url) {
-                Some(server) => memory(Server::Memory(server?))?,
-                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
-            },
-            Address::Quorum(_) => unreachable!("handled above"),
-        };
         match &server {
             Server::Memory(memory) => memory.live().map(drop)?,
             Server::MemoryQuorum(nodes) => nodes[0].live().map(drop)?,
             _ => {}
         }
-        Ok((server, config))
+        Ok(server)
     }
 }
 
