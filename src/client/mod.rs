@@ -267,7 +267,7 @@ impl Client {
     /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
     ///   unknown whether the lock was adopted. If it was, the client releases it in the background; if not, the ticket
     ///   is still valid.
-    /// - `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
+    /// - `Denied`, `Protocol` and `Shutdown` at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -431,7 +431,7 @@ impl Client {
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
     /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the
-    /// nodes replies. `Denied`, `Tls`, `Protocol`, `Shutdown` and `Forked` as for a lock.
+    /// nodes replies. `Denied`, `Tls`, `Protocol` and `Shutdown` as for a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -458,7 +458,7 @@ impl Client {
     /// call knows more.
     ///
     /// # Errors
-    /// `Shutdown` and `Forked` as for a lock.
+    /// `Shutdown` as for a lock.
     ///
     /// ```
     /// let client = leasehold::MemoryQuorum::new(3).client()?;
@@ -490,7 +490,7 @@ impl Client {
     /// # Errors
     /// `Unavailable` if the server cannot be reached or does not reply within
     /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection
-    /// can be made, `Protocol` if the server is not Redis, `Shutdown` and `Forked`. `NoQuorum` on a quorum, if no
+    /// can be made, `Protocol` if the server is not Redis, and `Shutdown`. `NoQuorum` on a quorum, if no
     /// majority of the nodes can be checked.
     ///
     /// ```
@@ -522,7 +522,7 @@ impl Client {
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The
-    /// client is shut down all the same. `Forked` in a child of its process: nothing happens.
+    /// client is shut down all the same.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

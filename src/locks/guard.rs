@@ -218,6 +218,10 @@ impl RefUnwindSafe for Guard {}
 /// `guard!(MutexGuard, client.mutex("k").lock())` names the type, and an expression that acquires it for the examples.
 macro_rules! guard {
     ($Guard:ident, $example:expr) => {
+        /// # After a fork
+        ///
+        /// In a child of the process that holds the lock, calls that return a `Result` fail with
+        /// [`Forked`](crate::ErrorKind::Forked), and the drop of the guard does nothing.
         impl $Guard {
             /// Releases the lock and waits for Redis to confirm it, for at most one
             /// [`command_timeout`](crate::Builder::command_timeout).
@@ -230,7 +234,7 @@ macro_rules! guard {
             /// # Errors
             /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. A loss that only
             /// this call finds is reported as any other: the callbacks of [`on_lost`](Self::on_lost) run, and the
-            /// signals become ready. `Forked` in a child of the process that holds the lock.
+            /// signals become ready.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -288,7 +292,7 @@ macro_rules! guard {
             /// Returns an error if the lock was lost, for use with `?`. Sends no request.
             ///
             /// # Errors
-            /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds the lock.
+            /// `LeaseLost`, with the reason.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -349,7 +353,7 @@ macro_rules! guard {
             /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes
             /// beyond `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as
             /// before, and Redis may keep the key for longer. `Denied` or `Protocol` if Redis refuses the request, or
-            /// the key holds a foreign value; `Forked` in a child of the process that holds the lock.
+            /// the key holds a foreign value.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -384,7 +388,8 @@ macro_rules! guard {
 }
 pub(crate) use guard;
 
-/// A channel that receives the reason when a lock is lost, from [`MutexGuard::lost_signal`].
+/// A channel that receives the reason when a lock is lost, from
+/// [`MutexGuard::lost_signal`](crate::MutexGuard::lost_signal).
 ///
 /// A `LostSignal` dereferences to a [`Receiver`]: use it in `select!`, or with `recv_timeout`. Keep this value itself,
 /// not a clone of the receiver: once this value is dropped, a release disconnects the channel, which makes it ready.

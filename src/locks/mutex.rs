@@ -84,7 +84,7 @@ impl Mutex {
     /// diagnosis only: the result may be out of date when you read it.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if the value under the key is
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is
     /// not a lock.
     ///
     /// ```
@@ -239,7 +239,7 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before. `Forked` in a child of the process that holds the lock.
+    /// `LeaseLost` if the lock was lost before.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

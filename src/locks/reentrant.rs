@@ -157,8 +157,7 @@ impl ReentrantGuard {
     /// [`MutexGuard::unlock`] does. While the thread has other guards, this returns `None` and sends no request.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost: another holder may have run at the same time. `Forked` in a child of the
-    /// process that holds the lock.
+    /// `LeaseLost` if the lock was lost: another holder may have run at the same time.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
