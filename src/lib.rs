@@ -88,9 +88,9 @@ mod watchdog;
 mod wire;
 
 pub use client::Client;
-pub use client::builder::{Builder, ServerAddress};
+pub use client::address::{QuorumNode, ServerAddress};
+pub use client::builder::Builder;
 pub use client::memory_store::{MemoryQuorum, MemoryStore};
-pub use client::quorum_node::QuorumNode;
 pub use config::credentials::Credentials;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;

@@ -1,9 +1,9 @@
 //! The client: makes mutexes and fenced values, and connects the parts of the library. Sends requests through the store
 //! only.
 
+pub mod address;
 pub mod builder;
 pub mod memory_store;
-pub mod quorum_node;
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
-use crate::client::builder::{Builder, ServerAddress};
-use crate::client::quorum_node::QuorumNode;
+use crate::client::address::QuorumNode;
+use crate::client::address::ServerAddress;
+use crate::client::builder::Builder;
 use crate::cluster::{ClusterAddress, ClusterStore};
 use crate::command::{Command, Reply};
 use crate::config::Config;

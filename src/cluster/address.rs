@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use crate::cluster::refresh;
+use crate::cluster::query;
 use crate::cluster::slot_map::{MAX_MASTERS, SlotRange};
 use crate::config::credentials::CredentialsCallback;
 #[cfg(feature = "tls")]
@@ -87,14 +87,18 @@ impl ClusterAddress {
     }
 
     /// Fails unless one of the seeds is a node of a Cluster that replies, and one of the masters in its slot map can be
-    /// connected to. The first check may take as long as [`ask_in_turn`](refresh::ask_in_turn), the second one
+    /// connected to. The first check may take as long as [`ask_in_turn`](query::ask_in_turn), the second one
     /// `connect_timeout`.
     pub fn check_reachable(&self) -> Result<(), Error> {
-        let (sender, ranges) =
-            refresh::ask_in_turn(&self.seeds, self, &Clock::default(), |seed, time| {
-                let ranges = refresh::ask(&self.endpoint(seed)?, seed, time, self.command_timeout)?;
+        let (sender, ranges) = query::ask_in_turn(
+            &self.seeds,
+            self.timeouts(),
+            &Clock::default(),
+            |seed, time| {
+                let ranges = query::ask(&self.endpoint(seed)?, seed, time, self.command_timeout)?;
                 Ok((seed.clone(), ranges))
-            })?;
+            },
+        )?;
         self.check_masters(&sender, &ranges)
     }
 

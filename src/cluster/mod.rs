@@ -9,6 +9,7 @@
 pub mod address;
 pub mod member;
 pub mod members;
+pub mod query;
 pub mod redirects;
 pub mod refresh;
 pub mod slot_map;

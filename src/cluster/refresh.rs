@@ -10,21 +10,18 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cluster::ClusterStore;
 use crate::cluster::address::ClusterAddress;
-use crate::cluster::slot_map::{SlotRange, read_ranges};
+use crate::cluster::query::{ask, ask_in_turn};
+use crate::cluster::slot_map::SlotRange;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot;
 use crate::util::slot::Slot;
-use crate::wire::connect::connection::ReplyContents;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
 /// The shortest pause between two queries for the slot map. The pause doubles while the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The most parts into which the remaining time of a round is divided. Connecting to a silent node takes one part. A
-/// round asks as many nodes again.
-const SHARES: usize = 4;
 /// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
 /// How often the thread checks whether nodes that serve no slot have finished their work.
@@ -255,79 +252,38 @@ fn ask_nodes(
     asked.retain(|address, _| addresses.contains(address));
     let mut foreign = ForeignMaps::default();
     let clock = Clock::default();
-    let found = ask_in_turn(&addresses, &store.address, &clock, |address, time| {
-        let node = match asked.entry(address.clone()) {
-            Entry::Occupied(node) => node.into_mut(),
-            Entry::Vacant(vacant) => {
-                let mut members = members.iter();
-                let member = members.find(|member| member.address() == address);
-                let announced_by = member.map(|member| member.announced_by());
-                let announced_by = announced_by.unwrap_or_default();
-                let endpoint = store.address.announced_endpoint(address, announced_by)?;
-                endpoint.name_connections(&store.holder);
-                vacant.insert(AskedNode {
-                    endpoint: Arc::new(endpoint),
-                    is_silent: false,
-                })
-            }
-        };
-        store.refresher.begin(&node.endpoint)?;
-        let answer = ask(&node.endpoint, address, time, store.config.command_timeout);
-        node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
-        let ranges = answer?;
-        if store.members.can_be_next(&ranges) {
-            return Ok((address.clone(), ranges));
-        }
-        foreign.note(address, ranges);
-        Err(of_another_cluster(address))
-    });
-    found.or_else(|error| foreign.outcome(store.address.seeds(), error))
-}
-
-/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
-/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no
-/// node answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first
-/// error if no node answers.
-pub fn ask_in_turn<T>(
-    nodes: &[HostPort],
-    cluster: &ClusterAddress,
-    clock: &Clock,
-    mut ask: impl FnMut(&HostPort, Duration) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let (connect_timeout, command_timeout) = cluster.timeouts();
-    let deadline = clock.now().after(connect_timeout + command_timeout);
-    let mut first_error = None;
-    let mut hurried = Vec::new();
-    for (node, left) in nodes.iter().zip((1..=nodes.len()).rev()) {
-        let asked_at = clock.now();
-        let time = part_of(deadline.since(asked_at), left);
-        if time.is_zero() {
-            hurried.push(node);
-            continue;
-        }
-        match ask(node, time) {
-            Ok(answer) => return Ok(answer),
-            Err(error) => {
-                if time < connect_timeout && clock.now().since(asked_at) >= time {
-                    hurried.push(node);
+    let found = ask_in_turn(
+        &addresses,
+        store.address.timeouts(),
+        &clock,
+        |address, time| {
+            let node = match asked.entry(address.clone()) {
+                Entry::Occupied(node) => node.into_mut(),
+                Entry::Vacant(vacant) => {
+                    let mut members = members.iter();
+                    let member = members.find(|member| member.address() == address);
+                    let announced_by = member.map(|member| member.announced_by());
+                    let announced_by = announced_by.unwrap_or_default();
+                    let endpoint = store.address.announced_endpoint(address, announced_by)?;
+                    endpoint.name_connections(&store.holder);
+                    vacant.insert(AskedNode {
+                        endpoint: Arc::new(endpoint),
+                        is_silent: false,
+                    })
                 }
-                first_error.get_or_insert(error);
+            };
+            store.refresher.begin(&node.endpoint)?;
+            let answer = ask(&node.endpoint, address, time, store.config.command_timeout);
+            node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
+            let ranges = answer?;
+            if store.members.can_be_next(&ranges) {
+                return Ok((address.clone(), ranges));
             }
-        }
-    }
-    for node in hurried.into_iter().take(SHARES) {
-        match ask(node, connect_timeout) {
-            Ok(answer) => return Ok(answer),
-            Err(error) => _ = first_error.get_or_insert(error),
-        }
-    }
-    let none = "no node of the Cluster is known; name some of them in the URL";
-    Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, none)))
-}
-
-/// The part of `time` in which to connect to the next of `nodes` nodes.
-fn part_of(time: Duration, nodes: usize) -> Duration {
-    time / u32::try_from(nodes.clamp(1, SHARES)).expect("it is small")
+            foreign.note(address, ranges);
+            Err(of_another_cluster(address))
+        },
+    );
+    found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
 /// The error about a node whose slot map has no node of the last one.
@@ -346,30 +302,6 @@ fn no_slot_map(cluster: &ClusterAddress) -> Error {
         cluster.text()
     );
     Error::new(ErrorKind::Unavailable, message)
-}
-
-/// Asks the node at `address` for the slot map. Connects within `connecting_time`, and within `connect_timeout`.
-pub fn ask(
-    endpoint: &Endpoint,
-    address: &HostPort,
-    connecting_time: Duration,
-    command_timeout: Duration,
-) -> Result<Vec<SlotRange>, Error> {
-    let mut connection = endpoint.open_within(connecting_time)?;
-    let deadline = MonotonicTime::now().after(command_timeout);
-    let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::SlotMap)?;
-    let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
-    match read_ranges(reply, address) {
-        Some(ranges) if ranges.is_empty() => {
-            let what = "no slot of the Cluster has a master yet; wait until `redis-cli --cluster create` has ended";
-            Err(about(ErrorKind::Unavailable, what))
-        }
-        Some(ranges) => Ok(ranges),
-        None => {
-            let what = "the reply to CLUSTER SLOTS is none of a Redis Cluster; check whether a proxy answers there";
-            Err(about(ErrorKind::Protocol, what))
-        }
-    }
 }
 
 #[cfg(test)]
@@ -550,58 +482,6 @@ mod tests {
         let refused = outcome(&[&two]).unwrap_err();
         assert_eq!(refused.message(), of_another_cluster(&two).message());
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
-    }
-
-    /// Asks `count` nodes. Each is silent for all of its time, unless `answers` returns its answer. Returns the order
-    /// in which the nodes were asked, and the outcome.
-    fn asked(
-        count: u16,
-        answers: impl Fn(u16, Duration) -> Option<Result<(), Error>>,
-    ) -> (Vec<u16>, Result<(), Error>) {
-        let node = |port| HostPort {
-            host: "h".to_owned(),
-            port,
-        };
-        let nodes: Vec<HostPort> = (1..=count).map(node).collect();
-        let clock = Clock::movable();
-        let mut order = Vec::new();
-        let outcome = ask_in_turn(&nodes, &cluster(), &clock, |node, time| {
-            order.push(node.port);
-            answers(node.port, time).unwrap_or_else(|| {
-                clock.advance(time);
-                Err(Error::new(ErrorKind::Unavailable, "late"))
-            })
-        });
-        (order, outcome)
-    }
-
-    #[test]
-    fn nodes_that_had_too_little_time_are_asked_again() {
-        let refused = || Some(Err(Error::new(ErrorKind::Denied, "no")));
-        // A slow node needs the whole time-out of a second.
-        let (order, outcome) = asked(5, |node, time| match node {
-            2 => refused(),
-            4 => (time == Duration::from_secs(1)).then_some(Ok(())),
-            _ => None,
-        });
-        outcome.unwrap();
-        assert_eq!(order, [1, 2, 3, 4, 5, 1, 3, 4]);
-        // A round has an end.
-        let (order, outcome) = asked(6, |_, _| None);
-        assert_eq!(order, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]);
-        assert_eq!(outcome.unwrap_err().message(), "late");
-        // One node has all of the time, once.
-        let (order, _) = asked(1, |_, time| {
-            assert!(time > Duration::from_secs(1));
-            None
-        });
-        assert_eq!(order, [1]);
-    }
-
-    #[test]
-    fn silent_nodes_leave_time_for_others() {
-        let parts = [6, 4, 2, 1].map(|nodes| part_of(Duration::from_secs(8), nodes));
-        assert_eq!(parts, [2, 2, 4, 8].map(Duration::from_secs));
     }
 
     #[test]

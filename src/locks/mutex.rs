@@ -11,7 +11,6 @@ use crate::command::{Command, Reply};
 use crate::locks::guard::{Guard, guard};
 use crate::locks::held::LockInfo;
 use crate::locks::lock::{Lock, calls, settings};
-use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::transaction::Committed;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
@@ -44,7 +43,7 @@ const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
-    lock: Lock,
+    pub(crate) lock: Lock,
 }
 
 settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend);
@@ -63,21 +62,6 @@ impl Mutex {
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
         Ok(self.lock.acquire(until)?.map(MutexGuard::new))
-    }
-
-    /// The same lock with the same settings, as a lock that its holder's thread can lock again.
-    ///
-    /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
-    /// # use std::time::Duration;
-    /// let mutex = client.mutex("k").max_hold(Duration::from_secs(60)).reentrant();
-    /// let outer = mutex.lock()?;
-    /// assert!(mutex.try_lock()?.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn reentrant(self) -> ReentrantMutex {
-        ReentrantMutex::new(self.lock)
     }
 
     /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For

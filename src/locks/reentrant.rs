@@ -9,7 +9,7 @@ use std::rc::{Rc, Weak};
 
 use crate::acquire::Until;
 use crate::locks::lock::{ClosureGuard, Lock, calls, settings};
-use crate::locks::mutex::MutexGuard;
+use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::released::Released;
@@ -53,6 +53,23 @@ use crate::util::key::Key;
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct ReentrantMutex {
     lock: Lock,
+}
+
+impl Mutex {
+    /// The same lock with the same settings, as a lock that its holder's thread can lock again.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.mutex("k").max_hold(Duration::from_secs(60)).reentrant();
+    /// let outer = mutex.lock()?;
+    /// assert!(mutex.try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant(self) -> ReentrantMutex {
+        ReentrantMutex::new(self.lock)
+    }
 }
 
 settings!(

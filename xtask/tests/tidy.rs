@@ -64,24 +64,33 @@ fn none(findings: &[String], rule: &str) {
     );
 }
 
-#[test]
-fn the_library_imports_downwards_only() {
-    let mut upwards = Vec::new();
+/// The files of the library. Tests and models may use all of it, so they are left out.
+fn sources() -> Vec<(PathBuf, String)> {
     let is_of_tests = |path: &Path| {
         let path = path.with_extension("");
         path.iter().any(|part| part == "tests" || part == "model")
     };
-    for (path, text) in files_ending("src", "rs") {
-        // Tests and models may use the whole library.
-        if is_of_tests(&path) {
-            continue;
-        }
+    let mut files = files_ending("src", "rs");
+    files.retain(|(path, _)| !is_of_tests(path));
+    files
+}
+
+#[test]
+fn the_library_imports_downwards_only() {
+    let mut upwards = Vec::new();
+    for (path, text) in sources() {
         upwards.extend(layers::upward_imports(&path, &text, &root()));
     }
     none(
         &upwards,
         "a module imports from its own layer and from those below it: LAYERS in layers/mod.rs",
     );
+}
+
+#[test]
+fn modules_of_a_folder_import_in_one_direction() {
+    let circles = layers::circles(&sources(), &root());
+    none(&circles, "two modules of one folder import each other");
 }
 
 #[test]

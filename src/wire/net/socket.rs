@@ -15,9 +15,9 @@ use socket2::{SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::wire::net::replies::{Limit, Replies};
 #[cfg(feature = "tls")]
-use crate::wire::net::tls;
+use crate::wire::net::cipher::{Decryptor, Encryptor};
+use crate::wire::net::replies::{Limit, Replies};
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -182,7 +182,7 @@ fn is_connected_to_itself(socket: &Socket) -> bool {
 pub struct Sender {
     plain: PlainSender,
     #[cfg(feature = "tls")]
-    encryptor: Option<tls::Encryptor>,
+    encryptor: Option<Encryptor>,
 }
 
 /// The part of a [`Sender`] that writes to the socket.
@@ -234,7 +234,7 @@ impl Sender {
 
     /// Encrypts all bytes that are sent from now on.
     #[cfg(feature = "tls")]
-    pub fn encrypt_with(&mut self, encryptor: tls::Encryptor) {
+    pub fn encrypt_with(&mut self, encryptor: Encryptor) {
         self.encryptor = Some(encryptor);
     }
 
@@ -298,7 +298,7 @@ pub struct Receiver {
     last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
     #[cfg(feature = "tls")]
-    decryptor: Option<tls::Decryptor>,
+    decryptor: Option<Decryptor>,
 }
 
 impl Receiver {
@@ -385,7 +385,7 @@ impl Receiver {
 
     /// Decrypts all bytes that are read from now on.
     #[cfg(feature = "tls")]
-    pub fn decrypt_with(&mut self, decryptor: tls::Decryptor) {
+    pub fn decrypt_with(&mut self, decryptor: Decryptor) {
         self.decryptor = Some(decryptor);
     }
 

@@ -1,13 +1,13 @@
 //! Reads the library's source as syntax: which module imports which, and which code sleeps. Test code is
 //! exempt.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use proc_macro2::Span;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, UseTree, Visibility};
+use syn::{Attribute, Item, Meta, UseTree, Visibility};
 
 /// The layers, from the bottom up: modules of the library, each with the modules in its folder. A module imports from
 /// its own layer and from those below it. The longest name that matches counts, so a file can have a layer of its own.
@@ -38,6 +38,19 @@ const EXCEPTIONS: [(&str, &str); 4] = [
     ("wire::scripts::decode", "wire::connect"),
     ("wire::scripts::plain", "wire::connect::errors"),
 ];
+
+/// Modules of one folder that may import each other. A client makes locks, and a lock keeps its client.
+const CIRCLES: [(&str, &str); 4] = [
+    ("client", "locks"),
+    ("report", "util"),
+    ("errors", "refusal"),
+    ("confirmed", "request"),
+];
+
+fn is_exception(module: &str, path: &str) -> bool {
+    let mut exceptions = EXCEPTIONS.iter();
+    exceptions.any(|(from, to)| *from == module && contains(to, path))
+}
 
 fn contains(module: &str, path: &str) -> bool {
     let rest = path.strip_prefix(module);
@@ -79,14 +92,97 @@ pub fn upward_imports(path: &Path, text: &str, root: &Path) -> Vec<String> {
     for (name, line) in mentions(text).of_crate {
         let target = reexports.get(&name).unwrap_or(&name);
         let place = format!("{}:{line}: {module} mentions crate::{name}", path.display());
-        let is_exception = |(from, to): &(&str, &str)| *from == module && contains(to, target);
         match layer(target) {
-            Some(other) if other > own && !EXCEPTIONS.iter().any(is_exception) => found.push(place),
+            Some(other) if other > own && !is_exception(&module, target) => found.push(place),
             Some(_) => {}
             None => found.push(format!("{place}, which is in no layer; add it to LAYERS")),
         }
     }
     found
+}
+
+/// Circles of imports between the modules of one folder, for all folders of the library: one line each. `texts` has the
+/// path and the text of each file outside tests. A folder's own `mod.rs` and its modules may import each other.
+pub fn circles(texts: &[(PathBuf, String)], root: &Path) -> Vec<String> {
+    let lib = fs::read_to_string(root.join("src/lib.rs")).expect("the library has a lib.rs");
+    let reexports = reexports(&lib);
+    let names = texts.iter().filter_map(|(path, _)| module_of(path));
+    let modules: BTreeSet<String> = names.collect();
+    // For each folder: which of its modules imports which, and in which file.
+    let mut folders: BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>> = BTreeMap::new();
+    for (path, text) in texts {
+        let module = module_of(path).expect("it lies in src");
+        if module == "lib" {
+            continue;
+        }
+        for (name, line) in mentions(text).of_crate {
+            let mentioned = reexports.get(&name).unwrap_or(&name);
+            if is_exception(&module, mentioned) {
+                continue;
+            }
+            let target = longest_of(&modules, mentioned);
+            let Some((folder, from, to)) = target.and_then(|target| siblings(&module, target))
+            else {
+                continue;
+            };
+            if CIRCLES.contains(&(&from, &to)) || CIRCLES.contains(&(&to, &from)) {
+                continue;
+            }
+            let imports = folders.entry(folder).or_default().entry(from).or_default();
+            imports
+                .entry(to)
+                .or_insert_with(|| format!("{}:{line}", path.display()));
+        }
+    }
+    let mut found = Vec::new();
+    for (folder, imports) in &folders {
+        for (from, targets) in imports {
+            for (to, place) in targets {
+                if reaches(imports, to, from) {
+                    found.push(format!(
+                        "{place}: in `{folder}`, {from} imports {to}, and {to} {from}"
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The longest of `modules` that `path` begins with.
+fn longest_of<'a>(modules: &'a BTreeSet<String>, path: &str) -> Option<&'a String> {
+    let matching = modules.iter().filter(|module| contains(module, path));
+    matching.max_by_key(|module| module.len())
+}
+
+/// The folder in which the ways to two modules part, and the names of both ways there. `None` if one module contains the
+/// other.
+fn siblings(one: &str, other: &str) -> Option<(String, String, String)> {
+    let (mut ones, mut others) = (one.split("::"), other.split("::"));
+    let mut folder = Vec::new();
+    loop {
+        match (ones.next(), others.next()) {
+            (Some(one), Some(other)) if one == other => folder.push(one),
+            (Some(one), Some(other)) => {
+                return Some((folder.join("::"), one.to_owned(), other.to_owned()));
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Whether a chain of imports leads from one module to the other.
+fn reaches(imports: &BTreeMap<String, BTreeMap<String, String>>, from: &str, to: &str) -> bool {
+    let mut reached = BTreeSet::from([from]);
+    let mut left = vec![from];
+    while let Some(module) = left.pop() {
+        if module == to {
+            return true;
+        }
+        let next = imports.get(module).into_iter().flat_map(BTreeMap::keys);
+        left.extend(next.map(String::as_str).filter(|next| reached.insert(next)));
+    }
+    false
 }
 
 /// Every use of `thread::sleep` in the file at `path`, one line each.
@@ -172,13 +268,14 @@ impl Mentions {
     }
 }
 
+/// Whether an item is compiled for tests only: `cfg(test)` or `cfg(all(test, ..))`.
 fn is_test_code(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
-        attribute.path().is_ident("test")
-            || attribute.path().is_ident("cfg")
-                && attribute
-                    .parse_args::<syn::Path>()
-                    .is_ok_and(|path| path.is_ident("test"))
+        let Meta::List(list) = &attribute.meta else {
+            return attribute.path().is_ident("test");
+        };
+        let condition = list.tokens.to_string().replace(' ', "");
+        list.path.is_ident("cfg") && (condition == "test" || condition.starts_with("all(test,"))
     })
 }
 
@@ -192,6 +289,12 @@ impl<'ast> Visit<'ast> for Mentions {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         if !is_test_code(&item.attrs) {
             visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if !is_test_code(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
         }
     }
 
@@ -241,4 +344,27 @@ fn mentions_are_found_outside_tests() {
         .collect();
     assert_eq!(names, ["acquire::Queue", "store", "client::open"]);
     assert_eq!(mentions.sleeps, [3, 3]);
+}
+
+#[test]
+fn circles_are_found() {
+    let file = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
+    let texts = [
+        file("src/wire/mod.rs", "use crate::wire::a::A;"),
+        file(
+            "src/wire/a.rs",
+            "use crate::wire::b::c::C; use crate::wire::W;",
+        ),
+        file("src/wire/b/c.rs", "fn f(_: crate::wire::a::A) {}"),
+        file("src/util.rs", "use crate::util::U;"),
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let found = circles(&texts, &root);
+    assert_eq!(
+        found,
+        [
+            "src/wire/a.rs:1: in `wire`, a imports b, and b a",
+            "src/wire/b/c.rs:1: in `wire`, b imports a, and a b",
+        ]
+    );
 }

@@ -1,0 +1,132 @@
+//! Encrypts and decrypts the bytes of a connection with TLS, once its handshake is done.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::client::ClientConnection;
+use socket2::Socket;
+
+/// The most bytes that are encrypted at a time, fewer than a session buffers. A longer write takes several system
+/// calls.
+const LONGEST_WRITE: usize = 32 * 1024;
+
+/// The two halves of a session. Records from the socket are read into `records`.
+pub fn pair(session: ClientConnection, records: Vec<u8>) -> (Encryptor, Decryptor) {
+    let session = Arc::new(Mutex::new(session));
+    let decryptor = Decryptor {
+        session: Arc::clone(&session),
+        records,
+        start: 0,
+        end: 0,
+        failure: None,
+    };
+    let encryptor = Encryptor {
+        session,
+        records: Vec::new(),
+        written: 0,
+        text: 0,
+    };
+    (encryptor, decryptor)
+}
+
+/// Encrypts the bytes that a [`Sender`](crate::wire::net::socket::Sender) writes.
+pub struct Encryptor {
+    session: Arc<Mutex<ClientConnection>>,
+    records: Vec<u8>,
+    /// How many bytes of `records` are written to the socket.
+    written: usize,
+    /// The length of the plain text in `records`. 0 if all records are written.
+    text: usize,
+}
+
+impl Encryptor {
+    /// Returns the records to write, and how many of their bytes are written already. Encrypts the beginning of `bytes`
+    /// if all earlier records are written. Otherwise `bytes` must begin with the plain text of the unwritten records.
+    pub fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
+        if self.text == 0 {
+            let mut session = self.session.lock();
+            let text = &bytes[..bytes.len().min(LONGEST_WRITE)];
+            self.text = session.writer().write(text)?;
+            self.records.clear();
+            self.written = 0;
+            while session.wants_write() {
+                session.write_tls(&mut self.records)?;
+            }
+        }
+        Ok((&self.records, &mut self.written))
+    }
+
+    /// Returns the length of the plain text that was sent. Called when all records are written.
+    pub fn take_written(&mut self) -> usize {
+        std::mem::take(&mut self.text)
+    }
+}
+
+/// Decrypts the bytes that a [`Receiver`](crate::wire::net::socket::Receiver) reads.
+pub struct Decryptor {
+    session: Arc<Mutex<ClientConnection>>,
+    /// The bytes `start..end` were read from the socket, and not passed to the session yet.
+    records: Vec<u8>,
+    start: usize,
+    end: usize,
+    failure: Option<rustls::Error>,
+}
+
+impl Decryptor {
+    /// A reader that reads from `socket` and decrypts.
+    pub fn reader<'a>(&'a mut self, socket: &'a Socket) -> impl Read + 'a {
+        Reader {
+            decryptor: self,
+            socket,
+        }
+    }
+
+    /// The error of the session, if it has failed.
+    pub fn failure(&self) -> Option<&rustls::Error> {
+        self.failure.as_ref()
+    }
+
+    /// Decrypts into `into` the records that were read, up to the first record with content. Returns `None` if no
+    /// record has content.
+    fn decrypt(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut session = self.session.lock();
+        loop {
+            match session.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read.map(Some),
+            }
+            if self.start == self.end {
+                return Ok(None);
+            }
+            self.start += session.read_tls(&mut &self.records[self.start..self.end])?;
+            if let Err(error) = session.process_new_packets() {
+                self.failure = Some(error.clone());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+}
+
+struct Reader<'a> {
+    decryptor: &'a mut Decryptor,
+    socket: &'a Socket,
+}
+
+impl Read for Reader<'_> {
+    /// Reads from the socket at most once. Fails with `Interrupted` if no record with content is complete after that:
+    /// the caller then checks its deadline and calls again.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let decryptor = &mut *self.decryptor;
+        if let Some(n) = decryptor.decrypt(into)? {
+            return Ok(n);
+        }
+        let mut socket = self.socket;
+        (decryptor.start, decryptor.end) = (0, socket.read(&mut decryptor.records)?);
+        if decryptor.end == 0 {
+            return Ok(0);
+        }
+        let decrypted = decryptor.decrypt(into)?;
+        decrypted.ok_or_else(|| io::ErrorKind::Interrupted.into())
+    }
+}
