@@ -116,6 +116,9 @@ fn every_public_item_has_an_example() {
         for name in documented::never_shown(&text, &own) {
             silent.push(format!("{}: {name}", path.display()));
         }
+        for name in documented::never_shown_in_macros(&text) {
+            silent.push(format!("{}: {name} of a macro", path.display()));
+        }
     }
     none(
         &silent,

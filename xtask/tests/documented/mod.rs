@@ -77,6 +77,37 @@ fn docs(attributes: &[Attribute]) -> String {
     text
 }
 
+/// The public functions in the macros of a file whose docs have no example. Reads lines, since macros are no syntax of
+/// Rust: `$Type` and `#[doc = concat!(..)]` stand in them.
+pub fn never_shown_in_macros(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut docs = String::new();
+    let lines = text.lines().map(str::trim_end);
+    let mut lines = lines.skip_while(|line| !line.starts_with("macro_rules! "));
+    while let Some(line) = lines.next() {
+        if line == "}" {
+            lines.find(|line| line.starts_with("macro_rules! "));
+            continue;
+        }
+        let line = line.trim_start();
+        if let Some(doc) = line.strip_prefix("///") {
+            docs += doc.trim_start();
+            docs.push('\n');
+        } else if let Some(function) = line.strip_prefix("pub fn ") {
+            if examples(&docs).is_empty() {
+                let name = function.split(['(', '<']).next();
+                found.push(name.unwrap_or_default().to_owned());
+            }
+            docs.clear();
+        } else if line.starts_with("#[doc = concat!(") {
+            docs.push_str("..\n");
+        } else {
+            docs.clear();
+        }
+    }
+    found
+}
+
 /// The blocks of Rust in a text that compile.
 fn examples(docs: &str) -> String {
     let mut blocks = docs.split("```");
@@ -140,6 +171,33 @@ fn public_items_without_examples_are_found() {
     let public = ["Shown", "Bare"].map(str::to_owned).into();
     let found = never_shown(text, &public);
     assert_eq!(found, ["Bare", "Shown::without", "Shown::wrong"]);
+}
+
+#[test]
+fn functions_of_macros_without_examples_are_found() {
+    let text = r#"
+pub fn outside() {}
+macro_rules! calls {
+    ($Type:ident, $lock:ident) => {
+        impl $Type {
+            /// Has one.
+            ///
+            /// ```
+            #[doc = concat!("lock.", stringify!($lock), "()")]
+            /// ```
+            pub fn $lock(&self) {}
+
+            /// Has none.
+            pub fn without<T>(&self) {}
+        }
+    };
+}
+pub fn between() {}
+macro_rules! more {
+            pub fn last() {}
+}
+    "#;
+    assert_eq!(never_shown_in_macros(text), ["without", "last"]);
 }
 
 #[test]
