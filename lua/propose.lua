@@ -1,5 +1,5 @@
 -- Purpose: grant each free lock key to its lease on this node of a quorum, under a proposed fencing token or a greater
---   one. "The protocol of a quorum" in ARCHITECTURE.md says how a client counts the nodes.
+--   one. docs/protocol.md says how a client counts the nodes.
 --   The token is the greatest of the proposal, the time of Redis, and one more than the fence counter.
 --   A lock without a ttl gets the caller's ttl, as in lua/acquire.lua. A quorum has no queues.
 --   An adoption asks in the same way for a key that the lease of a ticket holds. A ttl is never shortened then.

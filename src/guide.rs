@@ -6,6 +6,7 @@
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
 //! - [`topologies`]: one server, Sentinel or a Cluster: the URL, what each guarantees, and what it costs.
 //! - [`quorum`]: locks over independent servers, and the critique of Redlock point by point.
+//! - [`protocol`]: the protocol of a quorum, its proofs and its bounds, for engineers who want to check it.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
 //! - [`security`]: what other users of the same Redis can do with each right.
 //! - [`observability`]: events, spans and metrics, and what to alert on.
@@ -42,6 +43,7 @@ page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");
 page!(topologies, "../docs/topologies.md");
 page!(quorum, "../docs/quorum.md");
+page!(protocol, "../docs/protocol.md");
 page!(in_your_redis, "../docs/redis.md");
 page!(security, "../docs/security.md");
 page!(observability, "../docs/observability.md");

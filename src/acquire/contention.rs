@@ -1,8 +1,21 @@
 //! Decides when a client asks a quorum for a key. A quorum has no queue, so each client decides by itself, from replies
-//! and notifications. A client that has just released the key leaves the next turn to others: it would always be the
-//! first to ask, since the others have yet to be notified. The waiters that have missed the most turns ask first. A
-//! waiter misses a turn if another client gets the key, or if votes are split. Clients that contend for a key see mostly
-//! the same holders, so they count about the same number of rivals: with a fair share, a waiter misses one turn of each.
+//! and notifications.
+//!
+//! - *After its own release*, a client pauses for up to four round trips: it would always be the first to ask, because
+//!   the others have yet to be notified. It does so while other clients want the key, and otherwise from time to time,
+//!   because it does not see clients that it never lets in.
+//! - *After a split vote*, a client pauses for a random time, which doubles with each further split vote, up to one
+//!   round trip for each client that contends.
+//! - *Order.* A waiter misses a turn if another client gets the key, or if votes are split. The waiters that have
+//!   missed the most turns ask first. With a fair share, a waiter misses one turn of each rival. So it pauses for one
+//!   round trip for each rival, less the turns that it has missed. Clients that contend for a key see mostly the same
+//!   holders, so they count about the same number of rivals.
+//! - *Starvation.* Clients with longer round trips are notified later and ask later. A waiter that has read many turns
+//!   of others starves: it asks again 5 to 10 ms after each refusal, and less often the older the current turn is. So
+//!   it finds the key free by chance.
+//!
+//! A turn lasts from a grant to its release: a renewal begins no new turn. A notification does not tell a renewal from
+//! a release, so it counts as a missed turn.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;

@@ -1,4 +1,7 @@
-//! The clocks of a quorum's nodes, as probes have read them. Pure.
+//! The clocks of a quorum's nodes, as probes have read them. A node reads its clock between a request and its reply, so
+//! a reading is inexact by at most half of that time. The clocks are compared with the median of a majority. The
+//! comparison only reports nodes that may break the bound on the difference (docs/protocol.md): no lock depends on it.
+//! Pure.
 
 use std::time::Duration;
 

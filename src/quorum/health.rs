@@ -1,6 +1,14 @@
-//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes without votes and reads the
-//! clocks of all. Requests only note that a node gave no vote: a node is failing once a probe has failed, too. So a
-//! reply that comes a little late is no failure, and no caller waits for a probe.
+//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes and reads their clocks.
+//! Health decides nothing about a lock: requests go to all nodes.
+//!
+//! 1. A request that gets no vote from a node only records that. The thread probes the node 200 ms later, or at once
+//!    after an error. A vote in between makes the probe unnecessary.
+//! 2. A node is failing once a probe has failed, too. So a reply that is a little late is no failure, and callers do
+//!    not wait for probes.
+//! 3. Only a probe that succeeds ends the failure, because it also writes (lua/probe.lua). A vote does not: a node that
+//!    refuses writes still votes on keys that are taken.
+//!
+//! A node in quarantine abstains from probes.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};

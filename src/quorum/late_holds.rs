@@ -1,5 +1,9 @@
-//! Holds for nodes that had not replied, or lacked the key, when a majority had renewed the lease. No caller waits for
-//! them. So a node that is slower than the majority gets the keys of held locks, and delays no renewal.
+//! Holds that bring the key of a held lock to nodes that are slower than the majority. After a majority has renewed a
+//! lease, each node that lacked the key or had not replied gets a *late hold*, which sets the key. Renewals do not wait
+//! for late holds.
+//!
+//! A lease has one late hold on each node. The next renewal replaces it once it has an outcome, or is older than half
+//! of its ttl. A release withdraws a late hold that is not written yet: the release could otherwise overtake it.
 
 use std::collections::HashMap;
 use std::time::Duration;

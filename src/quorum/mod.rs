@@ -1,11 +1,39 @@
 //! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all
-//! nodes at once, and takes the outcome from the replies of a majority. "The protocol of a quorum" in ARCHITECTURE.md
-//! says why that is safe; `crates/quorum-model/` checks it.
+//! nodes at once, and takes the outcome from the replies of a majority. docs/protocol.md says what is sent and why that
+//! is safe; `crates/quorum-model/` checks it.
 //!
-//! A caller's thread writes its request to nodes whose connection is free, and reads the replies that come soon. Each
-//! node has a thread that reads later replies, and that writes requests while the connection is busy. So a node without
-//! replies delays no request. The store, and not the nodes' pipelines, releases a lease that no majority has granted.
-//! (A pipeline that undid a late grant by itself could undo it after a renewal had counted that node.)
+//! # One request
+//!
+//! 1. The caller's thread writes the request to each node whose connection is free. It waits for all these sockets with
+//!    one `poll`, so quick replies wake no other thread.
+//! 2. After [`CALLER_READS_FOR`], the caller stops reading. Each node has a thread that reads the later replies. This
+//!    thread also writes requests to a node that is busy or silent, and all batches.
+//! 3. Once the replies of a majority decide, the caller waits for the others for at most [`slow_nodes::GRACE`]: each of
+//!    them may save a write-back. Requests that are not written yet are then dropped.
+//! 4. A node that was slower than that is *silent* for [`SILENT_FOR`]: callers do not wait for it. `slow_nodes` has the
+//!    exceptions.
+//!
+//! `count` decides what the replies mean together. If no majority can agree, the request is decided once a majority has
+//! voted or cannot vote any more. So a slow node may still report that the key is taken while another node is down.
+//!
+//! # Rules
+//!
+//! - The store releases a lease that no majority has granted: on each node that has granted it, and as an undo on each
+//!   node whose reply is missing. The nodes' pipelines undo no proposal by themselves, because a renewal may have
+//!   counted the node in the meantime.
+//! - A hold may set a missing key. So a hold must not overtake the release of its lease: it uses the pipeline of its
+//!   key, a batch has its holds before its releases, and the watchdog releases a lease again that ended during its
+//!   renewal ([`Store::renewals_set_keys`]).
+//! - A renewal with a ttl below `MIN_TTL` only asks. It changes no ttl, because a change would wake the waiters, and
+//!   each waiter's attempt would make the holder ask again.
+//! - A node's report never ends a lease: a renewal that changes nothing asks all nodes first.
+//! - An inspection asks again while the nodes disagree, as they do while a lock changes hands.
+//! - A shutdown flushes all nodes. After a majority has flushed, it looks every 500 ms whether the other nodes' queues
+//!   of releases have become shorter. It closes the sockets of a node whose queue has not.
+//! - An error names the answer of each node. Its kind is `NoQuorum`, or the kind of a lasting error that keeps a
+//!   majority from agreeing.
+//!
+//! Waiters need no queue on the nodes: `acquire::contention` decides when a client asks.
 
 pub mod clocks;
 pub mod count;

@@ -1,4 +1,13 @@
 //! How long a request waits for nodes that are slower than the majority.
+//!
+//! A proposal to a silent node is dropped once the majority has decided. So a node that is always slower does not get
+//! the key with the grant: late holds bring the key there (`late_holds`).
+//!
+//! After a split vote, the votes that are missing may decide. But a caller that waits for a stopped node keeps the keys
+//! that it has got, and blocks the other clients. So only one caller in
+//! [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY) waits for silent nodes. A renewal always waits, because it
+//! blocks no other client; its wait blocks a worker of the watchdog, so the shortest ttl of the client limits it. If no
+//! vote comes, the next renewal of the lease asks again.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A model of the quorum lock: ARCHITECTURE.md describes the protocol in the section "The protocol of a quorum", and
-//! this file follows that section rule by rule.
+//! A model of the lock on a quorum: docs/protocol.md describes the protocol, and this file follows that page rule by
+//! rule.
 //!
 //! The lock is one key on three nodes, and two clients acquire it. Time is counted in ticks. All clocks run at the same
 //! rate. The nodes' clocks may step, and these steps also stand for different rates.
