@@ -1,5 +1,32 @@
 //! How a caller gets a lock, and how a lock is released to other waiters. Sends requests to the store; never touches a
 //! connection.
+//!
+//! # The wait
+//!
+//! 1. A caller joins the local queue of its key. While a thread of this client holds the lock, all waiters of the queue
+//!    sleep. Otherwise only the first waiter sends requests.
+//! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script queues the
+//!    lease in Redis (lua/README.md), and the waiter sleeps until it is notified.
+//! 3. A waiter asks again without a notification, because a notification may be lost: after a second if it is one of
+//!    the first eight, later if more waiters are before it, and soon after the lock expires. Without a notification
+//!    connection, it polls.
+//! 4. If Redis is away, the waiter tries again until `outage_timeout` or its deadline ends. All waiters of a client
+//!    share the start of an outage, so the `outage_timeout` of a hundred waiters ends at the same time.
+//!
+//! On a quorum, nodes have no queues: [`contention`] decides when the first waiter asks.
+//!
+//! # Rules
+//!
+//! - A lease id joins the queue in Redis once, by its first request. Before it is released, its entry leaves the local
+//!   queue, so no later request uses the id: a late request could be granted the lock, and the release would end that
+//!   grant. While a request under the id has no reply, only its caller releases the id.
+//! - The waiter confirms a grant by an acquire if the message asks for it, if the caller was promised the whole ttl (no
+//!   renewals, or `max_hold`), or if more than a third of the ttl has passed since its first request: the validity
+//!   counts from that request.
+//! - A waiter whose entry is missing joins again at its old place. If the client had a notification connection all the
+//!   time, this connection may lead to an old primary, so it becomes suspect.
+//! - A client that drops a lock that others may wait for, and acquires it again at once, first reads the reply to the
+//!   release. Otherwise Redis would run both before it notifies the next holder.
 
 pub mod backoff;
 pub mod contention;

@@ -1,5 +1,16 @@
-//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only `clock_moved`
-//! waits: when a test has moved the clock of a `MemoryStore`, for the renewals that became due.
+//! Handles notifications: wakes the waiter of a grant, and ends or confirms leases whose keys changed. Only
+//! `clock_moved` waits: when a test has moved the clock of a `MemoryStore`, for the renewals that became due.
+//!
+//! Any user with the right to publish may forge a message (docs/security.md).
+//!
+//! - *A grant* is believed without a request if the lease is waiting, no earlier message has named it, and its token is
+//!   plausible: not before the waiter joined, and at most a minute after now, by the clock of Redis. The waiter
+//!   confirms each other grant with an acquire, whose reply has the token from Redis.
+//! - *A late grant* of a lease that this client has abandoned is released once. Grants of unknown leases are ignored.
+//! - *A forced release* is confirmed by an acquire if the grant is not accepted yet, otherwise by a renewal worker.
+//!   Each lease has one such request at a time. If Redis replies that the lease is held, further messages are only
+//!   recorded for a second, so a flood of forged messages costs few requests. A forged message makes no connection
+//!   suspect.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,19 @@
 //! How a lock is handed off within the client or released in Redis, and how a waiter leaves its queue.
+//!
+//! A dropped guard or a closure that ends hands the lease off to the next waiter of this client, without a request, if
+//! all of these hold:
+//!
+//! - the next waiter has the same options;
+//! - the lease is renewed, and has no check (`renew_while`);
+//! - two thirds of the validity are left, and the lease was not extended beyond its ttl;
+//! - no change of the ttl and no confirmation of a forced release is under way;
+//! - the settings for hand-offs allow it.
+//!
+//! The next holder gets a `Lease` of its own, with the same lease id and the next token. A later loss is reported to
+//! it.
+//!
+//! Without a hand-off, `unlock` and closures wait for the reply. The release of a dropped guard is written by the
+//! dropping thread if its pipeline is idle and connected, otherwise by the leader of the pipeline or in the background.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,9 @@
 //! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis;
 //! the new holder adopts the ticket under a lease id of its own.
+//!
+//! The adoption is a grant: it has a new, greater token, and the queue stays. It replaces the old lease id, so a ticket
+//! can be adopted only once. Redis refuses a ticket whose token is later than its clock and its counter. An adoption
+//! without a reply is undone, as an acquire is.
 
 use std::sync::Arc;
 

@@ -1,10 +1,54 @@
 //! The store of a Redis Cluster: a [`Node`] for each master that the client uses, the slot map that chooses among them,
-//! and redirects. A call for one node goes straight to that node, as on a single server. A call for several nodes is
-//! submitted to all of them, so that a node without replies does not delay the requests to the others.
+//! and redirects.
 //!
-//! A node that does not serve the slot of a request refuses it before it does anything (`MOVED`, `ASK`, `TRYAGAIN`,
-//! `CLUSTERDOWN`). So the same request may be sent again, even an acquire under its lease id. Callers send their own
-//! requests again. A release that no caller awaits moves from its pipeline to the pipeline of the other node.
+//! - A call for one node goes straight to that node, on the caller's thread, as on a single server. A call for several
+//!   nodes is submitted to all of them, so a node without replies does not delay the requests to the others.
+//! - The first request to a master opens its node. If the node's threads cannot start, this request fails with
+//!   `Unavailable`, and the next request tries again.
+//! - A master has a queue of renewals and two workers of its own, so it does not delay the renewals on other masters.
+//!
+//! # Redirects
+//!
+//! A node that does not serve the slot of a request refuses it before the script runs. So the same request may be sent
+//! again, even an acquire under its lease id.
+//!
+//! | reply | meaning | what the client does |
+//! |---|---|---|
+//! | `MOVED` | another node serves the slot | corrects its slot map, asks for a new one, and sends the request to that node |
+//! | `ASK` | the slot is moving, and the keys of this request have moved | sends the request once to the named node, behind `ASKING` |
+//! | `TRYAGAIN` | the slot is moving, and some of the keys have moved | asks the same node again after a pause. Fails at the deadline with `Unavailable` |
+//! | `CLUSTERDOWN` | the slot has no master now | the same, and asks for a new slot map |
+//!
+//! While a slot moves, both nodes reply `TRYAGAIN` to a call with several keys if they lack some of them. Acquires and
+//! releases have several keys, so they wait. A renewal has one key, so held locks are renewed. A call with several
+//! renewals that gets `TRYAGAIN` or `ASK` is repeated with one call for each renewal, all in one write. A renewal is
+//! tried for [`MOVING_RENEWAL_TIMEOUT`] only, because the same worker renews the leases of other slots.
+//!
+//! # Releases
+//!
+//! - A caller that awaits a release follows the redirects. At its deadline, the release is queued and reported as late.
+//! - A release without a caller moves from its pipeline to the pipeline of the other node ([`ReleaseRouter`]). After
+//!   several redirects in a row, it is repeated after a pause.
+//! - When the slot map changes, the queued releases of a moved slot move to its new node. So they reach the successor
+//!   of a dead master. An undo stays at its node, because the acquire may still arrive there, and a copy of it moves.
+//! - A release between two nodes is in no queue, so a flush that overlaps such a move begins again ([`Transits`]).
+//!
+//! # A master that fails
+//!
+//! Requests to the master end at their own deadlines, and after each failure the client asks for the slot map. Once the
+//! Cluster has a successor, requests go there. A master that has lost its last slot is *retired*: callers do not wait
+//! for a connection to it, and requests that were not written there go to the new master. The node of a retired master
+//! is closed once its releases are done.
+//!
+//! # Notifications and transactions
+//!
+//! Each node in use has a notification connection, which listens to the client's channel and to the client's shard
+//! channel of that node. A node forwards a message on the plain channel to all others, so a client may get it several
+//! times, which does no harm. When a slot moves, the first waiter of each key in the slot asks once, and the client
+//! reads and tracks held keys at the new node.
+//!
+//! A transaction uses a connection to the node that serves the lock's slot. The client follows a redirect of the first
+//! `WATCH`. A later redirect ends the transaction with `Unavailable`, and nothing is written.
 
 pub mod address;
 pub mod member;

@@ -1,5 +1,16 @@
-//! Keeps the slot map up to date. After a redirect or a failed request, one thread asks the nodes in turn for the map,
-//! at bounded intervals. The thread also closes nodes that are not used any more.
+//! Keeps the slot map up to date. The thread `leasehold-cluster` asks the nodes in turn for the map (`CLUSTER SLOTS`,
+//! which each version has) until one answers. It also closes nodes that are not used any more.
+//!
+//! - *Reasons to ask*: `MOVED`, `CLUSTERDOWN`, a slot without a master, and a connection that breaks or cannot be made,
+//!   even if no caller waits for it.
+//! - *Order*: each round begins with another node. Masters whose last request had no reply in time, and nodes that did
+//!   not answer the last query, come last. Each node has a part of the time to connect. If no node answers, some are
+//!   asked again with the whole time.
+//! - *Pauses*: rounds are at least [`FIRST_PAUSE`] apart, and up to [`LONGEST_PAUSE`] while the answers change nothing.
+//!   All callers share one round.
+//! - *Another Cluster*: a map that shares no node with the last map, except its sender, is not used, unless all nodes
+//!   of the URL give such maps.
+//! - A slot that the answer leaves out keeps its last master.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,5 @@
-//! The slot map of a Cluster as pure data: which master serves each slot, and which other nodes are known.
+//! The slot map of a Cluster as pure data: which master serves each slot, and which other nodes are known. Addresses
+//! are those that the nodes announce; an empty host, `?` or nil stands for the host of the node that replied.
 
 use redis::Value;
 

@@ -8,10 +8,20 @@
 //!            validity ended, or the key is gone
 //! ```
 //!
-//! A lease becomes lost at most once. Its listeners are notified and its event `lost` is queued at that moment.
-//!
 //! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
 //! the validity finds the lease lost, whatever was reported before.
+//!
+//! A lease becomes lost at most once, in one of these cases: a pipeline confirms that its key is gone or has another
+//! value; its release does not find it before its validity ends; its validity or `max_hold` ends; or its client ends.
+//! The state changes first. Then the loss signals, which are channels in the process, get the reason. The callbacks and
+//! the one event `lost` are queued for the callback thread last.
+//!
+//! While `unlock` waits for the reply, it keeps the listeners of the lease. Once the guard is gone, the lease has no
+//! listeners: the pipeline reports a loss that the reply to the release shows. The reply to a repeated release shows no
+//! loss, because an earlier attempt may have been carried out.
+//!
+//! A held lock takes 176 bytes for its lease, an entry in the local queue and a timer. State that few leases need
+//! (callbacks, signals, a check, `max_hold`) is in a separate box, and locks share their options.
 
 pub mod by_key;
 pub mod callbacks;

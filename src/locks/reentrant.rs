@@ -1,5 +1,9 @@
-//! A lock that its holder's thread can lock again. Each thread has a list of the locks that it holds. The first guard
-//! acquires the lock as a plain mutex does, and further guards send no request to Redis.
+//! A lock that its holder's thread can lock again. The first guard acquires the lock as a plain mutex does, so Redis and
+//! other threads see one plain lock. Further guards send no request and never wait.
+//!
+//! Each thread has a list of the locks that it holds, which is only an index: the guards own the lock, and the drop of
+//! the last one releases it. When a thread ends while locks are in its list, these locks are not renewed any more. They
+//! are not released either, because the state of the work is unknown.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

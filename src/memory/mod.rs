@@ -1,5 +1,12 @@
 //! A store without a server, for tests: it keeps the locks of clients in one process. The caller's thread carries out
 //! each command at once, and calls the listeners.
+//!
+//! `keyspace` is the specification of the scripts. A property test runs generated histories of all commands on a
+//! `MemoryStore` and on a real Redis, and compares replies, values, ttls and notifications. Another test changes the
+//! scripts, and checks that the comparison finds each change.
+//!
+//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move, and each vote checks
+//! the mark as a new connection does.
 
 pub mod keyspace;
 pub mod outage;

@@ -1,5 +1,17 @@
-//! The interface to the server, or servers, that keep the locks: [`Store`] for requests, [`Notifications`], and
-//! [`Transactions`]. Code above this interface knows neither connections nor the number of servers.
+//! The interface to the server, or servers, that keep the locks. Code above this interface knows neither connections
+//! nor the number of servers.
+//!
+//! - [`Store`] carries out requests. [`Store::server_of`] names the server of a key, so an outage of one server ends no
+//!   wait for a key of another server.
+//! - [`Notifications`] reports what servers observe, and decides whether waiters queue in Redis. A report names its
+//!   server.
+//! - [`Transactions`] lends connections.
+//! - [`Backend`] holds the three.
+//!
+//! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. Its caller
+//! continues as soon as the outcomes are enough, and then leaves. Each outcome is either among those that the caller
+//! gets when it leaves, or is late. The store undoes a late grant, and the caller releases the other grants that it
+//! does not use.
 
 pub mod completion;
 pub mod late_release;

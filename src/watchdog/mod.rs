@@ -1,7 +1,23 @@
-//! Keeps the leases of a client alive. Its threads: one timer thread, one renewal worker per server, and one worker
-//! that tracks keys and runs the store's maintenance. A server has a second renewal worker once renewals have come due
-//! while its first worker was busy. One more thread runs the checks that users attach to leases (`Mutex::renew_while`);
-//! it starts with the first such lease. No lease has a thread of its own.
+//! Keeps the leases of a client alive. No lease has a thread of its own: the client has one timer thread, one renewal
+//! worker for each server (a second one once renewals have come due while the first was busy), and one thread that
+//! tracks keys and runs the store's maintenance. One more thread runs the checks of `Mutex::renew_while`, from the
+//! first such lease on.
+//!
+//! 1. A lease has one timer in the [`wheel`]: for its next action (a renewal, a warning, tracking), or for the end of
+//!    its validity if that is earlier.
+//! 2. When renewals are due, the timer thread queues their leases for the workers, and sets their timers to the end of
+//!    the validity. So a renewal that hangs cannot delay the report of a loss.
+//! 3. A worker confirms losses first. Then it renews the lease that ends first: see [`renewals`].
+//! 4. A lease with a check goes to the thread of the checks before the workers. If the check refuses, the lease is not
+//!    renewed any more, and is lost at the end of its validity. A check that hangs delays only leases with a check.
+//!
+//! If many renewals are due together, each of these leases is renewed a little earlier the next time, by an amount that
+//! differs from lease to lease. So renewals that an outage or a burst has brought together are spread within a few
+//! minutes.
+//!
+//! A worker confirms a reported loss by a renewal with a ttl of 1 ms, which changes nothing. If Redis replies that the
+//! lease is held, the pipeline and the notification connection lead to different servers, and all connections become
+//! suspect. Without a reply, the key is read again after a second.
 //!
 //! The timer thread sends no request and runs no user code.
 

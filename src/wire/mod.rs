@@ -1,5 +1,9 @@
 //! The store of one Redis server: pipelines for callers, two pipelines for renewals, the notification connection, and
-//! connections for transactions and pings. Chooses the pipeline of each request.
+//! connections for transactions and pings. Each connection is made when it is first needed.
+//!
+//! The hash of a key chooses the key's pipeline, with a random seed for each client. Renewals may run in any order, so
+//! `Node::pipeline_for_renewals` chooses a connected renewal pipeline that is idle, or for few renewals an idle
+//! pipeline for callers. So a client with a few locks has three connections.
 
 pub mod connect;
 pub mod endpoint;

@@ -1,5 +1,24 @@
-//! The connection of one transaction: it watches the lock's key, reads for the caller, and writes. Refuses the caller's
-//! commands that would end the `WATCH`.
+//! The connection of one transaction, from `WATCH` to `EXEC`: a `WATCH` holds for its own connection only. Refuses the
+//! caller's commands that would end the `WATCH`.
+//!
+//! 1. An empty `MULTI`, `EXEC`: Redis refuses a user without the right to them before anything is written. `WATCH` and
+//!    `GET` of the lock's key follow, and the value is compared with the lease.
+//! 2. The caller's closure reads, and fills a pipeline.
+//! 3. The validity of the lease is checked once more.
+//! 4. `MULTI`, the pipeline, `EXEC`. Redis carries out all of it, or nothing if a watched key has changed.
+//!
+//! If a watched key has changed, step 1 of the next try shows the reason. If the lock is gone, a pipeline confirms that
+//! and the lease is lost. Otherwise the closure runs again: the lock was renewed, the first waiter joined the queue, or
+//! a key that the closure watches has changed.
+//!
+//! - An `EXEC` without a reply is a `Timeout`, and so is one whose reply came from an old primary. It may still arrive,
+//!   and Redis carries it out only if the lock's key is unchanged. A hand-off would leave the key unchanged, so the
+//!   lease is never handed off afterwards. Before the `EXEC` is sent, each failure has a known outcome: nothing was
+//!   written.
+//! - On a Cluster, a node checks the slots of the commands in step 4 only. So these begin with an `EXISTS` of the
+//!   lock's key.
+//! - The connection is kept for later transactions only if no key is watched on it and all replies were read.
+//! - A transaction takes its permit (`max_transactions`) before its connection, and returns it after the connection.
 
 use std::io;
 use std::time::Duration;

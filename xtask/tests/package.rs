@@ -71,6 +71,7 @@ fn the_package_contains_what_users_need() {
         ("examples", ".md"),
         ("examples", ".rs"),
         ("lua", ".lua"),
+        ("lua", ".md"),
     ] {
         expected.extend(
             names(folder, end)

@@ -1,5 +1,14 @@
 //! Locks, condition variables, sleeps and a clock for models. Each use of them is a scheduling point, where shuttle may
-//! run another thread. Time passes only in [`pass`].
+//! run another thread. Time passes only in [`pass`], so a wait that only a time-out would end is found as a deadlock.
+//!
+//! The parts with synchronization of their own (the local queue, pipelines, leases, the watchdog) take their locks from
+//! `util::sync`. With `--cfg shuttle`, `model.rs` beside each part runs it under some thousand schedules. Two doubles
+//! replace Redis: `wire/pipeline/connection/model.rs` for a connection, which can fail, and `store/model.rs` for the
+//! whole store. The models have small limits, so that they reach them. A failure prints its schedule;
+//! `LEASEHOLD_MODEL_SCHEDULE` replays it, and `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
+//!
+//! The models leave out the notification connection and its thread, crossbeam's channels themselves, and weak memory
+//! orderings.
 
 use std::cell::{Cell, RefCell};
 use std::env;

@@ -1,6 +1,28 @@
-//! Tells which connections of a client are stale (made before another connection broke, or before the sentinels named
-//! another primary) or suspect (made before a sign that the server is no longer the primary). Makes and closes no
-//! connection.
+//! Tells which connections of a client have to be replaced before their next use. Makes and closes no connection.
+//!
+//! | the connection is | if it was made before | it is replaced |
+//! |---|---|---|
+//! | stale | another connection broke. It is probably broken, too | at once. A pipeline first reads the replies that are due |
+//! | suspect | a sign that the server is no longer the primary | once it is [`SHORTEST_LIFE`] old |
+//! | outdated | the sentinels named another primary | at once, at most once in [`SHORTEST_LIFE`]. A reply on it counts as missing |
+//!
+//! A fail-over may leave connections open that lead to the old primary, which still answers reads. These are the signs:
+//!
+//! - `READONLY`, `LOADING`, `MASTERDOWN` or `CLUSTERDOWN` in a reply to a pipeline or a transaction;
+//! - a reply of an unexpected shape;
+//! - a waiter that was queued to be notified and is no longer queued, because a grant skips a client without a
+//!   subscription;
+//! - a loss that a pipeline denies.
+//!
+//! However many requests a server refuses, a client makes at most one connection per second for each pipeline, for
+//! notifications and for each running transaction. A further switch within a second makes connections suspect only, so
+//! sentinels that contradict each other do not cause connections without end.
+//!
+//! The notification connection is replaced without waiting for a request: the new connection is opened before the old
+//! one is closed. A broken notification connection makes no other connection stale.
+//!
+//! A script that finds a lock gone first tries a write that changes nothing (lua/primary.lua), which a replica refuses.
+//! So the old data of a replica ends no lease.
 
 use std::fmt;
 use std::sync::OnceLock;

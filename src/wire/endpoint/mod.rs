@@ -1,5 +1,9 @@
 //! A server and how to connect to it: finds the primary of a group under sentinels, and logs in. [`connector`] makes
 //! connections on threads of their own, and [`watcher`] listens to a sentinel.
+//!
+//! The end of a client closes the sockets of connections that are being made, and further attempts fail at once. If the
+//! system starts no thread, the caller connects on its own thread, so a process at its limit of threads keeps its
+//! locks.
 
 pub mod connector;
 pub mod watcher;

@@ -1,5 +1,7 @@
-//! The thread that listens to one sentinel at a time, and notices a fail-over at once. It then makes the client's
-//! connections suspect. It connects to sentinels only.
+//! The thread that listens to one sentinel at a time, and notices a fail-over at once. It connects to sentinels only.
+//! It also asks its own sentinel and one of the others from time to time. If the other one has a newer answer, or its
+//! own sentinel has an outdated one, it moves to the next sentinel. A message that does not begin with the last known
+//! primary is ignored; the thread asks the sentinel instead.
 
 use std::sync::Arc;
 use std::time::Duration;

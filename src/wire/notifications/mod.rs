@@ -1,15 +1,41 @@
 //! The notification connection of a client, and the thread that reads from it. The thread connects when the first
-//! caller has to wait, or when a lock is tracked.
+//! caller has to wait, or when a lock is tracked. Keys are read on this connection only to track them; scripts run on
+//! other connections.
 //!
-//! There are two kinds of notifications. A script publishes a *message* about one lease of this client: the lease was
-//! granted its key (lua/serve.lua), is near the front of its queue (lua/near.lua), or lost its key to another client by
-//! force (lua/release.lua). The server reports a *change* (`CLIENT TRACKING`) when a key that was read on this
-//! connection is written, deleted, evicted or expires. After that, the key is not tracked until it is read again.
+//! # Two kinds of notifications
 //!
-//! Both kinds are hints: every wait for a notification has a bound, and other users may publish messages, too. Only the
-//! message of a grant is a proof: it contains the lease id, which was secret until the grant.
+//! A script publishes a *message* about one lease of this client on the client's channel:
 //!
-//! A [`Listener`] decides what a notification means for a lock.
+//! | message | meaning |
+//! |---|---|
+//! | `<lease> <µs> <key>` | the lease was granted the key, under the token of these µs. `?` before them asks the client to confirm the grant |
+//! | `<start> ~ <key>` | the lease is now one of the first in the queue (lua/near.lua) |
+//! | `<start> = <key>` | the lease has to send a request at once, or it loses its place (lua/roll_call.lua) |
+//! | `<start> !<holder> <key>` | this client took the lock away by force |
+//!
+//! `<start>` is the first half of the lease id. The key comes last, because it may contain spaces.
+//!
+//! The server reports a *change* (`CLIENT TRACKING`) when a key that was read on this connection is written, deleted,
+//! evicted or expires. Afterwards the key is not tracked until it is read again. The client tracks the keys of leases
+//! that it has held for some time, and the keys in whose queue it is one of the first two. Each further client that
+//! tracked a key would cost one request for each change.
+//!
+//! Both kinds are hints, because every wait has a bound and other users may publish messages, too. Only the message of
+//! a grant is a proof: it contains the whole lease id, which was secret until the grant. `acquire::notify` decides what
+//! a notification means for a lock.
+//!
+//! # Changes
+//!
+//! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
+//! reports a loss, or does nothing. An old primary or a replica may have answered this read, so a renewal worker
+//! confirms each loss through a pipeline before the lease ends. After a flush of Redis, and on a new connection, the
+//! thread wakes the first waiter of every key and reads all held keys.
+//!
+//! # Servers that refuse
+//!
+//! If the server refuses tracking or RESP3, the connection has messages only: renewals find losses. If it refuses
+//! subscriptions, waiters poll. A server that closes several connections in a row at the same stage counts as one that
+//! refuses. Waiters of a quorum need changes, so a server without tracking counts as one that refuses.
 
 pub mod message;
 pub mod subscription;

@@ -1,8 +1,17 @@
-//! A record of the newest releases that the server of a pipeline has confirmed. Replication is asynchronous, and a
-//! restarted server may have lost its last writes. So after each new connection, the pipeline repeats these releases.
+//! A record of the newest releases that the server of a pipeline has confirmed. The pipeline repeats them on its next
+//! connection, which may lead to a server that lacks them: a replica that was promoted, or the same server after a
+//! restart with older data. A reply does not tell whether the server is another one, and a repeat changes nothing on
+//! the same server.
 //!
-//! The record keeps every lease, and not only the last one of each key: the server behind the next connection may still
-//! have any of the grants that were released shortly before.
+//! - The record keeps every lease, and not only the last lease of each key: the next server may still have any of the
+//!   grants that were released shortly before. It also keeps leases that left a queue.
+//! - The repeats are in batches like those of refused releases, newest first. Those of a key go before a request of the
+//!   key.
+//! - When connections become stale (`Epoch::on_stale`), the background connects, so pipelines without requests repeat
+//!   their releases, too.
+//! - On a Cluster, a new slot map brings the releases of moved slots to the new masters.
+//! - Releases by force and adoptions are not repeated. A repeated force would notify the holder again, and the lease of
+//!   an adopted ticket must stay while its adopter relies on the key.
 
 use std::collections::VecDeque;
 use std::time::Duration;

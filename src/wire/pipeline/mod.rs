@@ -1,19 +1,62 @@
-//! A pipeline: one connection, and the queue of requests that share the connection (group commit).
+//! A pipeline: one connection, and the queue of requests that share the connection (group commit). All requests of one
+//! key, except its renewals, use one pipeline, so Redis executes them in the order in which they were queued.
 //!
-//! The first caller at an idle pipeline leads it. The leader writes a batch of the queued requests, awaited requests
-//! first, reads the replies, passes them to their callers, and then appoints the next waiting caller. One batch is in
-//! flight at a time. Only releases whose replies no caller awaits are written behind it. A leader leaves at its own
-//! deadline, even with a batch in flight. The next leader then reads the missing replies before it writes awaited
-//! requests. All requests of one key, except its renewals, go through one pipeline, so Redis executes them in the order
-//! in which they were queued.
+//! # The leader
 //!
-//! A request to several nodes is submitted to the pipeline of each, so that its caller can wait for all nodes together.
-//! The background leads for submitted requests. If the connection is free, the caller may be the *sender*: it writes
-//! the request to each node ([`Pipeline::send`]), and then reads the replies as they come ([`SentRequest`]). It leads
-//! only while it writes or reads.
+//! 1. The first caller at an idle pipeline becomes its leader. The leader writes a batch of the queued requests,
+//!    awaited requests first, reads the replies, and passes them to their callers. It does all I/O, and never under the
+//!    mutex of the state.
+//! 2. Every other caller waits for the outcome of its own request, and leaves at its own deadline.
+//! 3. When the leader has its outcome, it appoints the next waiting caller.
+//! 4. A leader also leaves at its own deadline, even with a batch in flight. Without a waiting caller, the background
+//!    continues. The next leader first reads the missing replies.
 //!
-//! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. The leader does all
-//! I/O, and never under the mutex of the state.
+//! One batch with awaited requests is in flight at a time. Only releases that no caller awaits are written behind it. A
+//! batch is due one `command_timeout` after its leader began to write it. When replies are overdue, the connection is
+//! closed.
+//!
+//! # What is written first
+//!
+//! - Awaited requests are written with the next batch, however many guards were dropped before.
+//! - Earlier releases of a request's key are written with the request. So an acquire overtakes no release of its key,
+//!   except repeated undos and releases beyond the batch. It may overtake releases of other keys.
+//! - A thread that drops a guard writes the release only if that cannot block: fewer than [`MAX_UNANSWERED`] releases
+//!   and [`MAX_UNANSWERED_BYTES`] are without a reply. Otherwise the background writes it.
+//!
+//! # Submitted requests
+//!
+//! A request to several nodes is submitted to the pipeline of each node, so its caller can wait for all of them
+//! together. Such a caller is never appointed as a leader. If the connection is free, it may be the *sender*: it writes
+//! the request ([`Pipeline::send`]), and leads again each time the socket has bytes ([`SentRequest`]). In between, the
+//! pipeline has no leader, and the background reads nothing. A sender that stops, or does not lead for 20 ms, leaves
+//! the rest to the background. When the caller leaves, its unwritten requests are dropped, and its late grants are
+//! undone.
+//!
+//! # What failures leave behind
+//!
+//! | request | what the pipeline does |
+//! |---|---|
+//! | release without a reply | the next leader or the background reads the reply. If the connection breaks, the release is written again on the next connection |
+//! | release that failed | it stays in [`releases`] until its ttl has ended. After a broken connection, it is in the first batches of the next connection. After a refusal, it is written with the next request of its key, or after a pause that doubles |
+//! | release that was confirmed | the next connection may lead to a server without it, so the pipeline repeats it there: [`confirmed`] |
+//! | acquire or adoption without a reply | the caller gets an error. The *undo*, a release of the lease, is written behind it on the same connection before this connection is closed. The request may still arrive late, so the undo is repeated on other connections until it finds the lease or the ttl has passed |
+//! | grant whose caller has left | the lease is released |
+//! | request that was not written | the caller gets `Unavailable`. There is nothing to undo |
+//! | fenced write without a reply | it is never repeated. The caller gets an error, and can write the same again |
+//!
+//! A release that is late is reported once. A flush returns when the pipeline has no release left to try.
+//!
+//! # Acknowledgements of replicas
+//!
+//! If requests of a batch need acknowledgements, one `WAIT` follows the script calls, with the greatest count and the
+//! longest time-out among them. The outcomes of these requests wait for its reply. A request with too few
+//! acknowledgements has an unknown outcome: an acquire is undone, and a renewal fails.
+//!
+//! - `WAIT` counts the replicas that have the last write of its connection, and all earlier writes of the server. So
+//!   each such request writes, even a renewal that finds the ttl long enough.
+//! - `WAIT` also delays the other keys of the batch. A request waits for the batch in flight and for its own batch, so
+//!   two time-outs must fit into one `command_timeout` (`Config::check_replicas`).
+//! - A hand-off changes no key, so the last acknowledgement also counts for the next holder.
 
 pub mod confirmed;
 #[cfg_attr(all(test, shuttle), path = "connection/model.rs")]

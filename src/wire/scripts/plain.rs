@@ -1,14 +1,46 @@
 //! Acquires and releases by plain commands instead of scripts, which take Redis more time.
 //!
-//! An acquire is a transaction: `MULTI`, a `SET NX` for each key, `EXISTS` on the queues of waiters, `TIME` once a
-//! second, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. The first `ZADD` raises the counter to the
-//! client's estimate of the time of Redis, and the second one counts the grants, so each grant has a token of its own,
-//! as from lua/count.lua. Neither makes a missing counter: only scripts do, with the time of Redis. The values of the
-//! locks are written before the tokens are known, so they have [`NO_TOKEN`].
+//! # Acquires
 //!
-//! `EXEC` undoes nothing. If a key may be set but its token is not usable, the client acquires the key again by the
-//! script, under the same lease id. The script deletes a value of this lease that has no token, and then decides as if
-//! the key had been free.
+//! A transaction acquires the free keys of a batch: `MULTI`, a `SET NX PX` for each key, `EXISTS` on the queues of
+//! waiters, `TIME` once a second, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. A key is granted if its
+//! `SET` has succeeded, the counter exists and is usable, and, for a request that may wait, no key of the batch has a
+//! queue. When the reply to `EXEC` is read, the script acquires all other keys, under the same lease ids. So outcomes
+//! and errors are those of the script. `EXEC` undoes nothing: for a key that its `SET` has set, the script first
+//! deletes the value of this lease that has no token, and then decides as if the key had been free.
+//!
+//! The script acquires from the start:
+//!
+//! - a lease that may be queued already, and a request behind `ASKING`;
+//! - a key that this connection has found taken in the last ten seconds;
+//! - all keys, if the server has refused one of the commands in the last ten minutes, or has closed the connections of
+//!   several trials;
+//! - all keys, if the connection has no reply to `TIME` from the last ten seconds. So a new connection begins with the
+//!   script, which shows that the user may call scripts: without that right, the user could not release the locks.
+//!
+//! # Tokens
+//!
+//! The first `ZADD` raises the counter to an estimate E of the time of Redis, and the second one counts the grants. E
+//! is the last reply to `TIME` on this connection, plus the time since that reply, less 1 %. The values are written
+//! before the tokens are known, so they have [`NO_TOKEN`]: a release compares the whole value, and `inspect` finds no
+//! token.
+//!
+//! Tokens rise as with the script:
+//!
+//! | case | why a later token of the key is greater |
+//! |---|---|
+//! | two clients, with estimates ahead or behind | each grant adds 1 to the counter, and E can only raise the counter |
+//! | the clock of Redis is set forward or back | the same |
+//! | the counter is deleted, or Redis is flushed | with `XX`, these commands make no counter, and the grants do not count. Only the script makes a counter, with the time of Redis |
+//! | a fail-over that the client notices | the new connection begins with the script, and takes E from the new primary |
+//! | a fail-over that the client does not notice, to a replica that was behind | E is not less than a token that was given 100 ms and a round trip before. So tokens rise if the fail-over takes longer than that |
+//!
+//! # Releases
+//!
+//! Redis 8.4 has `DELEX key IFEQ value`, and Valkey 9.0 has `DELIFEQ key value`. In a batch with few releases, such a
+//! command releases each lock without waiters whose release a caller awaits. For each other reply than "deleted", the
+//! script decides. A connection tries both commands behind its first release by the script, on a key that holds another
+//! value.
 
 use std::time::Duration;
 

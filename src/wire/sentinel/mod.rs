@@ -1,5 +1,20 @@
-//! Finds the primary of a group of servers: asks the sentinels in turn, remembers which one replied last, and learns
-//! the addresses of other sentinels. Connects to sentinels only.
+//! Finds the primary of a group of servers under sentinels. Connects to sentinels only. The Sentinel client of redis-rs
+//! has no deadline for a whole reply.
+//!
+//! - *Queries.* Each attempt to connect asks a sentinel for three things in one round trip: the address of the primary,
+//!   the number of the last fail-over (`config-epoch`), and the other sentinels. The sentinel that replied last is
+//!   asked first. A sentinel that failed, or that named a server that is no primary, is asked last. Each sentinel has a
+//!   share of the remaining time.
+//! - *Old answers.* An answer with an older number than the client has seen counts only if all sentinels of the URL
+//!   give such answers. After the message `+switch-master`, the client expects a number that is greater by one, so a
+//!   sentinel that does not know of the fail-over yet does not undo it.
+//! - *The server.* The reply to `HELLO` or `ROLE` has to report a primary. If it does not, or if the answer of the
+//!   sentinels changes in the meantime, the attempt begins again within its deadline. If no sentinel names a primary,
+//!   the client connects to the last known one.
+//! - *A switch.* An answer that differs from the last one, or `+switch-master`, makes all connections outdated
+//!   (`epoch`) and ends the attempts to connect to servers.
+//! - *Errors.* Before the first answer, an error tells whether the name or the login is wrong. Later, each failure is
+//!   `Unavailable`, so waiters continue.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
