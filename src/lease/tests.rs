@@ -499,7 +499,7 @@ fn a_key_without_room_is_offered_at_renewals() {
 
 #[test]
 fn a_lease_takes_at_most_176_bytes() {
-    // ARCHITECTURE.md says what else a held lock takes.
+    // The head of `lease` says what else a held lock takes.
     let (lease, count) = (size_of::<Lease>(), 2 * size_of::<usize>());
     assert!(lease + count <= 176, "{lease} bytes");
 }

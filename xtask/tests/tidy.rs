@@ -1,5 +1,6 @@
 //! Tests of the repository's own rules. Reads files, changes none.
 
+mod bounds;
 mod documented;
 mod layers;
 
@@ -132,8 +133,8 @@ fn every_guide_page_is_linked() {
     let (readme, guide) = (text("README.md"), text("src/guide.rs"));
     let mut forgotten = Vec::new();
     for (path, _) in files_ending("docs", "md") {
-        // Records of runs are not pages of the guide.
-        if path.starts_with("docs/performance") {
+        // Records of runs, and the page of bounds, are not pages of the guide.
+        if path.starts_with("docs/performance") || path == Path::new("docs/bounds.md") {
             continue;
         }
         let page = path.display().to_string();
@@ -318,6 +319,55 @@ fn the_page_on_conformance_names_every_behaviour() {
     none(&behaviours, "docs/conformance.md does not name a behaviour");
 }
 
+#[test]
+fn the_page_of_bounds_agrees_with_the_sources() {
+    let page = fs::read_to_string(root().join("docs/bounds.md")).expect("it is there");
+    let mut sources = files_ending("src", "rs");
+    sources.extend(files_ending("lua", "lua"));
+    let rule = "docs/bounds.md quotes a constant or a script wrongly";
+    none(&bounds::wrong_quotes(&page, &sources), rule);
+    let rule = "a bound that docs/bounds.md does not name";
+    none(&bounds::forgotten(&page, &sources), rule);
+}
+
+#[test]
+fn every_table_with_tests_names_tests_that_exist() {
+    let mut sources = files_ending("tests", "rs");
+    sources.extend(files_ending("src", "rs"));
+    for (page, fewest) in [("ARCHITECTURE.md", 40), ("docs/bounds.md", 60)] {
+        let text = fs::read_to_string(root().join(page)).expect("it is there");
+        let names = documented::last_column(&text, "tests");
+        assert!(names.len() >= fewest, "{page} is parsed wrongly: {names:?}");
+        let exists = |name: &String| is_a_test(name, &sources) || has_tests(name, &sources);
+        let missing: Vec<_> = names.into_iter().filter(|name| !exists(name)).collect();
+        none(
+            &missing,
+            &format!("{page} names no test and no module of tests"),
+        );
+    }
+}
+
+/// Whether there is a module or a program of tests with this path.
+fn has_tests(module: &str, sources: &[(PathBuf, String)]) -> bool {
+    let folders = ["tests/it", "tests", "src"]
+        .map(|folder| Path::new(folder).join(module.replace("::", "/")));
+    let mut files = folders.map(|path| [path.with_extension("rs"), path.join("mod.rs")]);
+    if files
+        .iter_mut()
+        .any(|files| sources.iter().any(|(path, _)| files.contains(path)))
+    {
+        return true;
+    }
+    let Some(parent) = module.strip_suffix("::tests") else {
+        return false;
+    };
+    let path = Path::new("src").join(parent.replace("::", "/"));
+    let files = [path.with_extension("rs"), path.join("mod.rs")];
+    let has_tests =
+        |(path, text): &(PathBuf, String)| files.contains(path) && text.contains("\nmod tests {");
+    sources.iter().any(has_tests)
+}
+
 fn is_path_of_a_test(word: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':';
     word.contains("::") && word.chars().all(is_plain)
@@ -326,7 +376,9 @@ fn is_path_of_a_test(word: &str) -> bool {
 /// Whether there is a test of this path: an integration test, a test in a program of its own, a unit test, or a test of
 /// the model of a quorum.
 fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
-    let (module, test) = name.rsplit_once("::").expect("a path");
+    let Some((module, test)) = name.rsplit_once("::") else {
+        return false;
+    };
     let of = |folder: &str, module: &str| {
         let file = Path::new(folder).join(module.replace("::", "/"));
         [file.with_extension("rs"), file.join("mod.rs")]

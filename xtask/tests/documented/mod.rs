@@ -145,6 +145,23 @@ pub fn first_column(page: &str, title: &str) -> Vec<String> {
     cells
 }
 
+/// The quoted texts in the last column of each table of a page whose last column has this title.
+pub fn last_column(page: &str, title: &str) -> Vec<String> {
+    let (head, mut is_inside, mut quoted) = (format!("| {title} |"), false, Vec::new());
+    for line in page.lines() {
+        if !line.starts_with('|') {
+            is_inside = false;
+        } else if line.ends_with(&head) {
+            is_inside = true;
+        } else if is_inside {
+            let cell = line.trim_end_matches('|').rsplit('|').next();
+            let words = cell.unwrap_or_default().split('`').skip(1).step_by(2);
+            quoted.extend(words.map(str::to_owned));
+        }
+    }
+    quoted
+}
+
 #[test]
 fn public_items_without_examples_are_found() {
     let text = "
@@ -205,4 +222,7 @@ fn a_table_is_found_by_its_title() {
     let page = "| `A` | x |\n|---|---|\n| `c` | 1 |\n| `b` | `2` |\n\n| `d` | 3 |\n";
     assert_eq!(first_column(page, "A"), ["b", "c"]);
     assert!(first_column(page, "B").is_empty());
+    let page =
+        "| x | tests |\n|---|---|\n| `c` | `a`, `b` |\n\n| x | y |\n|---|---|\n| `d` | `e` |\n";
+    assert_eq!(last_column(page, "tests"), ["a", "b"]);
 }
