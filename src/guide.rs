@@ -26,6 +26,7 @@ macro_rules! page {
         #[doc = "[guarantees]: guarantees"]
         #[doc = "[in your Redis]: in_your_redis"]
         #[doc = "[observability]: observability"]
+        #[doc = "[protocol]: protocol"]
         #[doc = "[quorum]: quorum"]
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]

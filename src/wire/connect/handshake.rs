@@ -1,4 +1,10 @@
 //! The requests of a new connection: the login, and the scripts that the server does not know.
+//!
+//! Scripts are called by their hashes, which the client computes. A new connection asks with one `SCRIPT EXISTS` which
+//! scripts the server knows, and loads the others. If the server refuses that, the client loads all scripts. If it
+//! refuses `SCRIPT LOAD`, too, an `EVAL` checks that the server runs scripts. A call that gets `NOSCRIPT` is repeated
+//! with the text of the script; an acquire behind a release that got `NOSCRIPT` is repeated after the release. If
+//! `EVALSHA` is refused, all calls have the text for ten minutes.
 
 use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
