@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::util::sync::park_timeout;
@@ -18,7 +19,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 pub struct Attempts {
     deadline: MonotonicTime,
     redirects: u32,
-    pauses: u32,
+    backoff: Backoff,
 }
 
 impl Attempts {
@@ -26,7 +27,7 @@ impl Attempts {
         Self {
             deadline,
             redirects: 0,
-            pauses: 0,
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         }
     }
 
@@ -44,8 +45,7 @@ impl Attempts {
                 return Ok(());
             }
         }
-        let pause = (FIRST_PAUSE * (1 << self.pauses.min(8))).min(LONGEST_PAUSE);
-        self.pauses += 1;
+        let pause = self.backoff.next();
         let left = self.deadline.since(MonotonicTime::now());
         if left <= pause {
             park_timeout(left);
@@ -127,7 +127,10 @@ mod tests {
         for redirect in [Redirect::TryAgain, Redirect::ClusterDown] {
             attempts.wait(&redirect, &by()).unwrap();
         }
-        assert_eq!((attempts.redirects, attempts.pauses), (0, 2));
+        assert_eq!(
+            (attempts.redirects, attempts.backoff.next()),
+            (0, 4 * FIRST_PAUSE)
+        );
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::cluster::address::ClusterAddress;
 use crate::cluster::query::{ask, ask_in_turn};
 use crate::cluster::slot_map::SlotRange;
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot;
 use crate::util::slot::Slot;
@@ -162,6 +163,7 @@ impl Refresher {
 /// Runs until the refresher is stopped.
 pub fn run(store: &ClusterStore) {
     let mut asked = HashMap::new();
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     let (mut pause, mut turn) = (Duration::ZERO, 0);
     let mut asked_at = MonotonicTime::now();
     let mut check_at = None;
@@ -181,21 +183,16 @@ pub fn run(store: &ClusterStore) {
                 }
                 Err(error) => (Vec::new(), Some(error)),
             };
-            pause = next_pause(pause, was_quiet || !moved.is_empty());
+            // The pauses begin anew if the answer has changed something, or after a quiet time.
+            if was_quiet || !moved.is_empty() {
+                backoff.reset();
+            }
+            pause = backoff.next();
             store.refresher.end_round(error);
             store.on_moved(&moved);
         }
         let has_unused = store.close_unused();
         check_at = has_unused.then(|| MonotonicTime::now().after(CHECK_UNUSED));
-    }
-}
-
-/// The pause after the next query. It begins anew if the answer has changed something, or after a quiet time.
-fn next_pause(pause: Duration, begins_anew: bool) -> Duration {
-    if begins_anew {
-        FIRST_PAUSE
-    } else {
-        (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE)
     }
 }
 
@@ -369,16 +366,6 @@ mod tests {
         assert!(!work.refreshes && work.moved == [Slot::new(7).unwrap()]);
         refresher.stop();
         assert!(refresher.wait(far, None).is_none());
-    }
-
-    #[test]
-    fn pauses_between_queries_double_up_to_a_bound() {
-        let mut pause = Duration::ZERO;
-        for millis in [50, 100, 200, 400, 500, 500] {
-            pause = next_pause(pause, false);
-            assert_eq!(pause, Duration::from_millis(millis));
-        }
-        assert_eq!(next_pause(pause, true), FIRST_PAUSE);
     }
 
     /// A node that closes each connection, and notes its own number then.

@@ -23,6 +23,7 @@ use crate::quorum::clocks::Reading;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::{NodeClock, NodeHealth, NodeState};
 use crate::store::completion::{Outcome, Submitted};
+use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 
 /// How long a probe waits for its reply at least.
@@ -69,7 +70,7 @@ struct Known {
     /// When the next probe is due, by the machine's clock.
     probe_at: Option<MonotonicTime>,
     /// The pause after the next failed probe.
-    pause: Duration,
+    backoff: Backoff,
     /// The reading of the last probe.
     reading: Option<Reading>,
     /// The comparison of that reading with the other nodes.
@@ -134,7 +135,7 @@ impl Default for Health {
             excuses: MOST_EXCUSES,
             round_trip: Duration::ZERO,
             probe_at: None,
-            pause: FIRST_PAUSE,
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             reading: None,
             clock: None,
             breaks_bound: false,
@@ -293,7 +294,7 @@ impl Known {
 
     fn note_vote(&mut self) -> Noted {
         self.probe_at = None;
-        self.pause = FIRST_PAUSE;
+        self.backoff.reset();
         let before = std::mem::replace(&mut self.found, Found::Up);
         match before {
             // A node that was never asked was not missed.
@@ -303,7 +304,7 @@ impl Known {
     }
 
     fn note_abstention(&mut self, left: Duration, clock: &Clock) -> Noted {
-        self.pause = FIRST_PAUSE;
+        self.backoff.reset();
         let pause = left.min(QUARANTINE_PAUSE).max(FIRST_PAUSE);
         self.probe_at = Some(MonotonicTime::now().after(pause));
         let until = clock.now().after(left);
@@ -316,8 +317,7 @@ impl Known {
 
     fn note_failure(&mut self, error: Error) -> Noted {
         let now = MonotonicTime::now();
-        self.probe_at = Some(now.after(self.pause));
-        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        self.probe_at = Some(now.after(self.backoff.next()));
         let since = match &self.found {
             Found::Failing { since, .. } => Some(*since),
             _ => None,

@@ -1,5 +1,6 @@
 //! Parts that do not depend on locks: clock, keys, ids, threads, printable text.
 
+pub mod backoff;
 pub mod clock;
 pub mod fork;
 #[cfg(all(test, not(shuttle)))]

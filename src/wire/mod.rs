@@ -37,6 +37,7 @@ use crate::store::{
     Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
     RenewalLimits, ServerId, Store, TrackedKey, Transactions,
 };
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
@@ -421,7 +422,7 @@ impl Store for Node {
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let is_open = || self.shared.endpoint.check_open().is_ok();
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             let flushed = self.flush_once(deadline);
             let left = deadline.since(MonotonicTime::now());
@@ -429,8 +430,7 @@ impl Store for Node {
                 // The master of a Cluster has no slots any more, so its releases are for other masters.
                 Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
                 Err(error) if error.is_unavailable() && is_open() && !left.is_zero() => {
-                    park_timeout(left.min(pause));
-                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    park_timeout(left.min(backoff.next()));
                 }
                 other => return other,
             }

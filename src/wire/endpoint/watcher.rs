@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use redis::{ProtocolVersion, PushKind, Value};
 
 use crate::report::error::Error;
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::{ThreadGroup, sleep_unless};
 use crate::wire::connect::connection::LONGEST_REPLY;
@@ -76,7 +77,7 @@ impl SentinelWatcher {
     }
 
     fn run(&self, sentinels: &Sentinels) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         while !*self.is_stopped.lock() {
             let sentinel = sentinels.first();
             let mut listening_since = None;
@@ -84,11 +85,11 @@ impl SentinelWatcher {
             let lived =
                 listening_since.map_or(Duration::ZERO, |since| MonotonicTime::now().since(since));
             if lived >= SHORTEST_LIFE {
-                pause = FIRST_PAUSE;
+                backoff.reset();
             }
             sentinels.put_last(&sentinel);
+            let pause = backoff.next();
             sleep_unless(&self.is_stopped, &self.changed, pause, |stopped| *stopped);
-            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 

@@ -56,6 +56,7 @@ use redis::{PushKind, Value};
 use crate::command::QueueMode;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
@@ -532,7 +533,7 @@ impl NotificationConnection {
     }
 
     fn run(&self, listener: &dyn Listener) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut is_reported = false;
         let mut closed_late = 0;
         // A connection that is used until the next one is open.
@@ -584,21 +585,21 @@ impl NotificationConnection {
                     if is_refused {
                         self.sleep(REFUSED_PAUSE);
                     } else if counts_as_refused {
-                        self.sleep_and_double(&mut pause, REFUSED_PAUSE);
+                        self.sleep(backoff.next_within(REFUSED_PAUSE));
                     } else {
-                        self.sleep_and_double(&mut pause, LONGEST_PAUSE);
+                        self.sleep(backoff.next());
                     }
                     continue;
                 }
             };
             let ended = self.listen(&mut subscription, &made_in, replace_at, listener);
             if self.lock_state().open_for() >= SHORTEST_LIFE {
-                pause = FIRST_PAUSE;
+                backoff.reset();
             }
             match ended {
                 ListenEnd::Broken => {
                     self.disconnect(&mut self.lock_state());
-                    self.sleep_and_double(&mut pause, LONGEST_PAUSE);
+                    self.sleep(backoff.next());
                 }
                 // The suspect connection stays open until the next connection is open. So scripts on its server always
                 // find this client listening.
@@ -615,12 +616,6 @@ impl NotificationConnection {
             self.changed.wait(&mut state);
         }
         !state.stopped
-    }
-
-    /// Sleeps for `pause`, then doubles it, up to `longest`.
-    fn sleep_and_double(&self, pause: &mut Duration, longest: Duration) {
-        self.sleep(*pause);
-        *pause = (*pause * 2).min(longest);
     }
 
     fn sleep(&self, pause: Duration) {

@@ -28,6 +28,7 @@ use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
 
 use crate::config::credentials::Credentials;
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::dial::Dialer;
@@ -68,7 +69,7 @@ pub struct State {
     /// After an attempt to connect has failed, the next one begins at this time.
     connect_again_at: MonotonicTime,
     /// The time between `connect_again_at` and the failure. Zero after a success, or a switch.
-    pause: Duration,
+    backoff: Backoff,
     /// The number of times that an answer proved wrong or outdated.
     doubts: u64,
     /// The hook was called since the last accepted answer.
@@ -105,7 +106,7 @@ impl Sentinels {
                 primary: None,
                 epoch: 0,
                 connect_again_at: MonotonicTime::now(),
-                pause: Duration::ZERO,
+                backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
                 doubts: 0,
                 is_reported: false,
             }),
@@ -174,9 +175,8 @@ impl Sentinels {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
         if state.connect_again_at <= now {
-            let pause = (2 * state.pause).max(FIRST_PAUSE);
-            state.pause = pause.min(longest).min(LONGEST_PAUSE);
-            state.connect_again_at = now.after(state.pause);
+            let pause = state.backoff.next_within(longest.min(LONGEST_PAUSE));
+            state.connect_again_at = now.after(pause);
         }
         state.connect_again_at
     }
@@ -460,7 +460,7 @@ impl State {
     }
 
     fn reset_pause(&mut self) {
-        self.pause = Duration::ZERO;
+        self.backoff.reset();
         self.connect_again_at = MonotonicTime::now();
     }
 

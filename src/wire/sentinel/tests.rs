@@ -363,14 +363,17 @@ fn pauses_between_attempts_double_up_to_a_bound() {
     let endpoint = endpoint(&[&fake], LONG);
     let sentinels = endpoint.sentinels().unwrap();
     for millis in [20, 40, 80, 160, 320, 500, 500] {
-        sentinels.lengthen_pause(LONG);
-        let mut state = sentinels.state.lock();
-        assert_eq!(state.pause, Duration::from_millis(millis));
-        drop(state);
+        let before = MonotonicTime::now();
+        let again_at = sentinels.lengthen_pause(LONG);
+        let (pause, took) = (
+            Duration::from_millis(millis),
+            MonotonicTime::now().since(before),
+        );
+        assert!(again_at >= before.after(pause) && again_at <= before.after(pause + took));
         // A second failure in the same pause counts as the first.
         let connect_again_at = sentinels.connect_again_at();
         assert_eq!(sentinels.lengthen_pause(LONG), connect_again_at);
-        state = sentinels.state.lock();
+        let mut state = sentinels.state.lock();
         state.connect_again_at = MonotonicTime::now();
     }
     sentinels.reset_pause();
