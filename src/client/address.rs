@@ -136,8 +136,6 @@ impl Address {
     }
 }
 
-/// The examples of [`Builder`] use every method.
-
 /// One server of a [quorum](crate::Client::quorum): its address, and the login and TLS that only this server uses. Made
 /// from anything that a [`ServerAddress`] is made from. `Debug` shows neither user nor password.
 ///

@@ -108,8 +108,7 @@ impl Mutex {
     /// if the lock was free, or was released at the same moment.
     ///
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
-    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked)
-    /// within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
+    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`] within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
     /// grant may be less than a second old, `force_unlock` waits until the holder's client is subscribed, for a second
     /// at most. (Most locks that were free have no time in Redis, and count as new.) A client without notifications
     /// detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing tokens refuse
