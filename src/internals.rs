@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::acquire::LocalQueues;
-use crate::command::{Command, QueueMode};
+use crate::command::{Acquire, Command, QueueMode};
 use crate::lease::Options;
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
@@ -81,12 +81,14 @@ pub struct Batch {
 impl Batch {
     /// A call for `count` keys.
     pub fn of_acquires(count: usize) -> Self {
-        let acquire = |number| Command::Acquire {
-            key: key(number),
-            lease: LeaseId::random(),
-            ttl: TTL,
-            queue_mode: QueueMode::None,
-            replicas: None,
+        let acquire = |number| {
+            Command::Acquire(Acquire {
+                key: key(number),
+                lease: LeaseId::random(),
+                ttl: TTL,
+                queue_mode: QueueMode::None,
+                replicas: None,
+            })
         };
         Self {
             names: ScriptContext::new(

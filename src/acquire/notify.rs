@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::queue::{GrantOf, LocalQueues};
-use crate::command::{Command, GrantMessage};
+use crate::command::{Command, GrantMessage, Release};
 use crate::lease::CallbackExecutor;
 use crate::report::error::Error;
 use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
@@ -86,13 +86,13 @@ impl Listener for NotificationHandler {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The client has already released this lease, but Redis may have read that release before it made the
             // grant.
-            self.backend.store.send_release(Command::Release {
+            self.backend.store.send_release(Command::Release(Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
                 held: None,
                 queued: None,
-            });
+            }));
         }
     }
 

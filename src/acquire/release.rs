@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, Held};
+use crate::command::{Command, Held, Release};
 use crate::lease::{Detached, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
@@ -181,20 +181,20 @@ impl Acquirer {
     pub fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
-        self.store.send_release(Command::Release {
+        self.store.send_release(Command::Release(Release {
             key,
             lease,
             until,
             held: None,
             queued: Some(ttl),
-        });
+        }));
     }
 }
 
 /// The release of `lease`. A reply before `valid_until` may show that the lock was lost. For a lease that is known to be
 /// lost, the callers pass the current time, so that the reply does not report the loss again.
 fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
-    Command::Release {
+    Command::Release(Release {
         key: lease.grant().key.clone(),
         lease: lease.grant().id,
         until: lease.key_until(),
@@ -205,5 +205,5 @@ fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
             valid_until,
         }),
         queued: None,
-    }
+    })
 }

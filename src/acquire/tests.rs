@@ -13,7 +13,9 @@ use std::sync::atomic::Ordering;
 use super::queue::GrantOf;
 use super::wait::RetryState;
 use super::*;
-use crate::command::{Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place};
+use crate::command::{
+    Acquire, Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place,
+};
 use crate::lease::Grant;
 use crate::report::error::ErrorKind;
 use crate::store::{Backend, Scripted, ServerId, Turn};
@@ -259,7 +261,7 @@ fn waiter_that_confirms_late_rejoins_in_front() {
             let queues = Arc::clone(&f.queues);
             let clock = f.clock.clone();
             f.answer(move |request| {
-                let Command::Acquire { key, lease, .. } = &request.command else {
+                let Command::Acquire(Acquire { key, lease, .. }) = &request.command else {
                     panic!("{request:?}");
                 };
                 if is_reported {
@@ -304,7 +306,7 @@ fn waiter_near_the_front_asks_soon() {
     let f = fixture();
     let queues = Arc::clone(&f.queues);
     f.answer(move |request| {
-        let Command::Acquire { key, lease, .. } = &request.command else {
+        let Command::Acquire(Acquire { key, lease, .. }) = &request.command else {
             panic!("{request:?}");
         };
         queues.near(key, lease.start());
@@ -324,7 +326,7 @@ fn called_waiter_asks_at_once_and_keeps_its_place() {
     for reply in [contended_behind(1000), contended(false)] {
         let queues = Arc::clone(&f.queues);
         f.answer(move |request| {
-            let Command::Acquire { key, lease, .. } = &request.command else {
+            let Command::Acquire(Acquire { key, lease, .. }) = &request.command else {
                 panic!("{request:?}");
             };
             queues.called(key, lease.start());

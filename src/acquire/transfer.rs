@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::acquire::Acquirer;
 use crate::acquire::backoff::Backoff;
-use crate::command::{Adoption, Command, Reply};
+use crate::command::{Adopt, Adoption, Command, Reply};
 use crate::lease::{Grant, Lease, Ticket};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -88,7 +88,7 @@ impl Acquirer {
         let lease = self.lease_pool(&key).ids.next();
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
-        let command = Command::Adopt {
+        let command = Command::Adopt(Adopt {
             key: key.clone(),
             lease,
             grant: Box::new(Adoption {
@@ -99,7 +99,7 @@ impl Acquirer {
                 renew: options.renew_every.is_some(),
                 replicas: options.replicas,
             }),
-        };
+        });
         let deadline = asked_at.after(self.command_timeout);
         let (expires_in, token) = match self.store.execute_one(command, deadline)? {
             Reply::Adopted { expires_in, token } => (expires_in, token),

@@ -10,7 +10,7 @@ use crate::acquire::contention::{Contention, Pause, WaitSoFar};
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, GrantMessage, QueueMode, Queued, Reply};
+use crate::command::{Acquire, Command, GrantMessage, QueueMode, Queued, Reply};
 use crate::lease::{Check, Grant, Lease, Options};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{ServerId, TrackedKey};
@@ -665,13 +665,13 @@ impl Wait<'_> {
             (_, Some(end)) => full_time.min(end),
         };
         let notification_epoch = acquirer.notifications.epoch(key);
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
             ttl,
             queue_mode,
             replicas: options.replicas,
-        };
+        });
         self.is_attempt_owed = false;
         let outcome = acquirer.store.execute_one(command, deadline);
         if let Some(contention) = &acquirer.contention

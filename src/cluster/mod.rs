@@ -91,7 +91,7 @@ use crate::util::threads::{ThreadGroup, call_each};
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 use crate::wire::pipeline::ReleaseRouter;
-use crate::wire::pipeline::request::Release;
+use crate::wire::pipeline::request::QueuedRelease;
 use crate::wire::session::TransactionConnection;
 
 pub use address::ClusterAddress;
@@ -370,7 +370,7 @@ impl ClusterStore {
                 error,
                 is_retried_by_node,
             } = failed;
-            if matches!(command, Command::Release { .. }) && !is_retried_by_node {
+            if matches!(command, Command::Release(_)) && !is_retried_by_node {
                 self.queue_late_release(command, &error);
             }
             error
@@ -565,7 +565,7 @@ fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
 /// other leases.
 fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
     match command {
-        Command::Renew { .. } => deadline.min(MonotonicTime::now().after(MOVING_RENEWAL_TIMEOUT)),
+        Command::Renew(_) => deadline.min(MonotonicTime::now().after(MOVING_RENEWAL_TIMEOUT)),
         _ => deadline,
     }
 }
@@ -613,7 +613,7 @@ fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
 }
 
 /// Queues a release that left another node at `node`.
-fn adopt(node: &Node, release: Release, transit: &Transit<'_>) {
+fn adopt(node: &Node, release: QueuedRelease, transit: &Transit<'_>) {
     node.adopt_release(release);
     transit.note_arrival();
 }
@@ -1000,9 +1000,9 @@ impl ReleaseRouter for ClusterStore {
     fn reroute(
         &self,
         from: ServerId,
-        mut release: Release,
+        mut release: QueuedRelease,
         redirect: &Redirect,
-    ) -> Option<Release> {
+    ) -> Option<QueuedRelease> {
         let Some(member) = self.members.get(from) else {
             return Some(release);
         };
@@ -1086,7 +1086,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::slot_map::SlotRange;
-    use crate::command::Held;
+    use crate::command::{Held, Inspect, Release};
     use crate::config::DEFAULT_MAX_REPLY;
     use crate::store::observation::NoListener;
 
@@ -1140,13 +1140,13 @@ mod tests {
     }
 
     fn release(key: &Key) -> Command {
-        Command::Release {
+        Command::Release(Release {
             key: key.clone(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(Duration::from_secs(60)),
             held: None,
             queued: None,
-        }
+        })
     }
 
     #[test]
@@ -1154,7 +1154,7 @@ mod tests {
         let store = store_without_slots();
         let key = Key::new("p:", "k", 16).unwrap();
         let (submitted, completions) = Submitted::new(1);
-        let inspect = Command::Inspect { key };
+        let inspect = Command::Inspect(Inspect { key });
         store.submit(std::iter::once(inspect).zip(completions).collect());
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         // False before the deadline: there is no further outcome to wait for.
@@ -1204,7 +1204,7 @@ mod tests {
         let key = Key::new("p:", "k", 16).unwrap();
         assert!(store.members.note_moved(key.slot(), &bad).unwrap());
         let mut of_guard = release(&key);
-        if let Command::Release { held, .. } = &mut of_guard {
+        if let Command::Release(Release { held, .. }) = &mut of_guard {
             *held = Some(Held {
                 token: 7,
                 is_token_in_value: true,
@@ -1296,7 +1296,7 @@ mod tests {
         let names = ["leasehold-node", "leasehold-notifications"];
         for (count, name) in names.into_iter().enumerate() {
             allow(count);
-            let inspect = Command::Inspect { key: key.clone() };
+            let inspect = Command::Inspect(Inspect { key: key.clone() });
             let error = store.execute_one(inspect, far).unwrap_err();
             assert_eq!(
                 error.to_string(),

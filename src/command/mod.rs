@@ -1,8 +1,14 @@
 //! The commands and replies of a store, as plain data.
 
+mod acquire;
+mod adopt;
+mod fenced;
+mod inspect;
+mod release;
+mod renew;
 pub mod value;
+mod vote;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::value::LockValue;
@@ -10,168 +16,59 @@ use crate::config::Replicas;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId};
+use crate::util::id::HolderId;
 use crate::util::key::Key;
+
+pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, Queued, front_place};
+pub use adopt::{Adopt, Adoption};
+pub use fenced::{Read, Write};
+pub use inspect::Inspect;
+pub use release::{ForceUnlock, Held, Release};
+pub use renew::Renew;
+pub use vote::{Hold, Probe, Propose, TicketLease};
 
 /// An operation on one key.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Grants the key to the lease if the key is free, or if the lease is the first in its queue.
-    Acquire {
-        key: Key,
-        lease: LeaseId,
-        ttl: Duration,
-        queue_mode: QueueMode,
-        /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store
-        /// undoes the grant.
-        replicas: Option<Replicas>,
-    },
-    /// Grants a key to the lease on one node of a quorum: a free key, or with `from` a key of that lease. The token is
-    /// the proposal if the node has granted no greater one.
-    Propose {
-        key: Key,
-        lease: LeaseId,
-        /// With `from`, a ttl is never shortened.
-        ttl: Duration,
-        /// The µs part of the proposed token.
-        micros: u64,
-        /// After this time of its clock, in µs, the node replies `TooLate`: the client has given the proposal up.
-        until: u64,
-        from: Option<TicketLease>,
-    },
-    /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another
-    /// lease holds the key.
-    Hold {
-        key: Key,
-        lease: LeaseId,
-        ttl: Duration,
-        /// The µs part of the token.
-        micros: u64,
-        /// The node sets a missing key until its clock shows these µs, and then replies
-        /// [`TooLate`](Reply::TooLate). After this time, the reply is `TooLate`.
-        /// `None`: a missing key is not set, and the reply is `Missing`.
-        sets_missing: Option<u64>,
-    },
-    /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
-    /// the queue. Retries end at `until`, when the ttl has ended.
-    Release {
-        key: Key,
-        lease: LeaseId,
-        until: MonotonicTime,
-        /// The grant, if a guard held it.
-        held: Option<Held>,
-        /// The ttl of the lease's acquire, if the lease may be in the queue.
-        queued: Option<Duration>,
-    },
-    /// Sets the ttl back to its full length, if the lease still holds the key.
-    Renew {
-        key: Key,
-        lease: LeaseId,
-        /// The token of the grant, for a quorum.
-        token: u64,
-        ttl: Duration,
-        /// The replicas that have to acknowledge the ttl. Otherwise the outcome is `Unavailable`.
-        replicas: Option<Replicas>,
-    },
-    /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry this
-    /// command.
-    ForceUnlock {
-        key: Key,
-        lease: LeaseId,
-        /// If true, the command does nothing while the holder does not listen for notifications and the grant is less
-        /// than a second old or has no time: the holder's client may still be connecting.
-        must_notify: bool,
-    },
-    /// Moves the grant of another lease to `lease`.
-    Adopt {
-        key: Key,
-        lease: LeaseId,
-        grant: Box<Adoption>,
-    },
-    /// Reads the lock's value and ttl, and the length of its queue.
-    Inspect { key: Key },
-    /// Writes or deletes a fenced value, unless it was changed under a greater token. The token stays.
-    Write {
-        key: Key,
-        token: u64,
-        /// `None` deletes the value.
-        value: Option<Arc<[u8]>>,
-        /// For how long Redis keeps value and token from now on. `None` leaves the ttl as it is.
-        ttl: Option<Duration>,
-    },
-    /// Reads a fenced value.
-    Read { key: Key },
-    /// Reads the clock of one node of a quorum.
-    Probe {
-        /// The key of the node's mark.
-        mark: Key,
-    },
+    Acquire(Acquire),
+    Propose(Propose),
+    Hold(Hold),
+    Release(Release),
+    Renew(Renew),
+    ForceUnlock(ForceUnlock),
+    Adopt(Adopt),
+    Inspect(Inspect),
+    Write(Write),
+    Read(Read),
+    Probe(Probe),
     /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. Code above the store
     /// calls `Store::flush`.
     Flush,
-}
-
-/// The grant that a ticket stands for, and its ttl after the adoption.
-#[derive(Clone, Debug)]
-pub struct Adoption {
-    pub from: LeaseId,
-    pub token: u64,
-    /// The key's new ttl with `renew`. Without `renew`, the key keeps the rest of its ttl.
-    pub ttl: Duration,
-    /// An upper bound for the key's ttl after the adoption.
-    pub longest: Duration,
-    pub renew: bool,
-    /// As for [`Command::Acquire`].
-    pub replicas: Option<Replicas>,
-}
-
-/// The lease whose key an adoption takes over on a node of a quorum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TicketLease {
-    pub lease: LeaseId,
-    /// The µs part of the ticket's token. A node refuses a time that neither its clock nor its fence counter has
-    /// reached, since it has granted no such token.
-    pub micros: u64,
 }
 
 impl Command {
     /// The key; `None` for a flush.
     pub fn key(&self) -> Option<&Key> {
         match self {
-            Self::Acquire { key, .. }
-            | Self::Propose { key, .. }
-            | Self::Hold { key, .. }
-            | Self::Release { key, .. }
-            | Self::Renew { key, .. }
-            | Self::ForceUnlock { key, .. }
-            | Self::Adopt { key, .. }
-            | Self::Inspect { key }
-            | Self::Write { key, .. }
-            | Self::Read { key }
-            | Self::Probe { mark: key } => Some(key),
+            Self::Acquire(acquire) => Some(&acquire.key),
+            Self::Propose(propose) => Some(&propose.key),
+            Self::Hold(hold) => Some(&hold.key),
+            Self::Release(release) => Some(&release.key),
+            Self::Renew(renew) => Some(&renew.key),
+            Self::ForceUnlock(force) => Some(&force.key),
+            Self::Adopt(adopt) => Some(&adopt.key),
+            Self::Inspect(inspect) => Some(&inspect.key),
+            Self::Write(write) => Some(&write.key),
+            Self::Read(read) => Some(&read.key),
+            Self::Probe(probe) => Some(&probe.mark),
             Self::Flush => None,
         }
     }
 
-    /// The key and the fencing token, if this is the release of a guard's lease.
-    pub fn guard_release(&self) -> Option<(&Key, u64)> {
+    /// The release, if this is one of a guard or an undo.
+    pub fn as_release(&self) -> Option<&Release> {
         match self {
-            Self::Release {
-                key,
-                held: Some(held),
-                ..
-            } => Some((key, held.token)),
-            _ => None,
-        }
-    }
-
-    /// Why the lock was lost, if this is the release of a guard's lease, and `reply`, received at `now`, shows that the
-    /// lease had lost its key before the end of its validity.
-    pub fn loss_at_release(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
-        match self {
-            Self::Release {
-                held: Some(held), ..
-            } if now < held.valid_until => reply.loss(),
+            Self::Release(release) => Some(release),
             _ => None,
         }
     }
@@ -179,96 +76,25 @@ impl Command {
     /// The replicas that have to acknowledge this command.
     pub fn replicas(&self) -> Option<Replicas> {
         match self {
-            Self::Acquire { replicas, .. } | Self::Renew { replicas, .. } => *replicas,
-            Self::Adopt { grant, .. } => grant.replicas,
+            Self::Acquire(acquire) => acquire.replicas,
+            Self::Renew(renew) => renew.replicas,
+            Self::Adopt(adopt) => adopt.grant.replicas,
             _ => None,
         }
     }
 
     /// Whether this acquire may queue its lease, or its lease may be queued already.
     pub fn may_queue(&self) -> bool {
-        matches!(self, Self::Acquire { queue_mode, .. } if *queue_mode != QueueMode::None)
-    }
-
-    /// The key of a release that may grant the key to another client's waiter.
-    pub fn key_for_next_waiter(&self) -> Option<&Key> {
-        match self {
-            Self::Release {
-                key,
-                held: Some(held),
-                ..
-            } if held.others_queued => Some(key),
-            _ => None,
-        }
+        matches!(self, Self::Acquire(acquire) if acquire.may_queue())
     }
 
     /// The release that undoes this acquire or adoption. Redis may have carried the command out, or may do so later.
     pub fn undo(&self, now: MonotonicTime) -> Option<Self> {
-        let (key, lease, ttl, queued) = match self {
-            Self::Acquire {
-                key,
-                lease,
-                ttl,
-                queue_mode,
-                ..
-            } => (key, lease, ttl, *queue_mode != QueueMode::None),
-            Self::Adopt { key, lease, grant } => (key, lease, &grant.longest, false),
-            _ => return None,
-        };
-        Some(Self::Release {
-            key: key.clone(),
-            lease: *lease,
-            until: now.after(*ttl),
-            held: None,
-            queued: queued.then_some(*ttl),
-        })
-    }
-}
-
-/// The part of a guard's grant that its release needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Held {
-    pub token: u64,
-    /// Whether the lock's value has the token.
-    pub is_token_in_value: bool,
-    /// Other clients may be queued for the key.
-    pub others_queued: bool,
-    /// If Redis replies before this time that another lease or none holds the key, the lock was lost while it was held.
-    pub valid_until: MonotonicTime,
-}
-
-/// How an acquire that finds the key taken joins the key's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueMode {
-    /// Does not join: a single attempt.
-    None,
-    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis grants it the key with
-    /// a short ttl, and the waiter finds the grant when it polls.
-    Polling,
-    /// Joins. When the waiter's turn comes, it is granted the key and notified.
-    Notified,
-    /// Joins as `Polling` or `Notified`, at the place `since` of an earlier lease of this client, which is no longer
-    /// queued. [`front_place`] makes a place in front of the queue.
-    Rejoin { since: u64, polls: bool },
-    /// Does not join, since the lease joined before and may still be queued. With `notified`, an entry that joined to
-    /// poll is notified from now on.
-    Existing { notified: bool },
-}
-
-/// The smallest place, in µs, of a waiter that has not had its turn. Waiters that were too late for an earlier turn
-/// have smaller places.
-pub const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
-
-/// The place in front of the queue for a waiter that joined at `since` and was too late when its turn came. Several
-/// such waiters keep their order.
-pub fn front_place(since: u64) -> u64 {
-    since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
-}
-
-impl QueueMode {
-    /// Whether the waiter polls instead of being notified.
-    pub fn polls(self) -> bool {
-        matches!(self, Self::Polling | Self::Rejoin { polls: true, .. })
+        match self {
+            Self::Acquire(acquire) => Some(Self::Release(acquire.undo(now))),
+            Self::Adopt(adopt) => Some(Self::Release(adopt.undo(now))),
+            _ => None,
+        }
     }
 }
 
@@ -375,15 +201,6 @@ impl GrantMessage {
         token: 7,
         to_confirm: false,
     };
-}
-
-/// The place of a waiter in the queue of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queued {
-    /// How many waiters are before this waiter.
-    pub ahead: u64,
-    /// When the waiter joined, in µs by the clock of Redis. The queue is sorted by this.
-    pub since: u64,
 }
 
 /// A command with its deadline and, once executed, its outcome.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::command::{Command, Reply};
+use crate::command::{Command, Read, Reply, Write};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventLock;
 use crate::util::key::Key;
@@ -151,12 +151,12 @@ impl FencedValue {
             let error = Error::invalid("ttl", wanted, format_args!("{ttl:?}"));
             return Err(error.with_key(key.name()));
         }
-        let command = Command::Write {
+        let command = Command::Write(Write {
             key: key.clone(),
             token: fencing_token,
             value,
             ttl: self.ttl,
-        };
+        });
         match self.client.ask(command)? {
             Reply::Stale { token } => {
                 let refused = EventLock {
@@ -181,7 +181,7 @@ impl FencedValue {
     /// fenced value; `Unsupported` on a [quorum](Client::quorum).
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
-        match self.client.ask(Command::Read { key })? {
+        match self.client.ask(Command::Read(Read { key }))? {
             Reply::Value(value) => Ok(Some(value)),
             Reply::Missing => Ok(None),
             _ => unreachable!("a read has no other reply"),

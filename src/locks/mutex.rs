@@ -7,7 +7,7 @@ use redis::{Pipeline, RedisResult};
 
 use crate::acquire::Until;
 use crate::client::Client;
-use crate::command::{Command, Reply};
+use crate::command::{Command, ForceUnlock, Inspect, Reply};
 use crate::locks::guard::{Guard, guard};
 use crate::locks::held::LockInfo;
 use crate::locks::lock::{Lock, calls, settings};
@@ -82,7 +82,7 @@ impl Mutex {
     /// ```
     pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
         let key = self.lock.key.clone()?;
-        match self.lock.client.ask(Command::Inspect { key })? {
+        match self.lock.client.ask(Command::Inspect(Inspect { key }))? {
             Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(*value, expires_in))),
             _ => Ok(None),
         }
@@ -142,11 +142,11 @@ impl Mutex {
         let mut released_by_some = false;
         loop {
             let elapsed = started.elapsed();
-            let force = Command::ForceUnlock {
+            let force = Command::ForceUnlock(ForceUnlock {
                 key: key.clone(),
                 lease,
                 must_notify: elapsed < NOTIFY_WITHIN,
-            };
+            });
             // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
             let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
             match client.ask_within(force, left.min(command_timeout))? {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::command::value;
 use crate::command::value::{Doubt, LockValue};
 use crate::command::{
-    Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply, TicketLease,
+    Acquire, Adopt, Command, FIRST_USUAL_PLACE, ForceUnlock, GrantMessage, Hold, Inspect, Propose,
+    QueueMode, Queued, Read, Release, Renew, Reply, TicketLease, Write,
 };
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -207,67 +208,67 @@ impl Keyspace {
             self.expire_key(key, step);
         }
         match command {
-            Command::Acquire {
+            Command::Acquire(Acquire {
                 key,
                 lease,
                 ttl,
                 queue_mode,
                 ..
-            } => self.acquire(key, *lease, *ttl, *queue_mode, step),
-            Command::Release {
+            }) => self.acquire(key, *lease, *ttl, *queue_mode, step),
+            Command::Release(Release {
                 key, lease, queued, ..
-            } => {
+            }) => {
                 let reply = self.release(key, *lease, *queued, None, step);
                 Ok(self.unless_lost(reply, step))
             }
-            Command::ForceUnlock {
+            Command::ForceUnlock(ForceUnlock {
                 key,
                 lease,
                 must_notify,
-            } => {
+            }) => {
                 let reply = self.release(key, *lease, None, Some(*must_notify), step);
                 Ok(self.unless_lost(reply, step))
             }
-            Command::Renew {
+            Command::Renew(Renew {
                 key, lease, ttl, ..
-            } => Ok(self.renew(key, *lease, *ttl, step)),
-            Command::Adopt { key, lease, grant } => {
+            }) => Ok(self.renew(key, *lease, *ttl, step)),
+            Command::Adopt(Adopt { key, lease, grant }) => {
                 let ticket = (grant.from, value::micros_of(grant.token));
                 let ttl = grant.renew.then_some(grant.ttl);
                 Ok(self.adopt(key, *lease, ticket, ttl, step))
             }
-            Command::Inspect { key } => match self.lost(step) {
+            Command::Inspect(Inspect { key }) => match self.lost(step) {
                 Some(abstained) => Ok(abstained),
                 None => self.inspect(key, step),
             },
-            Command::Write {
+            Command::Write(Write {
                 key,
                 token,
                 value,
                 ttl,
-            } => self.write(key, *token, value.as_ref(), *ttl, step),
-            Command::Read { key } => self.read(key),
-            Command::Propose {
+            }) => self.write(key, *token, value.as_ref(), *ttl, step),
+            Command::Read(Read { key }) => self.read(key),
+            Command::Propose(Propose {
                 key,
                 lease,
                 ttl,
                 micros,
                 until,
                 from,
-            } => {
+            }) => {
                 if let Some(refusal) = self.abstained(step).or(too_late(*until, step)) {
                     return Ok(refusal);
                 }
                 self.propose(key, *lease, *ttl, *micros, *from, step)
             }
-            Command::Hold {
+            Command::Hold(Hold {
                 key,
                 lease,
                 ttl,
                 micros,
                 sets_missing,
-            } => self.hold(key, *lease, *ttl, *micros, *sets_missing, step),
-            Command::Probe { .. } => {
+            }) => self.hold(key, *lease, *ttl, *micros, *sets_missing, step),
+            Command::Probe(_) => {
                 let micros = step.micros();
                 Ok(self.abstained(step).unwrap_or(Reply::Clock { micros }))
             }

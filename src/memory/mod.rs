@@ -415,7 +415,7 @@ impl MemoryNode {
         }
         let votes = matches!(
             command,
-            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. }
+            Command::Propose(_) | Command::Hold(_) | Command::Probe(_)
         );
         let reply = self
             .server
@@ -431,7 +431,7 @@ impl MemoryNode {
         if let Some(tracker) = tracker {
             let loss = reply.as_ref().ok().and_then(|reply| {
                 let now = self.server.clock.now();
-                command.loss_at_release(reply, now)
+                command.as_release()?.loss(reply, now)
             });
             tracker.confirm(loss, deadline.is_some());
         }

@@ -3,7 +3,7 @@
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::command::Command;
+use crate::command::{Command, Release};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Completion;
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
@@ -35,7 +35,7 @@ impl PendingRelease {
         error: &Error,
         hook: Option<&LateReleaseHook>,
     ) -> Option<Self> {
-        let Command::Release { until, .. } = &command else {
+        let Command::Release(Release { until, .. }) = &command else {
             return None;
         };
         let mut tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &command));

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::QuorumStore;
 use crate::command::value::micros_of;
-use crate::command::{Adoption, GrantMessage, TicketLease};
+use crate::command::{
+    Acquire, Adopt, Adoption, GrantMessage, Inspect, Propose, Release, Renew, TicketLease,
+};
 use crate::command::{Command, QueueMode, Reply};
 use crate::config::Config;
 use crate::memory::MemoryServer;
@@ -57,13 +59,13 @@ impl Fixture {
 
     fn acquire(&self, client: usize) -> (LeaseId, Outcome) {
         let lease = LeaseId::random();
-        let acquire = Command::Acquire {
+        let acquire = Command::Acquire(Acquire {
             key: key(),
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
             replicas: None,
-        };
+        });
         (lease, self.ask(client, acquire))
     }
 
@@ -97,37 +99,37 @@ impl Fixture {
     }
 
     fn renew(&self, client: usize, (lease, token): (LeaseId, u64)) -> Outcome {
-        let renew = Command::Renew {
+        let renew = Command::Renew(Renew {
             key: key(),
             lease,
             token,
             ttl: TTL,
             replicas: None,
-        };
+        });
         self.ask(client, renew)
     }
 
     fn unlock(&self, client: usize, (lease, _): (LeaseId, u64)) -> Outcome {
-        let release = Command::Release {
+        let release = Command::Release(Release {
             key: key(),
             lease,
             until: self.nodes[0].clock().now().after(TTL),
             held: None,
             queued: None,
-        };
+        });
         self.ask(client, release)
     }
 
     /// Lets one node grant another key under a token of at least `micros`.
     fn raise_counter(&self, node: usize, micros: u64) {
-        let proposal = Command::Propose {
+        let proposal = Command::Propose(Propose {
             key: Key::new("p:", "other", 100).unwrap(),
             lease: LeaseId::random(),
             ttl: TTL,
             micros,
             until: u64::MAX,
             from: None,
-        };
+        });
         let deadline = self.nodes[node].clock().now().after(self.timeout);
         let member = &self.clients[0].members[node];
         let granted = member.node.execute_one(proposal, deadline);
@@ -240,7 +242,7 @@ fn a_restarted_node_abstains_for_a_quarantine() {
 #[test]
 fn nodes_without_data_report_no_free_lock() {
     let quorum = quorum(3);
-    let inspect = || quorum.ask(1, Command::Inspect { key: key() });
+    let inspect = || quorum.ask(1, Command::Inspect(Inspect { key: key() }));
     let held = quorum.lock(0);
     quorum.nodes[0].flush();
     let found = inspect();
@@ -372,7 +374,7 @@ impl Fixture {
         let key = key();
         (
             lease,
-            self.ask(client, Command::Adopt { key, lease, grant }),
+            self.ask(client, Command::Adopt(Adopt { key, lease, grant })),
         )
     }
 
@@ -391,14 +393,14 @@ impl Fixture {
             lease: from,
             micros: 0,
         };
-        let proposal = Command::Propose {
+        let proposal = Command::Propose(Propose {
             key: key(),
             lease: LeaseId::random(),
             ttl: TTL,
             micros: 0,
             until: u64::MAX,
             from: Some(from),
-        };
+        });
         let deadline = self.nodes[node].clock().now().after(self.timeout);
         let passed = self.clients[client].members[node]
             .node
@@ -409,7 +411,7 @@ impl Fixture {
     /// The lease that has the key on each node.
     fn leases(&self) -> Vec<Option<LeaseId>> {
         let deadline = self.nodes[0].clock().now().after(self.timeout);
-        let inspect = || Command::Inspect { key: key() };
+        let inspect = || Command::Inspect(Inspect { key: key() });
         let lease = |node: usize| {
             let member = &self.clients[0].members[node];
             match member.node.execute_one(inspect(), deadline) {

@@ -62,7 +62,10 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
-use crate::command::{Adoption, GrantMessage, TicketLease};
+use crate::command::{
+    Acquire, Adopt, Adoption, ForceUnlock, GrantMessage, Hold, Inspect, Probe, Propose, Release,
+    Renew, TicketLease,
+};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::{Config, MIN_TTL};
 use crate::memory::{MemoryNode, MemoryServer};
@@ -325,23 +328,23 @@ struct Lease<'a> {
 
 impl Lease<'_> {
     fn hold(&self, micros: u64, sets_missing: Option<u64>) -> Command {
-        Command::Hold {
+        Command::Hold(Hold {
             key: self.key.clone(),
             lease: self.id,
             ttl: self.ttl,
             micros,
             sets_missing,
-        }
+        })
     }
 
     fn release(&self, now: MonotonicTime) -> Command {
-        Command::Release {
+        Command::Release(Release {
             key: self.key.clone(),
             lease: self.id,
             until: now.after(self.ttl),
             held: None,
             queued: None,
-        }
+        })
     }
 }
 
@@ -425,7 +428,7 @@ impl QuorumStore {
             names: members.iter().map(|one| one.address.clone()).collect(),
             members,
             prober: Arc::new(Prober::new(allowed)),
-            probe: Command::Probe { mark },
+            probe: Command::Probe(Probe { mark }),
             proposals,
             quarantine,
             ttls: RecentTtls::default(),
@@ -667,7 +670,7 @@ impl QuorumStore {
     /// How long a majority keeps the key for this lease; `None` if it is unknown whether a majority has the lease.
     fn time_left(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Option<Duration> {
         let key = lease.key.clone();
-        match self.inspect(&Command::Inspect { key }, deadline) {
+        match self.inspect(&Command::Inspect(Inspect { key }), deadline) {
             Ok(Reply::Found { value, expires_in }) if value.lease == lease.id => expires_in,
             _ => None,
         }
@@ -677,7 +680,7 @@ impl QuorumStore {
     /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
     fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
         let soon = self.clock.now().after(GIVES_BACK_WITHIN);
-        let back = Command::Propose {
+        let back = Command::Propose(Propose {
             key: lease.key.clone(),
             lease: to,
             ttl: KEEPS_TTL,
@@ -688,7 +691,7 @@ impl QuorumStore {
                 lease: lease.id,
                 micros: 0,
             }),
-        };
+        });
         let mut nodes = self.all();
         nodes.retain(|node| {
             let outcome = outcomes[*node].as_ref();
@@ -715,13 +718,15 @@ impl QuorumStore {
         let time = |member: &Arc<Member>| member.node.micros_at(now);
         let times = self.members.iter().filter_map(time).collect();
         let micros = self.proposals.next(times, self.count.majority());
-        let proposal = |node: usize| Command::Propose {
-            key: lease.key.clone(),
-            lease: lease.id,
-            ttl: lease.ttl,
-            micros,
-            until: self.shown_at(node, deadline),
-            from,
+        let proposal = |node: usize| {
+            Command::Propose(Propose {
+                key: lease.key.clone(),
+                lease: lease.id,
+                ttl: lease.ttl,
+                micros,
+                until: self.shown_at(node, deadline),
+                from,
+            })
         };
         let batches = self
             .all()
@@ -839,7 +844,7 @@ impl QuorumStore {
 
     /// A late hold that is not written yet must not set the key again after this release.
     fn end_late_holds(&self, release: &Command) {
-        if let Command::Release { lease, .. } = release {
+        if let Command::Release(Release { lease, .. }) = release {
             self.late_holds.end(*lease, self.members.len());
         }
     }
@@ -852,7 +857,7 @@ impl QuorumStore {
         is_awaited: bool,
     ) -> Option<(&QuorumLateReleases, &'a Key, u64)> {
         let late_releases = self.late_releases.as_deref()?;
-        let (key, token) = release.guard_release()?;
+        let (key, token) = release.as_release()?.of_guard()?;
         late_releases.begin(key, token, is_awaited);
         Some((late_releases, key, token))
     }
@@ -877,13 +882,13 @@ impl QuorumStore {
     /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the
     /// forced release of such a node any more, so that request may never be written.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
-        let release = Command::Release {
+        let release = Command::Release(Release {
             key: key.clone(),
             lease,
             until: self.clock.now().after(self.quarantine),
             held: None,
             queued: None,
-        };
+        });
         for (member, outcome) in self.members.iter().zip(outcomes) {
             if !has_released(outcome) {
                 member.node.send_release(release.clone());
@@ -901,7 +906,7 @@ impl QuorumStore {
         };
         let now = self.clock.now();
         for request in &*renewals {
-            if let Command::Renew { ttl, .. } = request.command {
+            if let Command::Renew(Renew { ttl, .. }) = request.command {
                 self.ttls.note(ttl, MonotonicTime::now());
             }
         }
@@ -912,13 +917,13 @@ impl QuorumStore {
             false => SlowNodes::Leave,
         };
         let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
-            Command::Renew {
+            Command::Renew(Renew {
                 key,
                 lease,
                 token,
                 ttl,
                 ..
-            } => {
+            }) => {
                 let (id, ttl) = (*lease, *ttl);
                 // The next renewal comes within one ttl, so a later hold need not set the key.
                 let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
@@ -945,7 +950,7 @@ impl QuorumStore {
         let mut late: Vec<Vec<(Command, Completion)>> = nodes.iter().map(|_| Vec::new()).collect();
         for (index, outcomes) in of_leases.iter().enumerate() {
             let request = &renewals[index];
-            let Command::Renew { lease, ttl, .. } = request.command else {
+            let Command::Renew(Renew { lease, ttl, .. }) = request.command else {
                 continue;
             };
             // A renewal with a shorter ttl only asks whether the lease is held.
@@ -1054,7 +1059,7 @@ impl QuorumStore {
 
 impl Store for QuorumStore {
     fn execute(&self, requests: &mut [Request]) {
-        let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew { .. });
+        let is_renewal = |request: &&mut Request| matches!(request.command, Command::Renew(_));
         let (mut renewals, others): (Vec<&mut Request>, Vec<&mut Request>) =
             requests.iter_mut().partition(is_renewal);
         // Only the watchdog sends batches.
@@ -1067,12 +1072,12 @@ impl Store for QuorumStore {
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         match &command {
-            Command::Acquire {
+            Command::Acquire(Acquire {
                 replicas: Some(_), ..
-            } => Err(Self::unsupported("acknowledgements of replicas")),
-            Command::Acquire {
+            }) => Err(Self::unsupported("acknowledgements of replicas")),
+            Command::Acquire(Acquire {
                 key, lease, ttl, ..
-            } => {
+            }) => {
                 let lease = Lease {
                     key,
                     id: *lease,
@@ -1080,13 +1085,13 @@ impl Store for QuorumStore {
                 };
                 self.acquire(&lease, deadline)
             }
-            Command::Renew { .. } => {
+            Command::Renew(_) => {
                 let mut request = Request::new(command, deadline);
                 self.renew(&mut [&mut request], false);
                 request.into_outcome()
             }
-            Command::Release { .. } => self.release(&command, deadline),
-            Command::ForceUnlock { key, lease, .. } => {
+            Command::Release(_) => self.release(&command, deadline),
+            Command::ForceUnlock(ForceUnlock { key, lease, .. }) => {
                 // The lease may be one of this client.
                 self.late_holds.end(*lease, self.members.len());
                 let (released, outcomes) = self.release_on_all(&command, deadline);
@@ -1095,11 +1100,11 @@ impl Store for QuorumStore {
                 }
                 released
             }
-            Command::Inspect { .. } => self.inspect(&command, deadline),
+            Command::Inspect(_) => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
-            Command::Adopt { key, lease, grant } => self.adopt(key, *lease, grant, deadline),
-            Command::Read { .. } | Command::Write { .. } => Err(Self::unsupported(FENCED_VALUES)),
-            Command::Propose { .. } | Command::Hold { .. } | Command::Probe { .. } => {
+            Command::Adopt(Adopt { key, lease, grant }) => self.adopt(key, *lease, grant, deadline),
+            Command::Read(_) | Command::Write(_) => Err(Self::unsupported(FENCED_VALUES)),
+            Command::Propose(_) | Command::Hold(_) | Command::Probe(_) => {
                 Err(Self::unsupported("votes"))
             }
         }
@@ -1340,7 +1345,7 @@ fn read_replies(
 fn needs_vote(command: &Command) -> bool {
     matches!(
         command,
-        Command::Propose { .. } | Command::Hold { .. } | Command::Inspect { .. }
+        Command::Propose(_) | Command::Hold(_) | Command::Inspect(_)
     )
 }
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
-use crate::command::Held;
 use crate::command::value::LockValue;
+use crate::command::{Acquire, Adopt, ForceUnlock, Held, Inspect, Probe, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::quorum::slow_nodes::GRACE;
 use crate::report::loss::LossReason;
@@ -128,13 +128,13 @@ impl Fixture {
 
     fn acquire_for(&self, key: &Key, ttl: Duration, deadline: MonotonicTime) -> (LeaseId, Outcome) {
         let lease = LeaseId::random();
-        let acquire = Command::Acquire {
+        let acquire = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
             ttl,
             queue_mode: QueueMode::None,
             replicas: None,
-        };
+        });
         (lease, self.store.execute_one(acquire, deadline))
     }
 
@@ -251,23 +251,23 @@ fn renewal(key: &Key, lease: LeaseId, token: u64) -> Command {
 }
 
 fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command {
-    Command::Renew {
+    Command::Renew(Renew {
         key: key.clone(),
         lease,
         token,
         ttl,
         replicas: None,
-    }
+    })
 }
 
 fn release(key: &Key, lease: LeaseId) -> Command {
-    Command::Release {
+    Command::Release(Release {
         key: key.clone(),
         lease,
         until: MonotonicTime::now().after(TTL),
         held: None,
         queued: None,
-    }
+    })
 }
 
 fn value(server: &Server, key: &Key) -> Option<String> {
@@ -579,7 +579,7 @@ fn an_inspection_asks_again_while_nodes_disagree() {
     let asked = || servers[0].calls("evalsha").unwrap();
     let before = asked();
     std::thread::scope(|scope| {
-        let found = scope.spawn(|| client.ask(Command::Inspect { key: key.clone() }));
+        let found = scope.spawn(|| client.ask(Command::Inspect(Inspect { key: key.clone() })));
         assert!(eventually(LONG, || asked() >= before + 2), "it asks again");
         ask(&servers[1], &["DEL", key.in_redis()]);
         assert_eq!(found.join().unwrap().unwrap(), Reply::Missing);
@@ -597,7 +597,7 @@ fn an_inspection_uses_its_time_while_nodes_disagree() {
     servers[2].stop();
     client.fail_soon(2);
     ask(&servers[0], &["DEL", key.in_redis()]);
-    let (inspect, time) = (Command::Inspect { key }, 6 * SHORT);
+    let (inspect, time) = (Command::Inspect(Inspect { key }), 6 * SHORT);
     let started = Instant::now();
     let outcome = client
         .store
@@ -644,7 +644,7 @@ impl SlowDecider {
 fn an_inspection_waits_for_a_deciding_slow_node() {
     let it = SlowDecider::new();
     let key = it.key.clone();
-    let found = it.client.ask(Command::Inspect { key }).unwrap();
+    let found = it.client.ask(Command::Inspect(Inspect { key })).unwrap();
     assert!(matches!(found, Reply::Found { value, .. } if value.lease == it.lease));
 }
 
@@ -807,11 +807,11 @@ fn a_forced_unlock_withdraws_late_holds() {
     let client = patient(&servers);
     let key = key("k");
     let lease = client.lock_with_a_late_hold(&servers, &key);
-    let force = Command::ForceUnlock {
+    let force = Command::ForceUnlock(ForceUnlock {
         key: key.clone(),
         lease,
         must_notify: false,
-    };
+    });
     assert_eq!(said(client.ask(force)), Ok(Reply::Done));
     assert_eq!(client.store.late_holds.count(), 0);
     servers[2].resume();
@@ -926,13 +926,13 @@ fn a_majority_that_continues_late_grants_nothing() {
     let (before, counters_before) = (calls(), counters());
     stopped.iter().for_each(Server::stop);
     let ttl = Duration::from_secs(6);
-    let acquire = Command::Acquire {
+    let acquire = Command::Acquire(Acquire {
         key: key.clone(),
         lease: LeaseId::random(),
         ttl,
         queue_mode: QueueMode::None,
         replicas: None,
-    };
+    });
     let deadline = MonotonicTime::now().after(config.command_timeout);
     let outcome = client.store.execute_one(acquire, deadline);
     assert_no_quorum(outcome, "2 of 3 are needed");
@@ -1238,7 +1238,7 @@ fn nodes_without_data_report_no_loss() {
     servers[..2]
         .iter_mut()
         .for_each(|one| one.restart().unwrap());
-    let inspect = || client.ask(Command::Inspect { key: key.clone() });
+    let inspect = || client.ask(Command::Inspect(Inspect { key: key.clone() }));
     // A connection of before the restart breaks.
     let mut inspected = inspect();
     assert!(eventually(LONG, || {
@@ -1256,7 +1256,7 @@ fn a_majority_says_who_holds_the_lock() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    let inspect = || said(client.ask(Command::Inspect { key: key.clone() }));
+    let inspect = || said(client.ask(Command::Inspect(Inspect { key: key.clone() })));
     assert_eq!(inspect(), Ok(Reply::Missing));
     let (lease, token) = client.lock_on_all(&servers, &key);
     ask(&servers[0], &["DEL", key.in_redis()]);
@@ -1276,11 +1276,11 @@ fn a_lock_is_unlocked_by_force_on_all_nodes() {
     let key = key("k");
     let (lease, _) = client.lock(&key);
     let force = |must_notify| {
-        client.ask(Command::ForceUnlock {
+        client.ask(Command::ForceUnlock(ForceUnlock {
             key: key.clone(),
             lease,
             must_notify,
-        })
+        }))
     };
     // Nothing happens while the holder's client may still be connecting.
     assert!(matches!(
@@ -1303,11 +1303,11 @@ fn a_forced_release_reaches_a_node_that_is_back() {
     // Each node is stopped once, since the calls also end in the order of the nodes.
     for stopped in &servers {
         stopped.stop();
-        let force = Command::ForceUnlock {
+        let force = Command::ForceUnlock(ForceUnlock {
             key: key.clone(),
             lease,
             must_notify: false,
-        };
+        });
         let forced = operator.ask(force);
         assert!(
             matches!(forced, Ok(Reply::Done | Reply::Missing)),
@@ -1324,20 +1324,20 @@ fn other_requests_are_not_supported() {
     let client = patient(&servers);
     let kind = |command: Command| client.ask(command).unwrap_err().kind();
     let key = key("k");
-    let vote = Command::Probe { mark: key.clone() };
+    let vote = Command::Probe(Probe { mark: key.clone() });
     assert_eq!(kind(vote), ErrorKind::Unsupported);
-    let acquire = Command::Acquire {
+    let acquire = Command::Acquire(Acquire {
         key,
         lease: LeaseId::random(),
         ttl: TTL,
         queue_mode: QueueMode::None,
         replicas: crate::config::Replicas::new(1, TTL),
-    };
+    });
     assert_eq!(kind(acquire), ErrorKind::Unsupported);
     let (submitted, completions) = Submitted::new(1);
-    let inspect = Command::Inspect {
+    let inspect = Command::Inspect(Inspect {
         key: self::key("k"),
-    };
+    });
     client.store.submit(
         completions
             .into_iter()
@@ -1719,7 +1719,7 @@ fn a_loss_names_the_new_holder() {
 }
 
 fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime) -> Command {
-    Command::Release {
+    Command::Release(Release {
         key: key.clone(),
         lease,
         until,
@@ -1730,7 +1730,7 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
             valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
-    }
+    })
 }
 
 /// Otherwise they would take room for ever.
@@ -1805,7 +1805,7 @@ fn an_adopter_releases_late_keys_of_its_ticket() {
     let of_other = of_ticket.replace(&from.to_string(), &LeaseId::random().to_string());
     set(&of_other);
     let lease = LeaseId::random();
-    let adopt = Command::Adopt {
+    let adopt = Command::Adopt(Adopt {
         key: key.clone(),
         lease,
         grant: Box::new(Adoption {
@@ -1816,7 +1816,7 @@ fn an_adopter_releases_late_keys_of_its_ticket() {
             renew: true,
             replicas: None,
         }),
-    };
+    });
     let adopted = new.store.execute_one(adopt, soon());
     assert!(matches!(adopted, Ok(Reply::Adopted { .. })), "{adopted:?}");
     set(&of_ticket);

@@ -87,7 +87,7 @@ impl ReleaseTracker {
 
     /// Tracks `command` if it is a guard's release.
     pub fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
-        let (key, token) = command.guard_release()?;
+        let (key, token) = command.as_release()?.of_guard()?;
         Some(Self::new(hook, key, token))
     }
 

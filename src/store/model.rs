@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use std::time::Duration;
 
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Acquire, Command, ForceUnlock, QueueMode, Release, Reply, Request};
 use crate::memory::Notification;
 use crate::report::error::Error;
 use crate::store::{Completion, KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
@@ -68,11 +68,11 @@ impl Server {
         let key = key.clone();
         self.serve(
             by,
-            &Command::ForceUnlock {
+            &Command::ForceUnlock(ForceUnlock {
                 key,
                 lease,
                 must_notify: false,
-            },
+            }),
         );
     }
 
@@ -217,7 +217,7 @@ impl Store for Direct {
 
     fn execute(&self, requests: &mut [Request]) {
         for request in requests {
-            if let Command::Acquire { lease, .. } = &request.command {
+            if let Command::Acquire(Acquire { lease, .. }) = &request.command {
                 step();
                 let is_released = self.released.lock().contains(lease);
                 assert!(
@@ -236,9 +236,9 @@ impl Store for Direct {
     }
 
     fn send_release(&self, release: Command) {
-        if let Command::Release {
+        if let Command::Release(Release {
             lease, held: None, ..
-        } = &release
+        }) = &release
         {
             self.released.lock().insert(*lease);
         }

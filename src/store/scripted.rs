@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Acquire, Command, QueueMode, Reply, Request};
 use crate::report::error::Error;
 use crate::store::{Completion, Listener, Notifications, Store, TrackedKey};
 use crate::util::id::LeaseId;
@@ -71,9 +71,9 @@ impl Store for Scripted {
     fn execute(&self, requests: &mut [Request]) {
         self.at_a_time.lock().push(requests.len());
         for request in requests {
-            if let Command::Acquire {
+            if let Command::Acquire(Acquire {
                 lease, queue_mode, ..
-            } = &request.command
+            }) = &request.command
             {
                 let is_released = self.released.lock().contains(lease);
                 assert!(
@@ -93,9 +93,9 @@ impl Store for Scripted {
     }
 
     fn send_release(&self, release: Command) {
-        let is_passed_on = release.key_for_next_waiter().is_some();
-        if let Command::Release { lease, .. } = release {
-            self.released.lock().push(lease);
+        if let Command::Release(release) = release {
+            let is_passed_on = release.key_for_next_waiter().is_some();
+            self.released.lock().push(release.lease);
             self.passed_on
                 .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
         }

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use crate::command::{Command, Reply, Request};
+use crate::command::{Command, Release, Renew, Reply, Request};
 use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::{EventHandler, EventLock};
@@ -633,35 +633,35 @@ impl Watchdog {
 /// The command that renews `lease`.
 fn renewal(lease: &Lease, ttl: Duration) -> Command {
     let grant = lease.grant();
-    Command::Renew {
+    Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
         token: grant.token,
         ttl,
         replicas: grant.options.replicas,
-    }
+    })
 }
 
 /// The release of a lease that ended while it was renewed.
 fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
     let grant = lease.grant();
-    Command::Release {
+    Command::Release(Release {
         key: grant.key.clone(),
         lease: grant.id,
         until: lease.key_until().after(ttl),
         held: None,
         queued: None,
-    }
+    })
 }
 
 /// The command that asks whether `lease` is held.
 fn confirmation(lease: &Lease) -> Command {
     let grant = lease.grant();
-    Command::Renew {
+    Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
         token: grant.token,
         ttl: CONFIRMING_TTL,
         replicas: None,
-    }
+    })
 }

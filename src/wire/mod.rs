@@ -49,7 +49,7 @@ use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::watcher::SentinelWatcher;
 use crate::wire::environment::EnvironmentCheck;
 use crate::wire::notifications::NotificationConnection;
-use crate::wire::pipeline::request::Release;
+use crate::wire::pipeline::request::QueuedRelease;
 use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::wire::scripts::ScriptContext;
 use crate::wire::session::TransactionConnection;
@@ -178,7 +178,7 @@ impl Node {
     }
 
     /// Queues a release that another node has refused.
-    pub fn adopt_release(&self, release: Release) {
+    pub fn adopt_release(&self, release: QueuedRelease) {
         self.pipeline_of_key(&release.key).adopt_release(release);
     }
 
@@ -213,7 +213,7 @@ impl Node {
     }
 
     /// Takes out the queued releases of these keys.
-    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let pipelines = self.pipelines.iter();
         pipelines
             .flat_map(|pipeline| pipeline.take_releases(&keys))
@@ -245,7 +245,7 @@ impl Node {
     /// The pipeline of the command's key; `None` for a renewal.
     fn pipeline_of(&self, command: &Command) -> Option<usize> {
         match command {
-            Command::Renew { .. } => None,
+            Command::Renew(_) => None,
             of_key => {
                 let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
                 Some(of_key.key().map_or(0, |key| key.shard(for_callers)))

@@ -12,6 +12,7 @@ use proptest::test_runner::TestRunner;
 use redis::Value;
 
 use super::*;
+use crate::command::{Acquire, Inspect, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::Urgency;
 use crate::store::completion::{Outcome, Submitted};
@@ -197,12 +198,14 @@ fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
 }
 
 fn renewals(count: usize) -> Vec<Request> {
-    let renewal = |n: usize| Command::Renew {
-        key: Key::new("p:", &n.to_string(), 100).unwrap(),
-        lease: LeaseId::random(),
-        token: 0,
-        ttl: LONG,
-        replicas: None,
+    let renewal = |n: usize| {
+        Command::Renew(Renew {
+            key: Key::new("p:", &n.to_string(), 100).unwrap(),
+            lease: LeaseId::random(),
+            token: 0,
+            ttl: LONG,
+            replicas: None,
+        })
     };
     let deadline = MonotonicTime::now().after(LONG);
     let commands = (0..count).map(renewal);
@@ -299,7 +302,7 @@ fn other_commands_use_all_pipelines_for_callers() {
     let node = node("redis://127.0.0.1:1");
     let pipeline_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        let pipeline = node.pipeline_of(&Command::Inspect { key });
+        let pipeline = node.pipeline_of(&Command::Inspect(Inspect { key }));
         pipeline.expect("it is no renewal")
     };
     let used: BTreeSet<usize> = (0..100).map(pipeline_of).collect();
@@ -340,7 +343,7 @@ fn a_few_renewals_use_an_idle_connection_for_callers() {
     let node = node(&proxy.url());
     let key = Key::new("p:", "k", 100).unwrap();
     let deadline = MonotonicTime::now().after(LONG);
-    node.execute_one(Command::Inspect { key }, deadline)
+    node.execute_one(Command::Inspect(Inspect { key }), deadline)
         .unwrap();
     node.execute(&mut renewals(FEW_RENEWALS));
     assert_eq!(proxy.connections(), 1);
@@ -413,8 +416,10 @@ fn a_busy_pipeline_delays_no_other_pipeline() {
         node.submit(vec![(command, completions.remove(0))]);
         submitted
     };
-    let inspect = |name: &str| Command::Inspect {
-        key: Key::new("p:", name, 100).unwrap(),
+    let inspect = |name: &str| {
+        Command::Inspect(Inspect {
+            key: Key::new("p:", name, 100).unwrap(),
+        })
     };
     let soon = || MonotonicTime::now().after(LONG);
     let has_reply = |outcomes: &[Option<Outcome>]| outcomes[0].is_some();
@@ -462,7 +467,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
         }
         submitted
     };
-    let inspect = || Command::Inspect { key: key.clone() };
+    let inspect = || Command::Inspect(Inspect { key: key.clone() });
     let deadline = || MonotonicTime::now().after(LONG);
     let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
     // Each node connects.
@@ -470,13 +475,13 @@ fn a_caller_continues_with_a_majority_of_servers() {
     proxy.hold_requests(true);
     servers[2].stop();
     let started = Instant::now();
-    let submitted = submit(Command::Acquire {
+    let submitted = submit(Command::Acquire(Acquire {
         key: key.clone(),
         lease: LeaseId::random(),
         ttl: 10 * LONG,
         queue_mode: QueueMode::None,
         replicas: None,
-    });
+    }));
     assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
     assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");
     assert!(eventually(LONG / 4, || proxy.held_bytes() > 0));
@@ -497,13 +502,13 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
     endpoint.set_data_check(DataCheck::new("p:", LONG, false));
     let node = node_at(endpoint, Box::new(|_| {}));
-    let release = Command::Release {
+    let release = Command::Release(Release {
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(60 * LONG),
         held: None,
         queued: None,
-    };
+    });
     let pipeline = node.pipeline_of_one(&release);
     for _ in 0..MOST_RELEASES_ON_QUORUM + 1_000 {
         let (submitted, mut completions) = Submitted::new(1);
@@ -519,13 +524,13 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
 fn releases_of_callers_that_left_stay_queued() {
     let server = Server::start().unwrap();
     let node = node_with(&server.url(), Box::new(|_| {}));
-    let release = Command::Release {
+    let release = Command::Release(Release {
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now(),
         held: None,
         queued: None,
-    };
+    });
     let pipeline = node.pipeline_of_one(&release);
     for count in 1..=1_000 {
         let (submitted, mut completions) = Submitted::new(1);
@@ -545,7 +550,7 @@ fn dropping_a_sent_request_requests_maintenance() {
     };
     let node = node_with(&server.url(), Box::new(count));
     let key = Key::new("p:", "a", 100).unwrap();
-    let command = Command::Inspect { key };
+    let command = Command::Inspect(Inspect { key });
     let deadline = MonotonicTime::now().after(LONG);
     node.execute_one(command.clone(), deadline).unwrap();
     let send = || {
@@ -576,10 +581,10 @@ fn abandoned_requests_do_not_pile_up() {
     let server = Server::start().unwrap();
     let node = node(&server.url());
     let key = Key::new("p:", "a", 100).unwrap();
-    let pipeline = node.pipeline_of_one(&Command::Inspect { key: key.clone() });
+    let pipeline = node.pipeline_of_one(&Command::Inspect(Inspect { key: key.clone() }));
     for _ in 0..3000 {
         let (submitted, mut completions) = Submitted::new(1);
-        let command = Command::Inspect { key: key.clone() };
+        let command = Command::Inspect(Inspect { key: key.clone() });
         node.submit(vec![(command, completions.remove(0))]);
         drop(submitted);
         assert!(pipeline.awaited() <= 256);

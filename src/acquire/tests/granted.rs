@@ -1,7 +1,7 @@
 //! Tests of grants that a message reports, that come too late, or that come at a shutdown.
 
 use super::*;
-use crate::command::Command;
+use crate::command::{Acquire, Command};
 
 /// A grant whose token is later than the waiter's place.
 const GRANT: GrantMessage = GrantMessage {
@@ -23,7 +23,7 @@ impl Fixture {
     ) {
         let (clock, queues) = (self.clock.clone(), Arc::clone(&self.queues));
         self.answer(move |request| {
-            let Command::Acquire { key, lease, .. } = &request.command else {
+            let Command::Acquire(Acquire { key, lease, .. }) = &request.command else {
                 panic!("{request:?}");
             };
             clock.advance(later);

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
+use crate::command::Inspect;
 use crate::memory::{MemoryNode, MemoryServer};
 use crate::store::{Listener, Notifications, TrackedKey};
 use crate::util::id::HolderId;
@@ -72,7 +73,7 @@ fn each_client_gets_the_lock_without_a_queue() {
                     let lease = lease.unwrap().unwrap();
                     assert!(!is_held.swap(true, Ordering::SeqCst));
                     std::thread::park_timeout(Duration::from_millis(2));
-                    let inspect = Command::Inspect { key: key() };
+                    let inspect = Command::Inspect(Inspect { key: key() });
                     let deadline = MonotonicTime::now().after(COMMAND_TIMEOUT);
                     match client.store.execute_one(inspect, deadline) {
                         Ok(Reply::Found { value, .. }) => assert_eq!(value.queued, 0),

@@ -10,7 +10,10 @@ use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
-use crate::command::{Adoption, Command, FIRST_USUAL_PLACE, Held, QueueMode, TicketLease};
+use crate::command::{
+    Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
+    Propose, QueueMode, Read, Release, Renew, TicketLease, Write,
+};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
@@ -94,15 +97,15 @@ pub fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
     let token = lock.and_then(|lock| lock.token);
     match &mut command {
-        Command::Adopt { grant, .. } if grant.token == RIGHT => {
+        Command::Adopt(Adopt { grant, .. }) if grant.token == RIGHT => {
             grant.token = token.unwrap_or(RIGHT);
         }
-        Command::Release {
+        Command::Release(Release {
             held: Some(held), ..
-        } if held.token == RIGHT => {
+        }) if held.token == RIGHT => {
             held.token = token.unwrap_or(RIGHT);
         }
-        Command::Hold { micros, .. } if *micros == RIGHT => {
+        Command::Hold(Hold { micros, .. }) if *micros == RIGHT => {
             *micros = token.map_or(PAST, micros_of);
         }
         _ => {}
@@ -130,26 +133,26 @@ fn vote() -> impl Strategy<Value = Command> {
     let sets_missing = select(vec![Some(FUTURE), Some(FUTURE), Some(PAST), None, None]);
     prop_oneof![
         6 => (key(), lease(), ttl(), select(given.clone()), until()).prop_map(|(key, lease, ttl, micros, until)| {
-            Command::Propose { key, lease, ttl, micros, until, from: None }
+            Command::Propose(Propose { key, lease, ttl, micros, until, from: None })
         }),
         3 => (key(), lease(), ttl(), select(given.clone()), until(), lease(), select(given)).prop_map(
             |(key, lease, ttl, micros, until, from, ticket)| {
                 let from = Some(TicketLease { lease: from, micros: ticket });
-                Command::Propose { key, lease, ttl, micros, until, from }
+                Command::Propose(Propose { key, lease, ttl, micros, until, from })
             },
         ),
         6 => (key(), lease(), ttl(), select(held), sets_missing).prop_map(
             |(key, lease, ttl, micros, sets_missing)| {
-                Command::Hold { key, lease, ttl, micros, sets_missing }
+                Command::Hold(Hold { key, lease, ttl, micros, sets_missing })
             },
         ),
         3 => (key(), lease()).prop_map(|(key, lease)| {
-            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None }
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None })
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock { key, lease, must_notify }
+            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
         }),
-        1 => key().prop_map(|key| Command::Inspect { key }),
+        1 => key().prop_map(|key| Command::Inspect(Inspect { key })),
     ]
 }
 
@@ -211,33 +214,33 @@ fn command() -> impl Strategy<Value = Command> {
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
         6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
-            Command::Acquire { key, lease, ttl, queue_mode, replicas: None }
+            Command::Acquire(Acquire { key, lease, ttl, queue_mode, replicas: None })
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
-            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
             let valid_until = MonotonicTime::at_tick(0);
             let held = Some(Held { token, is_token_in_value: true, others_queued: false, valid_until });
-            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None }
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None })
         }),
         2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock { key, lease, must_notify }
+            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Renew { key, lease, token: 0, ttl, replicas: None }
+            Command::Renew(Renew { key, lease, token: 0, ttl, replicas: None })
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10, FUTURE << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
                 let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew, replicas: None });
-                Command::Adopt { key, lease, grant }
+                Command::Adopt(Adopt { key, lease, grant })
             }
         ),
-        1 => key().prop_map(|key| Command::Inspect { key }),
+        1 => key().prop_map(|key| Command::Inspect(Inspect { key })),
         2 => (token, of(vec(any::<u8>(), 0..4)), of(ttl())).prop_map(|(token, value, ttl)| {
-            Command::Write { key: value_key(), token, value: value.map(Arc::from), ttl }
+            Command::Write(Write { key: value_key(), token, value: value.map(Arc::from), ttl })
         }),
-        1 => Just(Command::Read { key: value_key() }),
+        1 => Just(Command::Read(Read { key: value_key() })),
     ]
 }
 
@@ -253,24 +256,24 @@ fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
     let waiter = |n: usize, queue_mode| Operation::Ask {
         by: n % 2,
         is_plain: false,
-        command: Command::Acquire {
+        command: Command::Acquire(Acquire {
             key: key(0),
             lease: lease(n),
             ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
             queue_mode,
             replicas: None,
-        },
+        }),
     };
     let release = |n: usize| Operation::Ask {
         by: n % 2,
         is_plain: false,
-        command: Command::Release {
+        command: Command::Release(Release {
             key: key(0),
             lease: lease(n),
             until: MonotonicTime::at_tick(0),
             held: None,
             queued: None,
-        },
+        }),
     };
     let begins = (1..5_usize).prop_map(move |waiters| {
         let joins = (1..=waiters).map(|n| {
@@ -308,13 +311,13 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
             is_plain: false,
-            command: Command::Acquire {
+            command: Command::Acquire(Acquire {
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
                 queue_mode: QueueMode::Notified,
                 replicas: None,
-            },
+            }),
         };
         (0..waiters).map(joins).collect::<Vec<_>>()
     });

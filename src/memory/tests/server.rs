@@ -12,7 +12,7 @@ use super::histories::{
     Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_token,
 };
 use crate::command::value::{LockValue, doubt_of, has_queue};
-use crate::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
+use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, Queued, Reply};
 use crate::memory::keyspace::{Mark, clock_micros};
 use crate::memory::{Keyspace, Notification, Step};
 use crate::report::error::Error;
@@ -266,7 +266,7 @@ impl Redis {
             Operation::Ask { by, command, .. } => (holder(*by), Some(command)),
             Operation::LogIn => (holder(0), None),
         };
-        if let Some(Command::Acquire { key, lease, .. }) = command {
+        if let Some(Command::Acquire(Acquire { key, lease, .. })) = command {
             // Clients never ask again for such a grant. The script deletes it, and begins again.
             let mut get = redis::cmd("GET");
             let value: Option<Vec<u8>> = get
@@ -324,7 +324,7 @@ impl Redis {
             }
             Some((command, kind)) => {
                 let (request, sent) = self.request(subject, scripts, kind, by, command);
-                if let Command::Hold { micros, .. } = sent {
+                if let Command::Hold(Hold { micros, .. }) = sent {
                     held = Some(micros);
                 }
                 request
@@ -582,7 +582,7 @@ impl Twin {
             .and_then(Command::key)
             .and_then(|key| self.keyspace.text(key, &mut step));
         let mut command = command.map(|command| with_right_token(command, value.as_deref()));
-        if let (Some(Command::Hold { micros, .. }), Some(held)) = (&mut command, found.held) {
+        if let (Some(Command::Hold(Hold { micros, .. })), Some(held)) = (&mut command, found.held) {
             // The key may have expired since its token was read, in Redis or in memory.
             let own = self.tokens.get(&(held << 10));
             *micros = own.map_or(held, |own| own >> 10);

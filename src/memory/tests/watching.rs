@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::histories::{holder, key};
-use crate::command::{Command, GrantMessage, QueueMode, Reply};
+use crate::command::{Acquire, Command, GrantMessage, QueueMode, Reply};
 use crate::memory::{MemoryNode, MemoryServer};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Submitted;
@@ -60,13 +60,13 @@ fn a_key_is_tracked_while_it_exists() {
         .unwrap();
     let count_tracked = || server.trackers.lock().len();
     let acquire = |ttl| {
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease: LeaseId::random(),
             ttl,
             queue_mode: QueueMode::None,
             replicas: None,
-        };
+        });
         store.execute_one(command, MonotonicTime::now()).unwrap();
     };
     store.track(vec![tracked_key(&key)]);
@@ -93,13 +93,13 @@ fn a_submitted_request_hangs_until_the_outage_ends() {
     let store = MemoryNode::plain(Arc::clone(&server), holder(0));
     let submit = |key| {
         let (submitted, mut completions) = Submitted::new(1);
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key,
             lease: LeaseId::random(),
             ttl: Duration::from_secs(30),
             queue_mode: QueueMode::None,
             replicas: None,
-        };
+        });
         store.submit(vec![(command, completions.remove(0))]);
         submitted
     };

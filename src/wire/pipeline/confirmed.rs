@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::wire::pipeline::request::{Release, Route};
+use crate::wire::pipeline::request::{QueuedRelease, Route};
 
 /// The most releases in the record. With 100,000 releases per second on two pipelines, these are the releases of the
 /// last 160 ms; with 8,000 per second, those of the last 2 s.
@@ -46,9 +46,9 @@ impl ConfirmedRelease {
         }
     }
 
-    fn into_release(self, due: MonotonicTime) -> Release {
+    fn into_release(self, due: MonotonicTime) -> QueuedRelease {
         let ms = self.queued.checked_sub(1);
-        Release {
+        QueuedRelease {
             key: self.key,
             lease: self.lease,
             until: self.until,
@@ -100,7 +100,7 @@ impl ConfirmedReleases {
     }
 
     /// Takes out the releases of these keys whose ttls have not ended, newest first: a replica lacks the newest writes.
-    pub fn take(&mut self, now: MonotonicTime, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+    pub fn take(&mut self, now: MonotonicTime, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let all = std::mem::take(&mut self.releases);
         let mut taken = Vec::new();
         for release in all {
@@ -131,7 +131,7 @@ mod tests {
         ConfirmedRelease::new(key, LeaseId::random(), until, None)
     }
 
-    fn names(releases: &[Release]) -> Vec<&str> {
+    fn names(releases: &[QueuedRelease]) -> Vec<&str> {
         releases.iter().map(|release| release.key.name()).collect()
     }
 

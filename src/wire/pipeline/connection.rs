@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::Value;
 use socket2::Socket;
 
-use crate::command::{Command, Reply};
+use crate::command::{Acquire, Command, Release, Reply};
 use crate::config::Replicas;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Few};
@@ -122,7 +122,7 @@ impl InFlightBatch {
     fn released_keys(&self) -> impl Iterator<Item = Key> {
         let commands = self.requests.iter().map(|request| &request.command);
         commands.filter_map(|command| match command {
-            Command::Release { key, .. } => Some(key.clone()),
+            Command::Release(Release { key, .. }) => Some(key.clone()),
             _ => None,
         })
     }
@@ -135,7 +135,7 @@ fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_lat
         outcome,
         CommandOutcome::Known(Ok(Reply::Contended { queued: None, .. }))
     );
-    let Command::Acquire { key, .. } = &request.command else {
+    let Command::Acquire(Acquire { key, .. }) = &request.command else {
         return false;
     };
     found_taken && released_late.contains(key) && request.is_wanted()
@@ -616,7 +616,7 @@ impl PipelinedConnection {
                     too_early.push(request);
                     continue;
                 }
-                if let (Command::Acquire { key, .. }, CommandOutcome::Known(Ok(reply))) =
+                if let (Command::Acquire(Acquire { key, .. }), CommandOutcome::Known(Ok(reply))) =
                     (&request.command, &outcome)
                 {
                     let now = MonotonicTime::now();

@@ -91,7 +91,7 @@ use crate::wire::pipeline::confirmed::ConfirmedReleases;
 use crate::wire::pipeline::connection::{
     CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
 };
-use crate::wire::pipeline::request::{Next, PendingRequest, Release, Route};
+use crate::wire::pipeline::request::{Next, PendingRequest, QueuedRelease, Route};
 use crate::wire::pipeline::state::PipelineState;
 use crate::wire::scripts::ScriptContext;
 
@@ -138,7 +138,12 @@ pub struct Shared {
 pub trait ReleaseRouter: Send + Sync {
     /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later.
     /// Does not block and does not connect. The caller must not hold a mutex.
-    fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
+    fn reroute(
+        &self,
+        from: ServerId,
+        release: QueuedRelease,
+        redirect: &Redirect,
+    ) -> Option<QueuedRelease>;
 }
 
 /// How soon a pipeline can write a new request. The best case comes first.
@@ -434,7 +439,7 @@ impl Pipeline {
     }
 
     /// Queues a release that another node has refused or has not carried out. The leader or the background writes it.
-    pub fn adopt_release(&self, release: Release) {
+    pub fn adopt_release(&self, release: QueuedRelease) {
         let urgency = {
             let mut state = self.state.lock();
             state.enqueue_release(release);
@@ -465,7 +470,7 @@ impl Pipeline {
 
     /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may lack
     /// them.
-    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+    pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let mut state = self.state.lock();
         let mut taken = state.take_releases(&keys);
         let now = MonotonicTime::now();
@@ -1034,7 +1039,7 @@ impl<'a> Leadership<'a> {
                 CommandOutcome::Known(outcome) => request.on_reply(outcome),
                 // The connection is fine, so a release is not repeated at once.
                 CommandOutcome::Unknown(error)
-                    if matches!(request.command, Command::Release { .. }) =>
+                    if matches!(request.command, Command::Release(_)) =>
                 {
                     request.on_reply(Err(error))
                 }

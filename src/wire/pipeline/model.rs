@@ -6,7 +6,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
-use crate::command::{Held, QueueMode};
+use crate::command::{Acquire, Held, QueueMode, Release};
 use crate::config::{DEFAULT_MAX_REPLY, Replicas};
 use crate::store::completion::Submitted;
 use crate::util::id::{HolderId, LeaseId};
@@ -92,13 +92,13 @@ impl World {
 
     fn acquire(&self, key: &Key, limit: Duration) -> (LeaseId, Result<Reply, Error>) {
         let lease = LeaseId::random();
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
             ttl: TTL,
             queue_mode: QueueMode::Notified,
             replicas: self.replicas,
-        };
+        });
         let deadline = MonotonicTime::now().after(limit);
         let mut request = Request::new(command, deadline);
         self.pipeline.execute(&mut [&mut request]);
@@ -119,13 +119,13 @@ impl World {
     fn submit(&self, key: &Key) -> (LeaseId, Submitted) {
         let lease = LeaseId::random();
         let (submitted, mut completions) = Submitted::new(1);
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
             replicas: self.replicas,
-        };
+        });
         let completion = completions.pop().unwrap();
         if chance(2) {
             self.pipeline.submit(vec![(command, completion)]);
@@ -140,7 +140,7 @@ impl World {
     }
 
     fn release(&self, key: &Key, lease: LeaseId) -> Command {
-        Command::Release {
+        Command::Release(Release {
             key: key.clone(),
             lease,
             until: MonotonicTime::now().after(TTL),
@@ -151,7 +151,7 @@ impl World {
                 valid_until: MonotonicTime::at_tick(0),
             }),
             queued: None,
-        }
+        })
     }
 
     /// Runs the maintenance whenever the pipeline requests it.
@@ -468,13 +468,13 @@ fn model_a_caller_that_left_is_not_queued() {
             move || {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
-                    world.pipeline.send_release(Command::Release {
+                    world.pipeline.send_release(Command::Release(Release {
                         key: key.clone(),
                         lease,
                         until: MonotonicTime::now().after(TTL),
                         held: None,
                         queued: Some(TTL),
-                    });
+                    }));
                 }
             }
         };

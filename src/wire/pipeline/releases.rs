@@ -16,7 +16,7 @@ use crate::command::Held;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::wire::pipeline::request::{Release, Route, release_bytes};
+use crate::wire::pipeline::request::{QueuedRelease, Route, release_bytes};
 
 /// Slots that are allocated together.
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
@@ -59,7 +59,7 @@ enum Origin {
 }
 
 impl Slot {
-    fn pack(release: Release, back: u32) -> Self {
+    fn pack(release: QueuedRelease, back: u32) -> Self {
         Self {
             key: Some(release.key),
             lease: release.lease,
@@ -103,10 +103,10 @@ impl Slot {
         }
     }
 
-    fn take(&mut self) -> Option<Release> {
+    fn take(&mut self) -> Option<QueuedRelease> {
         let is_queued = !self.is_held() && self.detail > 0;
         let due = self.due();
-        Some(Release {
+        Some(QueuedRelease {
             key: self.key.take()?,
             lease: self.lease,
             until: self.until,
@@ -166,7 +166,7 @@ impl Releases {
         self.failed
     }
 
-    pub fn push(&mut self, release: Release) {
+    pub fn push(&mut self, release: QueuedRelease) {
         if self.len >= 2 * self.buckets.len() {
             self.grow_index();
         }
@@ -187,17 +187,17 @@ impl Releases {
         self.next = self.next.wrapping_add(1);
     }
 
-    pub fn pop(&mut self) -> Option<Release> {
+    pub fn pop(&mut self) -> Option<QueuedRelease> {
         self.pop_if(|_| true)
     }
 
     /// Takes the first release, if it is due.
-    pub fn pop_due(&mut self, now: MonotonicTime) -> Option<Release> {
+    pub fn pop_due(&mut self, now: MonotonicTime) -> Option<QueuedRelease> {
         self.pop_if(|first| first.due() <= now)
     }
 
     /// Takes the first release, if it takes at most this many bytes on the wire.
-    pub fn pop_within(&mut self, bytes: usize) -> Option<Release> {
+    pub fn pop_within(&mut self, bytes: usize) -> Option<QueuedRelease> {
         self.pop_if(|first| {
             let key = first.key.as_ref();
             key.is_some_and(|key| release_bytes(key) <= bytes)
@@ -210,7 +210,7 @@ impl Releases {
         slots.find(|slot| slot.key.is_some()).map(Slot::due)
     }
 
-    fn pop_if(&mut self, wanted: impl Fn(&Slot) -> bool) -> Option<Release> {
+    fn pop_if(&mut self, wanted: impl Fn(&Slot) -> bool) -> Option<QueuedRelease> {
         while self.count > 0 {
             let slot = &mut self.chunks[0][self.gone];
             if slot.key.is_some() && !wanted(slot) {
@@ -233,7 +233,7 @@ impl Releases {
     }
 
     /// Takes the newest release of `key`.
-    pub fn take_of(&mut self, key: &Key) -> Option<Release> {
+    pub fn take_of(&mut self, key: &Key) -> Option<QueuedRelease> {
         if self.count == 0 {
             return None;
         }
@@ -257,7 +257,7 @@ impl Releases {
     pub fn sweep(
         &mut self,
         mut change: impl FnMut(&mut Swept<'_>) -> bool,
-        mut take: impl FnMut(Release),
+        mut take: impl FnMut(QueuedRelease),
     ) {
         let mut gone = self.gone;
         for chunk in &mut self.chunks {
@@ -287,7 +287,7 @@ impl Releases {
         self.free_if_empty();
     }
 
-    fn taken(&mut self, release: &Release) {
+    fn taken(&mut self, release: &QueuedRelease) {
         self.count -= 1;
         self.failed -= usize::from(release.attempts > 0);
         self.free_if_empty();

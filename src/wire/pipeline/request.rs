@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Held, Reply};
+use crate::command::{Command, Held, Release, Reply};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion, Outcome};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
@@ -90,7 +90,7 @@ pub enum Next {
 
 /// A queued release for which no caller waits.
 #[derive(Clone)]
-pub struct Release {
+pub struct QueuedRelease {
     pub key: Key,
     pub lease: LeaseId,
     pub until: MonotonicTime,
@@ -111,7 +111,7 @@ pub fn release_bytes(key: &Key) -> usize {
     2 * key.in_redis().len() + BESIDE_KEYS
 }
 
-impl Release {
+impl QueuedRelease {
     /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
     pub fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.until
@@ -135,13 +135,13 @@ impl Release {
             ))
         });
         PendingRequest {
-            command: Command::Release {
+            command: Command::Release(Release {
                 key: self.key,
                 lease: self.lease,
                 until: self.until,
                 held: self.held,
                 queued: self.queued,
-            },
+            }),
             completion: None,
             attempts: self.attempts,
             is_undo: self.is_undo,
@@ -187,7 +187,7 @@ impl PendingRequest {
         match self.command {
             // A release is written at least once, even after the ttl: the ttl in Redis may be longer than this client
             // knows.
-            Command::Release { until, .. } => {
+            Command::Release(Release { until, .. }) => {
                 waited_for || self.attempts == 0 || MonotonicTime::now() < until
             }
             _ => waited_for,
@@ -201,7 +201,7 @@ impl PendingRequest {
     }
 
     /// Makes a queued release of this request; `None` for other commands. `due`: when to write a repeat.
-    pub fn into_release(self, due: Option<MonotonicTime>) -> Option<Release> {
+    pub fn into_release(self, due: Option<MonotonicTime>) -> Option<QueuedRelease> {
         let Self {
             command,
             attempts,
@@ -210,17 +210,17 @@ impl PendingRequest {
             tracker,
             ..
         } = self;
-        let Command::Release {
+        let Command::Release(Release {
             key,
             lease,
             until,
             held,
             queued,
-        } = command
+        }) = command
         else {
             return None;
         };
-        Some(Release {
+        Some(QueuedRelease {
             key,
             lease,
             until,
@@ -244,32 +244,32 @@ impl PendingRequest {
             // An earlier attempt may have been carried out on a connection that broke. In any case the lease no longer
             // holds the key.
             (
-                Command::Release { .. } | Command::ForceUnlock { .. },
+                Command::Release(_) | Command::ForceUnlock(_),
                 Ok(Reply::Missing | Reply::Taken { .. }),
             ) if self.attempts > 0 && !self.is_undo => Ok(Reply::Done),
             (_, outcome) => outcome,
         };
-        if let (Command::Release { .. }, Err(error)) = (&self.command, &outcome)
+        if let (Command::Release(_), Err(error)) = (&self.command, &outcome)
             && let Some(redirect) = error.redirect()
         {
             let redirect = redirect.clone();
             return self.on_redirect(outcome, redirect);
         }
         match (&self.command, &outcome) {
-            (Command::Release { until, .. }, Err(_)) if MonotonicTime::now() < *until => {
+            (Command::Release(Release { until, .. }), Err(_)) if MonotonicTime::now() < *until => {
                 self.deliver(outcome);
                 self.attempts += 1;
                 Next::RetryLater(self)
             }
             (
-                Command::Release { until, .. },
+                Command::Release(Release { until, .. }),
                 Ok(Reply::Missing | Reply::Taken { .. } | Reply::Abstained { .. }),
             ) if self.is_undo && MonotonicTime::now() < *until => {
                 self.attempts += 1;
                 Next::RetryLater(self)
             }
             // Plain commands have set the key, and Redis has refused the script that would have deleted the key.
-            (Command::Acquire { .. }, Err(error)) if self.may_be_set => {
+            (Command::Acquire(_), Err(error)) if self.may_be_set => {
                 // A redirected acquire would keep its lease id, and this release would end its grant.
                 let error = match error.redirect() {
                     Some(Redirect::Moved(_) | Redirect::Ask(_)) => slot_moved(),
@@ -279,7 +279,7 @@ impl PendingRequest {
                 self.release_now()
             }
             (
-                Command::Acquire { .. } | Command::Adopt { .. },
+                Command::Acquire(_) | Command::Adopt(_),
                 Ok(
                     Reply::Granted { .. }
                     | Reply::Adopted { .. }
@@ -302,7 +302,10 @@ impl PendingRequest {
     /// reply shows.
     fn end_with(mut self, outcome: Outcome) -> Next {
         let loss = match (&self.tracker, &outcome) {
-            (Some(_), Ok(reply)) => self.command.loss_at_release(reply, MonotonicTime::now()),
+            (Some(_), Ok(reply)) => {
+                let release = self.command.as_release();
+                release.and_then(|release| release.loss(reply, MonotonicTime::now()))
+            }
             _ => None,
         };
         let is_done = outcome.is_ok();
@@ -314,13 +317,13 @@ impl PendingRequest {
             tracker.confirm(loss, is_delivered);
         }
         match self.command {
-            Command::Release {
+            Command::Release(Release {
                 key,
                 lease,
                 until,
                 queued,
                 ..
-            } => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
+            }) => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
             _ => Next::Done,
         }
     }
@@ -357,7 +360,7 @@ impl PendingRequest {
         self.route = Route::default();
         self.attempts += 1;
         match &self.command {
-            Command::Release { until, .. } if MonotonicTime::now() < *until => {
+            Command::Release(Release { until, .. }) if MonotonicTime::now() < *until => {
                 Next::RetryLater(self)
             }
             _ => Next::Done,
@@ -378,7 +381,7 @@ impl PendingRequest {
         self.attempts += 1;
         match &self.command {
             // The outcome is unknown, so the acquire is not repeated under its lease id.
-            Command::Acquire { .. } | Command::Adopt { .. } => {
+            Command::Acquire(_) | Command::Adopt(_) => {
                 let undo = self.command.undo(MonotonicTime::now());
                 self.deliver(Err(error.clone()));
                 undo.map_or(Next::Done, |undo| {
@@ -391,7 +394,7 @@ impl PendingRequest {
             // A write is not repeated: if both copies arrived, the second could overwrite a value that was written
             // between them. A proposal is not repeated either, since its outcome is unknown; the quorum's store
             // releases its lease.
-            Command::Write { .. } | Command::Propose { .. } => self.on_not_sent(error),
+            Command::Write(_) | Command::Propose(_) => self.on_not_sent(error),
             _ if may_retry && self.is_wanted() => Next::RetryNow(self),
             _ => self.on_not_sent(error),
         }
@@ -402,7 +405,9 @@ impl PendingRequest {
         self.deliver(Err(error.clone()));
         self.attempts += 1;
         match self.command {
-            Command::Release { until, .. } if MonotonicTime::now() < until => Next::RetryNow(self),
+            Command::Release(Release { until, .. }) if MonotonicTime::now() < until => {
+                Next::RetryNow(self)
+            }
             _ => Next::Done,
         }
     }
@@ -460,24 +465,25 @@ pub fn is_waited_for<'a>(mut requests: impl Iterator<Item = &'a PendingRequest>)
 pub fn keys_for_next_waiters<'a>(
     requests: impl Iterator<Item = &'a PendingRequest>,
 ) -> impl Iterator<Item = &'a Key> {
-    requests.filter_map(|request| request.command.key_for_next_waiter())
+    requests.filter_map(|request| request.command.as_release()?.key_for_next_waiter())
 }
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
     use super::*;
+    use crate::command::Acquire;
     use crate::store::completion::WaitEnd;
     use crate::wire::connect::errors::error_reply;
 
     fn release() -> Command {
-        Command::Release {
+        Command::Release(Release {
             key: Key::new("p:", "k", 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(Duration::from_secs(60)),
             held: None,
             queued: None,
-        }
+        })
     }
 
     fn refusal(code: &str) -> Outcome {
@@ -534,13 +540,13 @@ mod tests {
 
     #[test]
     fn a_redirected_acquire_leaves_nothing_to_undo() {
-        let acquire = Command::Acquire {
+        let acquire = Command::Acquire(Acquire {
             key: Key::new("p:", "k", 16).unwrap(),
             lease: LeaseId::random(),
             ttl: Duration::from_secs(60),
             queue_mode: crate::command::QueueMode::Notified,
             replicas: None,
-        };
+        });
         let caller = Caller::new(1);
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         caller.leave();

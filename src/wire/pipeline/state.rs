@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::Command;
+use crate::command::{Acquire, Command};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
@@ -14,7 +14,7 @@ use crate::util::key::Key;
 use crate::wire::pipeline::connection::PipelinedConnection;
 use crate::wire::pipeline::releases::{Releases, Swept};
 use crate::wire::pipeline::request;
-use crate::wire::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest, Release};
+use crate::wire::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest, QueuedRelease};
 
 /// The pause before the background tries to connect again. It doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -64,12 +64,12 @@ pub struct PipelineState {
 struct RetryQueues([Releases; MOST_DOUBLINGS as usize + 1]);
 
 impl RetryQueues {
-    fn push(&mut self, release: Release) {
+    fn push(&mut self, release: QueuedRelease) {
         let doublings = release.attempts.min(MOST_DOUBLINGS);
         self.0[doublings as usize].push(release);
     }
 
-    fn pop_due(&mut self, now: MonotonicTime) -> Option<Release> {
+    fn pop_due(&mut self, now: MonotonicTime) -> Option<QueuedRelease> {
         self.0.iter_mut().find_map(|queue| queue.pop_due(now))
     }
 
@@ -157,7 +157,7 @@ impl PipelineState {
     pub fn give_up_unsent_releases(&mut self, caller: &Arc<Caller>, error: &Error) {
         let unsent = &mut self.unsent.requests;
         for request in unsent.iter_mut().chain(&mut self.awaited.requests) {
-            let is_release = matches!(request.command, Command::Release { .. });
+            let is_release = matches!(request.command, Command::Release(_));
             if is_release
                 && request.attempts == 0
                 && let Some(completion) = request.completion.take_if(|it| it.is_of(caller))
@@ -175,7 +175,7 @@ impl PipelineState {
     }
 
     /// Queues a release that no caller waits for.
-    pub fn enqueue_release(&mut self, release: Release) {
+    pub fn enqueue_release(&mut self, release: QueuedRelease) {
         self.unawaited.push(release);
         self.drop_release_beyond_bound();
     }
@@ -274,7 +274,7 @@ impl PipelineState {
     }
 
     /// Queues confirmed releases, to be repeated on a new connection: the server may lack them.
-    pub fn repeat_confirmed(&mut self, confirmed: Vec<Release>) {
+    pub fn repeat_confirmed(&mut self, confirmed: Vec<QueuedRelease>) {
         for release in confirmed {
             self.refused.push(release);
         }
@@ -325,7 +325,7 @@ impl PipelineState {
         } = self;
         let mut room = at_a_time;
         // Dropping a release whose ttl has ended reports it as given up.
-        let take = |batch: &mut Vec<PendingRequest>, release: Release| {
+        let take = |batch: &mut Vec<PendingRequest>, release: QueuedRelease| {
             let is_wanted = release.is_wanted(now);
             let request = release.into_request(hook.as_ref());
             if is_wanted {
@@ -444,7 +444,7 @@ impl PipelineState {
 
     /// Takes out the releases of these keys that were not written and that no caller waits for. An undo stays, since
     /// its acquire may still arrive here; the first call returns a copy of it.
-    pub fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+    pub fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         for request in self.unsent.take_unawaited(&keys) {
             if let Some(release) = request.into_release(None) {
                 self.unawaited.push(release);
@@ -477,7 +477,7 @@ impl PipelineState {
         self.swept_at = Some(now);
         self.sweep(|release, hook| {
             // The failed connection counts as an attempt. So the release is given up at the end of its ttl
-            // (`Release::is_wanted`).
+            // (`QueuedRelease::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
             {
@@ -529,7 +529,7 @@ impl AwaitedQueue {
     pub fn push_back(&mut self, request: PendingRequest) {
         if request.is_flush() {
             self.flushes.push_back(request);
-        } else if matches!(request.command, Command::Probe { .. }) {
+        } else if matches!(request.command, Command::Probe(_)) {
             // A node with many requests in its queue must not seem to fail.
             self.requests.push_front(request);
         } else {
@@ -557,7 +557,7 @@ impl AwaitedQueue {
     pub fn withdraw(&mut self, caller: &Arc<Caller>) -> Vec<PendingRequest> {
         let is_own = |request: &PendingRequest| {
             let completion = request.completion.as_ref();
-            let is_release = matches!(request.command, Command::Release { .. });
+            let is_release = matches!(request.command, Command::Release(_));
             !is_release && completion.is_some_and(|completion| completion.is_of(caller))
         };
         self.take_if(is_own)
@@ -566,7 +566,7 @@ impl AwaitedQueue {
     /// Takes out the releases of these keys for which no caller waits.
     fn take_unawaited(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<PendingRequest> {
         self.take_if(|request| {
-            let is_release = matches!(request.command, Command::Release { .. });
+            let is_release = matches!(request.command, Command::Release(_));
             is_release && request.completion.is_none() && request.command.key().is_some_and(&keys)
         })
     }
@@ -590,7 +590,7 @@ impl AwaitedQueue {
     /// Whether one of the first `among` requests acquires `key`.
     pub fn has_acquire_of(&self, key: &Key, among: usize) -> bool {
         self.requests.iter().take(among).any(|request| {
-            matches!(&request.command, Command::Acquire { key: asked, .. } if asked == key)
+            matches!(&request.command, Command::Acquire(Acquire { key: asked, .. }) if asked == key)
         })
     }
 
@@ -635,12 +635,12 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::command::Held;
+    use crate::command::{Held, Inspect, Probe};
     use crate::util::id::LeaseId;
 
-    fn release(name: &str, is_undo: bool) -> Release {
+    fn release(name: &str, is_undo: bool) -> QueuedRelease {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
-        Release {
+        QueuedRelease {
             key: Key::new("p:", name, 16).unwrap(),
             lease: LeaseId::random(),
             until: far,
@@ -717,11 +717,11 @@ mod tests {
         let mut state = PipelineState::new(None);
         let request = |command| PendingRequest::new(command, None);
         state.enqueue([
-            request(Command::Inspect { key: key.clone() }),
-            request(Command::Probe { mark: key }),
+            request(Command::Inspect(Inspect { key: key.clone() })),
+            request(Command::Probe(Probe { mark: key })),
         ]);
         let first = state.awaited.take_first(1).next().unwrap();
-        assert!(matches!(first.command, Command::Probe { .. }));
+        assert!(matches!(first.command, Command::Probe(_)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Instant;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
-use crate::command::{Held, Reply};
+use crate::command::{Acquire, Held, Inspect, Release, Reply};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::report::loss::LossReason;
 use crate::store::completion::Submitted;
@@ -91,13 +91,13 @@ fn acquire_of(name: &str) -> Command {
 }
 
 fn acquire_under(lease: LeaseId, name: &str) -> Command {
-    Command::Acquire {
+    Command::Acquire(Acquire {
         key: key(name),
         lease,
         ttl: LONG,
         queue_mode: crate::command::QueueMode::None,
         replicas: None,
-    }
+    })
 }
 
 impl Fixture {
@@ -169,13 +169,13 @@ impl Fixture {
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Command {
-        Command::Release {
+        Command::Release(Release {
             key: key(name),
             lease,
             until: MonotonicTime::now().after(LONG),
             held: None,
             queued: None,
-        }
+        })
     }
 
     /// The number of calls of scripts by hash, and by text.
@@ -274,23 +274,23 @@ fn foreign_values_cost_no_connection() {
         let value = format!("lh1 {lease} {micros}");
         let set = ["SET", "p:a", &value];
         f.server.command(&set).unwrap();
-        let command = Command::Acquire {
+        let command = Command::Acquire(Acquire {
             key: key("a"),
             lease,
             ttl: LONG,
             queue_mode: crate::command::QueueMode::Existing { notified: false },
             replicas: None,
-        };
+        });
         let outcome = f.ask(command, LONG);
         let error = outcome.expect_err(micros);
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-        let outcome = f.ask(Command::Inspect { key: key("a") }, LONG);
+        let outcome = f.ask(Command::Inspect(Inspect { key: key("a") }), LONG);
         assert_eq!(outcome.expect_err(micros).kind(), ErrorKind::Protocol);
     }
     let value = format!("lh1 {lease} 1795263780943818 host/1/a");
     let set = ["SET", "p:a", &value, "PX", "900000000000000000"];
     f.server.command(&set).unwrap();
-    let found = f.ask(Command::Inspect { key: key("a") }, LONG);
+    let found = f.ask(Command::Inspect(Inspect { key: key("a") }), LONG);
     assert!(matches!(found, Ok(Reply::Found { .. })), "{found:?}");
     assert_eq!(f.connection(), before);
 }
@@ -308,7 +308,7 @@ fn a_caller_that_led_is_not_unparked() {
 fn an_acquire_waits_for_the_release_of_a_contended_key() {
     let f = fixture();
     let mut release = f.release("a", f.acquire("a"));
-    if let Command::Release { held, .. } = &mut release {
+    if let Command::Release(Release { held, .. }) = &mut release {
         *held = Some(Held {
             token: 7,
             is_token_in_value: true,
@@ -372,13 +372,13 @@ fn releases_that_might_block_are_left_to_the_background() {
     let f = fixture();
     let long = |n: usize, len: usize| {
         let name = format!("{n}{}", "x".repeat(len));
-        Command::Release {
+        Command::Release(Release {
             key: Key::new("p:", &name, 1 << 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(LONG),
             held: None,
             queued: Some(LONG),
-        }
+        })
     };
     let bytes = || {
         let state = f.pipeline.state.lock();
@@ -654,7 +654,7 @@ fn submitted_requests_end_with_the_client() {
     f.acquire("warm-up");
     let submit = || {
         let (submitted, mut completions) = Submitted::new(1);
-        let inspect = Command::Inspect { key: key("a") };
+        let inspect = Command::Inspect(Inspect { key: key("a") });
         f.pipeline.submit(vec![(inspect, completions.remove(0))]);
         submitted
     };
@@ -673,7 +673,7 @@ fn submitted_requests_end_with_the_client() {
     }
     let f = fixture();
     let (submitted, mut completions) = Submitted::new(1);
-    let inspect = Command::Inspect { key: key("a") };
+    let inspect = Command::Inspect(Inspect { key: key("a") });
     f.pipeline.submit(vec![(inspect, completions.remove(0))]);
     f.pipeline.end();
     assert!(is_refused(&submitted.outcomes()), "no thread leads");
@@ -785,7 +785,7 @@ fn recording_hook() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
 }
 
 fn held(name: &str) -> PendingRequest {
-    let command = Command::Release {
+    let command = Command::Release(Release {
         key: key(name),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(LONG),
@@ -796,7 +796,7 @@ fn held(name: &str) -> PendingRequest {
             valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
-    };
+    });
     PendingRequest::new(command, None)
 }
 
@@ -849,7 +849,7 @@ fn a_release_done_within_two_attempts_is_not_reported() {
 fn a_retry_is_due_before_the_ttl_ends() {
     let now = MonotonicTime::now();
     let mut request = held("a");
-    let Command::Release { until, .. } = &mut request.command else {
+    let Command::Release(Release { until, .. }) = &mut request.command else {
         unreachable!("it is a release");
     };
     *until = now.after(Duration::from_millis(5));
@@ -874,9 +874,9 @@ fn an_unlock_is_late_if_its_caller_has_left() {
 /// A release of a lease whose validity ends after `left`.
 fn held_for(left: Duration) -> PendingRequest {
     let mut request = held("a");
-    let Command::Release {
+    let Command::Release(Release {
         held: Some(held), ..
-    } = &mut request.command
+    }) = &mut request.command
     else {
         unreachable!("it is a guard's release");
     };
@@ -954,13 +954,13 @@ fn refused_releases_do_not_delay_other_requests() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.send_release(Command::Release {
+        f.pipeline.send_release(Command::Release(Release {
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),
             held: None,
             queued: None,
-        });
+        }));
     }
     let started = MonotonicTime::now();
     assert!(f.pipeline.run_maintenance(), "the releases have failed");

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::command::value;
 use crate::command::value::micros_of;
-use crate::command::{Command, Held, QueueMode};
+use crate::command::{
+    Acquire, Adopt, Command, ForceUnlock, Held, Hold, Propose, QueueMode, Release, Renew, Write,
+};
 use crate::util::id::LeaseId;
 use crate::wire::scripts::{ScriptContext, ScriptKind, ScriptRef};
 
@@ -90,12 +92,12 @@ fn arguments_per_key(kind: ScriptKind) -> usize {
 
 fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) {
     match command {
-        Command::Acquire {
+        Command::Acquire(Acquire {
             lease,
             ttl,
             queue_mode,
             ..
-        } => {
+        }) => {
             out.lease(*lease);
             out.millis(*ttl);
             match queue_mode {
@@ -111,14 +113,14 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             }
         }
         // The scripts compare times as text.
-        Command::Propose {
+        Command::Propose(Propose {
             lease,
             ttl,
             micros,
             until,
             from,
             ..
-        } => {
+        }) => {
             match from {
                 Some(from) => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
                 None => out.lease(*lease),
@@ -127,42 +129,42 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{micros:016}"));
             out.text(&format!("{until:016}"));
         }
-        Command::Hold {
+        Command::Hold(Hold {
             lease,
             ttl,
             micros,
             sets_missing,
             ..
-        } => {
+        }) => {
             out.lease(*lease);
             out.millis(*ttl);
             out.text(&format!("{micros:016}"));
             let until = sets_missing.map(|until| format!("{until:016}"));
             out.text(&until.unwrap_or_default());
         }
-        Command::Release {
+        Command::Release(Release {
             lease,
             queued: Some(ttl),
             ..
-        } => out.text(&format!("{lease},{},{}", ttl.as_millis(), context.holder)),
+        }) => out.text(&format!("{lease},{},{}", ttl.as_millis(), context.holder)),
         // The script compares the key's value with this argument first.
-        Command::Release {
+        Command::Release(Release {
             lease,
             held: Some(held),
             ..
-        } => out.held_value(context, *lease, *held),
-        Command::Release { lease, .. } => out.lease(*lease),
-        Command::ForceUnlock {
+        }) => out.held_value(context, *lease, *held),
+        Command::Release(Release { lease, .. }) => out.lease(*lease),
+        Command::ForceUnlock(ForceUnlock {
             lease, must_notify, ..
-        } => {
+        }) => {
             let mark = if *must_notify { '?' } else { '!' };
             out.text(&format!("{lease}{mark}{}", context.holder));
         }
-        Command::Renew { lease, ttl, .. } => {
+        Command::Renew(Renew { lease, ttl, .. }) => {
             out.lease(*lease);
             out.millis(*ttl);
         }
-        Command::Adopt { lease, grant, .. } => {
+        Command::Adopt(Adopt { lease, grant, .. }) => {
             out.lease(grant.from);
             // The script compares times as text.
             out.text(&format!("{:016}", micros_of(grant.token)));
@@ -173,9 +175,9 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
                 out.text("");
             }
         }
-        Command::Write {
+        Command::Write(Write {
             token, value, ttl, ..
-        } => {
+        }) => {
             // The script compares tokens as text. With leading zeros, text sorts in the order of the numbers. A Lua
             // number could not hold all digits of a token.
             out.text(&format!("{token:020}"));
@@ -184,8 +186,8 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{delete}{ttl}"));
             out.bytes(value.as_deref().unwrap_or_default());
         }
-        Command::Probe { .. } => out.millis(context.quarantine()),
-        Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
+        Command::Probe(_) => out.millis(context.quarantine()),
+        Command::Inspect(_) | Command::Read(_) | Command::Flush => {}
     }
 }
 

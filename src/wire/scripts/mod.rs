@@ -108,16 +108,16 @@ impl ScriptKind {
 
     pub fn of(command: &Command) -> Option<Self> {
         match command {
-            Command::Acquire { .. } => Some(Self::Acquire),
-            Command::Propose { .. } => Some(Self::Propose),
-            Command::Hold { .. } => Some(Self::Hold),
-            Command::Release { .. } | Command::ForceUnlock { .. } => Some(Self::Release),
-            Command::Renew { .. } => Some(Self::Renew),
-            Command::Adopt { .. } => Some(Self::Adopt),
-            Command::Inspect { .. } => Some(Self::Inspect),
-            Command::Write { .. } => Some(Self::Write),
-            Command::Read { .. } => Some(Self::Read),
-            Command::Probe { .. } => Some(Self::Probe),
+            Command::Acquire(_) => Some(Self::Acquire),
+            Command::Propose(_) => Some(Self::Propose),
+            Command::Hold(_) => Some(Self::Hold),
+            Command::Release(_) | Command::ForceUnlock(_) => Some(Self::Release),
+            Command::Renew(_) => Some(Self::Renew),
+            Command::Adopt(_) => Some(Self::Adopt),
+            Command::Inspect(_) => Some(Self::Inspect),
+            Command::Write(_) => Some(Self::Write),
+            Command::Read(_) => Some(Self::Read),
+            Command::Probe(_) => Some(Self::Probe),
             Command::Flush => None,
         }
     }

@@ -49,7 +49,7 @@ use smallvec::smallvec;
 
 use crate::command::value;
 use crate::command::value::{MAX_MICROS, NO_TOKEN};
-use crate::command::{Command, Held, QueueMode};
+use crate::command::{Acquire, Command, Held, QueueMode, Release};
 use crate::report::error::Error;
 use crate::store::completion::Few;
 use crate::util::clock::MonotonicTime;
@@ -111,10 +111,10 @@ impl ServerClock {
 pub fn can_grant(command: &Command) -> bool {
     matches!(
         command,
-        Command::Acquire {
+        Command::Acquire(Acquire {
             queue_mode: QueueMode::None | QueueMode::Polling | QueueMode::Notified,
             ..
-        }
+        })
     )
 }
 
@@ -131,9 +131,9 @@ pub fn encode_acquires<'a>(
     let mut out = Encoder(buffer);
     out.word("MULTI");
     for command in commands.clone() {
-        let Command::Acquire {
+        let Command::Acquire(Acquire {
             key, lease, ttl, ..
-        } = command
+        }) = command
         else {
             unreachable!("can_grant is true for each command");
         };
@@ -240,12 +240,12 @@ impl CompareAndDelete {
 
     /// Appends the release of a lock without waiters, for which [`can_delete`] is true.
     pub fn encode_release(self, buffer: &mut Vec<u8>, context: &ScriptContext, release: &Command) {
-        let Command::Release {
+        let Command::Release(Release {
             key,
             lease,
             held: Some(held),
             ..
-        } = release
+        }) = release
         else {
             unreachable!("can_delete is true for the release");
         };
@@ -299,14 +299,14 @@ impl Deletes {
 pub fn can_delete(command: &Command) -> bool {
     matches!(
         command,
-        Command::Release {
+        Command::Release(Release {
             held: Some(Held {
                 others_queued: false,
                 ..
             }),
             queued: None,
             ..
-        }
+        })
     )
 }
 
@@ -437,12 +437,14 @@ mod tests {
     use super::*;
 
     fn acquires(n: usize, queue_mode: QueueMode) -> Vec<Command> {
-        let acquire = |n| Command::Acquire {
-            key: Key::new("p:", &format!("k{n}"), 10).unwrap(),
-            lease: LeaseId::random(),
-            ttl: Duration::from_secs(1),
-            queue_mode,
-            replicas: None,
+        let acquire = |n| {
+            Command::Acquire(Acquire {
+                key: Key::new("p:", &format!("k{n}"), 10).unwrap(),
+                lease: LeaseId::random(),
+                ttl: Duration::from_secs(1),
+                queue_mode,
+                replicas: None,
+            })
         };
         (0..n).map(acquire).collect()
     }

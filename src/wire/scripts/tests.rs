@@ -6,7 +6,7 @@ use super::encode::decimal;
 use super::*;
 use crate::command::QueueMode;
 use crate::command::value;
-use crate::command::{Held, Reply};
+use crate::command::{Acquire, Held, Release, Reply};
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -42,13 +42,13 @@ fn a_script_call_is_encoded_as_resp() {
     let key = Key::new("p:", "a", 10).unwrap();
     let lease = LeaseId::random();
     let until = MonotonicTime::now();
-    let command = Command::Release {
+    let command = Command::Release(Release {
         key,
         lease,
         until,
         held: None,
         queued: None,
-    };
+    });
     let mut buffer = Vec::new();
     let call = ScriptRef::Text("return 1");
     encode(
@@ -71,7 +71,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
     let context = context();
     let lease = LeaseId::random();
     let micros = 1_795_263_780_943_818;
-    let release = Command::Release {
+    let release = Command::Release(Release {
         key: Key::new("p:", "a", 10).unwrap(),
         lease,
         until: MonotonicTime::now(),
@@ -83,7 +83,7 @@ fn a_release_of_a_grant_sends_the_whole_value() {
             valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
-    };
+    });
     let value = value::format(lease, micros, &context.holder, None, false);
     assert_eq!(words(&context, &[release]).pop(), Some(value));
 }
@@ -120,20 +120,22 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
         std::time::Duration::from_secs(5),
         Key::new("p:", "a", 10).unwrap(),
     );
-    let acquire = |queue_mode| Command::Acquire {
-        key: key.clone(),
-        lease,
-        ttl,
-        queue_mode,
-        replicas: None,
+    let acquire = |queue_mode| {
+        Command::Acquire(Acquire {
+            key: key.clone(),
+            lease,
+            ttl,
+            queue_mode,
+            replicas: None,
+        })
     };
-    let release = Command::Release {
+    let release = Command::Release(Release {
         key: key.clone(),
         lease,
         until: MonotonicTime::now(),
         held: None,
         queued: None,
-    };
+    });
     let tag = key.slot().tag();
     let (counter, queue) = (format!("p:~fence{tag}"), format!("p:~queue{tag}:a"));
     let lease = lease.to_string();
@@ -174,13 +176,13 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
     let one_slot = context(KeyLayout::OneSlot, "{p}:");
     one_slot.set_shard_slot(Some(key.slot()));
     let key = Key::new("{p}:", "a", 10).unwrap();
-    let release = Command::Release {
+    let release = Command::Release(Release {
         key,
         lease: LeaseId::decode(&lease).unwrap(),
         until: MonotonicTime::now(),
         held: None,
         queued: None,
-    };
+    });
     let wanted = [
         "3",
         "{p}:~fence",

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, QueueMode, Reply};
+use crate::command::{Acquire, Command, Inspect, QueueMode, Release, Reply};
 use crate::memory::{Keyspace, Notification, Step};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
@@ -104,13 +104,13 @@ impl Server {
     pub fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
-        state.serve(&Command::Acquire {
+        state.serve(&Command::Acquire(Acquire {
             key: key.clone(),
             lease,
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
             replicas: None,
-        });
+        }));
     }
 
     /// Deletes `key`; its queue stays.
@@ -138,13 +138,13 @@ impl Server {
     }
 
     pub fn take_back(&self, key: &Key, lease: LeaseId) {
-        self.state.lock().serve(&Command::Release {
+        self.state.lock().serve(&Command::Release(Release {
             key: key.clone(),
             lease,
             until: MonotonicTime::now(),
             held: None,
             queued: None,
-        });
+        }));
     }
 
     pub fn holder(&self, key: &Key) -> Option<LeaseId> {
@@ -198,7 +198,7 @@ impl Server {
 
 impl ServerState {
     fn holder(&mut self, key: &Key) -> Option<LeaseId> {
-        match self.serve(&Command::Inspect { key: key.clone() }) {
+        match self.serve(&Command::Inspect(Inspect { key: key.clone() })) {
             Reply::Found { value, .. } => Some(value.lease),
             _ => None,
         }

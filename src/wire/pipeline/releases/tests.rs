@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn release(key: u8, attempts: u32) -> Release {
-    Release {
+fn release(key: u8, attempts: u32) -> QueuedRelease {
+    QueuedRelease {
         key: Key::new("p:", &key.to_string(), 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(Duration::from_secs(60)),
@@ -29,7 +29,7 @@ fn the_route_of_a_release_takes_one_byte() {
             hops,
         };
         let mut releases = Releases::default();
-        releases.push(Release {
+        releases.push(QueuedRelease {
             route,
             ..release(1, 0)
         });
@@ -60,7 +60,7 @@ fn a_release_is_unpacked_as_packed() {
     for (held, queued) in [(None, None), (None, Some(ttl)), (Some(held), None)] {
         for is_undo in [false, true] {
             let mut releases = Releases::default();
-            let given = Release {
+            let given = QueuedRelease {
                 held,
                 queued,
                 is_undo: is_undo && held.is_none(),

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
+use crate::command::Renew;
 use crate::config::Replicas;
 use crate::wire::fake_server;
 
@@ -27,20 +28,20 @@ fn within(timeout: Duration) -> Option<Replicas> {
 
 fn acquire_within(timeout: Duration, name: &str) -> Command {
     let mut command = acquire_of(name);
-    if let Command::Acquire { replicas, .. } = &mut command {
+    if let Command::Acquire(Acquire { replicas, .. }) = &mut command {
         *replicas = within(timeout);
     }
     command
 }
 
 fn renew_within(timeout: Duration, name: &str, lease: LeaseId, ttl: Duration) -> Command {
-    Command::Renew {
+    Command::Renew(Renew {
         key: key(name),
         lease,
         token: 0,
         ttl,
         replicas: within(timeout),
-    }
+    })
 }
 
 impl Fixture {

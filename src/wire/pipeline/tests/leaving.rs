@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use super::*;
+use crate::command::Write;
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -13,13 +14,13 @@ impl Fixture {
     /// Queues an acquire. Returns its caller, which does not lead.
     fn queue(&self, name: &str) -> Arc<Caller> {
         let caller = Caller::new(1);
-        let acquire = Command::Acquire {
+        let acquire = Command::Acquire(Acquire {
             key: key(name),
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::command::QueueMode::None,
             replicas: None,
-        };
+        });
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         self.pipeline.state.lock().enqueue([request]);
         caller
@@ -110,12 +111,12 @@ fn a_release_is_written_behind_a_batch_in_flight() {
 
 /// A value that no socket takes while the server does not read.
 pub fn long_write() -> Command {
-    Command::Write {
+    Command::Write(Write {
         key: key("value"),
         token: 1,
         value: Some(vec![b'x'; 32 << 20].into()),
         ttl: None,
-    }
+    })
 }
 
 #[test]

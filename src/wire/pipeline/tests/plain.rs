@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 
 use super::*;
-use crate::command::QueueMode;
 use crate::command::value::micros_of;
+use crate::command::{Acquire, QueueMode, Release, Renew};
 use crate::wire::connect::errors;
 
 /// A pipeline that knows the time of Redis, so that the next acquire is by plain commands.
@@ -95,7 +95,7 @@ impl Fixture {
 
 fn waiting(name: &str) -> Command {
     let mut command = acquire_of(name);
-    if let Command::Acquire { queue_mode, .. } = &mut command {
+    if let Command::Acquire(Acquire { queue_mode, .. }) = &mut command {
         *queue_mode = QueueMode::Polling;
     }
     command
@@ -155,17 +155,17 @@ fn grants_without_stored_tokens_are_released_and_renewed() {
     else {
         panic!("{outcome:?}");
     };
-    let renew = Command::Renew {
+    let renew = Command::Renew(Renew {
         key: key("k"),
         lease,
         token,
         ttl: 2 * LONG,
         replicas: None,
-    };
+    });
     assert_eq!(f.ask(renew, LONG).unwrap(), Reply::Done);
     assert!(f.say(&["PTTL", "p:k"]).as_int() > Some(LONG.as_millis() as i64));
     let mut release = f.release("k", lease);
-    if let Command::Release { held, .. } = &mut release {
+    if let Command::Release(Release { held, .. }) = &mut release {
         *held = Some(Held {
             token,
             is_token_in_value: false,
@@ -198,7 +198,7 @@ impl Fixture {
         let lease = LeaseId::random();
         let (token, is_token_in_value) = self.grant(acquire_under(lease, name));
         let mut release = self.release(name, lease);
-        if let Command::Release { held, .. } = &mut release {
+        if let Command::Release(Release { held, .. }) = &mut release {
             *held = Some(Held {
                 token,
                 is_token_in_value,

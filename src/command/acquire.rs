@@ -1,0 +1,81 @@
+//! Grants a key to a lease, or queues the lease.
+
+use std::time::Duration;
+
+use crate::command::Release;
+use crate::config::Replicas;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+use crate::util::key::Key;
+
+/// Grants the key to the lease if the key is free, or if the lease is the first in its queue.
+#[derive(Clone, Debug)]
+pub struct Acquire {
+    pub key: Key,
+    pub lease: LeaseId,
+    pub ttl: Duration,
+    pub queue_mode: QueueMode,
+    /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store undoes the
+    /// grant.
+    pub replicas: Option<Replicas>,
+}
+
+impl Acquire {
+    /// Whether this acquire may queue its lease, or its lease may be queued already.
+    pub fn may_queue(&self) -> bool {
+        self.queue_mode != QueueMode::None
+    }
+
+    /// The release that undoes this acquire. Redis may have carried the acquire out, or may do so later.
+    pub fn undo(&self, now: MonotonicTime) -> Release {
+        let queued = self.may_queue().then_some(self.ttl);
+        Release {
+            queued,
+            ..Release::undo(&self.key, self.lease, now.after(self.ttl))
+        }
+    }
+}
+
+/// How an acquire that finds the key taken joins the key's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueMode {
+    /// Does not join: a single attempt.
+    None,
+    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis grants it the key with
+    /// a short ttl, and the waiter finds the grant when it polls.
+    Polling,
+    /// Joins. When the waiter's turn comes, it is granted the key and notified.
+    Notified,
+    /// Joins as `Polling` or `Notified`, at the place `since` of an earlier lease of this client, which is no longer
+    /// queued. [`front_place`] makes a place in front of the queue.
+    Rejoin { since: u64, polls: bool },
+    /// Does not join, since the lease joined before and may still be queued. With `notified`, an entry that joined to
+    /// poll is notified from now on.
+    Existing { notified: bool },
+}
+
+/// The smallest place, in µs, of a waiter that has not had its turn. Waiters that were too late for an earlier turn
+/// have smaller places.
+pub const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
+
+/// The place in front of the queue for a waiter that joined at `since` and was too late when its turn came. Several
+/// such waiters keep their order.
+pub fn front_place(since: u64) -> u64 {
+    since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
+}
+
+impl QueueMode {
+    /// Whether the waiter polls instead of being notified.
+    pub fn polls(self) -> bool {
+        matches!(self, Self::Polling | Self::Rejoin { polls: true, .. })
+    }
+}
+
+/// The place of a waiter in the queue of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// How many waiters are before this waiter.
+    pub ahead: u64,
+    /// When the waiter joined, in µs by the clock of Redis. The queue is sorted by this.
+    pub since: u64,
+}
