@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use crate::acquire::LocalQueues;
-use crate::command::{Acquire, Command, QueueMode};
+use crate::command::{Acquire, Command, QueueMode, acquire};
 use crate::lease::Options;
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyLayout};
 use crate::wire::net::replies::{Limit, Replies};
-use crate::wire::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
+use crate::wire::scripts::{ScriptContext, ScriptRef, encode};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -111,7 +111,7 @@ impl Batch {
         encode(
             &mut self.buffer,
             call,
-            ScriptKind::Acquire,
+            &acquire::SCRIPT,
             &self.names,
             commands,
         );

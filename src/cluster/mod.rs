@@ -71,11 +71,11 @@ use crate::cluster::refresh::Refresher;
 use crate::cluster::slot_map::resolved;
 use crate::cluster::transit::{Transit, Transits};
 use crate::command::GrantMessage;
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Command, Outcome, QueueMode, Reply, Request};
 use crate::config::Config;
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::{Outcome, Submitted};
+use crate::store::completion::Submitted;
 use crate::store::late_release::ReleaseTracker;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{

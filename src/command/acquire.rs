@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::command::Release;
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::{foreign_lock, granted, millis};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
 use crate::config::Replicas;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -18,6 +23,82 @@ pub struct Acquire {
     /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store undoes the
     /// grant.
     pub replicas: Option<Replicas>,
+}
+
+pub static SCRIPT: Script = Script::new(
+    "Acquire",
+    include_str!("../../lua/acquire.lua"),
+    Layout {
+        counter: true,
+        holder: true,
+        arguments: 3,
+        shard_channel: true,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read,
+        read_error: foreign_lock,
+        one_for_all: true,
+    },
+);
+
+impl Call for Acquire {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn has_queue_key(&self) -> bool {
+        self.may_queue()
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.lease(self.lease);
+        out.millis(self.ttl);
+        match self.queue_mode {
+            QueueMode::None => out.text(""),
+            QueueMode::Existing { notified: false } => out.text("-"),
+            QueueMode::Existing { notified: true } => out.text("-+"),
+            QueueMode::Polling => out.text("0"),
+            QueueMode::Notified => out.text("+"),
+            QueueMode::Rejoin { since, polls } => {
+                let mode = if polls { '0' } else { '+' };
+                out.text(&format!("{mode}{since}"));
+            }
+        }
+    }
+
+    /// The outcome is unknown, so the acquire is not repeated under its lease id.
+    fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
+        IfUnanswered::Undo(self.undo(now))
+    }
+}
+
+fn read(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::BulkString(micros) => return Some(granted(micros)),
+        Value::Int(ms) => Reply::Contended {
+            expires_in: millis(*ms),
+            queued: None,
+        },
+        Value::Array(queued) => {
+            let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
+                return None;
+            };
+            let queued = Queued {
+                ahead: u64::try_from(*ahead).ok()?,
+                since: u64::try_from(*since).ok()?,
+            };
+            Reply::Contended {
+                expires_in: millis(*ms),
+                queued: Some(queued),
+            }
+        }
+        _ => return None,
+    }))
 }
 
 impl Acquire {

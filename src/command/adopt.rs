@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use crate::command::Release;
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::{millis, taken, wrong_type};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::value;
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
 use crate::config::Replicas;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -14,6 +20,68 @@ pub struct Adopt {
     pub key: Key,
     pub lease: LeaseId,
     pub grant: Box<Adoption>,
+}
+
+pub static SCRIPT: Script = Script::new(
+    "Adopt",
+    include_str!("../../lua/adopt.lua"),
+    Layout {
+        counter: true,
+        holder: true,
+        arguments: 4,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read,
+        read_error: wrong_type,
+        one_for_all: false,
+    },
+);
+
+impl Call for Adopt {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        let grant = &self.grant;
+        out.lease(grant.from);
+        // The script compares times as text.
+        out.text(&format!("{:016}", value::micros_of(grant.token)));
+        out.lease(self.lease);
+        if grant.renew {
+            out.millis(grant.ttl);
+        } else {
+            out.text("");
+        }
+    }
+
+    /// The outcome is unknown, so the adoption is not repeated under its lease id.
+    fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
+        IfUnanswered::Undo(self.undo(now))
+    }
+}
+
+fn read(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::Int(0) => Reply::Missing,
+        Value::Array(adopted) => {
+            let [Value::Int(ms), Value::BulkString(micros)] = adopted.as_slice() else {
+                return None;
+            };
+            let micros = std::str::from_utf8(micros).ok();
+            Reply::Adopted {
+                expires_in: millis(*ms),
+                token: micros.and_then(value::token)?,
+            }
+        }
+        Value::BulkString(value) => taken(value),
+        _ => return None,
+    }))
 }
 
 impl Adopt {

@@ -3,6 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::foreign_value;
+use crate::command::script::{Layout, Results, Script};
+use crate::command::value::NO_FENCED_VALUE;
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
+use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
 /// Writes or deletes a fenced value, unless it was changed under a greater token. The token stays.
@@ -16,8 +24,100 @@ pub struct Write {
     pub ttl: Option<Duration>,
 }
 
+pub static WRITE: Script = Script::new(
+    "Write",
+    include_str!("../../lua/write.lua"),
+    Layout {
+        arguments: 3,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read: read_written,
+        read_error,
+        one_for_all: false,
+    },
+);
+
+impl Call for Write {
+    fn script(&self) -> &'static Script {
+        &WRITE
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        // The script compares tokens as text. With leading zeros, text sorts in the order of the numbers. A Lua number
+        // could not hold all digits of a token.
+        out.text(&format!("{:020}", self.token));
+        let delete = if self.value.is_none() { "-" } else { "" };
+        let ttl = self.ttl.map(|ttl| ttl.as_millis().to_string());
+        out.text(&format!("{delete}{}", ttl.unwrap_or_default()));
+        out.bytes(self.value.as_deref().unwrap_or_default());
+    }
+
+    /// A write is not repeated: if both copies arrived, the second could overwrite a value that was written between
+    /// them.
+    fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
+        IfUnanswered::Report
+    }
+}
+
+fn read_written(result: &mut Value) -> Option<Outcome> {
+    match result {
+        Value::Int(1) => Some(Ok(Reply::Done)),
+        Value::BulkString(seen) => {
+            let token = std::str::from_utf8(seen).ok();
+            let token = token.and_then(|token| token.parse().ok());
+            let stale = token.map(|token| Reply::Stale { token });
+            Some(stale.ok_or_else(|| foreign_value(NO_FENCED_VALUE, "hash")))
+        }
+        _ => None,
+    }
+}
+
+fn read_error(code: &str, detail: &str) -> Option<Outcome> {
+    (code == "FOREIGN").then(|| Err(foreign_value(NO_FENCED_VALUE, detail)))
+}
+
 /// Reads a fenced value.
 #[derive(Clone, Debug)]
 pub struct Read {
     pub key: Key,
+}
+
+pub static READ: Script = Script::new(
+    "Read",
+    include_str!("../../lua/read.lua"),
+    Layout {
+        limit: true,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read: read_value,
+        read_error,
+        one_for_all: false,
+    },
+);
+
+impl Call for Read {
+    fn script(&self) -> &'static Script {
+        &READ
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, _: &mut Encoder<'_>, _: CallContext<'_>) {}
+}
+
+fn read_value(result: &mut Value) -> Option<Outcome> {
+    match result {
+        Value::Int(0) => Some(Ok(Reply::Missing)),
+        // A value may be long, so it is moved, not copied.
+        Value::BulkString(bytes) => Some(Ok(Reply::Value(std::mem::take(bytes)))),
+        _ => None,
+    }
 }

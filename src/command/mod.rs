@@ -1,16 +1,24 @@
-//! The commands and replies of a store, as plain data.
+//! The commands of a store and their replies. Each command has a file with its arguments, its script, and what happens if
+//! its reply is missing.
 
-mod acquire;
-mod adopt;
-mod fenced;
-mod inspect;
-mod release;
-mod renew;
+pub mod acquire;
+pub mod adopt;
+pub mod encoder;
+pub mod fenced;
+pub mod inspect;
+#[path = "../../lua/parts.rs"]
+pub mod parts;
+pub mod release;
+pub mod renew;
+mod results;
+pub mod script;
 pub mod value;
-mod vote;
+pub mod vote;
 
 use std::time::Duration;
 
+use crate::command::encoder::Encoder;
+use crate::command::script::Script;
 use crate::command::value::LockValue;
 use crate::config::Replicas;
 use crate::report::error::Error;
@@ -46,23 +54,109 @@ pub enum Command {
     Flush,
 }
 
+/// All scripts, in the order in which a batch is written. Releases come before acquires, so a key that one batch releases
+/// and acquires is free. Holds come before releases, since a hold sets a missing key.
+pub static SCRIPTS: [&Script; 10] = [
+    &vote::HOLD,
+    &release::SCRIPT,
+    &acquire::SCRIPT,
+    &vote::PROPOSE,
+    &renew::SCRIPT,
+    &adopt::SCRIPT,
+    &inspect::SCRIPT,
+    &fenced::WRITE,
+    &fenced::READ,
+    &vote::PROBE,
+];
+
+/// The place of `script` in [`SCRIPTS`].
+pub fn place(script: &Script) -> usize {
+    let place = SCRIPTS.iter().position(|one| *one == script);
+    place.expect("the table has each script")
+}
+
+/// A command that a script carries out.
+pub trait Call {
+    fn script(&self) -> &'static Script;
+
+    fn key(&self) -> &Key;
+
+    /// Whether the call has the key of the lock's queue, too.
+    fn has_queue_key(&self) -> bool {
+        false
+    }
+
+    /// Writes the arguments of the command, as many as the layout of the script says.
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>);
+
+    /// What follows if the connection breaks before the reply: Redis may have carried the command out.
+    fn if_unanswered(&self, _now: MonotonicTime) -> IfUnanswered {
+        IfUnanswered::Repeat
+    }
+}
+
+/// The arguments that all commands of a script call share.
+#[derive(Clone, Copy)]
+pub struct CallContext<'a> {
+    pub holder: &'a HolderId,
+    /// The length of a quarantine of a quorum's nodes.
+    pub quarantine: Duration,
+}
+
+/// What follows if a command was written and its reply is missing.
+pub enum IfUnanswered {
+    /// The command is repeated.
+    Repeat,
+    /// The outcome is an error, and this release follows.
+    Undo(Release),
+    /// The outcome is an error.
+    Report,
+}
+
+/// Evaluates `$do` with the [`Call`] in a command, or `$flush`.
+macro_rules! with_call {
+    ($command:expr, $call:ident => $do:expr, $flush:expr) => {
+        match $command {
+            Command::Acquire($call) => $do,
+            Command::Propose($call) => $do,
+            Command::Hold($call) => $do,
+            Command::Release($call) => $do,
+            Command::Renew($call) => $do,
+            Command::ForceUnlock($call) => $do,
+            Command::Adopt($call) => $do,
+            Command::Inspect($call) => $do,
+            Command::Write($call) => $do,
+            Command::Read($call) => $do,
+            Command::Probe($call) => $do,
+            Command::Flush => $flush,
+        }
+    };
+}
+
 impl Command {
+    /// The script that carries the command out; `None` for a flush.
+    pub fn script(&self) -> Option<&'static Script> {
+        with_call!(self, call => Some(call.script()), None)
+    }
+
     /// The key; `None` for a flush.
     pub fn key(&self) -> Option<&Key> {
-        match self {
-            Self::Acquire(acquire) => Some(&acquire.key),
-            Self::Propose(propose) => Some(&propose.key),
-            Self::Hold(hold) => Some(&hold.key),
-            Self::Release(release) => Some(&release.key),
-            Self::Renew(renew) => Some(&renew.key),
-            Self::ForceUnlock(force) => Some(&force.key),
-            Self::Adopt(adopt) => Some(&adopt.key),
-            Self::Inspect(inspect) => Some(&inspect.key),
-            Self::Write(write) => Some(&write.key),
-            Self::Read(read) => Some(&read.key),
-            Self::Probe(probe) => Some(&probe.mark),
-            Self::Flush => None,
-        }
+        with_call!(self, call => Some(call.key()), None)
+    }
+
+    /// As for [`Call`].
+    pub fn has_queue_key(&self) -> bool {
+        with_call!(self, call => call.has_queue_key(), false)
+    }
+
+    /// As for [`Call`].
+    pub fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        with_call!(self, call => call.arguments(out, context), ());
+    }
+
+    /// As for [`Call`].
+    pub fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
+        with_call!(self, call => call.if_unanswered(now), IfUnanswered::Repeat)
     }
 
     /// The release, if this is one of a guard or an undo.
@@ -90,13 +184,15 @@ impl Command {
 
     /// The release that undoes this acquire or adoption. Redis may have carried the command out, or may do so later.
     pub fn undo(&self, now: MonotonicTime) -> Option<Self> {
-        match self {
-            Self::Acquire(acquire) => Some(Self::Release(acquire.undo(now))),
-            Self::Adopt(adopt) => Some(Self::Release(adopt.undo(now))),
+        match self.if_unanswered(now) {
+            IfUnanswered::Undo(release) => Some(Self::Release(release)),
             _ => None,
         }
     }
 }
+
+/// The outcome of a command.
+pub type Outcome = Result<Reply, Error>;
 
 /// The reply to one command.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::command::Reply;
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::{quarantine, taken, wrong_type};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::{Call, CallContext, Outcome, Reply};
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -19,6 +24,59 @@ pub struct Release {
     pub held: Option<Held>,
     /// The ttl of the lease's acquire, if the lease may be in the queue.
     pub queued: Option<Duration>,
+}
+
+pub static SCRIPT: Script = Script::new(
+    "Release",
+    include_str!("../../lua/release.lua"),
+    Layout {
+        counter: true,
+        mark_at_end: true,
+        arguments: 1,
+        shard_channel: true,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read,
+        read_error: |code, detail| wrong_type(code, detail).or_else(|| quarantine(code, detail)),
+        one_for_all: true,
+    },
+);
+
+impl Call for Release {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn has_queue_key(&self) -> bool {
+        true
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        match (self.queued, self.held) {
+            (Some(ttl), _) => {
+                let (lease, holder) = (self.lease, context.holder);
+                out.text(&format!("{lease},{},{holder}", ttl.as_millis()));
+            }
+            // The script compares the key's value with this argument first.
+            (None, Some(held)) => out.held_value(context.holder, self.lease, held),
+            (None, None) => out.lease(self.lease),
+        }
+    }
+}
+
+fn read(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::Int(0) => Reply::Missing,
+        Value::Int(1) => Reply::Done,
+        Value::Int(2) => Reply::NotListening { by_some: false },
+        Value::BulkString(value) => taken(value),
+        _ => return None,
+    }))
 }
 
 impl Release {
@@ -73,4 +131,23 @@ pub struct ForceUnlock {
     /// If true, the command does nothing while the holder does not listen for notifications and the grant is less than a
     /// second old or has no time: the holder's client may still be connecting.
     pub must_notify: bool,
+}
+
+impl Call for ForceUnlock {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn has_queue_key(&self) -> bool {
+        true
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        let mark = if self.must_notify { '?' } else { '!' };
+        out.text(&format!("{}{mark}{}", self.lease, context.holder));
+    }
 }

@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::{taken, wrong_type};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::{Call, CallContext, Outcome, Reply};
 use crate::config::Replicas;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -16,4 +22,42 @@ pub struct Renew {
     pub ttl: Duration,
     /// The replicas that have to acknowledge the ttl. Otherwise the outcome is `Unavailable`.
     pub replicas: Option<Replicas>,
+}
+
+pub static SCRIPT: Script = Script::new(
+    "Renew",
+    include_str!("../../lua/renew.lua"),
+    Layout {
+        arguments: 2,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read,
+        read_error: wrong_type,
+        one_for_all: true,
+    },
+);
+
+impl Call for Renew {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.lease(self.lease);
+        out.millis(self.ttl);
+    }
+}
+
+fn read(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::Int(0) => Reply::Missing,
+        Value::Int(1) => Reply::Done,
+        Value::BulkString(value) => taken(value),
+        _ => return None,
+    }))
 }

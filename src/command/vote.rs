@@ -2,6 +2,14 @@
 
 use std::time::Duration;
 
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::results::{foreign_lock, granted, millis, quarantine, taken};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
+use crate::util::clock::MonotonicTime;
+use crate::util::id;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
@@ -18,6 +26,81 @@ pub struct Propose {
     /// After this time of its clock, in µs, the node replies `TooLate`: the client has given the proposal up.
     pub until: u64,
     pub from: Option<TicketLease>,
+}
+
+/// The layout of the scripts that set keys of a quorum's node.
+const LAYOUT: Layout = Layout {
+    counter: true,
+    mark: true,
+    holder: true,
+    arguments: 4,
+    ..Layout::KEYS_ONLY
+};
+
+pub static PROPOSE: Script = Script::new(
+    "Propose",
+    include_str!("../../lua/propose.lua"),
+    LAYOUT,
+    Results {
+        read: read_proposed,
+        read_error,
+        one_for_all: true,
+    },
+)
+.only_on_quorum();
+
+impl Call for Propose {
+    fn script(&self) -> &'static Script {
+        &PROPOSE
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        let lease = self.lease;
+        match self.from {
+            Some(from) => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
+            None => out.lease(lease),
+        }
+        out.millis(self.ttl);
+        // The script compares times as text.
+        out.text(&format!("{:016}", self.micros));
+        out.text(&format!("{:016}", self.until));
+    }
+
+    /// The outcome is unknown, so the proposal is not repeated; the quorum's store releases its lease.
+    fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
+        IfUnanswered::Report
+    }
+}
+
+fn read_proposed(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::BulkString(micros) => return Some(granted(micros)),
+        Value::Int(ms) => Reply::Contended {
+            expires_in: millis(*ms),
+            queued: None,
+        },
+        Value::Array(stored) => match stored.as_slice() {
+            [] => Reply::Missing,
+            [Value::BulkString(stored)] => taken(stored),
+            _ => return None,
+        },
+        _ => return None,
+    }))
+}
+
+fn read_error(code: &str, detail: &str) -> Option<Outcome> {
+    let reply = match code {
+        "LATE" => Reply::TooLate {
+            micros: detail.parse().unwrap_or(0),
+        },
+        "AHEAD" => Reply::TooFarAhead,
+        _ => return quarantine(code, detail).or_else(|| foreign_lock(code, detail)),
+    };
+    Some(Ok(reply))
 }
 
 /// The lease whose key an adoption takes over on a node of a quorum.
@@ -44,9 +127,89 @@ pub struct Hold {
     pub sets_missing: Option<u64>,
 }
 
+pub static HOLD: Script = Script::new(
+    "Hold",
+    include_str!("../../lua/hold.lua"),
+    LAYOUT,
+    Results {
+        read: read_held,
+        read_error,
+        one_for_all: true,
+    },
+)
+.only_on_quorum();
+
+impl Call for Hold {
+    fn script(&self) -> &'static Script {
+        &HOLD
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.lease(self.lease);
+        out.millis(self.ttl);
+        // The script compares times as text.
+        out.text(&format!("{:016}", self.micros));
+        let until = self.sets_missing.map(|until| format!("{until:016}"));
+        out.text(&until.unwrap_or_default());
+    }
+}
+
+fn read_held(result: &mut Value) -> Option<Outcome> {
+    Some(Ok(match result {
+        Value::BulkString(micros) => return Some(granted(micros)),
+        Value::Int(0) => Reply::Missing,
+        Value::Array(stored) => match stored.as_slice() {
+            [Value::BulkString(stored)] => taken(stored),
+            _ => return None,
+        },
+        _ => return None,
+    }))
+}
+
 /// Reads the clock of one node of a quorum.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The key of the node's mark.
     pub mark: Key,
+}
+
+pub static PROBE: Script = Script::new(
+    "Probe",
+    include_str!("../../lua/probe.lua"),
+    Layout {
+        arguments: 1,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read: read_clock,
+        read_error: quarantine,
+        one_for_all: true,
+    },
+)
+.only_on_quorum();
+
+impl Call for Probe {
+    fn script(&self) -> &'static Script {
+        &PROBE
+    }
+
+    fn key(&self) -> &Key {
+        &self.mark
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        out.millis(context.quarantine);
+    }
+}
+
+fn read_clock(result: &mut Value) -> Option<Outcome> {
+    let Value::BulkString(micros) = result else {
+        return None;
+    };
+    let micros = std::str::from_utf8(micros).ok().and_then(id::number)?;
+    Some(Ok(Reply::Clock { micros }))
 }

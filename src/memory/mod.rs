@@ -413,10 +413,7 @@ impl MemoryNode {
             }
             return Err(error);
         }
-        let votes = matches!(
-            command,
-            Command::Propose(_) | Command::Hold(_) | Command::Probe(_)
-        );
+        let votes = command.script().is_some_and(|script| script.only_on_quorum);
         let reply = self
             .server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {

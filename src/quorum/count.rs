@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use crate::command::Reply;
 use crate::command::value::{LockValue, micros_of};
+use crate::command::{Outcome, Reply};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::store::completion::Outcome;
 use crate::util::id::HolderId;
 use crate::util::text::printable;
 

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::command::{Command, Reply};
+use crate::command::{Command, Outcome, Reply};
 use crate::quorum::Member;
 use crate::quorum::clocks;
 use crate::quorum::clocks::Reading;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::{NodeClock, NodeHealth, NodeState};
-use crate::store::completion::{Outcome, Submitted};
+use crate::store::completion::Submitted;
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 

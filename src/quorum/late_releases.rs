@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::command::Outcome;
 use crate::quorum::count::{Count, answer};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::store::completion::Outcome;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::util::key::Key;
 

@@ -7,13 +7,12 @@ use std::time::Duration;
 use super::QuorumStore;
 use crate::command::value::micros_of;
 use crate::command::{
-    Acquire, Adopt, Adoption, GrantMessage, Inspect, Propose, Release, Renew, TicketLease,
+    Acquire, Adopt, Adoption, GrantMessage, Inspect, Outcome, Propose, Release, Renew, TicketLease,
 };
 use crate::command::{Command, QueueMode, Reply};
 use crate::config::Config;
 use crate::memory::MemoryServer;
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::Outcome;
 use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};

@@ -63,8 +63,8 @@ use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
 use crate::command::{
-    Acquire, Adopt, Adoption, ForceUnlock, GrantMessage, Hold, Inspect, Probe, Propose, Release,
-    Renew, TicketLease,
+    Acquire, Adopt, Adoption, ForceUnlock, GrantMessage, Hold, Inspect, Outcome, Probe, Propose,
+    Release, Renew, TicketLease,
 };
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::{Config, MIN_TTL};
@@ -79,7 +79,7 @@ use crate::quorum::slow_nodes::{GRACE, LONGEST_GRACE, RecentTtls, SlowNodes};
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
-use crate::store::completion::{Outcome, Submitted};
+use crate::store::completion::Submitted;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
     Completion, KeyState, LateReleaseHook, Listener, MaintenanceHook, Notifications, ServerId,

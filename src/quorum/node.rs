@@ -1,8 +1,8 @@
 //! The store of one node of a quorum: a server, or a server in memory.
 
-use crate::command::Command;
+use crate::command::{Command, Outcome};
 use crate::memory::MemoryNode;
-use crate::store::completion::{Completion, Outcome};
+use crate::store::completion::Completion;
 use crate::store::{Notifications, Store};
 use crate::util::clock::MonotonicTime;
 use crate::wire::Node;

@@ -11,13 +11,10 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::command::Reply;
+use crate::command::Outcome;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Mutex, MutexGuard, Thread, Yields, park_timeout, this_thread, yield_now};
-
-/// The reply to a request, or the error that ended the request.
-pub type Outcome = Result<Reply, Error>;
 
 /// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
 pub type Few<T> = SmallVec<[T; 1]>;

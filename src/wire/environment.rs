@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, Pipeline, ProtocolVersion, ServerError, Value};
 
+use crate::command::release;
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -24,7 +25,6 @@ use crate::wire::connect::url;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Receiver, Sender, Sockets};
-use crate::wire::scripts::ScriptKind;
 
 /// The most bytes of a server's text in a finding.
 const LONGEST_TEXT: usize = 200;
@@ -211,7 +211,7 @@ impl Queries {
             .cmd("CONFIG")
             .arg("GET")
             .arg("tracking-table-max-keys");
-        let script = ScriptKind::Release.text();
+        let script = release::SCRIPT.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
         let key = fence_counter(endpoint.prefix());
         commands.cmd("EVAL").arg("return 1").arg(1).arg(key);

@@ -28,11 +28,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Command, Outcome, QueueMode, Reply, Request};
 use crate::config::Config;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::Outcome;
 use crate::store::{
     Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
     RenewalLimits, ServerId, Store, TrackedKey, Transactions,

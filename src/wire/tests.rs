@@ -12,10 +12,10 @@ use proptest::test_runner::TestRunner;
 use redis::Value;
 
 use super::*;
-use crate::command::{Acquire, Inspect, Release, Renew};
+use crate::command::{Acquire, Inspect, Outcome, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::Urgency;
-use crate::store::completion::{Outcome, Submitted};
+use crate::store::completion::Submitted;
 use crate::util::id::LeaseId;
 use crate::util::key::{Key, KeyLayout};
 use crate::util::slot;

@@ -11,6 +11,9 @@ use redis::{Connection, Value};
 use super::histories::{
     Age, CLIENTS, COUNTED, Operation, QUARANTINE, Subject, holder, key, value_key, with_right_token,
 };
+use crate::command;
+use crate::command::SCRIPTS;
+use crate::command::script::{Script, strip_comments};
 use crate::command::value::{LockValue, doubt_of, has_queue};
 use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, Queued, Reply};
 use crate::memory::keyspace::{Mark, clock_micros};
@@ -24,14 +27,14 @@ use crate::util::slot::Slot;
 use crate::wire::scripts;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::KeyOutcome;
-use crate::wire::scripts::{Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments};
+use crate::wire::scripts::{Decoded, ScriptContext, ScriptRef};
 
 /// The texts of the scripts, and of the data check. One of them may have a planted difference.
 pub struct Scripts(Vec<String>, String);
 
 impl Scripts {
     pub fn real() -> Self {
-        let texts = ScriptKind::ALL.map(|kind| kind.text().to_owned());
+        let texts = SCRIPTS.map(|script| script.text().to_owned());
         Self(texts.to_vec(), scripts::data_check().to_owned())
     }
 
@@ -47,9 +50,9 @@ impl Scripts {
     }
 
     /// Replaces `from` by `to` in a script, in each place where it occurs.
-    pub fn planted(kind: ScriptKind, from: &str, to: &str) -> Self {
+    pub fn planted(script: &Script, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
-        plant(&mut scripts.0[kind as usize], from, to);
+        plant(&mut scripts.0[command::place(script)], from, to);
         scripts
     }
 
@@ -315,15 +318,15 @@ impl Redis {
         command: Option<&Command>,
         tried: Option<(MonotonicTime, KeyOutcome)>,
     ) -> Option<Found> {
-        let kind = command.map(|command| ScriptKind::of(command).unwrap());
+        let script = command.map(|command| command.script().unwrap());
         let mut held = None;
-        let request = match command.zip(kind) {
+        let request = match command.zip(script) {
             // Plain commands have carried out the acquire.
             Some(_) if matches!(tried, Some((_, KeyOutcome::Granted(_)))) => {
                 redis::cmd("TIME").get_packed_command()
             }
-            Some((command, kind)) => {
-                let (request, sent) = self.request(subject, scripts, kind, by, command);
+            Some((command, script)) => {
+                let (request, sent) = self.request(subject, scripts, script, by, command);
                 if let Command::Hold(Hold { micros, .. }) = sent {
                     held = Some(micros);
                 }
@@ -375,13 +378,13 @@ impl Redis {
         if after.since(before) >= GRAIN {
             return None;
         }
-        let reply = match kind {
+        let reply = match script {
             None => Ok(data_check_reply(reply)),
             Some(_) if let Some((_, KeyOutcome::Granted(token))) = tried => Ok(Reply::Granted {
                 token,
                 is_token_in_value: false,
             }),
-            Some(kind) => match scripts::decode(kind, 1, reply.clone(), "p:") {
+            Some(script) => match scripts::decode(script, 1, reply.clone(), "p:") {
                 Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
                 Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
                 _ => unreachable!("one key, and the script's text is sent"),
@@ -421,7 +424,7 @@ impl Redis {
         &mut self,
         subject: Subject,
         scripts: &Scripts,
-        kind: ScriptKind,
+        script: &Script,
         by: &HolderId,
         command: &Command,
     ) -> (Vec<u8>, Command) {
@@ -435,8 +438,8 @@ impl Redis {
         }
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
-        let call = ScriptRef::Text(&scripts.0[kind as usize]);
-        scripts::encode(&mut bytes, call, kind, &names, [&command].into_iter());
+        let call = ScriptRef::Text(&scripts.0[command::place(script)]);
+        scripts::encode(&mut bytes, call, script, &names, [&command].into_iter());
         (bytes, command)
     }
 

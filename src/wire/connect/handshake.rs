@@ -8,6 +8,8 @@
 
 use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
+use crate::command::SCRIPTS;
+use crate::command::script::Script;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::fence_counter;
@@ -19,7 +21,6 @@ use crate::wire::connect::refusal::name_of;
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
 use crate::wire::net::replies::field;
-use crate::wire::scripts::ScriptKind;
 
 /// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
 pub struct Login {
@@ -175,11 +176,11 @@ impl Handshake<'_> {
     pub fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let is_in_quorum = self.data_check.is_some();
-        let needed = ScriptKind::ALL
+        let needed = SCRIPTS
             .into_iter()
-            .filter(|kind| is_in_quorum || !kind.is_of_quorum());
-        let needed: Vec<ScriptKind> = needed.collect();
-        let hashes: Vec<&str> = needed.iter().map(|kind| kind.hash()).collect();
+            .filter(|script| is_in_quorum || !script.only_on_quorum);
+        let needed: Vec<&Script> = needed.collect();
+        let hashes: Vec<&str> = needed.iter().map(|script| script.hash()).collect();
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);
         let mut replies = self.send_and_receive(Step::LoadScripts, &exists)?;
         let known = match replies.pop().unwrap_or_default() {
@@ -192,20 +193,20 @@ impl Handshake<'_> {
                 .ok_or_else(|| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,
         };
         let missing = needed.into_iter().zip(known);
-        let missing = missing.filter_map(|(kind, is_known)| (!is_known).then_some(kind));
-        let missing: Vec<ScriptKind> = missing.collect();
+        let missing = missing.filter_map(|(script, is_known)| (!is_known).then_some(script));
+        let missing: Vec<&Script> = missing.collect();
         if missing.is_empty() {
             return Ok(());
         }
         let mut load = redis::pipe();
-        for kind in &missing {
-            load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
+        for script in &missing {
+            load.cmd("SCRIPT").arg("LOAD").arg(script.text());
         }
         let replies = self.send_and_receive(Step::LoadScripts, &load)?;
-        for (kind, reply) in missing.iter().zip(replies) {
+        for (script, reply) in missing.iter().zip(replies) {
             match reply {
                 Value::ServerError(error) => return self.check_eval(&error),
-                Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
+                Value::BulkString(hash) if hash == script.hash().as_bytes() => {}
                 _ => return Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
             }
         }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use redis::{Arg, Cmd, ServerError};
 
+use crate::command::script::Script;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::slot::Redirect;
 use crate::wire::connect::errors::{code_and_detail, error_reply, is_redis_code, server_text};
-use crate::wire::scripts::ScriptKind;
 
 /// The reason for which an error reply refuses a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +121,10 @@ pub fn command_refused(command: &str, (code, detail): (&str, Option<&str>), pref
     }
 }
 
-/// The error for the error reply to a call of the script `kind`. The server may have refused the call, or a command in
+/// The error for the error reply to a call of `script`. The server may have refused the call, or a command in
 /// the script. Most servers do not name a command in the script, so the error lists them.
 pub fn script_refused(
-    kind: ScriptKind,
+    script: &Script,
     (code, detail): (&str, Option<&str>),
     prefix: &str,
 ) -> Error {
@@ -133,7 +133,7 @@ pub fn script_refused(
         return error_reply(code, Some(detail));
     };
     let by_name = quoted(detail);
-    let commands = || commands_of(kind.text()).join(", ");
+    let commands = || commands_of(script.text()).join(", ");
     let next = match (refusal, by_name) {
         (Refusal::Command, None) => format!(
             "add the command that ACL LOG names to the user's ACL rule: it is one of {}",
@@ -147,7 +147,7 @@ pub fn script_refused(
         }
         (refusal, name) => refusal.next_step(name.unwrap_or_default(), prefix),
     };
-    let command = format!("the script {kind:?}");
+    let command = format!("the script {}", script.name);
     error(refusal, &command, (code, detail), &next)
 }
 
@@ -196,6 +196,7 @@ fn commands_of(script: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::renew;
 
     #[test]
     fn each_version_refuses_by_texts_that_are_recognized() {
@@ -302,7 +303,7 @@ mod tests {
     fn errors_of_scripts_name_the_command_or_all_of_them() {
         let says = |text: &str| {
             let (code, detail) = text.split_once(' ').unwrap();
-            script_refused(ScriptKind::Renew, (code, Some(detail)), "app:").to_string()
+            script_refused(&renew::SCRIPT, (code, Some(detail)), "app:").to_string()
         };
         assert_eq!(
             says("NOPERM this user has no permissions to run the 'eval' command"),

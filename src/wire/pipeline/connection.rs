@@ -10,7 +10,9 @@ use std::time::Duration;
 use redis::Value;
 use socket2::Socket;
 
-use crate::command::{Acquire, Command, Release, Reply};
+use crate::command;
+use crate::command::script::Script;
+use crate::command::{Acquire, Command, Release, Reply, SCRIPTS, acquire, release};
 use crate::config::Replicas;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Few};
@@ -27,7 +29,7 @@ use crate::wire::pipeline::request::PendingRequest;
 use crate::wire::scripts;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, ServerClock};
-use crate::wire::scripts::{Decoded, ScriptContext, ScriptKind, ScriptRef};
+use crate::wire::scripts::{Decoded, ScriptContext, ScriptRef};
 
 /// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
 /// calls.
@@ -63,7 +65,7 @@ fn slot(command: &Command) -> Option<Slot> {
 #[derive(Clone, Copy)]
 enum Call {
     Script {
-        kind: ScriptKind,
+        script: &'static Script,
         /// The call has the script's text instead of its hash.
         by_text: bool,
     },
@@ -86,9 +88,9 @@ enum Call {
 
 impl Call {
     /// A call of the script by its hash, or by its text if the server refuses calls by hash.
-    fn script(context: &ScriptContext, kind: ScriptKind) -> Self {
+    fn script(context: &ScriptContext, script: &'static Script) -> Self {
         let by_text = !context.calls_by_hash.allow_now();
-        Self::Script { kind, by_text }
+        Self::Script { script, by_text }
     }
 
     /// The command whose reply is awaited, for errors. `is_first`: the first of several commands has no reply yet.
@@ -346,31 +348,32 @@ impl PipelinedConnection {
         due: MonotonicTime,
     ) -> Result<(), Error> {
         debug_assert!(!self.is_half_written(), "its replies are read first");
-        let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
+        let mut by_script = SCRIPTS.map(|_| Vec::new());
         let replicas = replicas_of(&batch);
         for request in batch.drain(..) {
-            if let Some(kind) = ScriptKind::of(&request.command) {
-                let of_kind = &mut by_kind[kind as usize];
-                if of_kind.capacity() == 0 {
-                    *of_kind = self.empty_batch();
+            if let Some(script) = request.command.script() {
+                let of_script = &mut by_script[command::place(script)];
+                if of_script.capacity() == 0 {
+                    *of_script = self.empty_batch();
                 }
-                of_kind.push(request);
+                of_script.push(request);
             }
         }
         self.keep(batch);
         let before = self.in_flight.len();
         let mut needs_trial = false;
-        for (kind, mut requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
-            match kind {
-                _ if requests.is_empty() => continue,
-                ScriptKind::Acquire => needs_trial = self.enqueue_plain(context, &mut requests),
-                ScriptKind::Release => {
-                    self.enqueue_releases(context, requests);
-                    continue;
-                }
-                _ => {}
+        for (script, mut requests) in SCRIPTS.into_iter().zip(by_script) {
+            if requests.is_empty() {
+                continue;
             }
-            self.enqueue_all(context, Call::script(context, kind), MAX_KEYS, requests);
+            if script == &release::SCRIPT {
+                self.enqueue_releases(context, requests);
+                continue;
+            }
+            if script == &acquire::SCRIPT {
+                needs_trial = self.enqueue_plain(context, &mut requests);
+            }
+            self.enqueue_all(context, Call::script(context, script), MAX_KEYS, requests);
         }
         self.enqueue_wait(context, replicas);
         // The trial comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
@@ -394,13 +397,13 @@ impl PipelinedConnection {
             scripts::encode_words(&mut self.buffer, "ASKING", std::iter::empty());
         }
         let before = match call {
-            Call::Script { kind, by_text } => {
-                let script = if by_text {
-                    ScriptRef::Text(kind.text())
+            Call::Script { script, by_text } => {
+                let by = if by_text {
+                    ScriptRef::Text(script.text())
                 } else {
-                    ScriptRef::Hash(kind.hash())
+                    ScriptRef::Hash(script.hash())
                 };
-                scripts::encode(&mut self.buffer, script, kind, context, commands);
+                scripts::encode(&mut self.buffer, by, script, context, commands);
                 usize::from(is_asking)
             }
             Call::Plain { clock, asks_time } => {
@@ -494,10 +497,7 @@ impl PipelinedConnection {
             let (call, n) = (batch.call, batch.requests.len());
             let awaited = call.name(batch.before > 0 && batch.begins_with_error.is_none());
             let contents = match call {
-                Call::Script {
-                    kind: ScriptKind::Read,
-                    ..
-                } => ReplyContents::Values(n),
+                Call::Script { script, .. } if script.layout.limit => ReplyContents::Values(n),
                 _ => ReplyContents::Internal,
             };
             let received =
@@ -519,8 +519,8 @@ impl PipelinedConnection {
                 continue;
             }
             let refusal = batch.refusal.take();
-            let (kind, by_text) = match call {
-                Call::Script { kind, by_text } => (kind, by_text),
+            let (script, by_text) = match call {
+                Call::Script { script, by_text } => (script, by_text),
                 Call::Plain { asks_time, .. } => {
                     self.finish_plain(context, &value, refusal, asks_time, deliver)?;
                     self.note_read();
@@ -556,16 +556,16 @@ impl PipelinedConnection {
             // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
             let refusal = refusal.filter(|_| errors::is_error(&value));
             let value = refusal.unwrap_or(value);
-            let (outcomes, unknown) = match scripts::decode(kind, n, value, context.prefix()) {
+            let (outcomes, unknown) = match scripts::decode(script, n, value, context.prefix()) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => {
                     (Few::new(), Some(error.at(self.connection.address())))
                 }
                 Decoded::SplitBatch => {
-                    if kind == ScriptKind::Release {
+                    if script == &release::SCRIPT {
                         self.released_late.extend(batch.released_keys());
                     }
-                    self.repeat(context, Call::Script { kind, by_text }, 1);
+                    self.repeat(context, Call::Script { script, by_text }, 1);
                     self.note_read();
                     continue;
                 }
@@ -573,11 +573,11 @@ impl PipelinedConnection {
                     if are_hashes_refused {
                         context.calls_by_hash.refuse(MonotonicTime::now());
                     }
-                    if kind == ScriptKind::Release {
+                    if script == &release::SCRIPT {
                         self.released_late.extend(batch.released_keys());
                     }
                     let by_text = true;
-                    self.repeat(context, Call::Script { kind, by_text }, MAX_KEYS);
+                    self.repeat(context, Call::Script { script, by_text }, MAX_KEYS);
                     self.note_read();
                     continue;
                 }
@@ -598,7 +598,7 @@ impl PipelinedConnection {
             let mut outcomes = outcomes.into_iter();
             let mut too_early = Vec::new();
             // From this reply on, an acquire behind the release is not too early.
-            if kind == ScriptKind::Release && !self.released_late.is_empty() {
+            if script == &release::SCRIPT && !self.released_late.is_empty() {
                 let released: Vec<Key> = batch.released_keys().collect();
                 self.released_late.retain(|key| !released.contains(key));
             }
@@ -630,7 +630,7 @@ impl PipelinedConnection {
             self.keep(batch.requests);
             if !too_early.is_empty() {
                 let replicas = replicas_of(&too_early);
-                let call = Call::Script { kind, by_text };
+                let call = Call::Script { script, by_text };
                 self.enqueue_all(context, call, MAX_KEYS, too_early);
                 self.enqueue_wait(context, replicas);
             }
@@ -785,8 +785,8 @@ impl PipelinedConnection {
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
             .collect();
         if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
-            let kind = ScriptKind::Release;
-            let mut call = ScriptRef::Text(kind.text());
+            let script = &release::SCRIPT;
+            let mut call = ScriptRef::Text(script.text());
             let has_slots = context.has_slots();
             if has_slots {
                 releases.sort_by_cached_key(slot);
@@ -794,9 +794,9 @@ impl PipelinedConnection {
             let one_call = |a: &Command, b: &Command| !has_slots || slot(a) == slot(b);
             for releases in releases.chunk_by(one_call) {
                 for releases in releases.chunks(MAX_KEYS) {
-                    scripts::encode(&mut self.buffer, call, kind, context, releases.iter());
+                    scripts::encode(&mut self.buffer, call, script, context, releases.iter());
                     // The first call has taught the server the script, so the other calls have its hash.
-                    call = ScriptRef::Hash(kind.hash());
+                    call = ScriptRef::Hash(script.hash());
                 }
             }
             // An error is ignored, since the releases are repeated on other connections. The deadline is now, so the

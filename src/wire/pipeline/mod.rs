@@ -76,9 +76,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::command::{Command, Reply, Request};
+use crate::command::{Command, Outcome, Reply, Request};
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
+use crate::store::completion::{Caller, Completion, WaitEnd};
 use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;

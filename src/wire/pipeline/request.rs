@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Held, Release, Reply};
+use crate::command::{Command, Held, IfUnanswered, Outcome, Release, Reply};
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::{Caller, Completion, Outcome};
+use crate::store::completion::{Caller, Completion};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -379,24 +379,15 @@ impl PendingRequest {
     pub fn on_connection_lost(mut self, error: &Error, may_retry: bool) -> Next {
         let may_retry = may_retry && self.attempts == 0;
         self.attempts += 1;
-        match &self.command {
-            // The outcome is unknown, so the acquire is not repeated under its lease id.
-            Command::Acquire(_) | Command::Adopt(_) => {
-                let undo = self.command.undo(MonotonicTime::now());
+        match self.command.if_unanswered(MonotonicTime::now()) {
+            IfUnanswered::Undo(release) => {
                 self.deliver(Err(error.clone()));
-                undo.map_or(Next::Done, |undo| {
-                    let mut undo = Self::new(undo, None);
-                    undo.is_undo = true;
-                    undo.route = self.route;
-                    Next::RetryNow(undo)
-                })
+                let mut undo = Self::new(Command::Release(release), None).into_undo();
+                undo.route = self.route;
+                Next::RetryNow(undo)
             }
-            // A write is not repeated: if both copies arrived, the second could overwrite a value that was written
-            // between them. A proposal is not repeated either, since its outcome is unknown; the quorum's store
-            // releases its lease.
-            Command::Write(_) | Command::Propose(_) => self.on_not_sent(error),
-            _ if may_retry && self.is_wanted() => Next::RetryNow(self),
-            _ => self.on_not_sent(error),
+            IfUnanswered::Repeat if may_retry && self.is_wanted() => Next::RetryNow(self),
+            IfUnanswered::Repeat | IfUnanswered::Report => self.on_not_sent(error),
         }
     }
 

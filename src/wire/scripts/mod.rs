@@ -2,8 +2,6 @@
 
 pub mod decode;
 pub mod encode;
-#[path = "../../../lua/parts.rs"]
-pub mod parts;
 pub mod plain;
 pub mod refusals;
 #[cfg(test)]
@@ -16,7 +14,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::command::Command;
+use crate::command::parts::whole;
+use crate::command::script::strip_comments;
 use crate::config::MAX_TTL;
 use crate::report::error::Error;
 use crate::store::RefusalHook;
@@ -30,153 +29,13 @@ use crate::util::slot::Slot;
 pub use decode::{Decoded, decode, is_refused_by_non_primary};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub use encode::{encode, encode_words};
-use parts::whole;
 use refusals::Refusals;
-
-/// The text of a script, and the hash by which Redis knows it.
-struct Script {
-    text: String,
-    /// SHA-1 of the text, in hexadecimal digits.
-    hash: String,
-}
-
-/// The scripts, in the order of [`ScriptKind::ALL`].
-static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
-    [
-        include_str!("../../../lua/hold.lua"),
-        include_str!("../../../lua/release.lua"),
-        include_str!("../../../lua/acquire.lua"),
-        include_str!("../../../lua/propose.lua"),
-        include_str!("../../../lua/renew.lua"),
-        include_str!("../../../lua/adopt.lua"),
-        include_str!("../../../lua/inspect.lua"),
-        include_str!("../../../lua/write.lua"),
-        include_str!("../../../lua/read.lua"),
-        include_str!("../../../lua/probe.lua"),
-    ]
-    .map(|script| {
-        let text = strip_comments(&whole(script));
-        let hash = redis::Script::new(&text).get_hash().to_owned();
-        Script { text, hash }
-    })
-});
 
 /// The text of the script that each connection to a node of a quorum calls first.
 pub fn data_check() -> &'static str {
     static TEXT: LazyLock<String> =
         LazyLock::new(|| strip_comments(&whole(include_str!("../../../lua/data.lua"))));
     &TEXT
-}
-
-/// Removes comments and indentation from a script, since Redis hashes the text of each EVAL.
-pub fn strip_comments(script: &str) -> String {
-    let lines = script.lines().map(str::trim_start);
-    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
-    code.collect::<Vec<_>>().join("\n")
-}
-
-/// The script that carries out a command. All commands of one call have the same script.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScriptKind {
-    Hold,
-    Release,
-    Acquire,
-    Propose,
-    Renew,
-    Adopt,
-    Inspect,
-    Write,
-    Read,
-    Probe,
-}
-
-impl ScriptKind {
-    /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
-    /// releases and acquires is free. Holds come before releases, since a hold sets a missing key.
-    pub const ALL: [Self; 10] = [
-        Self::Hold,
-        Self::Release,
-        Self::Acquire,
-        Self::Propose,
-        Self::Renew,
-        Self::Adopt,
-        Self::Inspect,
-        Self::Write,
-        Self::Read,
-        Self::Probe,
-    ];
-
-    pub fn of(command: &Command) -> Option<Self> {
-        match command {
-            Command::Acquire(_) => Some(Self::Acquire),
-            Command::Propose(_) => Some(Self::Propose),
-            Command::Hold(_) => Some(Self::Hold),
-            Command::Release(_) | Command::ForceUnlock(_) => Some(Self::Release),
-            Command::Renew(_) => Some(Self::Renew),
-            Command::Adopt(_) => Some(Self::Adopt),
-            Command::Inspect(_) => Some(Self::Inspect),
-            Command::Write(_) => Some(Self::Write),
-            Command::Read(_) => Some(Self::Read),
-            Command::Probe(_) => Some(Self::Probe),
-            Command::Flush => None,
-        }
-    }
-
-    /// Whether only nodes of a quorum need the script.
-    pub fn is_of_quorum(self) -> bool {
-        matches!(self, Self::Propose | Self::Hold | Self::Probe)
-    }
-
-    pub fn text(self) -> &'static str {
-        &SCRIPTS[self as usize].text
-    }
-
-    /// The hash of the script's text.
-    pub fn hash(self) -> &'static str {
-        &SCRIPTS[self as usize].hash
-    }
-
-    /// Whether the script's first key is the fence counter.
-    pub fn uses_counter(self) -> bool {
-        matches!(
-            self,
-            Self::Acquire | Self::Release | Self::Adopt | Self::Propose | Self::Hold
-        )
-    }
-
-    /// Whether the call names the mark of a node of a quorum, behind the fence counter, and the length of a quarantine,
-    /// behind the holder.
-    pub fn uses_mark(self) -> bool {
-        matches!(self, Self::Propose | Self::Hold)
-    }
-
-    /// Whether the call has the key of the lock's queue, too.
-    pub fn uses_queue(self, command: &Command) -> bool {
-        command.may_queue() || matches!(self, Self::Release | Self::Inspect)
-    }
-
-    /// Whether a call has one key for each command, and no other key.
-    pub fn has_one_key_each(self) -> bool {
-        matches!(self, Self::Renew | Self::Write | Self::Read | Self::Probe)
-    }
-
-    /// Whether the script may notify other clients than the caller's.
-    pub fn publishes(self, command: &Command) -> bool {
-        command.may_queue() || self == Self::Release
-    }
-
-    /// Whether the call names the length of the longest value.
-    pub fn sends_limit(self) -> bool {
-        self == Self::Read
-    }
-
-    /// Whether the script's first argument is the holder.
-    pub fn sends_holder(self) -> bool {
-        matches!(
-            self,
-            Self::Acquire | Self::Adopt | Self::Propose | Self::Hold
-        )
-    }
 }
 
 /// A script in a request: by its hash (EVALSHA) or its text (EVAL).
@@ -240,10 +99,9 @@ impl ScriptContext {
         self.quarantine.unwrap_or(MAX_TTL)
     }
 
-    /// Whether a call of the script `kind` on this server has the mark as its last key, and the length of a quarantine
-    /// as its last argument.
-    fn ends_with_mark(&self, kind: ScriptKind) -> bool {
-        self.quarantine.is_some() && matches!(kind, ScriptKind::Release | ScriptKind::Inspect)
+    /// Whether the server is a node of a quorum.
+    fn is_in_quorum(&self) -> bool {
+        self.quarantine.is_some()
     }
 
     /// The prefix of the client's keys.

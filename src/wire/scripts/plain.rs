@@ -47,6 +47,7 @@ use std::time::Duration;
 use redis::Value;
 use smallvec::smallvec;
 
+use crate::command::encoder::Encoder;
 use crate::command::value;
 use crate::command::value::{MAX_MICROS, NO_TOKEN};
 use crate::command::{Acquire, Command, Held, QueueMode, Release};
@@ -58,7 +59,6 @@ use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::wire::connect::errors;
 use crate::wire::scripts::ScriptContext;
-use crate::wire::scripts::encode::Encoder;
 
 /// For how long a connection estimates the time of Redis from one reply to `TIME`.
 pub const LONGEST_ESTIMATE: Duration = Duration::from_secs(10);
@@ -251,7 +251,7 @@ impl CompareAndDelete {
         };
         let mut out = Encoder(buffer);
         self.begin(&mut out, key);
-        out.held_value(context, *lease, *held);
+        out.held_value(&context.holder, *lease, *held);
     }
 
     /// Appends a trial, which shows whether the server has the command: it compares `key` with a value of no lock.

@@ -2,11 +2,11 @@
 
 use redis::Value;
 
-use super::encode::decimal;
 use super::*;
 use crate::command::QueueMode;
-use crate::command::value;
+use crate::command::encoder::decimal;
 use crate::command::{Acquire, Held, Release, Reply};
+use crate::command::{Command, SCRIPTS, acquire, adopt, fenced, release, renew, value, vote};
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -54,7 +54,7 @@ fn a_script_call_is_encoded_as_resp() {
     encode(
         &mut buffer,
         call,
-        ScriptKind::Release,
+        &release::SCRIPT,
         &context(),
         [&command].into_iter(),
     );
@@ -92,16 +92,16 @@ fn a_release_of_a_grant_sends_the_whole_value() {
 /// release of another lease.
 #[test]
 fn holds_come_before_releases_and_grants_after() {
-    let at = |kind| ScriptKind::ALL.iter().position(|one| *one == kind);
-    assert!(at(ScriptKind::Hold) < at(ScriptKind::Release));
-    assert!(at(ScriptKind::Release) < at(ScriptKind::Acquire));
-    assert!(at(ScriptKind::Release) < at(ScriptKind::Propose));
+    let at = |kind| SCRIPTS.iter().position(|one| *one == kind);
+    assert!(at(&vote::HOLD) < at(&release::SCRIPT));
+    assert!(at(&release::SCRIPT) < at(&acquire::SCRIPT));
+    assert!(at(&release::SCRIPT) < at(&vote::PROPOSE));
 }
 
 /// The words of a call, as Redis reads them.
 fn words(context: &ScriptContext, commands: &[Command]) -> Vec<String> {
     let mut buffer = Vec::new();
-    let kind = ScriptKind::of(&commands[0]).unwrap();
+    let kind = commands[0].script().unwrap();
     let call = ScriptRef::Text("return 1");
     encode(&mut buffer, call, kind, context, commands.iter());
     // A command has the form of a reply, so the parser of replies can read it.
@@ -205,8 +205,8 @@ fn numbers_are_written_in_decimal() {
 #[test]
 fn a_string_too_large_is_an_answer_to_reads_only() {
     let too_large = || parsed("-TOOLARGE a string of 9 bytes\r\n");
-    for kind in ScriptKind::ALL {
-        let reads = kind == ScriptKind::Read;
+    for kind in SCRIPTS {
+        let reads = kind == &fenced::READ;
         for (n, reply) in [
             (1, too_large()),
             (2, Value::Array(vec![Value::Int(0), too_large()])),
@@ -230,19 +230,19 @@ fn a_string_too_large_is_an_answer_to_reads_only() {
 #[test]
 fn a_reply_of_the_wrong_type_is_unexpected() {
     for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
-        let decoded = decode(ScriptKind::Acquire, 1, value, "p:");
+        let decoded = decode(&acquire::SCRIPT, 1, value, "p:");
         assert!(matches!(decoded, Decoded::Unexpected(_)));
     }
     let short = Value::Array(vec![Value::Int(1)]);
     assert!(matches!(
-        decode(ScriptKind::Release, 2, short, "p:"),
+        decode(&release::SCRIPT, 2, short, "p:"),
         Decoded::Unexpected(_)
     ));
     for (kind, one_for_two) in [
-        (ScriptKind::Release, 0),
-        (ScriptKind::Acquire, 1),
-        (ScriptKind::Adopt, 1),
-        (ScriptKind::Write, 1),
+        (&release::SCRIPT, 0),
+        (&acquire::SCRIPT, 1),
+        (&adopt::SCRIPT, 1),
+        (&fenced::WRITE, 1),
     ] {
         let decoded = decode(kind, 2, Value::Int(one_for_two), "p:");
         assert!(matches!(decoded, Decoded::Unexpected(_)), "{kind:?}");
@@ -255,7 +255,7 @@ fn one_result_stands_for_a_whole_batch() {
         Decoded::Outcomes(outcomes) => outcomes.into_iter().map(Result::unwrap).collect(),
         _ => Vec::new(),
     };
-    for kind in [ScriptKind::Release, ScriptKind::Renew] {
+    for kind in [&release::SCRIPT, &renew::SCRIPT] {
         assert_eq!(outcomes(kind, Value::Int(1)), vec![Reply::Done; 3]);
     }
     let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
@@ -264,18 +264,18 @@ fn one_result_stands_for_a_whole_batch() {
         token: value::token(micros).unwrap(),
     });
     let first = Value::BulkString(micros[0].clone().into_bytes());
-    assert_eq!(outcomes(ScriptKind::Acquire, first), granted);
+    assert_eq!(outcomes(&acquire::SCRIPT, first), granted);
 }
 
 #[test]
 fn no_token_follows_the_greatest_one() {
     let last = || Value::BulkString(b"18014398509481983".to_vec());
     assert!(matches!(
-        decode(ScriptKind::Acquire, 1, last(), "p:"),
+        decode(&acquire::SCRIPT, 1, last(), "p:"),
         Decoded::Outcomes(_)
     ));
     assert!(matches!(
-        decode(ScriptKind::Acquire, 2, last(), "p:"),
+        decode(&acquire::SCRIPT, 2, last(), "p:"),
         Decoded::Unexpected(_)
     ));
 }
@@ -290,7 +290,7 @@ fn script_errors_of_all_versions_are_read() {
         "-OOM command not allowed\r\n",
         "-@user_script: 18: -OOM command not allowed\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 1, parsed(wire), "p:") else {
+        let Decoded::Outcomes(outcomes) = decode(&acquire::SCRIPT, 1, parsed(wire), "p:") else {
             panic!("{wire}");
         };
         let error = outcomes[0].as_ref().unwrap_err();
@@ -305,7 +305,7 @@ fn a_denied_command_in_a_script_is_denied() {
         "-ERR The user executing the script can't run this command or subcommand\r\n",
         "-ERR ACL failure in script: User x has no permissions to run the 'set' command\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 2, parsed(wire), "p:") else {
+        let Decoded::Outcomes(outcomes) = decode(&acquire::SCRIPT, 2, parsed(wire), "p:") else {
             panic!("{wire}");
         };
         let kinds = outcomes.into_iter().map(|one| one.unwrap_err().kind());
@@ -316,10 +316,10 @@ fn a_denied_command_in_a_script_is_denied() {
 #[test]
 fn an_unreadable_result_is_an_error_of_its_key() {
     for (kind, found) in [
-        (ScriptKind::Write, "18446744073709551616"),
-        (ScriptKind::Write, ""),
-        (ScriptKind::Acquire, "not a number"),
-        (ScriptKind::Acquire, "18014398509481984"),
+        (&fenced::WRITE, "18446744073709551616"),
+        (&fenced::WRITE, ""),
+        (&acquire::SCRIPT, "not a number"),
+        (&acquire::SCRIPT, "18014398509481984"),
     ] {
         let results = [Value::BulkString(found.into()), Value::Int(1)];
         let Decoded::Outcomes(outcomes) = decode(kind, 2, Value::Array(results.to_vec()), "p:")
@@ -333,14 +333,14 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         assert!(outcomes[1].is_ok());
     }
     let endless = Value::BulkString(vec![0xff; 1 << 20]);
-    let Decoded::Outcomes(outcomes) = decode(ScriptKind::Write, 1, endless, "p:") else {
+    let Decoded::Outcomes(outcomes) = decode(&fenced::WRITE, 1, endless, "p:") else {
         panic!("one outcome");
     };
     let error = outcomes[0].as_ref().unwrap_err().to_string();
     assert!(error.len() < 2000, "{}", error.len());
     // A result that stands for a whole batch never contains another user's value, so this reply is unexpected.
     let one_for_two = decode(
-        ScriptKind::Acquire,
+        &acquire::SCRIPT,
         2,
         Value::BulkString(b"not a number".into()),
         "p:",
@@ -358,12 +358,7 @@ fn one_readonly_in_a_batch_shows_a_replica() {
 
 #[test]
 fn an_error_of_a_proxy_leaves_the_outcome_unknown() {
-    let decoded = decode(
-        ScriptKind::Acquire,
-        1,
-        parsed("-upstream failure\r\n"),
-        "p:",
-    );
+    let decoded = decode(&acquire::SCRIPT, 1, parsed("-upstream failure\r\n"), "p:");
     assert!(matches!(decoded, Decoded::OutcomeUnknown(_)));
 }
 
@@ -371,11 +366,11 @@ fn an_error_of_a_proxy_leaves_the_outcome_unknown() {
 fn a_batch_refused_for_one_key_is_split() {
     let refused = || parsed("-NOPERM No permissions to access a key\r\n");
     assert!(matches!(
-        decode(ScriptKind::Acquire, 2, refused(), "p:"),
+        decode(&acquire::SCRIPT, 2, refused(), "p:"),
         Decoded::SplitBatch
     ));
     assert!(matches!(
-        decode(ScriptKind::Acquire, 1, refused(), "p:"),
+        decode(&acquire::SCRIPT, 1, refused(), "p:"),
         Decoded::Outcomes(_)
     ));
 }
@@ -385,11 +380,11 @@ fn a_batch_of_a_moving_slot_is_split_if_each_command_has_one_key() {
     for refusal in ["-TRYAGAIN Multiple keys\r\n", "-ASK 7 h:1\r\n"] {
         let is_split =
             |kind, n| matches!(decode(kind, n, parsed(refusal), "p:"), Decoded::SplitBatch);
-        assert!(is_split(ScriptKind::Renew, 2), "{refusal}");
-        assert!(!is_split(ScriptKind::Renew, 1), "{refusal}");
+        assert!(is_split(&renew::SCRIPT, 2), "{refusal}");
+        assert!(!is_split(&renew::SCRIPT, 1), "{refusal}");
         // Splitting would not help: each part has several keys, too (the fence counter, the lock's key and its queue).
-        assert!(!is_split(ScriptKind::Acquire, 2), "{refusal}");
-        assert!(!is_split(ScriptKind::Release, 2), "{refusal}");
+        assert!(!is_split(&acquire::SCRIPT, 2), "{refusal}");
+        assert!(!is_split(&release::SCRIPT, 2), "{refusal}");
     }
 }
 
@@ -465,7 +460,7 @@ mod fuzz {
     proptest! {
         #[test]
         fn fuzz_any_reply_gives_each_command_an_outcome(
-            kind in select(&ScriptKind::ALL[..]),
+            kind in select(&SCRIPTS[..]),
             n in 1..4_usize,
             reply in reply(),
         ) {

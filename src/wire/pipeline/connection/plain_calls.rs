@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::command::Reply;
+use crate::command::{Reply, acquire, release};
 use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -14,9 +14,9 @@ use crate::wire::pipeline::connection::{
     Call, CommandOutcome, InFlightBatch, MAX_KEYS, PipelinedConnection, replicas_of,
 };
 use crate::wire::pipeline::request::PendingRequest;
+use crate::wire::scripts::ScriptContext;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, KeyOutcome};
-use crate::wire::scripts::{ScriptContext, ScriptKind};
 
 /// The most releases of a batch that use one command each. Eight commands take Redis about as long as one script call
 /// with one key: 0.45 µs each, and 3.85 µs (Redis 8.6, Xeon 2.8 GHz).
@@ -125,7 +125,7 @@ impl PipelinedConnection {
             }
             _ => {}
         }
-        let call = Call::script(context, ScriptKind::Release);
+        let call = Call::script(context, &release::SCRIPT);
         self.enqueue_all(context, call, MAX_KEYS, requests);
         if let Some(key) = tried {
             self.deletes = Deletes::Trying;
@@ -199,7 +199,7 @@ impl PipelinedConnection {
             return Ok(());
         }
         let replicas = replicas_of(&left);
-        let call = Call::script(context, ScriptKind::Acquire);
+        let call = Call::script(context, &acquire::SCRIPT);
         self.enqueue_all(context, call, MAX_KEYS, left);
         self.enqueue_wait(context, replicas);
         Ok(())
@@ -232,7 +232,7 @@ impl PipelinedConnection {
             self.contended.note(&key, now);
             self.released_late.push(key);
         }
-        let call = Call::script(context, ScriptKind::Release);
+        let call = Call::script(context, &release::SCRIPT);
         self.repeat(context, call, MAX_KEYS);
     }
 

@@ -1,0 +1,47 @@
+//! Results that several scripts return.
+
+use std::time::Duration;
+
+use crate::command::value::NO_LOCK;
+use crate::command::{Outcome, Reply, value};
+use crate::report::error::{Error, ErrorKind};
+use crate::util::text::without_ids;
+
+/// The µs part of a fencing token: the lease holds the key.
+pub fn granted(micros: &[u8]) -> Outcome {
+    let token = std::str::from_utf8(micros).ok().and_then(value::token);
+    let reply = token.map(Reply::granted);
+    reply.ok_or_else(|| foreign_value(NO_LOCK, "string"))
+}
+
+/// The value of a lock that another lease holds.
+pub fn taken(value: &[u8]) -> Reply {
+    let by = value::holder_of(value);
+    Reply::Taken { by }
+}
+
+/// The key has a value of another type, which another user wrote.
+pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
+    (code == "WRONGTYPE").then_some(Ok(Reply::Taken { by: None }))
+}
+
+/// The key holds no lock of this library, but a value of the type `found`.
+pub fn foreign_lock(code: &str, found: &str) -> Option<Outcome> {
+    (code == "FOREIGN").then(|| Err(foreign_value(NO_LOCK, found)))
+}
+
+/// The node of a quorum does not vote for this many ms.
+pub fn quarantine(code: &str, ms: &str) -> Option<Outcome> {
+    let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
+    (code == "QUARANTINE").then_some(Ok(Reply::Abstained { for_another }))
+}
+
+/// The error for a value of another user: `what`, and the type of the value. Its content may be secret.
+pub fn foreign_value(what: &str, found: &str) -> Error {
+    let message = format!("{what}: a {}", without_ids(found));
+    Error::new(ErrorKind::Protocol, message)
+}
+
+pub fn millis(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
