@@ -5,6 +5,8 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::queue::Waiter;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
@@ -74,6 +76,96 @@ impl Call for Acquire {
     /// The outcome is unknown, so the acquire is not repeated under its lease id.
     fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Undo(self.undo(now))
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let (key, lease, ttl) = (&self.key, self.lease, self.ttl);
+        let queue_mode = self.queue_mode;
+        let own = Waiter {
+            since: 0,
+            lease,
+            ttl: (!queue_mode.polls()).then_some(ttl),
+            holder: step.by.clone(),
+        };
+        let is_queued = keyspace.queues.contains_key(key) && queue_mode != QueueMode::None;
+        let mut doubt = None;
+        let mut left = match keyspace.entries.get_mut(key) {
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Lock(lock)) if lock.lease == lease => {
+                // The lease was granted the key while it was queued.
+                lock.expires_at = step.now.after(ttl);
+                lock.doubt = None;
+                step.notifications.push(Notification::Changed(key.clone()));
+                let token = token(lock.micros);
+                return Ok(Reply::granted(token));
+            }
+            Some(Entry::Lock(lock)) if queue_mode != QueueMode::None => {
+                doubt = lock.doubt;
+                Some(lock.left(step.now))
+            }
+            Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
+            // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
+            None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
+            None => {
+                let micros = keyspace.grant(key, &own, ttl, false, step);
+                let token = token(micros);
+                return Ok(Reply::granted(token));
+            }
+        };
+        let contended = |left: Option<Duration>, queued| {
+            Ok(Reply::Contended {
+                expires_in: left.unwrap_or_default(),
+                queued,
+            })
+        };
+        let entry = match queue_mode {
+            QueueMode::None => return contended(left, None),
+            QueueMode::Existing { notified } => {
+                let polls = Waiter {
+                    ttl: None,
+                    ..own.clone()
+                };
+                let queue = keyspace.queues.get_mut(key);
+                queue.and_then(|queue| {
+                    let found = queue.find_waiter(own, polls, notified)?;
+                    queue.give_back_place(&found);
+                    Some(found)
+                })
+            }
+            QueueMode::Polling | QueueMode::Notified | QueueMode::Rejoin { .. } => {
+                keyspace.join(key, &own, queue_mode, step.now);
+                Some(own)
+            }
+        };
+        let Some(entry) = entry else {
+            return contended(left, None);
+        };
+        if let Some(Entry::Lock(lock)) = keyspace.entries.get_mut(key)
+            && !std::mem::replace(&mut lock.marked, true)
+        {
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        if let Some(doubt) = doubt
+            && left == Some(Duration::ZERO)
+        {
+            left = keyspace.end_late_grant(key, doubt, &entry, step);
+        }
+        let left = match left {
+            Some(left) => left,
+            None => match keyspace.serve(key, Some((lease, ttl)), step) {
+                Some((granted, micros)) if granted == lease => {
+                    let token = token(micros);
+                    return Ok(Reply::granted(token));
+                }
+                _ => match keyspace.entries.get(key) {
+                    Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
+                    _ => Duration::ZERO,
+                },
+            },
+        };
+        let asks_again = matches!(queue_mode, QueueMode::Existing { .. });
+        let queued = keyspace.stay_queued(key, &entry, left, asks_again, step.now);
+        contended(Some(left), queued)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_value};
 use crate::command::results::foreign_value;
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::NO_FENCED_VALUE;
@@ -62,6 +63,26 @@ impl Call for Write {
     fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Report
     }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let (key, token, value, ttl) = (&self.key, self.token, self.value.as_ref(), self.ttl);
+        let kept_until = match keyspace.entries.get(key) {
+            Some(Entry::Lock(_)) => return Err(no_value()),
+            Some(Entry::Fenced { token: seen, .. }) if *seen > token => {
+                return Ok(Reply::Stale { token: *seen });
+            }
+            Some(Entry::Fenced { expires_at, .. }) => *expires_at,
+            None => None,
+        };
+        let entry = Entry::Fenced {
+            token,
+            value: value.cloned(),
+            expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
+        };
+        keyspace.entries.insert(key.clone(), entry);
+        step.notifications.push(Notification::Changed(key.clone()));
+        Ok(Reply::Done)
+    }
 }
 
 fn read_written(result: &mut Value) -> Option<Outcome> {
@@ -111,6 +132,17 @@ impl Call for Read {
     }
 
     fn arguments(&self, _: &mut Encoder<'_>, _: CallContext<'_>) {}
+
+    fn model(&self, keyspace: &mut Keyspace, _: &mut Step<'_>) -> Outcome {
+        let key = &self.key;
+        match keyspace.entries.get(key) {
+            None => Ok(Reply::Missing),
+            Some(Entry::Lock(_)) => Err(no_value()),
+            Some(Entry::Fenced { value, .. }) => Ok(value
+                .as_ref()
+                .map_or(Reply::Missing, |value| Reply::Value(value.to_vec()))),
+        }
+    }
 }
 
 fn read_value(result: &mut Value) -> Option<Outcome> {

@@ -3,6 +3,7 @@
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
 use crate::command::results::{foreign_lock, foreign_value, millis, quarantine};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_LOCK};
@@ -43,6 +44,29 @@ impl Call for Inspect {
     }
 
     fn arguments(&self, _: &mut Encoder<'_>, _: CallContext<'_>) {}
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let key = &self.key;
+        if let Some(abstained) = keyspace.lost(step) {
+            return Ok(abstained);
+        }
+        match keyspace.entries.get(key) {
+            None => Ok(Reply::Missing),
+            Some(Entry::Fenced { .. }) => Err(no_lock()),
+            Some(Entry::Lock(lock)) => Ok(Reply::Found {
+                value: Box::new(LockValue {
+                    lease: lock.lease,
+                    token: Some(token(lock.micros)),
+                    holder: lock.holder.clone(),
+                    queued: keyspace
+                        .queues
+                        .get(key)
+                        .map_or(0, |queue| queue.waiters.len()),
+                }),
+                expires_in: Some(lock.expires_at.since(step.now)),
+            }),
+        }
+    }
 }
 
 fn read(result: &mut Value) -> Option<Outcome> {

@@ -6,6 +6,7 @@ pub mod adopt;
 pub mod encoder;
 pub mod fenced;
 pub mod inspect;
+pub mod keyspace;
 #[path = "../../lua/parts.rs"]
 pub mod parts;
 pub mod release;
@@ -18,6 +19,7 @@ pub mod vote;
 use std::time::Duration;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Keyspace, Step};
 use crate::command::script::Script;
 use crate::command::value::LockValue;
 use crate::config::Replicas;
@@ -89,6 +91,9 @@ pub trait Call {
     /// Writes the arguments of the command, as many as the layout of the script says.
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>);
 
+    /// Does what the script does, in the model of a server. Adds its notifications to `step`.
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome;
+
     /// What follows if the connection breaks before the reply: Redis may have carried the command out.
     fn if_unanswered(&self, _now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Repeat
@@ -157,6 +162,11 @@ impl Command {
     /// As for [`Call`].
     pub fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         with_call!(self, call => call.if_unanswered(now), IfUnanswered::Repeat)
+    }
+
+    /// As for [`Call`].
+    pub fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        with_call!(self, call => call.model(keyspace, step), Ok(Reply::Done))
     }
 
     /// The release, if this is one of a guard or an undo.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
 use crate::command::results::{quarantine, taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, Outcome, Reply};
@@ -25,6 +26,9 @@ pub struct Release {
     /// The ttl of the lease's acquire, if the lease may be in the queue.
     pub queued: Option<Duration>,
 }
+
+/// A client whose grant is younger than this may still be connecting for notifications.
+const NEW_GRANT: Duration = Duration::from_secs(1);
 
 pub static SCRIPT: Script = Script::new(
     "Release",
@@ -66,6 +70,11 @@ impl Call for Release {
             (None, Some(held)) => out.held_value(context.holder, self.lease, held),
             (None, None) => out.lease(self.lease),
         }
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let reply = release(keyspace, &self.key, self.lease, self.queued, None, step);
+        Ok(keyspace.unless_lost(reply, step))
     }
 }
 
@@ -149,5 +158,70 @@ impl Call for ForceUnlock {
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
         let mark = if self.must_notify { '?' } else { '!' };
         out.text(&format!("{}{mark}{}", self.lease, context.holder));
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let force = Some(self.must_notify);
+        let reply = release(keyspace, &self.key, self.lease, None, force, step);
+        Ok(keyspace.unless_lost(reply, step))
+    }
+}
+
+/// The model of both commands.
+fn release(
+    keyspace: &mut Keyspace,
+    key: &Key,
+    lease: LeaseId,
+    queued: Option<Duration>,
+    // `None` for a usual release; `Some` for a release by force.
+    must_notify: Option<bool>,
+    step: &mut Step<'_>,
+) -> Reply {
+    let (is_held, is_marked) = match keyspace.entries.get(key) {
+        Some(Entry::Lock(lock)) => (lock.lease == lease, lock.marked),
+        Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
+        None => (false, false),
+    };
+    if is_held {
+        if let (Some(must_notify), Some(Entry::Lock(lock))) =
+            (must_notify, keyspace.entries.get(key))
+        {
+            let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
+            if must_notify && is_new && !(step.listens)(&lock.holder) {
+                return Reply::NotListening { by_some: false };
+            }
+            step.notifications.push(Notification::Forced {
+                to: lock.holder.clone(),
+                key: key.clone(),
+                lease: lease.start(),
+                by: step.by.clone(),
+            });
+        }
+        if !(is_marked && keyspace.serve(key, None, step).is_some()) {
+            keyspace.entries.remove(key);
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        return Reply::Done;
+    }
+    if let (Some(ttl), Some(queue)) = (queued, keyspace.queues.get_mut(key)) {
+        let before = queue.waiters.len();
+        queue.waiters.retain(|waiter| {
+            let is_own = waiter.lease == lease && waiter.holder == *step.by;
+            !(is_own && waiter.ttl.is_none_or(|own| own == ttl))
+        });
+        let has_left = queue.waiters.len() < before;
+        if queue.waiters.is_empty() {
+            keyspace.queues.remove(key);
+        }
+        if has_left {
+            keyspace.notify_near(key, 1, step);
+            return Reply::Done;
+        }
+    }
+    match keyspace.entries.get(key) {
+        Some(Entry::Lock(lock)) => Reply::Taken {
+            by: Some(lock.holder.clone()),
+        },
+        _ => Reply::Missing,
     }
 }

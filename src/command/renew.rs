@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
 use crate::command::results::{taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, Outcome, Reply};
@@ -50,6 +51,26 @@ impl Call for Renew {
     fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
         out.lease(self.lease);
         out.millis(self.ttl);
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let (key, lease, ttl) = (&self.key, self.lease, self.ttl);
+        let lock = match keyspace.entries.get_mut(key) {
+            Some(Entry::Lock(lock)) => lock,
+            Some(Entry::Fenced { .. }) => return Ok(Reply::Taken { by: None }),
+            None => return Ok(Reply::Missing),
+        };
+        if lock.lease != lease {
+            let by = Some(lock.holder.clone());
+            return Ok(Reply::Taken { by });
+        }
+        lock.doubt = None;
+        let expires_at = step.now.after(ttl);
+        if lock.expires_at < expires_at {
+            lock.expires_at = expires_at;
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        Ok(Reply::Done)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis, quarantine, taken};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
@@ -27,6 +28,9 @@ pub struct Propose {
     pub until: u64,
     pub from: Option<TicketLease>,
 }
+
+/// A hold with this ttl sets no ttl, as in lua/hold.lua.
+const ONLY_ASKS: Duration = Duration::from_millis(1);
 
 /// The layout of the scripts that set keys of a quorum's node.
 const LAYOUT: Layout = Layout {
@@ -73,6 +77,36 @@ impl Call for Propose {
     /// The outcome is unknown, so the proposal is not repeated; the quorum's store releases its lease.
     fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Report
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let (key, lease, ttl, proposal) = (&self.key, self.lease, self.ttl, self.micros);
+        let from = self.from;
+        if let Some(refusal) = keyspace.abstained(step).or(too_late(self.until, step)) {
+            return Ok(refusal);
+        }
+        let reached = step.micros().max(keyspace.last_micros);
+        Ok(match (keyspace.entries.get(key), from) {
+            (Some(Entry::Fenced { .. }), _) => return Err(no_lock()),
+            (Some(Entry::Lock(lock)), _) if lock.lease == lease => {
+                Reply::granted(token(lock.micros))
+            }
+            (Some(Entry::Lock(lock)), Some(from)) => {
+                if lock.lease == from.lease && from.micros <= reached {
+                    let left = lock.expires_at.since(step.now);
+                    vote(keyspace, key, lease, proposal, ttl.max(left), step)
+                } else {
+                    let by = Some(lock.holder.clone());
+                    Reply::Taken { by }
+                }
+            }
+            (None, Some(_)) => Reply::Missing,
+            (Some(Entry::Lock(lock)), None) => Reply::Contended {
+                expires_in: lock.expires_at.since(step.now),
+                queued: None,
+            },
+            (None, None) => vote(keyspace, key, lease, proposal, ttl, step),
+        })
     }
 }
 
@@ -156,6 +190,48 @@ impl Call for Hold {
         let until = self.sets_missing.map(|until| format!("{until:016}"));
         out.text(&until.unwrap_or_default());
     }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let (key, lease, ttl, micros) = (&self.key, self.lease, self.ttl, self.micros);
+        let sets_missing = self.sets_missing;
+        if let Some(abstained) = keyspace.abstained(step) {
+            return Ok(abstained);
+        }
+        let is_too_far_ahead = keyspace.is_too_far_ahead(micros, step);
+        match keyspace.entries.get_mut(key) {
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Lock(lock)) if lock.lease != lease => {
+                let by = Some(lock.holder.clone());
+                return Ok(Reply::Taken { by });
+            }
+            Some(Entry::Lock(_)) if is_too_far_ahead => return Ok(Reply::TooFarAhead),
+            Some(Entry::Lock(lock)) => {
+                let only_asks = ttl <= ONLY_ASKS;
+                if !only_asks {
+                    lock.expires_at = lock.expires_at.max(step.now.after(ttl));
+                }
+                if !only_asks || lock.micros != micros {
+                    step.notifications.push(Notification::Changed(key.clone()));
+                }
+                lock.micros = micros;
+            }
+            None => {
+                let Some(until) = sets_missing else {
+                    return Ok(Reply::Missing);
+                };
+                if let Some(refusal) = too_late(until, step) {
+                    return Ok(refusal);
+                }
+                if is_too_far_ahead {
+                    return Ok(Reply::TooFarAhead);
+                }
+                keyspace.set(key, lease, micros, ttl, step);
+            }
+        }
+        keyspace.last_micros = keyspace.last_micros.max(micros);
+        let token = token(micros);
+        Ok(Reply::granted(token))
+    }
 }
 
 fn read_held(result: &mut Value) -> Option<Outcome> {
@@ -204,6 +280,11 @@ impl Call for Probe {
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
         out.millis(context.quarantine);
     }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let micros = step.micros();
+        Ok(keyspace.abstained(step).unwrap_or(Reply::Clock { micros }))
+    }
 }
 
 fn read_clock(result: &mut Value) -> Option<Outcome> {
@@ -212,4 +293,28 @@ fn read_clock(result: &mut Value) -> Option<Outcome> {
     };
     let micros = std::str::from_utf8(micros).ok().and_then(id::number)?;
     Some(Ok(Reply::Clock { micros }))
+}
+
+/// Grants the key on a node of a quorum.
+fn vote(
+    keyspace: &mut Keyspace,
+    key: &Key,
+    lease: LeaseId,
+    proposal: u64,
+    ttl: Duration,
+    step: &mut Step<'_>,
+) -> Reply {
+    if keyspace.is_too_far_ahead(proposal, step) {
+        return Reply::TooFarAhead;
+    }
+    let micros = keyspace.next_micros(step).max(proposal);
+    keyspace.last_micros = micros;
+    keyspace.set(key, lease, micros, ttl, step);
+    Reply::granted(token(micros))
+}
+
+/// The reply of a quorum's node to a request that the client has given up at `until`, in µs of the node's clock.
+fn too_late(until: u64, step: &Step<'_>) -> Option<Reply> {
+    let micros = step.micros();
+    (micros > until).then_some(Reply::TooLate { micros })
 }

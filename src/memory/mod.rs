@@ -8,7 +8,6 @@
 //! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move, and each vote checks
 //! the mark as a new connection does.
 
-pub mod keyspace;
 pub mod outage;
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -22,6 +21,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::command::keyspace::{Keyspace, Notification, Step, clock_micros};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
@@ -36,7 +36,6 @@ use crate::util::key::Key;
 use crate::util::key::KeyMap;
 use crate::util::threads::ThreadGroup;
 
-pub use keyspace::{Keyspace, Notification, Step};
 use outage::{Mode, Outage, PendingRelease};
 
 /// How far the clock of a server can be ahead. Then no µs leave the range of a token.
@@ -161,7 +160,7 @@ impl MemoryServer {
 
     /// The time of the server's clock at `now`, in µs.
     fn micros_at(&self, now: MonotonicTime) -> u64 {
-        keyspace::clock_micros(now) + self.ahead.load(Ordering::Relaxed)
+        clock_micros(now) + self.ahead.load(Ordering::Relaxed)
     }
 
     /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections

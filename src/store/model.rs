@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use std::time::Duration;
 
+use crate::command::keyspace::Notification;
 use crate::command::{Acquire, Command, ForceUnlock, QueueMode, Release, Reply, Request};
-use crate::memory::Notification;
 use crate::report::error::Error;
 use crate::store::{Completion, KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;

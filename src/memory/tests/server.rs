@@ -13,11 +13,11 @@ use super::histories::{
 };
 use crate::command;
 use crate::command::SCRIPTS;
+use crate::command::keyspace::{Keyspace, Notification, Step};
+use crate::command::keyspace::{Mark, clock_micros};
 use crate::command::script::{Script, strip_comments};
 use crate::command::value::{LockValue, doubt_of, has_queue};
 use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, Queued, Reply};
-use crate::memory::keyspace::{Mark, clock_micros};
-use crate::memory::{Keyspace, Notification, Step};
 use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::command::keyspace::{Keyspace, Notification, Step};
 use crate::command::{Acquire, Command, Inspect, QueueMode, Release, Reply};
-use crate::memory::{Keyspace, Notification, Step};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
 use crate::util::clock::MonotonicTime;

@@ -1,0 +1,407 @@
+//! The model of a server: its locks, fenced values and queues. Each command's file has the command's part of it, in plain
+//! code; a test compares the model with Redis on generated histories. Pure: the caller passes the time and delivers the
+//! notifications.
+
+pub mod queue;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::command::keyspace::queue::{Queue, Waiter};
+use crate::command::value::Doubt;
+use crate::command::{Command, GrantMessage, Outcome, Reply, value};
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::{Key, KeyMap};
+
+/// A key outlives the time for the confirmation by this time.
+pub const KEPT_UNCONFIRMED: Duration = Duration::from_secs(3);
+/// The time at the start of the clock, in µs. It has sixteen digits, like all times of grants.
+const FIRST_MICROS: u64 = 1_700_000_000_000_000;
+
+/// The locks, fenced values and queues of a server.
+#[derive(Clone, Default)]
+pub struct Keyspace {
+    pub entries: KeyMap<Entry>,
+    pub queues: KeyMap<Queue>,
+    /// The fence counter.
+    pub last_micros: u64,
+    /// The mark of a quorum's node; `None` if it is missing.
+    pub mark: Option<Mark>,
+}
+
+/// The mark of a quorum's node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The mark is of an earlier process.
+    pub is_old: bool,
+    /// Since when the node has had its data, in µs.
+    pub since: u64,
+}
+
+#[derive(Clone)]
+pub enum Entry {
+    Lock(Lock),
+    Fenced {
+        token: u64,
+        /// `None` once the value was deleted.
+        value: Option<Arc<[u8]>>,
+        expires_at: Option<MonotonicTime>,
+    },
+}
+
+#[derive(Clone)]
+pub struct Lock {
+    pub lease: LeaseId,
+    pub micros: u64,
+    pub holder: HolderId,
+    /// The release of the lock has to serve the queue.
+    pub marked: bool,
+    /// The mark of a grant that its waiter has not confirmed.
+    pub doubt: Option<Doubt>,
+    pub expires_at: MonotonicTime,
+}
+
+/// A notification to a client, or to the clients that track a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notification {
+    /// `lease`, which was queued, has the key.
+    Granted {
+        to: HolderId,
+        key: Key,
+        lease: LeaseId,
+        grant: GrantMessage,
+    },
+    /// `lease` is now one of the first in its queue.
+    Near {
+        to: HolderId,
+        key: Key,
+        lease: LeaseStart,
+    },
+    /// `lease` has to send a request at once, or it loses its place.
+    Called {
+        to: HolderId,
+        key: Key,
+        lease: LeaseStart,
+    },
+    /// Another client took the key of `lease` by force.
+    Forced {
+        to: HolderId,
+        key: Key,
+        lease: LeaseStart,
+        by: HolderId,
+    },
+    /// The key was written to, deleted, or has expired.
+    Changed(Key),
+}
+
+/// The context of one command.
+pub struct Step<'a> {
+    pub now: MonotonicTime,
+    /// The client that sent the command.
+    pub by: &'a HolderId,
+    /// The length of a quarantine, if the server is a node of a quorum.
+    pub quarantine: Duration,
+    /// How far the server's clock is ahead, in µs. Only nodes of a quorum differ.
+    pub ahead: u64,
+    /// Whether a client can be notified.
+    pub listens: &'a dyn Fn(&HolderId) -> bool,
+    pub notifications: &'a mut Vec<Notification>,
+}
+
+impl Step<'_> {
+    /// The time of the server's clock in µs.
+    pub fn micros(&self) -> u64 {
+        clock_micros(self.now) + self.ahead
+    }
+}
+
+impl Keyspace {
+    /// Carries out a command, and adds its notifications to `step`.
+    pub fn execute(&mut self, command: &Command, step: &mut Step<'_>) -> Outcome {
+        if let Some(key) = command.key() {
+            self.expire_key(key, step);
+        }
+        command.model(self, step)
+    }
+
+    /// Grants the key to a waiter. Returns the µs of its token.
+    pub fn grant(
+        &mut self,
+        key: &Key,
+        to: &Waiter,
+        ttl: Duration,
+        marked: bool,
+        step: &mut Step<'_>,
+    ) -> u64 {
+        self.last_micros = self.next_micros(step);
+        let lock = Lock {
+            lease: to.lease,
+            micros: self.last_micros,
+            holder: to.holder.clone(),
+            marked,
+            doubt: None,
+            expires_at: step.now.after(ttl),
+        };
+        self.entries.insert(key.clone(), Entry::Lock(lock));
+        step.notifications.push(Notification::Changed(key.clone()));
+        self.last_micros
+    }
+
+    /// Whether these µs are later than the node's clock and its fence counter by more than a quarantine.
+    pub fn is_too_far_ahead(&self, micros: u64, step: &Step<'_>) -> bool {
+        let quarantine = step.quarantine.as_micros() as u64;
+        micros > step.micros().max(self.last_micros) + quarantine
+    }
+
+    /// Sets the key on a node of a quorum.
+    pub fn set(
+        &mut self,
+        key: &Key,
+        lease: LeaseId,
+        micros: u64,
+        ttl: Duration,
+        step: &mut Step<'_>,
+    ) {
+        let lock = Lock {
+            lease,
+            micros,
+            holder: step.by.clone(),
+            marked: false,
+            doubt: None,
+            expires_at: step.now.after(ttl),
+        };
+        self.entries.insert(key.clone(), Entry::Lock(lock));
+        step.notifications.push(Notification::Changed(key.clone()));
+    }
+
+    /// The reply of a quorum's node that does not vote. A mark that is missing or in the future begins a quarantine.
+    pub fn abstained(&mut self, step: &Step<'_>) -> Option<Reply> {
+        let for_another = self.quarantine_left(false, step);
+        (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
+    }
+
+    /// The reply of a quorum's node that may have lost the key. `None` on a single server.
+    pub fn lost(&mut self, step: &Step<'_>) -> Option<Reply> {
+        let is_in_quorum = !step.quarantine.is_zero();
+        is_in_quorum.then(|| self.abstained(step)).flatten()
+    }
+
+    /// The reply to a release. A node that may have lost the lease's key does not know whether the lease was lost.
+    pub fn unless_lost(&mut self, reply: Reply, step: &Step<'_>) -> Reply {
+        match reply {
+            Reply::Missing | Reply::Taken { .. } => self.lost(step).unwrap_or(reply),
+            reply => reply,
+        }
+    }
+
+    /// Checks at the login of a connection whether the process is a new one, and then begins a quarantine. Returns the
+    /// time until the node votes.
+    pub fn check_data(&mut self, step: &Step<'_>) -> Duration {
+        self.quarantine_left(true, step)
+    }
+
+    fn quarantine_left(&mut self, is_new_connection: bool, step: &Step<'_>) -> Duration {
+        let now = step.micros();
+        let is_usable = |mark: &Mark| mark.since <= now && !(is_new_connection && mark.is_old);
+        let mark = self.mark.filter(is_usable).unwrap_or(Mark {
+            is_old: false,
+            since: now,
+        });
+        self.mark = Some(mark);
+        step.quarantine
+            .saturating_sub(Duration::from_micros(now - mark.since))
+    }
+
+    /// Acts as if the node of a quorum had had its data for ever.
+    pub fn mark_as_old_node(&mut self) {
+        self.mark = Some(Mark {
+            is_old: false,
+            since: 0,
+        });
+    }
+
+    /// Acts as if a new process had started with the data, and a client had connected at once.
+    pub fn restart(&mut self, step: &Step<'_>) {
+        if let Some(mark) = &mut self.mark {
+            mark.is_old = true;
+            self.check_data(step);
+        }
+    }
+
+    /// The fence counter; 0 if it is missing.
+    #[cfg(test)]
+    pub fn counter(&self) -> u64 {
+        self.last_micros
+    }
+
+    #[cfg(test)]
+    pub fn set_counter(&mut self, micros: u64) {
+        self.last_micros = micros;
+    }
+
+    #[cfg(test)]
+    pub fn mark(&self) -> Option<Mark> {
+        self.mark
+    }
+
+    #[cfg(test)]
+    pub fn set_mark(&mut self, mark: Option<Mark>) {
+        self.mark = mark;
+    }
+
+    /// The value of a lock's key, as GET returns it.
+    pub fn text(&mut self, key: &Key, step: &mut Step<'_>) -> Option<String> {
+        self.expire_key(key, step);
+        match self.entries.get(key) {
+            Some(Entry::Lock(lock)) => Some(lock.text()),
+            _ => None,
+        }
+    }
+
+    /// Removes all expired keys and queues.
+    pub fn expire(&mut self, step: &mut Step<'_>) {
+        let expired = |_: &Key, entry: &mut Entry| entry.has_expired(step.now);
+        let gone = self.entries.extract_if(expired);
+        step.notifications
+            .extend(gone.map(|(key, _)| Notification::Changed(key)));
+        self.queues.retain(|_, queue| queue.expires_at >= step.now);
+    }
+
+    /// Deletes a key, by its name in Redis. Returns true if it existed.
+    pub fn delete(&mut self, name: &str, step: &mut Step<'_>) -> bool {
+        self.expire(step);
+        let key = self.entries.keys().find(|key| key.in_redis() == name);
+        let Some(key) = key.cloned() else {
+            return false;
+        };
+        self.entries.remove(&key);
+        step.notifications.push(Notification::Changed(key));
+        true
+    }
+
+    /// Deletes all keys, including the fence counter. A client of a quorum's node notices that at once.
+    pub fn flush(&mut self, step: &Step<'_>) {
+        let had_mark = self.mark.is_some();
+        *self = Self::default();
+        if had_mark {
+            self.check_data(step);
+        }
+    }
+
+    /// Deletes a key without a notification.
+    #[cfg(test)]
+    pub fn remove(&mut self, key: &Key) {
+        self.entries.remove(key);
+    }
+
+    /// Acts as if the clock had been set back by `by`: moves the fence counter ahead.
+    #[cfg(test)]
+    pub fn put_back(&mut self, by: Duration) {
+        let ahead = u64::try_from(by.as_micros()).unwrap_or(0);
+        self.last_micros = self.last_micros.max(FIRST_MICROS) + ahead;
+    }
+
+    /// The entries of a key's queue, as in Redis.
+    #[cfg(test)]
+    pub fn queue(&self, key: &Key) -> Vec<String> {
+        let queue = self.queues.get(key);
+        queue.map_or_else(Vec::new, |queue| {
+            queue.waiters.iter().map(Waiter::entry).collect()
+        })
+    }
+
+    #[cfg(test)]
+    pub fn expires_at(&self, key: &Key) -> Option<MonotonicTime> {
+        match self.entries.get(key)? {
+            Entry::Lock(lock) => Some(lock.expires_at),
+            Entry::Fenced { expires_at, .. } => *expires_at,
+        }
+    }
+
+    #[cfg(test)]
+    pub fn expire_at(&mut self, key: &Key, at: MonotonicTime) {
+        match self.entries.get_mut(key) {
+            Some(Entry::Lock(lock)) => lock.expires_at = at,
+            Some(Entry::Fenced { expires_at, .. }) => {
+                *expires_at = Some(at);
+            }
+            None => {}
+        }
+    }
+
+    /// Whether a lock or a fenced value stands under the key.
+    #[cfg(test)]
+    pub fn contains(&mut self, key: &Key, step: &mut Step<'_>) -> bool {
+        self.expire_key(key, step);
+        self.entries.contains_key(key)
+    }
+
+    fn expire_key(&mut self, key: &Key, step: &mut Step<'_>) {
+        let entry = self.entries.get(key);
+        if entry.is_some_and(|entry| entry.has_expired(step.now)) {
+            self.entries.remove(key);
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+        let queue = self.queues.get(key);
+        if queue.is_some_and(|queue| queue.expires_at < step.now) {
+            self.queues.remove(key);
+        }
+    }
+
+    /// The time of the next grant in µs: that of the clock, or one more than the time of the last grant if that is
+    /// later.
+    pub fn next_micros(&self, step: &Step<'_>) -> u64 {
+        step.micros().max(self.last_micros + 1)
+    }
+}
+
+/// The time of the server's clock in µs.
+pub fn clock_micros(now: MonotonicTime) -> u64 {
+    let since_boot = now.since(MonotonicTime::at_tick(0)).as_micros();
+    FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0)
+}
+
+impl Entry {
+    fn has_expired(&self, now: MonotonicTime) -> bool {
+        match self {
+            // A lock expires at the end of its last millisecond, as in Redis.
+            Self::Lock(lock) => lock.expires_at < now,
+            Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
+        }
+    }
+}
+
+impl Lock {
+    pub fn text(&self) -> String {
+        value::format(
+            self.lease,
+            self.micros,
+            &self.holder,
+            self.doubt,
+            self.marked,
+        )
+    }
+
+    /// The time until the lock expires, or until its waiter should have confirmed it.
+    pub fn left(&self, now: MonotonicTime) -> Duration {
+        let kept = match self.doubt {
+            Some(_) => KEPT_UNCONFIRMED,
+            None => Duration::ZERO,
+        };
+        self.expires_at.since(now).saturating_sub(kept)
+    }
+}
+
+pub fn token(micros: u64) -> u64 {
+    value::token(&micros.to_string()).expect("sixteen digits leave room for the lower bits")
+}
+
+pub fn no_lock() -> Error {
+    Error::new(ErrorKind::Protocol, value::NO_LOCK)
+}
+
+pub fn no_value() -> Error {
+    Error::new(ErrorKind::Protocol, value::NO_FENCED_VALUE)
+}
