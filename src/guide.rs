@@ -4,7 +4,7 @@
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
-//! - [`topologies`]: one server, Sentinel or a Cluster: the URL, what each guarantees, and what it costs.
+//! - [`topologies`]: one server, Sentinel or a Cluster: their URLs, guarantees and costs.
 //! - [`quorum`]: locks over independent servers, and the critique of Redlock point by point.
 //! - [`protocol`]: the protocol of a quorum, its proofs and its bounds, for engineers who want to check it.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.

@@ -1,13 +1,7 @@
 //! Locks in Redis for multi-threaded services.
 //!
-//! A [`Client`] acquires a lock that all processes and machines respect, and blocks the calling thread until the thread
-//! has the lock. The client renews each held lock in the background. It notifies the holder when a lock is lost. Each
-//! grant has a fencing token, with which a storage can refuse the writes of a holder that lost its lock.
-//!
-//! A lock that expires is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two
-//! holders can exist for a short time. Read [`guide::guarantees`] before you rely on a lock alone.
-//!
-//! # Example
+//! A [`Client`] acquires a lock and blocks the calling thread until the thread has the lock. It renews each held lock in
+//! the background, and notifies the holder when a lock is lost.
 //!
 //! ```no_run
 //! use leasehold::Client;
@@ -22,8 +16,12 @@
 //! }
 //! ```
 //!
-//! Tests need no server: [`Client::memory`] keeps locks in the process, and the clock of a [`MemoryStore`] can be
-//! moved. The store also fails or hangs on request: [`guide::testing`].
+//! A lock is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two holders can exist for
+//! a short time. Each grant has a fencing token, with which a storage can refuse the writes of a late holder. Read
+//! [`guide::guarantees`] before you rely on a lock alone.
+//!
+//! Tests work without a server: [`Client::memory`] keeps locks in the process, and a test moves the clock of a
+//! [`MemoryStore`], or makes it fail: [`guide::testing`].
 //!
 //! # Which type to use
 //!
@@ -32,7 +30,7 @@
 //! | run a closure under a lock | [`Client::with_lock`] |
 //! | hold a lock for as long as a guard lives | [`Mutex`], [`MutexGuard`] |
 //! | lock again on the same thread | [`ReentrantMutex`] |
-//! | give up waiting | [`Mutex::try_lock`], [`Mutex::try_lock_for`], [`Mutex::try_with_for`], [`Mutex::cancelled_by`] |
+//! | stop waiting | [`Mutex::try_lock`], [`Mutex::try_lock_for`], [`Mutex::try_with_for`], [`Mutex::cancelled_by`] |
 //! | learn of a loss | [`MutexGuard::check`], [`MutexGuard::lost_signal`], [`MutexGuard::on_lost`], [`LossReason`] |
 //! | change data in the same Redis only while the lock is held | [`MutexGuard::transaction`] |
 //! | refuse late writes | [`MutexGuard::fencing_token`], [`FencedValue`] |
@@ -41,9 +39,8 @@
 //! | check the settings of Redis | [`Client::check_environment`] |
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
-//! A process that forks keeps its locks. In the child, a client made before the fork fails with
-//! [`Forked`](ErrorKind::Forked), and the child cannot make a new client. So fork first, then make a client in each
-//! process.
+//! Fork before you make a client: in a forked child, the parent's client fails with [`Forked`](ErrorKind::Forked), and the
+//! child cannot make a new client. The parent keeps its locks.
 //!
 //! # Feature flags
 //!
@@ -59,8 +56,8 @@
 //! # Where to read on
 //!
 //! The [`guide`] has a page on each subject. Start with [`guide::guarantees`] and [`guide::choosing_a_ttl`];
-//! [`guide::settings`] lists the settings, [`guide::failures`] the errors, and [`guide::in_your_redis`] what Redis
-//! stores and which rights its user needs. [`guide::coming_from`] compares the calls of other libraries.
+//! [`guide::settings`] lists the settings, [`guide::failures`] the errors, [`guide::topologies`] the URLs, and
+//! [`guide::in_your_redis`] what Redis stores and which rights its user needs.
 
 // Models replace the code that talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
