@@ -47,7 +47,7 @@ fn work(client: &Client, stopped: Receiver<()>) -> Result<(), leasehold::Error> 
         Ok(guard) => guard.unlock().map(drop),
         // The client has left the queue of the lock in Redis.
         Err(error) if error.kind() == ErrorKind::Cancelled => {
-            println!("the worker gives up waiting: {error}");
+            println!("the worker stops waiting: {error}");
             Ok(())
         }
         Err(error) => Err(error),

@@ -1,7 +1,7 @@
 //! A counter that is raised by a read and a write. The lock keeps other writers out between the two.
 //!
 //! Two clients stand for two processes here, and two threads share each client. Start the example several times at
-//! once, on as many machines as you like: no update is lost.
+//! once, on as many machines as you like: the counter keeps each update.
 //!
 //! Run `cargo run --example counter`, with the address of your Redis in `REDIS_URL`.
 
@@ -42,7 +42,7 @@ fn raise(client: Client, url: &str) -> Result<(), Box<dyn Error + Send + Sync>> 
     let mut redis = redis::Client::open(url)?.get_connection()?;
     for _ in 0..ROUNDS {
         // Waits for the lock, runs the closure, and releases the lock, even if the closure panics. The first `?` is for
-        // errors of the lock: `LeaseLost` if the lock was lost meanwhile. The second `?` is for errors of the closure.
+        // errors of the lock: `LeaseLost` if the lock was lost before. The second `?` is for errors of the closure.
         client.with_lock("counter", || {
             let online: Option<u64> = redis.get("example:counter")?;
             redis.set::<_, _, ()>("example:counter", online.unwrap_or(0) + 1)

@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for candidate in candidates {
         candidate.join().expect("the candidate does not panic")?;
     }
-    println!("nobody leads: {:?}", operator.mutex("leader").inspect()?);
+    println!("the lock is free: {:?}", operator.mutex("leader").inspect()?);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! A service object whose methods lock the same lock and call one another.
 //!
-//! With a plain mutex, `deposit_less_fee` would wait for itself for ever. With a reentrant mutex, the inner methods
+//! With a plain mutex, `deposit_less_fee` would wait for itself without end. With a reentrant mutex, the inner methods
 //! lock again without a request to Redis, and the lock is released when the outermost method returns.
 //!
 //! Run `cargo run --example reentrant`, with the address of your Redis in `REDIS_URL`.
