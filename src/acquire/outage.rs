@@ -17,7 +17,7 @@ pub struct Outage {
     fresh_for: Duration,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct CurrentOutage {
     pub since: MonotonicTime,
     last: MonotonicTime,

@@ -1,6 +1,5 @@
 //! Tests of one caller's wait, with a clock that the tests move and a store whose replies they set.
 
-pub mod contention;
 pub mod granted;
 pub mod outages;
 pub mod polling;
@@ -10,8 +9,8 @@ pub mod transfer;
 
 use std::sync::atomic::Ordering;
 
+use super::places;
 use super::queue::GrantOf;
-use super::wait::RetryState;
 use super::*;
 use crate::command::{
     Acquire, Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place,
@@ -34,7 +33,6 @@ const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 struct Fixture {
     clock: Clock,
     store: Arc<Scripted>,
-    callbacks: Arc<CallbackExecutor>,
     watchdog: Arc<Watchdog>,
     queues: Arc<LocalQueues>,
     acquirer: Arc<Acquirer>,
@@ -61,7 +59,7 @@ fn with_store(store: Scripted) -> Fixture {
     let acquirer = Acquirer::new(
         &backend,
         watchdog.clone(),
-        callbacks.clone(),
+        callbacks,
         queues.clone(),
         COMMAND_TIMEOUT,
         OUTAGE_TIMEOUT,
@@ -70,7 +68,6 @@ fn with_store(store: Scripted) -> Fixture {
     Fixture {
         clock,
         store,
-        callbacks,
         watchdog,
         queues,
         acquirer: Arc::new(acquirer),
@@ -173,10 +170,7 @@ fn asks_after(ahead: u64, ttl: Duration) -> Duration {
         ahead,
         since: SINCE,
     };
-    match RetryState::queued(queued, now.after(ttl), now) {
-        RetryState::Queued { ask_at, .. } => ask_at.since(now),
-        _ => unreachable!("it is queued"),
-    }
+    places::ask_at(queued, now.after(ttl), now).since(now)
 }
 
 #[test]
@@ -189,21 +183,6 @@ fn a_thousand_waiters_send_few_requests() {
         // The last waiter asks before the queue is gone: a queue outlives its lock by at least ten seconds.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
-    }
-}
-
-#[test]
-fn only_two_waiters_have_the_key_tracked() {
-    for ahead in 0..4 {
-        let f = fixture();
-        f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
-        f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
-        assert!(f.acquire(Until::Forever).unwrap().is_some());
-        assert_eq!(
-            f.tracked(),
-            usize::from(ahead < 2),
-            "{ahead} waiters before it"
-        );
     }
 }
 
@@ -299,24 +278,6 @@ fn waiter_that_polls_late_rejoins_in_front() {
         polls: true,
     };
     assert_eq!(f.store.asked.lock().last(), Some(&again));
-}
-
-#[test]
-fn waiter_near_the_front_asks_soon() {
-    let f = fixture();
-    let queues = Arc::clone(&f.queues);
-    f.answer(move |request| {
-        let Command::Acquire(Acquire { key, lease, .. }) = &request.command else {
-            panic!("{request:?}");
-        };
-        queues.near(key, lease.start());
-        Ok(contended_behind(1000))
-    });
-    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
-    let started = std::time::Instant::now();
-    assert!(f.acquire(Until::Forever).unwrap().is_some());
-    // Without the call of `near`, the waiter would ask after ten seconds or more.
-    assert!(started.elapsed() < Duration::from_secs(9));
 }
 
 /// The waiter's entry was silent at a roll call, and was removed before the waiter could reply.

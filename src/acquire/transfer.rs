@@ -56,8 +56,9 @@ impl Acquirer {
     /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a
     /// request that got no answer: Redis may have carried it out, and then the store releases the key.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let adopt = |started| self.adopt_through_outage(ticket, started);
-        self.observed(&ticket.key, adopt, |lease| Some(&**lease))
+        let observed = self.observe(&ticket.key);
+        let adopted = self.adopt_through_outage(ticket, observed.started);
+        self.report(observed, &ticket.key, adopted, |lease| Some(&**lease))
     }
 
     fn adopt_through_outage(

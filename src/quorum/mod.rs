@@ -33,7 +33,7 @@
 //! - An error names the answer of each node. Its kind is `NoQuorum`, or the kind of a lasting error that keeps a
 //!   majority from agreeing.
 //!
-//! Waiters need no queue on the nodes: `acquire::contention` decides when a client asks.
+//! Waiters need no queue on the nodes: `acquire::turns` decides when a client asks.
 
 pub mod clocks;
 pub mod count;

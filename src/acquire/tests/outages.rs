@@ -78,10 +78,6 @@ fn attempts_of_one_call_share_its_time() {
         assert!(last <= latest, "{case}");
         assert!(!matches!(ended, Ok(Some(_))), "{case}");
     }
-    let now = MonotonicTime::now();
-    let soon = now.after(Duration::from_millis(1));
-    let acquirer = fixture().acquirer;
-    assert_eq!(acquirer.longest_sleep(now, Some(soon), None), soon);
 }
 
 #[test]
@@ -126,55 +122,4 @@ fn own_reply_counts_more_than_known_outage() {
     f.answer_after(limit, Ok(contended(false)));
     let until = Until::At(f.clock.now().after(limit));
     assert!(f.acquire(until).unwrap().is_none());
-}
-
-#[test]
-fn waiter_behind_a_holder_ignores_old_outages() {
-    let f = fixture();
-    let (now, hour) = (f.clock.now(), Duration::from_secs(3600));
-    let options = Options {
-        ttl: hour,
-        ..OPTIONS
-    };
-    let grant = Grant {
-        options: Arc::new(options),
-        ..Grant::usual(key(), now)
-    };
-    let held = Arc::new(Lease::new(grant, Arc::clone(&f.callbacks), None));
-    let queues = Arc::clone(&f.queues);
-    f.answer(move |_| {
-        // Meanwhile another thread of this client gets the lock, for example by an adoption.
-        queues.hold(&held);
-        Err(error(ErrorKind::Unavailable))
-    });
-    let until = Until::At(now.after(hour / 4));
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| f.acquire(until));
-        while f
-            .acquirer
-            .outage
-            .current(|| ServerId::ONLY, f.clock.now())
-            .is_none()
-        {
-            std::thread::yield_now();
-        }
-        f.clock.advance(hour / 2);
-        f.queues.wake_all();
-        assert!(waiting.join().unwrap().unwrap().is_none());
-    });
-}
-
-#[test]
-fn waiters_look_again_after_the_outage_timeout() {
-    let f = fixture();
-    let since = f.clock.now();
-    let unavailable = error(ErrorKind::Unavailable);
-    let (outage, _) = f
-        .acquirer
-        .outage
-        .begin(ServerId::ONLY, since, since, unavailable);
-    let look = |now| f.acquirer.longest_sleep(now, None, Some(&outage));
-    let end = since.after(OUTAGE_TIMEOUT);
-    assert_eq!(look(since), end);
-    assert_eq!(look(end), end.after(OUTAGE_TIMEOUT / 10));
 }

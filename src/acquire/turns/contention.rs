@@ -78,16 +78,13 @@ pub struct Record {
     /// The key that this client last released, and when. `None` once `leave_turn` has used it.
     released: Option<(Key, MonotonicTime)>,
     /// When this client last noticed another one.
-    pub others_seen_at: Option<MonotonicTime>,
+    others_seen_at: Option<MonotonicTime>,
     /// When this client last left a turn to the others.
     left_at: Option<MonotonicTime>,
     /// How long this client's last attempts took.
     recent_attempts: VecDeque<Duration>,
     /// The last turns of others that this client has read, and when it has last read each of them.
     recent_turns: VecDeque<(Turn, MonotonicTime)>,
-    /// The wait for the last grant.
-    #[cfg(test)]
-    pub last_wait: WaitSoFar,
 }
 
 impl Record {

@@ -1,0 +1,346 @@
+//! One attempt of a caller to get the lock: chooses the lease, sends the acquire, and handles the reply. Also makes the
+//! lease of a grant.
+
+use std::sync::Arc;
+
+use crate::acquire::outage::CurrentOutage;
+use crate::acquire::queue::{EntryKind, QueueEntry};
+use crate::acquire::wait::{Place, Refusal};
+use crate::acquire::{Acquirer, Caller, LockRequest};
+use crate::command::{Acquire, Command, GrantMessage, QueueMode, Queued, Reply};
+use crate::lease::{Check, Grant, Lease};
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+
+/// The result of an attempt.
+pub enum Attempt {
+    Granted(Arc<Lease>),
+    Refused(Refusal),
+}
+
+/// An acquire that was sent.
+#[derive(Clone, Copy)]
+struct Sent {
+    lease: LeaseId,
+    queue_mode: QueueMode,
+    asked_at: MonotonicTime,
+    deadline: MonotonicTime,
+    /// `Notifications::epoch` before the request.
+    notification_epoch: u64,
+}
+
+impl Sent {
+    /// Whether the lease was queued in Redis before.
+    fn was_queued(&self) -> bool {
+        matches!(self.queue_mode, QueueMode::Existing { .. })
+    }
+}
+
+impl Caller<'_> {
+    /// Sends one acquire and waits for its reply, until `deadline` at the latest. Fails if it makes no sense to ask
+    /// again.
+    pub fn attempt(
+        &mut self,
+        asked_at: MonotonicTime,
+        deadline: MonotonicTime,
+    ) -> Result<Attempt, Error> {
+        let acquirer = self.acquirer;
+        let LockRequest { key, options, .. } = self.request;
+        let (lease, queue_mode) = self.choose_lease(asked_at);
+        let sent = Sent {
+            lease,
+            queue_mode,
+            asked_at,
+            deadline,
+            notification_epoch: acquirer.notifications.epoch(key),
+        };
+        let command = Command::Acquire(Acquire {
+            key: key.clone(),
+            lease,
+            ttl: options.first_ttl(),
+            queue_mode,
+            replicas: options.replicas,
+        });
+        let outcome = acquirer.store.execute_one(command, deadline);
+        let keeps_entry = match &outcome {
+            Ok(Reply::Granted { .. }) => true,
+            Ok(Reply::Contended { queued, .. }) => queued.is_some() || sent.was_queued(),
+            _ => false,
+        };
+        if !keeps_entry && self.call.waits() {
+            // The lease is not queued in Redis, or the outcome is unknown and the store releases the lease.
+            acquirer.queues.forget_entry(key, lease);
+        }
+        let reply = match outcome {
+            Ok(reply) => reply,
+            Err(error) => return self.failed(sent, error).map(Attempt::Refused),
+        };
+        if let Some(contention) = &acquirer.contention {
+            contention.note_attempt(key, acquirer.watchdog.now().since(asked_at));
+        }
+        if let Reply::Granted {
+            token,
+            is_token_in_value,
+        } = reply
+        {
+            return self.granted(sent, token, is_token_in_value);
+        }
+        acquirer.outage_of(options).end(|| self.server());
+        Ok(Attempt::Refused(self.refused(sent, reply)))
+    }
+
+    /// Chooses the lease id to ask with, and how it joins the queue in Redis.
+    fn choose_lease(&self, asked_at: MonotonicTime) -> (LeaseId, QueueMode) {
+        let acquirer = self.acquirer;
+        let key = &self.request.key;
+        let fresh = acquirer.lease_pool(key).ids.next();
+        if !self.call.waits() {
+            return (fresh, QueueMode::None);
+        }
+        let (lease, entry_kind, replaced) = self.waiter.entry(fresh, asked_at);
+        if let Some(replaced) = replaced {
+            let ttl = replaced.options.first_ttl();
+            acquirer.release_unheld(key.clone(), replaced.lease, ttl);
+        }
+        let queue_mode = match (entry_kind, acquirer.notifications.queue_mode(key)) {
+            (EntryKind::Existing, mode) => QueueMode::Existing {
+                notified: mode == QueueMode::Notified,
+            },
+            (EntryKind::Rejoin { since }, mode @ (QueueMode::Notified | QueueMode::Polling)) => {
+                let polls = mode.polls();
+                QueueMode::Rejoin { since, polls }
+            }
+            (_, mode) => mode,
+        };
+        (lease, queue_mode)
+    }
+
+    /// Handles the reply that Redis has granted the lock.
+    fn granted(
+        &mut self,
+        sent: Sent,
+        token: u64,
+        is_token_in_value: bool,
+    ) -> Result<Attempt, Error> {
+        let acquirer = self.acquirer;
+        let grant = self.grant(sent.lease, token, is_token_in_value, sent.asked_at);
+        match acquirer.lease_of(grant, self.request.check.clone(), sent.was_queued()) {
+            Ok(lease) => {
+                let outage = acquirer.outage_of(&self.request.options);
+                outage.end(|| self.server());
+                Ok(Attempt::Granted(lease))
+            }
+            // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.
+            Err(late) if late.is_unavailable() => {
+                let refusal = self.begin_outage(acquirer.watchdog.now(), late);
+                Ok(Attempt::Refused(refusal))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Handles the reply that Redis has not granted the lock.
+    fn refused(&mut self, sent: Sent, reply: Reply) -> Refusal {
+        let acquirer = self.acquirer;
+        let key = &self.request.key;
+        match reply {
+            Reply::Contended { queued: None, .. } if sent.was_queued() => {
+                self.remove_missing_entry(sent.lease);
+                Refusal::MissingEntry
+            }
+            Reply::Contended { queued, expires_in } => {
+                let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
+                self.report_contended(expires_in);
+                if self.call.waits() {
+                    acquirer.notifications.request(key);
+                }
+                let place = match queued {
+                    // An entry that joined to poll is never notified, even if notifications have become possible since.
+                    Some(queued)
+                        if is_notified
+                            && acquirer.notifications.queue_mode(key) == QueueMode::Notified =>
+                    {
+                        Place::Notified(queued)
+                    }
+                    Some(_) => Place::Silent,
+                    None if sent.queue_mode == QueueMode::None => Place::None,
+                    None => Place::Full,
+                };
+                Refusal::Taken { expires_in, place }
+            }
+            Reply::SplitVote {
+                expires_in,
+                may_be_taken,
+            } => {
+                self.report_contended(expires_in);
+                if self.call.waits() {
+                    acquirer.notifications.request(key);
+                }
+                Refusal::SplitVote {
+                    expires_in,
+                    may_be_taken,
+                }
+            }
+            other => unreachable!("{other:?} in reply to an acquire"),
+        }
+    }
+
+    /// Records the lease's place in the queue in Redis. Returns whether the caller will be notified of its grant.
+    fn record_place(&self, sent: Sent, queued: Queued) -> bool {
+        let Sent {
+            lease,
+            queue_mode,
+            notification_epoch,
+            ..
+        } = sent;
+        let is_notified =
+            self.waiter
+                .note_queued(lease, queued.since, queue_mode, notification_epoch);
+        is_notified.unwrap_or_else(|| {
+            // The lease is no longer the queue's entry, for example because the client was shut down.
+            let LockRequest { key, options, .. } = self.request;
+            self.acquirer
+                .release_unheld(key.clone(), lease, options.first_ttl());
+            false
+        })
+    }
+
+    /// Forgets the entry of `lease`, which was queued in Redis and is missing there.
+    fn remove_missing_entry(&self, lease: LeaseId) {
+        let Acquirer {
+            store,
+            notifications,
+            ..
+        } = self.acquirer;
+        let expected_notification = self.waiter.remove_missing_entry(lease);
+        // Redis has lost the entry, although this client's subscription was not interrupted and no flush was reported:
+        // both would have changed the epoch. So the subscription may be on an old primary, and a grant may have skipped
+        // the entry.
+        let key = &self.request.key;
+        let is_notified = notifications.queue_mode(key) == QueueMode::Notified;
+        if is_notified && expected_notification == Some(notifications.epoch(key)) {
+            store.suspect_connections(key);
+        }
+    }
+
+    /// Handles an attempt without a reply. Returns the error if it makes no sense to ask again.
+    fn failed(&self, sent: Sent, error: Error) -> Result<Refusal, Error> {
+        let (acquirer, asked_at) = (self.acquirer, sent.asked_at);
+        let LockRequest { key, options, .. } = self.request;
+        if sent.was_queued() {
+            // Redis has refused the request, so an earlier entry of the lease may still be in the queue in Redis.
+            acquirer.release_unheld(key.clone(), sent.lease, options.first_ttl());
+        }
+        let now = acquirer.watchdog.now();
+        let is_cut = sent.deadline < self.call.full_time(asked_at)
+            && match error.kind() {
+                ErrorKind::Timeout => true,
+                ErrorKind::NoQuorum => now >= sent.deadline,
+                _ => false,
+            };
+        match error {
+            // A reply may take longer, so this says nothing about Redis to other callers.
+            _ if is_cut => Ok(Refusal::Cut(CurrentOutage::new(asked_at, now, error))),
+            _ if error.is_unavailable() => Ok(self.begin_outage(asked_at, error)),
+            _ => Err(error),
+        }
+    }
+
+    /// Handles an attempt that failed because Redis was unavailable. The failure counts from `since`.
+    fn begin_outage(&self, since: MonotonicTime, error: Error) -> Refusal {
+        let acquirer = self.acquirer;
+        let now = acquirer.watchdog.now();
+        let known = acquirer.outage_of(&self.request.options);
+        let (outage, is_news) = known.begin(self.server(), since, now, error);
+        if is_news {
+            // The other waiters have to know of the outage, since they end after `outage_timeout`, too.
+            acquirer.queues.wake_all();
+        }
+        // Comes last: while the event handler runs, the client must know of the outage.
+        acquirer.report_unavailable(&self.request.key, &outage.error);
+        Refusal::Unavailable(outage)
+    }
+
+    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first.
+    /// That is so in these cases:
+    ///
+    /// - The message says so, its token is not plausible, or other users may know the lease id.
+    /// - The entry has other options, the caller was promised the whole ttl, or replicas have to acknowledge the grant.
+    /// - Too little validity is left. It counts from the first request, since the time of the grant is not known.
+    pub fn accept(
+        &self,
+        entry: &QueueEntry,
+        message: GrantMessage,
+        now: MonotonicTime,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        let options = self.request.options;
+        let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
+        let has_to_be_acknowledged = options.replicas.is_some();
+        let is_short = message.to_confirm || now.since(entry.asked_at) > options.ttl / 3;
+        let is_believed = entry.options == options && entry.is_plausible(message, now);
+        if whole_ttl_promised || has_to_be_acknowledged || is_short || !is_believed {
+            return Ok(None);
+        }
+        let grant = self.grant(entry.lease, message.token, true, entry.asked_at);
+        let check = self.request.check.clone();
+        match self.acquirer.lease_of(grant, check, true) {
+            Ok(lease) => Ok(Some(lease)),
+            Err(late) if late.is_unavailable() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the grant of `lease`, which was asked for at `asked_at` or later.
+    fn grant(
+        &self,
+        lease: LeaseId,
+        token: u64,
+        is_token_in_value: bool,
+        asked_at: MonotonicTime,
+    ) -> Grant {
+        let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
+        let pool = self.acquirer.lease_pool(&key);
+        let options = pool.options.share(self.request.options);
+        Grant {
+            key,
+            id: lease,
+            token,
+            is_token_in_value,
+            options,
+            asked_at,
+            since: now,
+        }
+    }
+}
+
+impl Acquirer {
+    /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says whether other clients
+    /// may be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after
+    /// shutdown (`Shutdown`).
+    pub fn lease_of(
+        &self,
+        grant: Grant,
+        check: Option<Check>,
+        others_queued: bool,
+    ) -> Result<Arc<Lease>, Error> {
+        let (key, id, ttl) = (grant.key.clone(), grant.id, grant.ttl());
+        let since = grant.since;
+        let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
+        let lease = Arc::new(lease.with_others_queued(others_queued));
+        // Checked before the watchdog gets the lease: the watchdog would report the loss of a lock that no caller held.
+        if lease.valid_for(since).is_none() {
+            self.release_unheld(key, id, ttl);
+            let message = format!(
+                "the grant came after the validity of its ttl of {ttl:?} had ended; use a longer ttl, or check the \
+                 load of the server and of this machine"
+            );
+            return Err(Error::new(ErrorKind::Timeout, message));
+        }
+        if !self.watchdog.schedule(&lease) {
+            self.release_unheld(key, id, ttl);
+            return Err(Error::new(ErrorKind::Shutdown, ""));
+        }
+        Ok(lease)
+    }
+}

@@ -1,0 +1,105 @@
+//! When a waiter asks a server with queues again: by its place in the queue, since the server notifies it of its grant.
+
+use std::time::Duration;
+
+use crate::acquire::backoff::jittered;
+use crate::acquire::queue::WaiterGuard;
+use crate::acquire::wait::{LONGEST_TRUST, Pace, Place, Retry};
+use crate::command::Queued;
+use crate::util::clock::MonotonicTime;
+
+/// How long a waiter is queued in Redis before its key is tracked.
+const TRACK_AFTER: Duration = Duration::from_millis(20);
+/// How many waiters at the front of a key's queue have the key tracked. Each of these waiters costs a request at each
+/// change of the key.
+const TRACKING_WAITERS: u64 = 2;
+/// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
+/// often: with twice as many waiters before it, half as often, but see `FAR`.
+const NEAR: u64 = 8;
+/// How many waiters ask at least once in `FAR_TRUST`. If all waiters before them are stopped, one of them has to notice
+/// soon that the first one does not confirm its grant. Behind them, a waiter with twice as many waiters before it asks
+/// half as often. So the number of requests grows with the logarithm of the number of waiters.
+const FAR: u64 = 128;
+const FAR_TRUST: Duration = Duration::from_millis(2500);
+/// The waiters of an expired lock ask one after another, this far apart. Usually the first request already serves the
+/// queue.
+const ASK_APART: Duration = Duration::from_millis(20);
+/// The last waiter asks at most this long after the lock has expired. The queue outlives the lock by ten seconds or
+/// more.
+const ASK_LATEST: Duration = Duration::from_secs(5);
+
+/// The pauses of a waiter that a server keeps in its queues.
+pub struct Places<'a> {
+    waiter: &'a WaiterGuard<'a>,
+    /// When the key is tracked for the waiter. `None` if it is tracked, or need not be.
+    track_at: Option<MonotonicTime>,
+    ask_at: MonotonicTime,
+}
+
+impl<'a> Places<'a> {
+    pub fn new(waiter: &'a WaiterGuard<'a>, now: MonotonicTime) -> Self {
+        Self {
+            waiter,
+            track_at: None,
+            ask_at: now,
+        }
+    }
+}
+
+/// When a waiter at this place asks again, if it gets no notification and the lock expires at `expires_at`.
+pub fn ask_at(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> MonotonicTime {
+    let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
+    let share = |of: u64| queued.ahead.max(of) as f64 / of as f64;
+    let near = LONGEST_TRUST.mul_f64(share(NEAR));
+    let far = FAR_TRUST.mul_f64(share(FAR));
+    let trust = jittered(near.min(far));
+    let apart = ASK_APART.saturating_mul(place).min(ASK_LATEST);
+    now.after(trust).min(expires_at.after(apart))
+}
+
+impl Pace for Places<'_> {
+    fn taken(&mut self, place: Place, expires_at: MonotonicTime, now: MonotonicTime) -> Retry {
+        (self.track_at, self.ask_at) = match place {
+            Place::Notified(queued) => {
+                let is_near = queued.ahead < TRACKING_WAITERS;
+                let track_at = is_near.then(|| now.after(TRACK_AFTER));
+                (track_at, ask_at(queued, expires_at, now))
+            }
+            Place::Full => (None, now.after(jittered(LONGEST_TRUST)).min(expires_at)),
+            Place::Silent | Place::None => return Retry::Poll,
+        };
+        Retry::PAUSE
+    }
+
+    fn split_vote(&mut self, _: bool, _: MonotonicTime, _: MonotonicTime) -> Retry {
+        Retry::Poll
+    }
+
+    fn untracked(&self) -> Retry {
+        Retry::Now
+    }
+
+    fn wake_at(&self) -> MonotonicTime {
+        self.track_at.unwrap_or(self.ask_at).min(self.ask_at)
+    }
+
+    fn woken(&mut self, _: MonotonicTime) -> Retry {
+        Retry::Now
+    }
+
+    fn nudged(&mut self, now: MonotonicTime) {
+        let soon = now.after(jittered(LONGEST_TRUST));
+        self.ask_at = soon.min(self.ask_at);
+    }
+
+    fn slept(&mut self, now: MonotonicTime) -> Retry {
+        if now >= self.ask_at {
+            return Retry::Now;
+        }
+        if self.track_at.take_if(|at| *at <= now).is_none() {
+            return Retry::PAUSE;
+        }
+        self.waiter.note_tracked();
+        Retry::Track
+    }
+}
