@@ -31,7 +31,6 @@
 //!   release. Otherwise Redis would run both before it notifies the next holder.
 
 pub mod attempt;
-pub mod backoff;
 pub mod late_releases;
 #[cfg(test)]
 #[cfg(shuttle)]

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::acquire::backoff::jittered;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::wait::{LONGEST_TRUST, Pace, Place, Retry};
 use crate::command::Queued;
+use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 
 /// How long a waiter is queued in Redis before its key is tracked.

@@ -8,10 +8,11 @@
 use std::sync::Arc;
 
 use crate::acquire::Acquirer;
-use crate::acquire::backoff::Backoff;
+use crate::acquire::wait::{FIRST_POLL, LONGEST_OUTAGE_POLL};
 use crate::command::{Adopt, Adoption, Command, Reply};
 use crate::lease::{Grant, Lease, Ticket};
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
@@ -66,8 +67,7 @@ impl Acquirer {
         ticket: &Ticket,
         started: MonotonicTime,
     ) -> Result<Arc<Lease>, Error> {
-        let mut pause = Backoff::new();
-        pause.for_an_outage();
+        let mut backoff = Backoff::new(FIRST_POLL, LONGEST_OUTAGE_POLL);
         self.check_open()?;
         loop {
             let error = match self.try_adopt(ticket) {
@@ -75,7 +75,7 @@ impl Acquirer {
                 tried => return tried,
             };
             self.report_unavailable(&ticket.key, &error);
-            let pause = pause.next();
+            let pause = jittered(backoff.next());
             let is_over = self.watchdog.now().since(started) + pause >= self.outage_timeout;
             if is_over || error.kind() == ErrorKind::Timeout {
                 return Err(error);

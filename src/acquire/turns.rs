@@ -8,9 +8,9 @@ mod tests;
 
 use std::time::Duration;
 
-use crate::acquire::backoff::jittered;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::wait::{Call, LONGEST_TRUST, Pace, Place, Retry, Until};
+use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 

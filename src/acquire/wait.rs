@@ -7,16 +7,21 @@ pub mod tests;
 
 use std::time::Duration;
 
-use crate::acquire::backoff::Backoff;
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{QueuePosition, WakeReason};
 use crate::command::Queued;
 use crate::report::error::{Error, ErrorKind};
+use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 /// The longest time for which a waiter relies on notifications before it asks again, if few waiters come first. This
 /// bounds the delay after a lost notification.
 pub const LONGEST_TRUST: Duration = Duration::from_secs(1);
+
+/// The pauses of a caller that polls.
+pub const FIRST_POLL: Duration = Duration::from_millis(1);
+const LONGEST_POLL: Duration = Duration::from_millis(50);
+pub const LONGEST_OUTAGE_POLL: Duration = Duration::from_millis(250);
 
 /// An attempt has at least this time if its caller has time to wait, so that a short wait does not end before a healthy
 /// server replies.
@@ -241,6 +246,47 @@ pub trait Pace {
     fn slept(&mut self, now: MonotonicTime) -> Retry;
 }
 
+/// The pauses of a caller that polls.
+#[derive(Clone, Copy)]
+struct Polls {
+    backoff: Backoff,
+    longest: Duration,
+    /// No pause is longer than this, in spite of jitter.
+    bound: Duration,
+}
+
+impl Polls {
+    fn new() -> Self {
+        Self {
+            backoff: Backoff::new(FIRST_POLL, LONGEST_POLL),
+            longest: LONGEST_POLL,
+            bound: Duration::MAX,
+        }
+    }
+
+    /// Limits the pauses to the time until the lock expires, plus one millisecond.
+    fn until_expiry(self, expires_in: Duration) -> Self {
+        Self {
+            longest: LONGEST_POLL,
+            bound: expires_in + Duration::from_millis(1),
+            ..self
+        }
+    }
+
+    fn in_an_outage(self) -> Self {
+        Self {
+            longest: LONGEST_OUTAGE_POLL,
+            bound: Duration::MAX,
+            ..self
+        }
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.backoff.next_within(self.longest);
+        jittered(pause).min(self.bound)
+    }
+}
+
 /// The result of this caller's own last attempt. It counts more than the outage that other callers have found.
 enum LastAttempt {
     None,
@@ -253,7 +299,7 @@ pub struct Wait<P> {
     call: Call,
     pace: P,
     retry: Retry,
-    backoff: Backoff,
+    polls: Polls,
     last_attempt: LastAttempt,
     /// The caller does not give up before the next attempt, even if the time is up.
     is_attempt_owed: bool,
@@ -268,7 +314,7 @@ impl<P: Pace> Wait<P> {
             call,
             pace,
             retry: Retry::Now,
-            backoff: Backoff::new(),
+            polls: Polls::new(),
             last_attempt: LastAttempt::None,
             is_attempt_owed: call.has_time(joined_at),
             is_outage: false,
@@ -325,7 +371,7 @@ impl<P: Pace> Wait<P> {
             QueuePosition::Held(remaining) => now.after(*remaining),
             QueuePosition::First | QueuePosition::Granted(..) => match self.retry {
                 Retry::Now | Retry::Track => now,
-                Retry::Poll => now.after(self.backoff.next()),
+                Retry::Poll => now.after(self.polls.next()),
                 Retry::Pause { .. } => self.pace.wake_at(),
             },
         }))
@@ -337,7 +383,7 @@ impl<P: Pace> Wait<P> {
         let retry = match refusal {
             Refusal::Taken { expires_in, place } => {
                 self.last_attempt = LastAttempt::Answered;
-                self.backoff.no_longer_than(expires_in);
+                self.polls = self.polls.until_expiry(expires_in);
                 self.pace.taken(place, expiry(expires_in), now)
             }
             Refusal::SplitVote {
@@ -346,7 +392,7 @@ impl<P: Pace> Wait<P> {
             } => {
                 self.last_attempt = LastAttempt::Answered;
                 if may_be_taken {
-                    self.backoff.no_longer_than(expires_in);
+                    self.polls = self.polls.until_expiry(expires_in);
                 }
                 self.pace.split_vote(may_be_taken, expiry(expires_in), now)
             }
@@ -359,7 +405,7 @@ impl<P: Pace> Wait<P> {
                     outage.since = outage.since.min(before.since);
                 }
                 self.last_attempt = LastAttempt::Failed(outage);
-                self.backoff.for_an_outage();
+                self.polls = self.polls.in_an_outage();
                 Retry::Poll
             }
             Refusal::Cut(outage) => {
@@ -386,7 +432,7 @@ impl<P: Pace> Wait<P> {
     pub fn woken(&mut self, reason: WakeReason, now: MonotonicTime) {
         let is_pausing = matches!(self.retry, Retry::Pause { .. });
         if reason == WakeReason::Woken && !self.is_outage {
-            self.backoff = Backoff::new();
+            self.polls = Polls::new();
         }
         let retry = match reason {
             WakeReason::Nudged if is_pausing => return self.pace.nudged(now),

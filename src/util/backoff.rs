@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::util::id::LeaseId;
+
 /// A pause that doubles with each failed attempt, from the first to the longest.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
@@ -35,6 +37,11 @@ impl Backoff {
     pub fn reset(&mut self) {
         self.next = self.first;
     }
+}
+
+/// Returns a random time between half of `pause` and `pause`, so that callers do not ask at the same time.
+pub fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::acquire::backoff::jittered;
 use crate::store::Turn;
+use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;

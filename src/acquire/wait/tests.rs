@@ -173,8 +173,15 @@ fn polls_double_until_a_wakeup() {
                 it.refuse(taken(30 * SECOND, Place::Silent));
                 assert!(it.sleep() <= ms(nominal));
             }
+            it.refuse(taken(ms(3), Place::Silent));
+            assert_eq!(it.sleep(), ms(4), "the lock expires");
+            for nominal in [100, 200, 250, 250] {
+                it.refuse(Refusal::Unavailable(unavailable(it.now)));
+                let slept = it.sleep();
+                assert!(slept >= ms(nominal / 2) && slept <= ms(nominal));
+            }
             it.refuse(taken(30 * SECOND, Place::None));
-            assert!(it.sleeps_for() >= ms(25));
+            assert!((ms(25)..=ms(50)).contains(&it.sleeps_for()));
             it.wake(WakeReason::Woken);
             it.refuse(taken(30 * SECOND, Place::Silent));
             assert!(it.sleep() <= ms(1));
