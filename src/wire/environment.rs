@@ -15,14 +15,13 @@ use crate::util::slot::Redirect;
 use crate::util::text::printable;
 use crate::wire::connect::connection::{LONGEST_REPLY, password_to_hide};
 use crate::wire::connect::data_check::DataCheck;
-use crate::wire::connect::errors::{
-    Announcer, Attempted, NOT_REDIS, hide_password, is_error, sanitized,
-};
+use crate::wire::connect::errors::{Announcer, Attempted, NOT_REDIS};
 use crate::wire::connect::handshake::Login;
-use crate::wire::connect::refusal::name_of;
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
 use crate::wire::endpoint::Endpoint;
+use crate::wire::net::error_replies::{hide_password, is_error, sanitized};
+use crate::wire::net::refusal::name_of;
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Receiver, Sender, Sockets};
 

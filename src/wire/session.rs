@@ -32,9 +32,11 @@ use crate::util::id::LeaseId;
 use crate::util::key::{Key, KeyLayout};
 use crate::util::slot::Redirect;
 use crate::wire::connect::connection::ReplyContents;
-use crate::wire::connect::errors::{classify, error_reply, sanitized, unexpected_reply, with_code};
-use crate::wire::connect::refusal::command_refused;
 use crate::wire::endpoint::connector::ExclusiveConnection;
+use crate::wire::net::error_replies::{
+    classify, error_reply, sanitized, unexpected_reply, with_code,
+};
+use crate::wire::net::refusal::command_refused;
 use crate::wire::net::replies::TOO_LARGE;
 use crate::wire::scripts::encode_words;
 

@@ -16,10 +16,11 @@ use crate::util::key::fence_counter;
 use crate::wire::connect::connection::Connection;
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::connect::dial::Dialer;
-use crate::wire::connect::errors::{Attempted, NOT_REDIS, error_reply, has_too_many_clients};
-use crate::wire::connect::refusal::name_of;
+use crate::wire::connect::errors::{Attempted, NOT_REDIS};
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
+use crate::wire::net::error_replies::{error_reply, has_too_many_clients};
+use crate::wire::net::refusal::name_of;
 use crate::wire::net::replies::field;
 
 /// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.

@@ -28,6 +28,5 @@ pub mod dial;
 pub mod epoch;
 pub mod errors;
 pub mod handshake;
-pub mod refusal;
 pub mod steps;
 pub mod url;

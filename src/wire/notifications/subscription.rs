@@ -10,12 +10,13 @@ use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::epoch::MadeIn;
-use crate::wire::connect::errors::{Attempted, NOT_REDIS, error_reply, no_reply};
+use crate::wire::connect::errors::{Attempted, NOT_REDIS, no_reply};
 use crate::wire::connect::handshake::Login;
-use crate::wire::connect::refusal::{name_of, refuses_command};
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
 use crate::wire::endpoint::{Endpoint, FoundServer, NamedBy};
+use crate::wire::net::error_replies::error_reply;
+use crate::wire::net::refusal::{name_of, refuses_command};
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Closer, Receiver, Sender, Sockets};
 

@@ -23,6 +23,7 @@ use crate::wire::connect::connection::{Condition, Connection, ReplyContents};
 use crate::wire::connect::errors;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::connector::Connector;
+use crate::wire::net::error_replies;
 use crate::wire::pipeline::connection::plain_calls::ContendedKeys;
 use crate::wire::pipeline::request;
 use crate::wire::pipeline::request::PendingRequest;
@@ -511,11 +512,11 @@ impl PipelinedConnection {
                 batch.before -= 1;
                 batch
                     .begins_with_error
-                    .get_or_insert(errors::is_error(&value));
+                    .get_or_insert(error_replies::is_error(&value));
                 batch.refusal = batch
                     .refusal
                     .take()
-                    .or(Some(value).filter(errors::is_error));
+                    .or(Some(value).filter(error_replies::is_error));
                 continue;
             }
             let refusal = batch.refusal.take();
@@ -554,7 +555,7 @@ impl PipelinedConnection {
                 }
             };
             // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
-            let refusal = refusal.filter(|_| errors::is_error(&value));
+            let refusal = refusal.filter(|_| error_replies::is_error(&value));
             let value = refusal.unwrap_or(value);
             let (outcomes, unknown) = match scripts::decode(script, n, value, context.prefix()) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
@@ -679,11 +680,13 @@ impl PipelinedConnection {
     ) -> Result<(), Error> {
         let acknowledged = match reply {
             Value::Int(count @ 0..) => Ok(count as u64),
-            Value::ServerError(error) => Err(errors::wait_refused(error.code(), error.details())),
+            Value::ServerError(error) => {
+                Err(error_replies::wait_refused(error.code(), error.details()))
+            }
             other => {
                 self.connection.discard_and_suspect_all();
                 let address = self.connection.address();
-                return Err(errors::unexpected_reply("WAIT", &other).at(address));
+                return Err(error_replies::unexpected_reply("WAIT", &other).at(address));
             }
         };
         let address = self.connection.address();

@@ -465,7 +465,7 @@ mod tests {
     use super::*;
     use crate::command::Acquire;
     use crate::store::completion::WaitEnd;
-    use crate::wire::connect::errors::error_reply;
+    use crate::wire::net::error_replies::error_reply;
 
     fn release() -> Command {
         Command::Release(Release {

@@ -8,8 +8,8 @@ use crate::command::value;
 use crate::command::{Outcome, Reply};
 use crate::report::error::Error;
 use crate::store::completion::Few;
-use crate::wire::connect::errors;
-use crate::wire::connect::refusal::{is_refused, script_refused};
+use crate::wire::net::error_replies;
+use crate::wire::net::refusal::{is_refused, script_refused};
 use crate::wire::net::replies::TOO_LARGE;
 
 /// The reply to one script call.
@@ -48,8 +48,8 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
             "ASK" | "TRYAGAIN" if n > 1 && script.layout.has_one_key_each() => {
                 return Decoded::SplitBatch;
             }
-            _ if !errors::is_redis_code(code) => {
-                return Decoded::OutcomeUnknown(errors::error_reply(code, Some(detail)));
+            _ if !error_replies::is_redis_code(code) => {
+                return Decoded::OutcomeUnknown(error_replies::error_reply(code, Some(detail)));
             }
             _ => {}
         }
@@ -67,7 +67,7 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
         one => outcome(script, one, prefix).and_then(|one| outcomes_of_all(script, &one, n)),
     };
     outcomes.map_or_else(
-        || Decoded::Unexpected(errors::unexpected_reply(script.name, &value)),
+        || Decoded::Unexpected(error_replies::unexpected_reply(script.name, &value)),
         Decoded::Outcomes,
     )
 }
@@ -107,7 +107,7 @@ fn has_non_primary_code(reply: &Value) -> bool {
 }
 
 fn code_and_detail(error: &ServerError) -> (&str, &str) {
-    errors::code_and_detail(error.code(), error.details())
+    error_replies::code_and_detail(error.code(), error.details())
 }
 
 /// The outcome of one command from its result. `None` if the script cannot return this result.

@@ -57,7 +57,7 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::wire::connect::errors;
+use crate::wire::net::error_replies;
 use crate::wire::scripts::ScriptContext;
 
 /// For how long a connection estimates the time of Redis from one reply to `TIME`.
@@ -342,11 +342,11 @@ pub fn decode_acquires<'a>(
         outcomes: smallvec![outcome; n],
         clock: None,
     };
-    let unexpected = || errors::unexpected_reply("EXEC", reply);
+    let unexpected = || error_replies::unexpected_reply("EXEC", reply);
     let parts = match reply {
         Value::Array(parts) => parts,
         // A refused `EXEC` discards the transaction, so no command was carried out.
-        Value::ServerError(error) if is_queued && errors::is_redis_code(error.code()) => {
+        Value::ServerError(error) if is_queued && error_replies::is_redis_code(error.code()) => {
             return Ok(all(KeyOutcome::NotSet));
         }
         // If the server has refused `MULTI`, it has carried out the other commands one by one. Redis then replies
@@ -427,7 +427,7 @@ pub fn is_lasting(refusal: &Value) -> bool {
         // Redis discards the transaction if an ACL forbids `EXEC`.
         "NOPERM" | "EXECABORT" => detail.contains("to run the"),
         "ERR" => true,
-        code => !errors::is_redis_code(code),
+        code => !error_replies::is_redis_code(code),
     }
 }
 

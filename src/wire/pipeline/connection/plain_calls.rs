@@ -10,6 +10,7 @@ use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 use crate::wire::connect::errors;
+use crate::wire::net::refusal;
 use crate::wire::pipeline::connection::{
     Call, CommandOutcome, InFlightBatch, MAX_KEYS, PipelinedConnection, replicas_of,
 };
@@ -258,7 +259,7 @@ impl PipelinedConnection {
     }
 
     fn plain_refused(&self, context: &ScriptContext, reply: &Value) -> Error {
-        errors::plain_refused(reply, self.connection.address(), context.prefix())
+        refusal::plain_refused(reply, self.connection.address(), context.prefix())
     }
 
     /// Notes the trials that got no reply before the connection ended.

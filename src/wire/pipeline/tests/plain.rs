@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use super::*;
 use crate::command::value::micros_of;
 use crate::command::{Acquire, QueueMode, Release, Renew};
-use crate::wire::connect::errors;
+use crate::wire::net::refusal;
 
 /// A pipeline that knows the time of Redis, so that the next acquire is by plain commands.
 fn warm() -> Fixture {
@@ -748,7 +748,7 @@ fn a_refusal_names_its_reason() {
     let reply = redis::parse_redis_value(
         b"-NOPERM User x has no permissions to run the 'multi' command\r\n",
     );
-    let error = errors::plain_refused(&reply.unwrap(), "host:1", "p:").to_string();
+    let error = refusal::plain_refused(&reply.unwrap(), "host:1", "p:").to_string();
     assert!(
         error.contains("host:1") && error.contains("multi"),
         "{error}"

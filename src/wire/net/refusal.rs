@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use redis::{Arg, Cmd, ServerError};
+use redis::{Arg, Cmd, ServerError, Value};
 
 use crate::command::script::Script;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::slot::Redirect;
-use crate::wire::connect::errors::{code_and_detail, error_reply, is_redis_code, server_text};
+use crate::wire::net::error_replies::{
+    code_and_detail, error_reply, is_redis_code, server_text, unexpected_reply,
+};
 
 /// The reason for which an error reply refuses a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +121,18 @@ pub fn command_refused(command: &str, (code, detail): (&str, Option<&str>), pref
         ),
         None => error_reply(code, Some(detail)),
     }
+}
+
+/// The reason why the server's plain commands are not used for acquires.
+pub fn plain_refused(reply: &Value, address: &str, prefix: &str) -> Error {
+    let error = match reply {
+        Value::ServerError(error) => {
+            let reply = (error.code(), error.details());
+            command_refused("a command of MULTI .. EXEC", reply, prefix)
+        }
+        other => unexpected_reply("EXEC", other),
+    };
+    error.at(address)
 }
 
 /// The error for the error reply to a call of `script`. The server may have refused the call, or a command in
