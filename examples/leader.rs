@@ -40,7 +40,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for candidate in candidates {
         candidate.join().expect("the candidate does not panic")?;
     }
-    println!("the lock is free: {:?}", operator.mutex("leader").inspect()?);
+    println!(
+        "the lock is free: {:?}",
+        operator.mutex("leader").inspect()?
+    );
     Ok(())
 }
 

@@ -91,7 +91,7 @@ use crate::util::threads::{ThreadGroup, call_each};
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 use crate::wire::pipeline::ReleaseRouter;
-use crate::wire::pipeline::request::QueuedRelease;
+use crate::wire::pipeline::releases::QueuedRelease;
 use crate::wire::session::TransactionConnection;
 
 pub use address::ClusterAddress;
@@ -483,7 +483,7 @@ impl ClusterStore {
         let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
             // Kept until its node has the release: no thread removes a member that is in use.
-            let owner = self.members.owner(release.key.slot());
+            let owner = self.members.owner(release.release.key.slot());
             match owner
                 .as_ref()
                 .and_then(|owner| self.node_or_open(owner).ok())

@@ -48,7 +48,7 @@ use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::watcher::SentinelWatcher;
 use crate::wire::environment::EnvironmentCheck;
 use crate::wire::notifications::NotificationConnection;
-use crate::wire::pipeline::request::QueuedRelease;
+use crate::wire::pipeline::releases::QueuedRelease;
 use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::wire::scripts::ScriptContext;
 use crate::wire::session::TransactionConnection;
@@ -178,7 +178,8 @@ impl Node {
 
     /// Queues a release that another node has refused.
     pub fn adopt_release(&self, release: QueuedRelease) {
-        self.pipeline_of_key(&release.key).adopt_release(release);
+        self.pipeline_of_key(&release.release.key)
+            .adopt_release(release);
     }
 
     /// Reports a release that no node has carried out as late, and queues it.

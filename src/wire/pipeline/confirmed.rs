@@ -16,10 +16,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::command::Release;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::wire::pipeline::request::{QueuedRelease, Route};
+use crate::wire::pipeline::releases::{QueuedRelease, Route};
 
 /// The most releases in the record. With 100,000 releases per second on two pipelines, these are the releases of the
 /// last 160 ms; with 8,000 per second, those of the last 2 s.
@@ -36,25 +37,29 @@ pub struct ConfirmedRelease {
 }
 
 impl ConfirmedRelease {
-    pub fn new(key: Key, lease: LeaseId, until: MonotonicTime, queued: Option<Duration>) -> Self {
-        let ms = queued.and_then(|ttl| u32::try_from(ttl.as_millis()).ok());
+    pub fn new(release: Release) -> Self {
+        let ttl = release.queued.map(|ttl| u32::try_from(ttl.as_millis()));
+        let ms = ttl.and_then(Result::ok);
         Self {
-            key,
-            lease,
-            until,
+            key: release.key,
+            lease: release.lease,
+            until: release.until,
             queued: ms.map_or(0, |ms| ms.saturating_add(1)),
         }
     }
 
     fn into_release(self, due: MonotonicTime) -> QueuedRelease {
         let ms = self.queued.checked_sub(1);
-        QueuedRelease {
+        let release = Release {
             key: self.key,
             lease: self.lease,
             until: self.until,
-            due,
             held: None,
             queued: ms.map(|ms| Duration::from_millis(u64::from(ms))),
+        };
+        QueuedRelease {
+            release,
+            due,
             attempts: 0,
             is_undo: false,
             reported_late: false,
@@ -128,11 +133,14 @@ mod tests {
 
     fn confirmed(name: &str, until: MonotonicTime) -> ConfirmedRelease {
         let key = Key::new("p:", name, 16).unwrap();
-        ConfirmedRelease::new(key, LeaseId::random(), until, None)
+        ConfirmedRelease::new(Release::undo(&key, LeaseId::random(), until))
     }
 
     fn names(releases: &[QueuedRelease]) -> Vec<&str> {
-        releases.iter().map(|release| release.key.name()).collect()
+        releases
+            .iter()
+            .map(|release| release.release.key.name())
+            .collect()
     }
 
     #[test]
@@ -152,7 +160,10 @@ mod tests {
         let newest = (MOST_CONFIRMED + 2).to_string();
         assert_eq!(taken.len(), MOST_CONFIRMED);
         assert_eq!(
-            (taken[0].key.name(), taken.last().unwrap().key.name()),
+            (
+                taken[0].release.key.name(),
+                taken.last().unwrap().release.key.name()
+            ),
             (&*newest, "3")
         );
         assert!(!record.has_live(now));
@@ -189,8 +200,9 @@ mod tests {
             Some(Duration::from_secs(86_400)),
         ] {
             let key = Key::new("p:", "k", 16).unwrap();
-            record.push(ConfirmedRelease::new(key, LeaseId::random(), far, queued));
-            assert_eq!(record.take(now, |_| true)[0].queued, queued);
+            let release = Release::undo(&key, LeaseId::random(), far);
+            record.push(ConfirmedRelease::new(Release { queued, ..release }));
+            assert_eq!(record.take(now, |_| true)[0].release.queued, queued);
         }
     }
 }

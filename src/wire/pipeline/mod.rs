@@ -91,7 +91,8 @@ use crate::wire::pipeline::confirmed::ConfirmedReleases;
 use crate::wire::pipeline::connection::{
     CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
 };
-use crate::wire::pipeline::request::{Next, PendingRequest, QueuedRelease, Route};
+use crate::wire::pipeline::releases::{QueuedRelease, Route};
+use crate::wire::pipeline::request::{Next, PendingRequest};
 use crate::wire::pipeline::state::PipelineState;
 use crate::wire::scripts::ScriptContext;
 
@@ -519,7 +520,7 @@ impl Pipeline {
             None => Some(release),
         };
         left.map_or(Next::Done, |release| {
-            let mut request = release.into_request(shared.late_releases.as_ref());
+            let mut request = PendingRequest::from_release(release, shared.late_releases.as_ref());
             request.attempts += 1;
             Next::RetryLater(request)
         })

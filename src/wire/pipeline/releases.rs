@@ -12,15 +12,82 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use crate::command::Held;
+use crate::command::{Held, Release};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::wire::pipeline::request::{QueuedRelease, Route, release_bytes};
+
+/// The most bytes of a release on the wire, without its key and the name of the key's queue.
+const BESIDE_KEYS: usize = 192;
 
 /// Slots that are allocated together.
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
+
+/// The redirects that brought a request to its node of a Cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// The request was redirected with `ASK`, so `ASKING` goes before its call.
+    pub is_asking: bool,
+    /// How many nodes have redirected the release since its last pause.
+    pub hops: u8,
+    /// A copy of this undo is queued at the node that serves the slot now.
+    pub is_copied: bool,
+}
+
+impl Route {
+    /// The route of a request that was redirected with `ASK`.
+    pub const ASKING: Self = Self {
+        is_asking: true,
+        hops: 0,
+        is_copied: false,
+    };
+
+    /// The route in one byte.
+    pub fn pack(self) -> u8 {
+        let hops = self.hops.min(0x3f);
+        u8::from(self.is_asking) << 7 | u8::from(self.is_copied) << 6 | hops
+    }
+
+    pub fn unpack(packed: u8) -> Self {
+        Self {
+            is_asking: packed & 0x80 != 0,
+            is_copied: packed & 0x40 != 0,
+            hops: packed & 0x3f,
+        }
+    }
+}
+
+/// A release for which no caller waits, with what is known about its attempts.
+#[derive(Clone)]
+pub struct QueuedRelease {
+    pub release: Release,
+    /// When a repeat is due.
+    pub due: MonotonicTime,
+    pub attempts: u32,
+    pub is_undo: bool,
+    /// The hook knows that the release is late.
+    pub reported_late: bool,
+    pub route: Route,
+}
+
+/// The length of a release of `key` on the wire, at most.
+fn release_bytes(key: &Key) -> usize {
+    2 * key.in_redis().len() + BESIDE_KEYS
+}
+
+impl QueuedRelease {
+    /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
+    pub fn is_wanted(&self, now: MonotonicTime) -> bool {
+        self.attempts == 0 || now < self.release.until
+    }
+
+    /// The length of the release on the wire, at most. A release consists of the key and the lease id. If the key may
+    /// have a queue, the queue's name, the ttl of the lease's entry there and the holder id are added.
+    pub fn bytes(&self) -> usize {
+        release_bytes(&self.release.key)
+    }
+}
 
 /// A slot of the queue: a packed release and its link in the index. A slot without a key is empty: its release was
 /// taken.
@@ -59,14 +126,15 @@ enum Origin {
 }
 
 impl Slot {
-    fn pack(release: QueuedRelease, back: u32) -> Self {
+    fn pack(queued: QueuedRelease, back: u32) -> Self {
+        let release = queued.release;
         Self {
             key: Some(release.key),
             lease: release.lease,
             until: release.until,
             time: match release.held {
-                Some(held) if release.attempts == 0 => held.valid_until,
-                _ => release.due,
+                Some(held) if queued.attempts == 0 => held.valid_until,
+                _ => queued.due,
             },
             detail: match (release.held, release.queued) {
                 (Some(held), _) => held.token,
@@ -78,12 +146,12 @@ impl Slot {
                 Some(held) if held.others_queued => Origin::HeldBeforeOthers,
                 Some(held) if !held.is_token_in_value => Origin::HeldWithoutToken,
                 Some(_) => Origin::Held,
-                None if release.is_undo => Origin::Undo,
+                None if queued.is_undo => Origin::Undo,
                 None => Origin::Unheld,
             },
-            reported_late: release.reported_late,
-            attempts: u8::try_from(release.attempts).unwrap_or(u8::MAX),
-            route: release.route.pack(),
+            reported_late: queued.reported_late,
+            attempts: u8::try_from(queued.attempts).unwrap_or(u8::MAX),
+            route: queued.route.pack(),
         }
     }
 
@@ -106,11 +174,10 @@ impl Slot {
     fn take(&mut self) -> Option<QueuedRelease> {
         let is_queued = !self.is_held() && self.detail > 0;
         let due = self.due();
-        Some(QueuedRelease {
+        let release = Release {
             key: self.key.take()?,
             lease: self.lease,
             until: self.until,
-            due,
             held: self.is_held().then_some(Held {
                 token: self.detail,
                 // A key with waiters has a mark at the end of its value, so a comparison with the whole value fails in
@@ -121,6 +188,10 @@ impl Slot {
                 valid_until: self.time,
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),
+        };
+        Some(QueuedRelease {
+            release,
+            due,
             attempts: u32::from(self.attempts),
             is_undo: self.origin == Origin::Undo,
             reported_late: self.reported_late,
@@ -170,7 +241,7 @@ impl Releases {
         if self.len >= 2 * self.buckets.len() {
             self.grow_index();
         }
-        let bucket = release.key.shard(self.buckets.len());
+        let bucket = release.release.key.shard(self.buckets.len());
         let back = self.distance(self.buckets[bucket]).unwrap_or(0);
         self.buckets[bucket] = self.next;
         self.count += 1;

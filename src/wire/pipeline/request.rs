@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Held, IfUnanswered, Outcome, Release, Reply};
+use crate::command::{Command, IfUnanswered, Outcome, Release, Reply};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
-use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::wire::pipeline::confirmed::ConfirmedRelease;
+use crate::wire::pipeline::releases::{QueuedRelease, Route};
 
 /// Half of the pause after the first failed attempt. The pause doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -21,9 +21,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many nodes may redirect a release one after another before it pauses.
 const MOST_HOPS: u8 = 4;
-/// The most bytes of a release on the wire, without its key and the name of the key's queue.
-const BESIDE_KEYS: usize = 192;
-
 /// A command in a pipeline, until its outcome is final.
 pub struct PendingRequest {
     pub command: Command,
@@ -41,40 +38,6 @@ pub struct PendingRequest {
     tracker: Option<Box<ReleaseTracker>>,
 }
 
-/// The redirects that brought a request to its node of a Cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Route {
-    /// The request was redirected with `ASK`, so `ASKING` goes before its call.
-    pub is_asking: bool,
-    /// How many nodes have redirected the release since its last pause.
-    pub hops: u8,
-    /// A copy of this undo is queued at the node that serves the slot now.
-    pub is_copied: bool,
-}
-
-impl Route {
-    /// The route of a request that was redirected with `ASK`.
-    pub const ASKING: Self = Self {
-        is_asking: true,
-        hops: 0,
-        is_copied: false,
-    };
-
-    /// The route in one byte.
-    pub fn pack(self) -> u8 {
-        let hops = self.hops.min(0x3f);
-        u8::from(self.is_asking) << 7 | u8::from(self.is_copied) << 6 | hops
-    }
-
-    pub fn unpack(packed: u8) -> Self {
-        Self {
-            is_asking: packed & 0x80 != 0,
-            is_copied: packed & 0x40 != 0,
-            hops: packed & 0x3f,
-        }
-    }
-}
-
 /// The next step of a request that had a reply or a failure.
 pub enum Next {
     Done,
@@ -86,70 +49,6 @@ pub enum Next {
     RetryLater(PendingRequest),
     /// Hand this release to the store, which queues it at another node of the Cluster.
     Elsewhere(PendingRequest, Redirect),
-}
-
-/// A queued release for which no caller waits.
-#[derive(Clone)]
-pub struct QueuedRelease {
-    pub key: Key,
-    pub lease: LeaseId,
-    pub until: MonotonicTime,
-    /// When a repeat is due.
-    pub due: MonotonicTime,
-    pub held: Option<Held>,
-    /// The ttl of the lease's queue entry, in whole ms; `None` if a guard held the lease.
-    pub queued: Option<Duration>,
-    pub attempts: u32,
-    pub is_undo: bool,
-    /// The hook knows that the release is late.
-    pub reported_late: bool,
-    pub route: Route,
-}
-
-/// The length of a release of `key` on the wire, at most.
-pub fn release_bytes(key: &Key) -> usize {
-    2 * key.in_redis().len() + BESIDE_KEYS
-}
-
-impl QueuedRelease {
-    /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
-    pub fn is_wanted(&self, now: MonotonicTime) -> bool {
-        self.attempts == 0 || now < self.until
-    }
-
-    /// The length of the release on the wire, at most. A release consists of the key and the lease id. If the key may
-    /// have a queue, the queue's name, the ttl of the lease's entry there and the holder id are added.
-    pub fn bytes(&self) -> usize {
-        release_bytes(&self.key)
-    }
-
-    /// Makes a request of this release, and a tracker that reports to `hook`.
-    pub fn into_request(self, hook: Option<&LateReleaseHook>) -> PendingRequest {
-        let tracked = hook.zip(self.held);
-        let tracker = tracked.map(|(hook, held)| {
-            Box::new(ReleaseTracker::resume(
-                hook,
-                &self.key,
-                held.token,
-                self.reported_late,
-            ))
-        });
-        PendingRequest {
-            command: Command::Release(Release {
-                key: self.key,
-                lease: self.lease,
-                until: self.until,
-                held: self.held,
-                queued: self.queued,
-            }),
-            completion: None,
-            attempts: self.attempts,
-            is_undo: self.is_undo,
-            may_be_set: false,
-            route: self.route,
-            tracker,
-        }
-    }
 }
 
 impl PendingRequest {
@@ -202,36 +101,40 @@ impl PendingRequest {
 
     /// Makes a queued release of this request; `None` for other commands. `due`: when to write a repeat.
     pub fn into_release(self, due: Option<MonotonicTime>) -> Option<QueuedRelease> {
-        let Self {
-            command,
-            attempts,
-            is_undo,
-            route,
-            tracker,
-            ..
-        } = self;
-        let Command::Release(Release {
-            key,
-            lease,
-            until,
-            held,
-            queued,
-        }) = command
-        else {
+        let Command::Release(release) = self.command else {
             return None;
         };
+        let until = release.until;
         Some(QueuedRelease {
-            key,
-            lease,
-            until,
+            release,
             due: due.map_or(until, |due| due.min(until)),
-            held,
-            queued,
-            attempts,
-            is_undo,
-            route,
-            reported_late: tracker.is_some_and(|tracker| tracker.suspend()),
+            attempts: self.attempts,
+            is_undo: self.is_undo,
+            route: self.route,
+            reported_late: self.tracker.is_some_and(|tracker| tracker.suspend()),
         })
+    }
+
+    /// Makes a request of a queued release, and a tracker that reports to `hook`.
+    pub fn from_release(queued: QueuedRelease, hook: Option<&LateReleaseHook>) -> Self {
+        let of_guard = hook.zip(queued.release.of_guard());
+        let tracker = of_guard.map(|(hook, (key, token))| {
+            Box::new(ReleaseTracker::resume(
+                hook,
+                key,
+                token,
+                queued.reported_late,
+            ))
+        });
+        Self {
+            command: Command::Release(queued.release),
+            completion: None,
+            attempts: queued.attempts,
+            is_undo: queued.is_undo,
+            may_be_set: false,
+            route: queued.route,
+            tracker,
+        }
     }
 
     pub fn is_flush(&self) -> bool {
@@ -317,13 +220,7 @@ impl PendingRequest {
             tracker.confirm(loss, is_delivered);
         }
         match self.command {
-            Command::Release(Release {
-                key,
-                lease,
-                until,
-                queued,
-                ..
-            }) => Next::Released(ConfirmedRelease::new(key, lease, until, queued)),
+            Command::Release(release) => Next::Released(ConfirmedRelease::new(release)),
             _ => Next::Done,
         }
     }
@@ -465,6 +362,7 @@ mod tests {
     use super::*;
     use crate::command::Acquire;
     use crate::store::completion::WaitEnd;
+    use crate::util::id::LeaseId;
     use crate::wire::net::error_replies::error_reply;
 
     fn release() -> Command {

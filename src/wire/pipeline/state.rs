@@ -12,9 +12,9 @@ use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 use crate::wire::pipeline::connection::PipelinedConnection;
-use crate::wire::pipeline::releases::{Releases, Swept};
+use crate::wire::pipeline::releases::{QueuedRelease, Releases, Swept};
 use crate::wire::pipeline::request;
-use crate::wire::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest, QueuedRelease};
+use crate::wire::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest};
 
 /// The pause before the background tries to connect again. It doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -187,7 +187,7 @@ impl PipelineState {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
             let mut queues = std::iter::once(&mut self.unawaited).chain(repeats);
             let oldest = queues.find_map(Releases::pop);
-            drop(oldest.map(|oldest| oldest.into_request(self.hook.as_ref())));
+            drop(oldest.map(|oldest| PendingRequest::from_release(oldest, self.hook.as_ref())));
         }
     }
 
@@ -299,7 +299,7 @@ impl PipelineState {
                 {
                     room -= 1;
                     if release.is_wanted(now) {
-                        batch.push(release.into_request(self.hook.as_ref()));
+                        batch.push(PendingRequest::from_release(release, self.hook.as_ref()));
                     }
                 }
             }
@@ -327,7 +327,7 @@ impl PipelineState {
         // Dropping a release whose ttl has ended reports it as given up.
         let take = |batch: &mut Vec<PendingRequest>, release: QueuedRelease| {
             let is_wanted = release.is_wanted(now);
-            let request = release.into_request(hook.as_ref());
+            let request = PendingRequest::from_release(release, hook.as_ref());
             if is_wanted {
                 batch.push(request);
             }
@@ -392,7 +392,7 @@ impl PipelineState {
             bytes -= release.bytes();
             let is_wanted = release.is_wanted(now);
             // Dropping a release whose ttl has ended reports it as given up.
-            let request = release.into_request(self.hook.as_ref());
+            let request = PendingRequest::from_release(release, self.hook.as_ref());
             if is_wanted {
                 batch.push(request);
             }
@@ -508,7 +508,7 @@ impl PipelineState {
         for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
             queue.sweep(
                 |release| change(release, hook),
-                |given_up| drop(given_up.into_request(hook)),
+                |given_up| drop(PendingRequest::from_release(given_up, hook)),
             );
         }
     }
@@ -635,22 +635,19 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::command::{Held, Inspect, Probe};
+    use crate::command::{Held, Inspect, Probe, Release};
     use crate::util::id::LeaseId;
+    use crate::wire::pipeline::releases::Route;
 
     fn release(name: &str, is_undo: bool) -> QueuedRelease {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         QueuedRelease {
-            key: Key::new("p:", name, 16).unwrap(),
-            lease: LeaseId::random(),
-            until: far,
+            release: Release::undo(&Key::new("p:", name, 16).unwrap(), LeaseId::random(), far),
             due: far,
-            held: None,
-            queued: None,
             attempts: 0,
             is_undo,
             reported_late: false,
-            route: request::Route::default(),
+            route: Route::default(),
         }
     }
 
@@ -664,14 +661,14 @@ mod tests {
         let names = |state: &mut PipelineState| {
             let taken = state.take_releases(|_| true).into_iter();
             taken
-                .map(|release| release.key.name().to_owned())
+                .map(|release| release.release.key.name().to_owned())
                 .collect::<Vec<_>>()
         };
         assert_eq!(state.releases(), 3);
         assert_eq!(names(&mut state), ["c", "d", "undo"]);
         // The undo stays. Repeats count, too, and the oldest of them goes if there are only repeats.
         for name in ["e", "f", "g"] {
-            let release = release(name, false).into_request(None);
+            let release = PendingRequest::from_release(release(name, false), None);
             state.apply(Next::RetryLater(release));
         }
         assert_eq!(names(&mut state), ["f", "g"]);
@@ -699,7 +696,7 @@ mod tests {
         let mut state = PipelineState::new(Some(hook)).with_most_releases(2);
         for (name, token) in [("a", 1), ("b", 2), ("c", 3)] {
             let mut release = release(name, false);
-            release.held = Some(Held {
+            release.release.held = Some(Held {
                 token,
                 is_token_in_value: true,
                 others_queued: false,
@@ -737,7 +734,7 @@ mod tests {
         assert!(
             taken
                 .iter()
-                .all(|release| moved(&release.key) && !release.route.is_copied)
+                .all(|release| moved(&release.release.key) && !release.route.is_copied)
         );
         let undos = taken.iter().filter(|release| release.is_undo).count();
         assert_eq!((taken.len(), undos), (3, 1));

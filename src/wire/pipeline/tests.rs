@@ -895,7 +895,7 @@ fn is_loss_reported(request: PendingRequest, waits: Option<bool>, reply: Reply) 
     } else {
         let mut releases = Releases::default();
         releases.push(request.into_release(None).unwrap());
-        request = releases.pop().unwrap().into_request(Some(&hook));
+        request = PendingRequest::from_release(releases.pop().unwrap(), Some(&hook));
     }
     if waits == Some(false) {
         caller.leave();

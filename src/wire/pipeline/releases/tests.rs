@@ -7,12 +7,12 @@ use super::*;
 
 fn release(key: u8, attempts: u32) -> QueuedRelease {
     QueuedRelease {
-        key: Key::new("p:", &key.to_string(), 100).unwrap(),
-        lease: LeaseId::random(),
-        until: MonotonicTime::now().after(Duration::from_secs(60)),
+        release: Release::undo(
+            &Key::new("p:", &key.to_string(), 100).unwrap(),
+            LeaseId::random(),
+            MonotonicTime::now().after(Duration::from_secs(60)),
+        ),
         due: MonotonicTime::now(),
-        held: None,
-        queued: None,
         attempts,
         is_undo: false,
         reported_late: false,
@@ -60,21 +60,18 @@ fn a_release_is_unpacked_as_packed() {
     for (held, queued) in [(None, None), (None, Some(ttl)), (Some(held), None)] {
         for is_undo in [false, true] {
             let mut releases = Releases::default();
-            let given = QueuedRelease {
-                held,
-                queued,
-                is_undo: is_undo && held.is_none(),
-                ..release(1, 3)
-            };
-            let (lease, is_undo) = (given.lease, given.is_undo);
+            let mut given = release(1, 3);
+            given.is_undo = is_undo && held.is_none();
+            (given.release.held, given.release.queued) = (held, queued);
+            let (lease, is_undo) = (given.release.lease, given.is_undo);
             releases.push(given);
             let taken = releases.pop().unwrap();
             assert_eq!(
-                (taken.lease, taken.queued, taken.is_undo),
+                (taken.release.lease, taken.release.queued, taken.is_undo),
                 (lease, queued, is_undo)
             );
             let details = |held: Held| (held.token, held.others_queued);
-            assert_eq!(taken.held.map(details), held.map(details));
+            assert_eq!(taken.release.held.map(details), held.map(details));
         }
     }
 }
@@ -135,31 +132,31 @@ proptest! {
             match step {
                 Step::Push(key, attempts) => {
                     let release = release(key, attempts);
-                    list.push_back((key, release.lease, attempts));
+                    list.push_back((key, release.release.lease, attempts));
                     releases.push(release);
                 }
                 Step::Pop => {
-                    let popped = releases.pop().map(|release| release.lease);
+                    let popped = releases.pop().map(|release| release.release.lease);
                     prop_assert_eq!(popped, list.pop_front().map(|(_, lease, _)| lease));
                 }
                 Step::TakeOf(key) => {
                     let newest = list.iter().rposition(|(of, ..)| *of == key);
-                    let taken = releases.take_of(&release(key, 0).key);
+                    let taken = releases.take_of(&release(key, 0).release.key);
                     let expected = newest.and_then(|at| list.remove(at));
                     prop_assert_eq!(
-                        taken.map(|release| release.lease),
+                        taken.map(|release| release.release.lease),
                         expected.map(|(_, lease, _)| lease)
                     );
                 }
                 Step::GiveUp(key) => {
-                    let key_of = release(key, 0).key;
+                    let key_of = release(key, 0).release.key;
                     let mut taken = Vec::new();
                     releases.sweep(
                         |swept| {
                             *swept.attempts += u8::from(*swept.key == key_of);
                             *swept.key == key_of && *swept.attempts > 1
                         },
-                        |release| taken.push(release.lease),
+                        |release| taken.push(release.release.lease),
                     );
                     let mut expected = Vec::new();
                     list.retain_mut(|(of, lease, attempts)| {

@@ -128,7 +128,7 @@ fn refused_releases_are_written_in_bounded_batches() {
 fn expired_releases_are_given_up_in_an_outage() {
     let mut state = with_unawaited(2);
     let mut over = held("over").into_release(None).unwrap();
-    over.until = MonotonicTime::now();
+    over.release.until = MonotonicTime::now();
     state.enqueue_release(over);
     let error = Error::new(ErrorKind::Unavailable, "");
     state.report_all_late(&error, MonotonicTime::now());
