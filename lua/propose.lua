@@ -2,20 +2,14 @@
 --   one. docs/protocol.md says how a client counts the nodes.
 --   The token is the greatest of the proposal, the time of Redis, and one more than the fence counter.
 --   A lock without a ttl gets the caller's ttl, as in lua/acquire.lua. A quorum has no queues.
---   An adoption asks in the same way for a key that the lease of a ticket holds. A ttl is never shortened then.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
 -- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the proposal, and
---   the time after which the client has given the proposal up: both µs with sixteen digits. For an adoption, the
---   lease id is followed by a comma, the lease id of the ticket, a comma, and the µs of the ticket's token with
---   sixteen digits. A ticket is refused if neither the clock nor the fence counter has reached these µs: this node
---   has granted no such token.
+--   the time after which the client has given the proposal up: both µs with sixteen digits.
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs
---   of the fencing token; a number: another lease holds the key, ms until the key expires; for an adoption, an array
---   instead of a number: empty if the key is missing, otherwise the value of the key, which the ticket's lease does
---   not hold; an error QUARANTINE and ms: the node does not vote for so long; an error LATE and the µs of the clock:
---   the client has given the proposal up; an error AHEAD: the proposal is later than both the clock and the fence
---   counter by more than a quarantine; an error FOREIGN and a type: the key holds no lock of this library; any other
---   error: refused.
+--   of the fencing token; a number: another lease holds the key, ms until the key expires; an error QUARANTINE and
+--   ms: the node does not vote for so long; an error LATE and the µs of the clock: the client has given the proposal
+--   up; an error AHEAD: the proposal is later than both the clock and the fence counter by more than a quarantine; an
+--   error FOREIGN and a type: the key holds no lock of this library; any other error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -25,8 +19,7 @@ local refused, is_new_connection, keeps_data = nil, false, false
 local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, lease, ttl = KEYS[i + 2], ARGV[4 * i - 1], ARGV[4 * i]
-  local proposal, latest, from, ticket = ARGV[4 * i + 1], ARGV[4 * i + 2], nil, nil
-  if #lease > 32 then lease, from, ticket = string.match(lease, '^(%x+),(%x+),(%d+)$') end
+  local proposal, latest = ARGV[4 * i + 1], ARGV[4 * i + 2]
   result = refused
   -- A server that was stopped, or cut off, executes old requests later. Nobody would release the key.
   if not result and now > latest then result = { err = 'LATE ' .. now } end
@@ -37,9 +30,7 @@ for i = 1, n do
       result = value
     elseif value and string.sub(value, 1, 36) == 'lh1 ' .. lease then
       result = string.sub(value, 38, 53)
-    elseif from and not (value and string.sub(value, 1, 36) == 'lh1 ' .. from and (ticket <= now or ticket <= last)) then
-      result = value and { value } or {}
-    elseif value and not from then
+    elseif value then
       result = redis.pcall('PTTL', key)
       if result == -1 then
         local healed = redis.pcall('PEXPIRE', key, ttl)
@@ -52,10 +43,8 @@ for i = 1, n do
       local micros = string.format('%016.0f', last + 1)
       if now > micros then micros = now end
       if proposal > micros then micros = proposal end
-      local left = from and redis.pcall('PTTL', key)
-      if type(left) == 'number' then ttl = math.max(left, tonumber(ttl), 1) end
       -- The counter is written first, so no key is granted under a token that the counter has not reached.
-      local written = type(left) == 'table' and left or redis.pcall('ZADD', counter, micros, 't')
+      local written = redis.pcall('ZADD', counter, micros, 't')
       if type(written) == 'number' then
         last = micros
         written = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder, 'PX', ttl)

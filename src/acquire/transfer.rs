@@ -16,6 +16,11 @@ use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
+    /// Fails if the store has no tickets.
+    pub fn check_tickets(&self) -> Result<(), Error> {
+        self.store.check_tickets()
+    }
+
     /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
     /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
     /// ttl.
@@ -36,14 +41,12 @@ impl Acquirer {
             options.renew_every = None;
         }
         let now = self.watchdog.now();
-        lease.keep_key();
         if let Err(reason) = self.watchdog.end_lease(lease, now).map(drop) {
             let lost = self.release_lost(lease, reason, now);
             self.queues.remove_holder(lease);
             return Err(lost);
         }
         self.queues.remove_holder(lease);
-        self.store.end_renewals(grant.id);
         options.max_hold = grant.hold_until().map(|until| until.since(now));
         Ok(Ticket {
             key: grant.key.clone(),

@@ -157,8 +157,9 @@ impl Client {
     /// a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node reports that the lock is taken.
-    /// Transactions, [fenced values](Self::fenced_value) and `replicas` are [`Unsupported`](ErrorKind::Unsupported):
-    /// they need data that a single server has. The fencing tokens of guards rise as on one server.
+    /// Transactions, [fenced values](Self::fenced_value), [tickets](Self::adopt) and `replicas` are
+    /// [`Unsupported`](ErrorKind::Unsupported): they need data that a single server has. The fencing tokens of guards
+    /// rise as on one server.
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.
@@ -256,8 +257,7 @@ impl Client {
 
     /// Adopts a lock from a ticket that another client made with
     /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
-    /// other client can have held the lock in between. On a [quorum](Self::quorum), `NoQuorum` means that fewer than a
-    /// majority have passed the lock on: then the ticket is usually still valid.
+    /// other client can have held the lock in between.
     ///
     /// # Errors
     /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
@@ -268,6 +268,7 @@ impl Client {
     /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
     ///   unknown whether the lock was adopted. If it was, the client releases it in the background; if not, the ticket
     ///   is still valid.
+    /// - `Unsupported` on a [quorum](Self::quorum).
     /// - `Denied`, `Protocol` and `Shutdown` at once.
     ///
     /// ```

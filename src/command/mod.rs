@@ -35,7 +35,7 @@ pub use fenced::{Read, Write};
 pub use inspect::Inspect;
 pub use release::{ForceUnlock, Held, Release};
 pub use renew::Renew;
-pub use vote::{Hold, Probe, Propose, TicketLease};
+pub use vote::{Hold, Probe, Propose};
 
 /// An operation on one key.
 #[derive(Clone, Debug)]

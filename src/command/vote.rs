@@ -14,19 +14,17 @@ use crate::util::id;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
-/// Grants a key to the lease on one node of a quorum: a free key, or with `from` a key of that lease. The token is the
-/// proposal if the node has granted no greater one.
+/// Grants a key to the lease on one node of a quorum: a free key. The token is the proposal if the node has granted
+/// no greater one.
 #[derive(Clone, Debug)]
 pub struct Propose {
     pub key: Key,
     pub lease: LeaseId,
-    /// With `from`, a ttl is never shortened.
     pub ttl: Duration,
     /// The µs part of the proposed token.
     pub micros: u64,
     /// After this time of its clock, in µs, the node replies `TooLate`: the client has given the proposal up.
     pub until: u64,
-    pub from: Option<TicketLease>,
 }
 
 /// A hold with this ttl sets no ttl, as in lua/hold.lua.
@@ -63,11 +61,7 @@ impl Call for Propose {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
-        let lease = self.lease;
-        match self.from {
-            Some(from) => out.text(&format!("{lease},{},{:016}", from.lease, from.micros)),
-            None => out.lease(lease),
-        }
+        out.lease(self.lease);
         out.millis(self.ttl);
         // The script compares times as text.
         out.text(&format!("{:016}", self.micros));
@@ -81,31 +75,17 @@ impl Call for Propose {
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let (key, lease, ttl, proposal) = (&self.key, self.lease, self.ttl, self.micros);
-        let from = self.from;
         if let Some(refusal) = keyspace.abstained(step).or(too_late(self.until, step)) {
             return Ok(refusal);
         }
-        let reached = step.micros().max(keyspace.last_micros);
-        Ok(match (keyspace.entries.get(key), from) {
-            (Some(Entry::Fenced { .. }), _) => return Err(no_lock()),
-            (Some(Entry::Lock(lock)), _) if lock.lease == lease => {
-                Reply::granted(token(lock.micros))
-            }
-            (Some(Entry::Lock(lock)), Some(from)) => {
-                if lock.lease == from.lease && from.micros <= reached {
-                    let left = lock.expires_at.since(step.now);
-                    vote(keyspace, key, lease, proposal, ttl.max(left), step)
-                } else {
-                    let by = Some(lock.holder.clone());
-                    Reply::Taken { by }
-                }
-            }
-            (None, Some(_)) => Reply::Missing,
-            (Some(Entry::Lock(lock)), None) => Reply::Contended {
+        Ok(match keyspace.entries.get(key) {
+            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Lock(lock)) if lock.lease == lease => Reply::granted(token(lock.micros)),
+            Some(Entry::Lock(lock)) => Reply::Contended {
                 expires_in: lock.expires_at.since(step.now),
                 queued: None,
             },
-            (None, None) => vote(keyspace, key, lease, proposal, ttl, step),
+            None => vote(keyspace, key, lease, proposal, ttl, step),
         })
     }
 }
@@ -116,11 +96,6 @@ fn read_proposed(result: &mut Value) -> Option<Outcome> {
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
-        },
-        Value::Array(stored) => match stored.as_slice() {
-            [] => Reply::Missing,
-            [Value::BulkString(stored)] => taken(stored),
-            _ => return None,
         },
         _ => return None,
     }))
@@ -135,15 +110,6 @@ fn read_error(code: &str, detail: &str) -> Option<Outcome> {
         _ => return quarantine(code, detail).or_else(|| foreign_lock(code, detail)),
     };
     Some(Ok(reply))
-}
-
-/// The lease whose key an adoption takes over on a node of a quorum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TicketLease {
-    pub lease: LeaseId,
-    /// The µs part of the ticket's token. A node refuses a time that neither its clock nor its fence counter has
-    /// reached, since it has granted no such token.
-    pub micros: u64,
 }
 
 /// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another lease

@@ -104,8 +104,6 @@ struct Extras {
     force: ForceReport,
     /// Notified when a change of the ttl has ended.
     ttl_change_ended: Option<Arc<Condvar>>,
-    /// A ticket stands for the lease, so its key must stay.
-    keeps_key: bool,
 }
 
 /// The messages about a `force_unlock` of this lease. Any user may publish such a message, so the lease ends only after
@@ -268,20 +266,6 @@ impl Lease {
         }
         state.phase = Phase::Released;
         (detached, Ok(()))
-    }
-
-    /// Records that the lease becomes a ticket. Then a renewal that is under way is followed by no release.
-    pub fn keep_key(&self) {
-        self.state.lock().extras().keeps_key = true;
-    }
-
-    /// Whether the lease has ended, and may still have its key although nothing needs it.
-    pub fn leaves_a_key(&self, now: MonotonicTime) -> bool {
-        let keeps_key = {
-            let state = self.state.lock();
-            state.extras.as_ref().is_some_and(|extras| extras.keeps_key)
-        };
-        !keeps_key && self.valid_for(now).is_none()
     }
 
     /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold mutexes.

@@ -84,8 +84,10 @@ impl Guard {
         self.unlock().map(drop)
     }
 
-    /// Ends the hold without a release, and returns a ticket.
+    /// Ends the hold without a release, and returns a ticket. If the store has no tickets, the drop releases the lock.
     pub fn into_ticket(mut self) -> Result<String, Error> {
+        let checked = self.live()?.acquirer.check_tickets();
+        checked.map_err(|error| error.with_key(self.key()))?;
         self.has_ended = true;
         let result = self.live()?.acquirer.transfer_out(&self.lease);
         let outcome = if result.is_ok() {

@@ -222,7 +222,8 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before.
+    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is dropped, which
+    /// releases the lock, so another process can acquire it at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

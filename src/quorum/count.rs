@@ -177,16 +177,6 @@ impl Count {
         }
     }
 
-    /// The reply to an adoption if a later attempt would fail, too: another client has adopted the ticket, or a
-    /// majority lacks the ticket's lease. `None` if no majority has said so, or if adopters split the votes.
-    pub fn refused_ticket(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
-        let refused = self.taken(outcomes)?;
-        let same =
-            |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(reply)) if *reply == refused);
-        let is_split = outcomes.iter().any(|outcome| granted(outcome).is_some());
-        (!is_split || outcomes.iter().filter(same).count() >= self.majority()).then_some(refused)
-    }
-
     /// The reply to an inspection. `None` if it is unknown whether a majority has one lease.
     pub fn found(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let mut values: Vec<(&LockValue, Option<Duration>)> = Vec::new();
@@ -524,29 +514,6 @@ mod tests {
             renewed(&[granted(), taken("host/2/b"), taken("host/2/b")]),
             Some(by_b())
         );
-    }
-
-    #[test]
-    fn a_ticket_is_refused_for_good_by_a_majority_only() {
-        let refused = |outcomes: &[Option<Outcome>]| Count::of(5).refused_ticket(outcomes);
-        let granted = || grants(&[7]).remove(0);
-        let [by_b, by_c] = ["host/2/b", "host/3/c"].map(taken);
-        let missing = Some(Ok(Reply::Missing));
-        let of_b = by_b.clone().map(Result::unwrap);
-        let row = |each: [&Option<Outcome>; 5]| each.map(Clone::clone);
-        let split = row([&granted(), &granted(), &by_b, &by_b, &by_c]);
-        assert_eq!(refused(&split), None);
-        let adopted = row([&granted(), &granted(), &by_b, &by_b, &by_b]);
-        assert_eq!(refused(&adopted), of_b);
-        // The others split the votes. This client has none.
-        assert_eq!(
-            refused(&row([&None, &by_c, &by_b, &by_b, &by_c])[..4]),
-            of_b
-        );
-        let lost = row([&granted(), &missing, &missing, &missing, &None]);
-        assert_eq!(refused(&lost), Some(Reply::Missing));
-        let open = row([&granted(), &granted(), &missing, &missing, &None]);
-        assert_eq!(refused(&open), None);
     }
 
     #[test]

@@ -128,7 +128,7 @@ mod tests {
         assert!(!fourth.is_waited_for());
     }
 
-    /// No release ends the hold of a ticket's lease, or of a lease that has expired.
+    /// No release ends the hold of a lease that has expired.
     #[test]
     fn holds_with_outcomes_do_not_collect() {
         let (holds, now) = (LateHolds::default(), MonotonicTime::now());

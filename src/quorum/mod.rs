@@ -63,8 +63,7 @@ use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
 use crate::command::{
-    Acquire, Adopt, Adoption, ForceUnlock, GrantMessage, Hold, Inspect, Outcome, Probe, Propose,
-    Release, Renew, TicketLease,
+    Acquire, ForceUnlock, GrantMessage, Hold, Outcome, Probe, Propose, Release, Renew,
 };
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::{Config, MIN_TTL};
@@ -113,14 +112,11 @@ const FAILING_FLUSH: Duration = Duration::from_millis(100);
 const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
 /// An inspection asks again after this time at most, if it waits for no node.
 const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
-/// How long a client waits for nodes that give a key back to a ticket.
-const GIVES_BACK_WITHIN: Duration = Duration::from_millis(100);
-/// The ttl of a request that keeps the rest of a key's ttl: a ttl is never shortened.
-const KEEPS_TTL: Duration = Duration::from_millis(1);
-
 /// What a quorum does not have, with the alternatives.
 const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
                              write the value with a client of one server";
+
+const TICKETS: &str = "tickets; release the lock, and acquire it in the other process";
 
 /// The addresses of the nodes of a quorum.
 pub struct QuorumAddress {
@@ -618,7 +614,7 @@ impl QuorumStore {
         self.ttls.note(lease.ttl, MonotonicTime::now());
         // A grant that comes after the ttl has no validity left.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
-        let (token, outcomes) = self.propose(lease, None, deadline);
+        let (token, outcomes) = self.propose(lease, deadline);
         if let Some(token) = token {
             return Ok(Reply::granted(token));
         }
@@ -627,91 +623,11 @@ impl QuorumStore {
         contention.ok_or_else(|| self.no_majority(&outcomes))
     }
 
-    /// Adopts a ticket: acquires a key that the ticket's lease holds. If no majority passes the key on, and another
-    /// client has not adopted the ticket, the nodes give the key back, so the ticket can still be adopted.
-    fn adopt(&self, key: &Key, id: LeaseId, ticket: &Adoption, deadline: MonotonicTime) -> Outcome {
-        let ttl = if ticket.renew { ticket.ttl } else { KEEPS_TTL };
-        self.ttls.note(ttl, MonotonicTime::now());
-        let lease = Lease { key, id, ttl };
-        let from = TicketLease {
-            lease: ticket.from,
-            micros: micros_of(ticket.token).min(LONGEST_MICROS + 1),
-        };
-        let (token, mut outcomes) = self.propose(&lease, Some(from), deadline);
-        if let Some(token) = token
-            && let Some(expires_in) = self.time_left(&lease, deadline)
-        {
-            let (id, ttl) = (ticket.from, ticket.longest);
-            self.end_ticket(&Lease { key, id, ttl }, &outcomes);
-            return Ok(Reply::Adopted { expires_in, token });
-        }
-        let refused = self.count.refused_ticket(&outcomes);
-        let refused = refused.ok_or_else(|| self.no_majority(&outcomes));
-        if refused.is_err() {
-            self.give_back(&lease, ticket.from, &mut outcomes);
-        }
-        let ttl = ticket.longest;
-        self.give_up(&Lease { ttl, ..lease }, &outcomes);
-        refused
-    }
-
-    /// Releases the lease of a ticket that was adopted, on each node that has not passed the key on. The key would block
-    /// the node for a ttl if another adopter gives it back there later, or a request of the old holder still arrives.
-    fn end_ticket(&self, ticket: &Lease<'_>, outcomes: &[Option<Outcome>]) {
-        let release = ticket.release(self.clock.now());
-        for (member, outcome) in self.members.iter().zip(outcomes) {
-            let has_passed_on = matches!(outcome, Some(Ok(reply)) if is_granted(reply));
-            if !has_passed_on {
-                member.node.queue_undo(release.clone());
-            }
-        }
-    }
-
-    /// How long a majority keeps the key for this lease; `None` if it is unknown whether a majority has the lease.
-    fn time_left(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Option<Duration> {
-        let key = lease.key.clone();
-        match self.inspect(&Command::Inspect(Inspect { key }), deadline) {
-            Ok(Reply::Found { value, expires_in }) if value.lease == lease.id => expires_in,
-            _ => None,
-        }
-    }
-
-    /// Gives a key that was to be adopted back to the ticket's lease, on each node that may have passed the key on.
-    /// Replaces the outcomes of the nodes that have done so. Waits for a short time.
-    fn give_back(&self, lease: &Lease<'_>, to: LeaseId, outcomes: &mut [Option<Outcome>]) {
-        let soon = self.clock.now().after(GIVES_BACK_WITHIN);
-        let back = Command::Propose(Propose {
-            key: lease.key.clone(),
-            lease: to,
-            ttl: KEEPS_TTL,
-            micros: 0,
-            // It changes a key of the adopter only, and keeps its ttl, so it may arrive late.
-            until: LONGEST_MICROS,
-            from: Some(TicketLease {
-                lease: lease.id,
-                micros: 0,
-            }),
-        });
-        let mut nodes = self.all();
-        nodes.retain(|node| {
-            let outcome = outcomes[*node].as_ref();
-            outcome.is_none_or(|outcome| outcome.as_ref().map_or(true, is_granted))
-        });
-        let all_have_replied = |given: &[Option<Outcome>]| given.iter().all(Option::is_some);
-        let given = self.ask(&nodes, |_| back.clone(), soon, all_have_replied);
-        for (node, outcome) in nodes.into_iter().zip(given) {
-            if matches!(outcome, Some(Ok(Reply::Granted { .. }))) {
-                outcomes[node] = Some(Ok(Reply::Done));
-            }
-        }
-    }
-
     /// Proposes a token for the lease to all nodes, and makes a majority store it. Returns the token, if a majority has
     /// granted and stored it, and the outcomes of the nodes.
     fn propose(
         &self,
         lease: &Lease<'_>,
-        from: Option<TicketLease>,
         deadline: MonotonicTime,
     ) -> (Option<u64>, Vec<Option<Outcome>>) {
         let now = self.clock.now();
@@ -725,7 +641,6 @@ impl QuorumStore {
                 ttl: lease.ttl,
                 micros,
                 until: self.shown_at(node, deadline),
-                from,
             })
         };
         let batches = self
@@ -787,10 +702,8 @@ impl QuorumStore {
             .into_iter()
             .partition(|node| has_stored(&outcomes[*node]));
         let needed = self.count.majority().saturating_sub(done.len());
-        // An adoption without renewal keeps the ttl that each key has. It sets no missing key, which would have no ttl.
-        let may_set = lease.ttl >= MIN_TTL;
         let hold = |node: usize| {
-            let sets_missing = may_set.then(|| self.shown_at(node, deadline));
+            let sets_missing = Some(self.shown_at(node, deadline));
             lease.hold(micros_of(token), sets_missing)
         };
         let written = self.ask(&asked, hold, deadline, |written| {
@@ -1102,7 +1015,7 @@ impl Store for QuorumStore {
             }
             Command::Inspect(_) => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
-            Command::Adopt(Adopt { key, lease, grant }) => self.adopt(key, *lease, grant, deadline),
+            Command::Adopt(_) => Err(Self::unsupported(TICKETS)),
             Command::Read(_) | Command::Write(_) => Err(Self::unsupported(FENCED_VALUES)),
             Command::Propose(_) | Command::Hold(_) | Command::Probe(_) => {
                 Err(Self::unsupported("votes"))
@@ -1227,8 +1140,8 @@ impl Store for QuorumStore {
         true
     }
 
-    fn end_renewals(&self, lease: LeaseId) {
-        self.late_holds.end(lease, self.members.len());
+    fn check_tickets(&self) -> Result<(), Error> {
+        Err(Self::unsupported(TICKETS))
     }
 
     fn end(&self) {

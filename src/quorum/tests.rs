@@ -7,7 +7,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
 use crate::command::value::LockValue;
-use crate::command::{Acquire, Adopt, ForceUnlock, Held, Inspect, Probe, Release, Renew};
+use crate::command::{Acquire, ForceUnlock, Held, Inspect, Probe, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::quorum::slow_nodes::GRACE;
 use crate::report::loss::LossReason;
@@ -816,18 +816,6 @@ fn a_forced_unlock_withdraws_late_holds() {
     assert_eq!(client.store.late_holds.count(), 0);
     servers[2].resume();
     assert!(eventually(LONG, || is_free(&servers[2], &key)));
-}
-
-/// The lease becomes a ticket while the third node is stopped.
-#[test]
-fn a_ticket_has_no_late_holds() {
-    let servers = servers::<3>();
-    let client = patient(&servers);
-    let key = key("k");
-    let lease = client.lock_with_a_late_hold(&servers, &key);
-    client.store.end_renewals(lease);
-    assert_eq!(client.store.late_holds.count(), 0);
-    servers[2].resume();
 }
 
 /// The third node is stopped, and has many renewals to carry out when it continues. Locks that were released meanwhile
@@ -1790,36 +1778,4 @@ fn ended_releases_of_guards_are_forgotten() {
     assert_eq!(count("delayed"), reports.len() / 2, "{reports:?}");
     assert!(count("ended: true") >= 10, "{reports:?}");
     assert!(count("ended: false") >= 20, "{reports:?}");
-}
-
-/// The third node has not passed the key on. Then it gets the key of the ticket again: from a late request of the old
-/// holder, or from another adopter that gives the key back.
-#[test]
-fn an_adopter_releases_late_keys_of_its_ticket() {
-    let servers = servers::<3>();
-    let [old, new] = [patient(&servers), patient(&servers)];
-    let key = key("k");
-    let (from, token) = old.lock_on_all(&servers, &key);
-    let of_ticket = value(&servers[2], &key).unwrap();
-    let set = |value: &str| ask(&servers[2], &["SET", key.in_redis(), value, "PX", "60000"]);
-    let of_other = of_ticket.replace(&from.to_string(), &LeaseId::random().to_string());
-    set(&of_other);
-    let lease = LeaseId::random();
-    let adopt = Command::Adopt(Adopt {
-        key: key.clone(),
-        lease,
-        grant: Box::new(Adoption {
-            from,
-            token,
-            ttl: TTL,
-            longest: TTL,
-            renew: true,
-            replicas: None,
-        }),
-    });
-    let adopted = new.store.execute_one(adopt, soon());
-    assert!(matches!(adopted, Ok(Reply::Adopted { .. })), "{adopted:?}");
-    set(&of_ticket);
-    assert!(eventually(LONG, || is_free(&servers[2], &key)));
-    assert_eq!(holders(&servers[..2], &key, lease), 2);
 }

@@ -68,7 +68,7 @@ pub enum ErrorKind {
     /// the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// a transaction or a fenced value on a [quorum](crate::Client::quorum); or the server, or a proxy, does not know a command that the
+    /// a transaction, a fenced value or a ticket on a [quorum](crate::Client::quorum); or the server, or a proxy, does not know a command that the
     /// call needs, such as `WAIT` for [`Builder::replicas`](crate::Builder::replicas). Nothing was written, or it is
     /// undone.
     Unsupported,

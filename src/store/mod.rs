@@ -32,7 +32,6 @@ use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::wire::session::TransactionConnection;
@@ -128,9 +127,10 @@ pub trait Store: Send + Sync {
         false
     }
 
-    /// Withdraws the renewals of a lease that were not written yet and that no caller awaits. The lease has become a
-    /// ticket, so they could come after its adoption.
-    fn end_renewals(&self, _lease: LeaseId) {}
+    /// Fails if a lock cannot pass to another client by a ticket.
+    fn check_tickets(&self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Marks all connections to the server of `key` as suspect, since they may lead to a server that is no longer the
     /// primary. Each is replaced before its next use, but not within the first second of its life.

@@ -24,8 +24,6 @@ pub struct Scripted {
     /// The queue mode of each acquire.
     pub asked: Mutex<Vec<QueueMode>>,
     pub released: Mutex<Vec<LeaseId>>,
-    /// The leases of `Store::end_renewals`.
-    pub ended_renewals: Mutex<Vec<LeaseId>>,
     /// The number of releases that may grant their key to another client's waiter.
     pub passed_on: AtomicUsize,
     pub tracked: AtomicUsize,
@@ -99,10 +97,6 @@ impl Store for Scripted {
             self.passed_on
                 .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
         }
-    }
-
-    fn end_renewals(&self, lease: LeaseId) {
-        self.ended_renewals.lock().push(lease);
     }
 
     fn renewals_set_keys(&self) -> bool {

@@ -589,7 +589,7 @@ impl Watchdog {
         // If the lease has ended meanwhile, this renewal may have set the key again after the release. The lease was
         // not handed off, since its ttl is being changed, so no holder uses its id. A release from now on comes after
         // this renewal.
-        if self.store.renewals_set_keys() && lease.leaves_a_key(now) {
+        if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
             self.store.send_release(release_after_renewal(lease, ttl));
         }
         match outcome {

@@ -107,10 +107,10 @@ fn a_renewal_that_finds_a_loss_reports_one() {
     assert_eq!(f.reported.failed.load(Ordering::SeqCst), 0);
 }
 
-/// The renewal may have set the key again. The key of a ticket has to stay.
+/// The renewal may have set the key again.
 #[test]
 fn a_lease_released_during_its_renewal_is_released_again() {
-    for (sets_keys, is_ticket) in [(true, false), (true, true), (false, false)] {
+    for sets_keys in [true, false] {
         let f = fixture();
         f.store.renewals_set_keys.store(sets_keys, Ordering::SeqCst);
         let lease = scheduled_lease(&f);
@@ -123,15 +123,12 @@ fn a_lease_released_during_its_renewal_is_released_again() {
         assert_eq!(renewed(Ok(Reply::Done)), []);
         let now = f.clock.now();
         assert!(lease.begin_ttl_change(now, || now));
-        if is_ticket {
-            lease.keep_key();
-        }
         drop(f.watchdog.end_lease(&lease, now).unwrap());
         let error = Error::new(ErrorKind::Timeout, "");
         let _ = f
             .watchdog
             .end_ttl_change(&lease, now, now, EVERY, Err(error));
-        let released = if sets_keys && !is_ticket {
+        let released = if sets_keys {
             vec![lease.grant().id]
         } else {
             vec![]

@@ -11,12 +11,6 @@ use stateright::{Model, Property};
 use crate::{NODES, START, Tick};
 
 const CLIENTS: usize = 2;
-/// The lease of a ticket, if there is one. Its holder has written the ticket before the model begins, with this token.
-const TICKET: LeaseId = LeaseId {
-    client: CLIENTS,
-    attempt: 0,
-};
-const TICKET_TOKEN: Token = START * UNITS_PER_TICK;
 /// A token counts in smaller units than a clock, so that nodes can count up within a tick.
 const UNITS_PER_TICK: Token = 8;
 
@@ -48,10 +42,6 @@ struct Rules {
     separate_replies: bool,
     /// The validity starts before the first request is sent, not after the replies have come.
     valid_from_request: bool,
-    /// An adopter gets a token of its own, not that of the ticket.
-    adoption_raises_token: bool,
-    /// A node passes a key on only if the ticket's lease holds it.
-    adopts_ticket_only: bool,
 }
 
 /// The bounds of the model. The checker visits all states within them.
@@ -67,9 +57,6 @@ struct Limits {
     clock_steps: u8,
     /// Requests that arrive although their client has given up or released the lease. Further ones are lost.
     late_requests: u8,
-    /// All nodes but one at most begin with the key of a ticket, which clients may adopt. At each node, a renewal by the
-    /// old holder may arrive late.
-    has_ticket: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,12 +122,6 @@ enum Command {
     Acquire {
         proposal: Token,
     },
-    /// Acquires a key that the ticket's lease holds.
-    Adopt {
-        proposal: Token,
-    },
-    /// Gives a key that was to be adopted back to the ticket's lease.
-    GiveBack,
     /// Writes a token back (round 0), or renews the lease for the nth time.
     Hold {
         token: Token,
@@ -154,14 +135,12 @@ enum Client {
     Idle,
     Acquiring {
         lease: LeaseId,
-        adopts: bool,
         valid_until: Tick,
         /// The token that the client is writing back.
         token: Option<Token>,
     },
     Holding {
         lease: LeaseId,
-        has_adopted: bool,
         valid_until: Tick,
         token: Token,
         wrote_back: bool,
@@ -188,8 +167,6 @@ enum Action {
     Deliver(usize, Request),
     /// Sends an acquire with this proposal to all nodes.
     Acquire(usize, Token),
-    /// Sends an adoption of the ticket with this proposal to all nodes.
-    Adopt(usize, Token),
     /// Takes the greatest of the replies of these nodes as the token.
     ChooseToken(usize, Vec<usize>),
     /// Reads that a majority has stored the token.
@@ -199,9 +176,6 @@ enum Action {
     EndRenewal(usize),
     /// Releases the lease, or gives up the acquire. The release reaches these nodes at once, and others late or never.
     Release(usize, Vec<usize>),
-    /// Gives up the adoption, and gives the key back to the ticket's lease: at these nodes at once, and at others late
-    /// or never.
-    GiveBack(usize, Vec<usize>),
 }
 
 impl Node {
@@ -223,27 +197,15 @@ impl Node {
                 self.key = self.key.filter(|_| !holds);
                 return None;
             }
-            Command::GiveBack => {
-                self.give_back(lease);
-                return None;
-            }
             Command::Hold { token, .. } if !rules.stores_under_lease && is_taken => {
                 self.fence = self.fence.max(token);
                 return Some(self.fence);
             }
             _ if self.is_quarantined(clock, rules) => return None,
             // The lease holds the key already: reply as before.
-            Command::Acquire { .. } | Command::Adopt { .. } if holds => return Some(self.fence),
+            Command::Acquire { .. } if holds => return Some(self.fence),
             Command::Acquire { .. } | Command::Hold { .. } if is_taken => return None,
-            Command::Adopt { .. }
-                if self
-                    .key
-                    .is_none_or(|key| rules.adopts_ticket_only && key.lease != TICKET) =>
-            {
-                return None;
-            }
-            Command::Adopt { .. } if !rules.adoption_raises_token => {}
-            Command::Acquire { proposal } | Command::Adopt { proposal } => {
+            Command::Acquire { proposal } => {
                 let time = clock * UNITS_PER_TICK;
                 self.fence = proposal.max(time).max(self.fence + 1);
             }
@@ -253,18 +215,7 @@ impl Node {
         let expires = clock + rules.ttl;
         let expires = self.key.map_or(expires, |key| key.expires.max(expires));
         self.key = Some(Key { lease, expires });
-        match request.command {
-            Command::Adopt { .. } if !rules.adoption_raises_token => Some(TICKET_TOKEN),
-            _ => Some(self.fence),
-        }
-    }
-
-    fn give_back(&mut self, from: LeaseId) {
-        if let Some(key) = &mut self.key
-            && key.lease == from
-        {
-            key.lease = TICKET;
-        }
+        Some(self.fence)
     }
 
     fn expire(&mut self, now: Tick) {
@@ -323,9 +274,9 @@ impl Client {
     /// Whether the client waits for replies to this request.
     fn awaits(&self, request: Request, rules: &Rules) -> bool {
         let round = match request.command {
-            Command::Acquire { .. } | Command::Adopt { .. } => 0,
+            Command::Acquire { .. } => 0,
             Command::Hold { round, .. } => round,
-            Command::GiveBack | Command::Release => return false,
+            Command::Release => return false,
         };
         let awaited = match *self {
             Self::Idle => None,
@@ -359,12 +310,8 @@ impl State {
         let node = &mut self.nodes[node];
         node.requests.retain(|other| *other != request);
         let reply = node.carry_out(request, self.now, rules);
-        let client = self.clients.get(client).zip(node.replies.get_mut(client));
-        if let Some((client, last)) = client
-            && client.awaits(request, rules)
-            && reply.is_some()
-        {
-            *last = reply;
+        if self.clients[client].awaits(request, rules) && reply.is_some() {
+            node.replies[client] = reply;
         }
     }
 
@@ -377,8 +324,7 @@ impl State {
     }
 
     fn is_late(&self, request: Request) -> bool {
-        let client = self.clients.get(request.lease.client);
-        client.and_then(Client::lease) != Some(request.lease)
+        self.clients[request.lease.client].lease() != Some(request.lease)
     }
 
     /// The nodes from which the client has a reply.
@@ -399,22 +345,18 @@ impl State {
     fn believe(&mut self, client: usize, token: Token, rules: &Rules) {
         let Client::Acquiring {
             lease,
-            adopts,
             valid_until,
             token: written,
         } = self.clients[client]
         else {
             unreachable!("the client acquires");
         };
-        // A ticket may keep its token, if no later grant has a greater one.
-        let keeps_token = adopts && token == TICKET_TOKEN && !rules.adoption_raises_token;
-        self.tokens_increase &= token > self.last_token || keeps_token && token == self.last_token;
+        self.tokens_increase &= token > self.last_token;
         self.last_token = token;
         self.grants += 1;
         let from_now = self.now + rules.ttl - rules.drift;
         let holding = Client::Holding {
             lease,
-            has_adopted: adopts,
             valid_until: if rules.valid_from_request {
                 valid_until
             } else {
@@ -442,22 +384,8 @@ impl State {
         self.set_client(client, Client::Idle);
     }
 
-    fn give_back(&mut self, client: usize, reached: &[usize]) {
-        let lease = self.clients[client].lease().expect("the client has one");
-        for (index, node) in self.nodes.iter_mut().enumerate() {
-            if reached.contains(&index) {
-                node.give_back(lease);
-            } else {
-                for command in [Command::GiveBack, Command::Release] {
-                    node.send(Request { lease, command });
-                }
-            }
-        }
-        self.set_client(client, Client::Idle);
-    }
-
     /// Begins to acquire the lock.
-    fn acquire(&mut self, client: usize, command: Command, rules: &Rules) {
+    fn acquire(&mut self, client: usize, proposal: Token, rules: &Rules) {
         let attempt = if rules.new_lease_ids {
             self.attempts[client]
         } else {
@@ -467,12 +395,11 @@ impl State {
         let lease = LeaseId { client, attempt };
         let acquiring = Client::Acquiring {
             lease,
-            adopts: matches!(command, Command::Adopt { .. }),
             valid_until: self.now + rules.ttl - rules.drift,
             token: None,
         };
         self.set_client(client, acquiring);
-        self.send_to_all(lease, command);
+        self.send_to_all(lease, Command::Acquire { proposal });
     }
 
     fn tick(&mut self, rules: &Rules) {
@@ -498,10 +425,7 @@ impl State {
     /// Removes differences between states that have no effect later, so that the checker visits fewer states.
     fn simplify(&mut self) {
         let leases = self.clients.each_ref().map(Client::lease);
-        let is_late = |request: &Request| {
-            let lease = leases.get(request.lease.client).copied().flatten();
-            lease != Some(request.lease)
-        };
+        let is_late = |request: &Request| leases[request.lease.client] != Some(request.lease);
         for node in &mut self.nodes {
             if self.late_requests == 0 {
                 node.requests.retain(|request| !is_late(request));
@@ -532,40 +456,25 @@ impl Model for Quorum {
             replies: [None; CLIENTS],
         };
         let offset = |is_ahead| if is_ahead { self.rules.clock_offset } else { 0 };
-        let nodes = |ahead, lacking| {
-            let mut nodes = std::array::from_fn(|index| node(offset(index >= NODES - ahead)));
-            if self.limits.has_ticket {
-                for (index, node) in nodes.iter_mut().enumerate() {
-                    self.add_ticket(node, lacking != Some(index));
-                }
-            }
+        let nodes = |ahead| {
+            let mut nodes: [Node; NODES] =
+                std::array::from_fn(|index| node(offset(index >= NODES - ahead)));
             nodes.sort();
             nodes
         };
-        let state = |(ahead, lacking)| State {
+        let state = |ahead| State {
             now: START,
-            nodes: nodes(ahead, lacking),
+            nodes: nodes(ahead),
             clients: [Client::Idle, Client::Idle],
             attempts: self.limits.attempts,
             restarts: self.limits.restarts,
             clock_steps: self.limits.clock_steps,
             late_requests: self.limits.late_requests,
-            last_token: if self.limits.has_ticket {
-                TICKET_TOKEN
-            } else {
-                0
-            },
+            last_token: 0,
             tokens_increase: true,
             grants: 0,
         };
-        // A node without the ticket's key has a clock that is right, or one that is ahead.
-        let lacking = if self.limits.has_ticket {
-            vec![None, Some(0), Some(NODES - 1)]
-        } else {
-            vec![None]
-        };
-        let ahead = (0..=NODES).flat_map(|ahead| lacking.iter().map(move |node| (ahead, *node)));
-        ahead.map(state).collect()
+        (0..=NODES).map(state).collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -574,8 +483,8 @@ impl Model for Quorum {
             // No further grant is possible.
             return;
         }
-        // Before the first attempt, there is no lease to lose but that of a ticket.
-        let has_begun = state.attempts != self.limits.attempts || self.limits.has_ticket;
+        // Before the first attempt, there is no lease to lose.
+        let has_begun = state.attempts != self.limits.attempts;
         if has_begun && state.now < START + self.limits.ticks {
             actions.push(Action::Tick);
         }
@@ -613,12 +522,7 @@ impl Model for Quorum {
                 state.nodes[node].lose_data(state.now);
             }
             Action::Deliver(node, request) => state.deliver(node, request, rules),
-            Action::Acquire(client, proposal) => {
-                state.acquire(client, Command::Acquire { proposal }, rules);
-            }
-            Action::Adopt(client, proposal) => {
-                state.acquire(client, Command::Adopt { proposal }, rules);
-            }
+            Action::Acquire(client, proposal) => state.acquire(client, proposal, rules),
             Action::ChooseToken(client, nodes) => {
                 let replies = nodes.iter().map(|&node| state.nodes[node].replies[client]);
                 let greatest = replies.max().flatten().expect("the nodes have replied");
@@ -672,7 +576,6 @@ impl Model for Quorum {
                 state.set_client(client, renewed);
             }
             Action::Release(client, reached) => state.release(client, &reached),
-            Action::GiveBack(client, reached) => state.give_back(client, &reached),
         }
         state.simplify();
         Some(state)
@@ -701,18 +604,6 @@ impl Model for Quorum {
             Property::sometimes("renewal", |_, state: &State| {
                 any(state, |client| client.grant() == Some(Grant::Renewed))
             }),
-            Property::sometimes("adoption", |_, state: &State| {
-                let has_adopted = |client: &Client| {
-                    matches!(
-                        client,
-                        Client::Holding {
-                            has_adopted: true,
-                            ..
-                        }
-                    )
-                };
-                any(state, has_adopted)
-            }),
             Property::sometimes("second grant", |_, state: &State| state.grants == 2),
             Property::sometimes("vote after a quarantine", |_, state: &State| {
                 let votes = |node: &Node| node.data_since > 0 && node.key.is_some();
@@ -723,26 +614,6 @@ impl Model for Quorum {
 }
 
 impl Quorum {
-    /// Sends a renewal by the ticket's old holder to a new node, which may have the ticket's key.
-    fn add_ticket(&self, node: &mut Node, has_key: bool) {
-        if has_key {
-            node.fence = TICKET_TOKEN;
-            node.key = Some(Key {
-                lease: TICKET,
-                expires: node.clock(START) + self.rules.ttl,
-            });
-        }
-        if self.limits.late_requests > 0 {
-            node.send(Request {
-                lease: TICKET,
-                command: Command::Hold {
-                    token: TICKET_TOKEN,
-                    round: 0,
-                },
-            });
-        }
-    }
-
     fn actions_of(&self, client: usize, state: &State, actions: &mut Vec<Action>) {
         let Rules {
             majority,
@@ -765,9 +636,6 @@ impl Quorum {
                 if state.attempts[client] > 0 && may_begin {
                     for proposal in proposals {
                         actions.push(Action::Acquire(client, proposal));
-                        if self.limits.has_ticket {
-                            actions.push(Action::Adopt(client, proposal));
-                        }
                     }
                 }
                 return;
@@ -801,12 +669,6 @@ impl Quorum {
         let holds = |node: &usize| state.nodes[*node].key.map(|key| key.lease) == lease;
         let holding: Vec<usize> = (0..NODES).filter(holds).collect();
         actions.extend(subsets(&holding).map(|reached| Action::Release(client, reached)));
-        if matches!(
-            state.clients[client],
-            Client::Acquiring { adopts: true, .. }
-        ) {
-            actions.extend(subsets(&holding).map(|reached| Action::GiveBack(client, reached)));
-        }
     }
 }
 

@@ -49,23 +49,3 @@ fn refused_adoption_is_not_repeated() {
     assert_eq!(taken.kind(), ErrorKind::NotHeld);
     assert!(taken.to_string().contains("host/1/0"), "{taken}");
 }
-
-/// On a quorum, a renewal that is still to be written could set the key again after its adopter has released it.
-#[test]
-fn renewals_end_when_a_lease_becomes_a_ticket() {
-    let f = fixture();
-    let adopted = Reply::Adopted {
-        expires_in: OPTIONS.ttl,
-        token: 7,
-    };
-    f.answer_after(Duration::ZERO, Ok(adopted));
-    let lease = f.acquirer.adopt(&ticket()).unwrap();
-    let store = Arc::clone(&f.store);
-    f.answer(move |_| {
-        assert!(store.ended_renewals.lock().is_empty());
-        Ok(Reply::Done)
-    });
-    let ticket = f.acquirer.transfer_out(&lease).unwrap();
-    assert!(f.store.answers_taken());
-    assert_eq!(*f.store.ended_renewals.lock(), [ticket.lease]);
-}

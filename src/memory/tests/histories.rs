@@ -12,7 +12,7 @@ use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
     Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
-    Propose, QueueMode, Read, Release, Renew, TicketLease, Write,
+    Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -133,14 +133,8 @@ fn vote() -> impl Strategy<Value = Command> {
     let sets_missing = select(vec![Some(FUTURE), Some(FUTURE), Some(PAST), None, None]);
     prop_oneof![
         6 => (key(), lease(), ttl(), select(given.clone()), until()).prop_map(|(key, lease, ttl, micros, until)| {
-            Command::Propose(Propose { key, lease, ttl, micros, until, from: None })
+            Command::Propose(Propose { key, lease, ttl, micros, until })
         }),
-        3 => (key(), lease(), ttl(), select(given.clone()), until(), lease(), select(given)).prop_map(
-            |(key, lease, ttl, micros, until, from, ticket)| {
-                let from = Some(TicketLease { lease: from, micros: ticket });
-                Command::Propose(Propose { key, lease, ttl, micros, until, from })
-            },
-        ),
         6 => (key(), lease(), ttl(), select(held), sets_missing).prop_map(
             |(key, lease, ttl, micros, sets_missing)| {
                 Command::Hold(Hold { key, lease, ttl, micros, sets_missing })

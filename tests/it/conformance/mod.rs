@@ -56,6 +56,9 @@ macro_rules! every_behaviour_on {
                 shutdown_ends_waits_and_keeps_locks_in_redis;
             admin:
                 force_unlock_grants_the_next_waiter
+                a_transferred_lock_stays_held_until_adopted
+                an_unused_ticket_ends_with_its_ttl
+                an_adopted_lock_is_renewed_by_its_adopter
                 an_adopted_lock_has_a_greater_token;
             fencing:
                 a_late_holders_write_is_refused
@@ -80,8 +83,8 @@ macro_rules! every_behaviour_of_servers_that_vote_on {
     };
 }
 
-/// Runs the behaviours that a quorum has, too. It has no fenced values; its adopters get a new token; its waiters are in
-/// no queue of Redis, where a test could see them; and if all nodes lose their data, nobody votes until its locks have
+/// Runs the behaviours that a quorum has, too. It has no fenced values and no tickets; its waiters are in no queue of
+/// Redis, where a test could see them; and if all nodes lose their data, nobody votes until its locks have
 /// ended.
 macro_rules! every_behaviour_of_a_quorum_on {
     ($backend:expr) => {
@@ -129,10 +132,7 @@ macro_rules! every_behaviour_of_a_quorum_on {
             admin:
                 inspect_names_the_holder
                 inspect_names_a_crashed_holder
-                held_locks_lists_the_clients_locks
-                a_transferred_lock_stays_held_until_adopted
-                an_unused_ticket_ends_with_its_ttl
-                an_adopted_lock_is_renewed_by_its_adopter;
+                held_locks_lists_the_clients_locks;
             reentrant:
                 a_mutex_is_not_reentrant
                 threads_of_one_client_exclude_each_other

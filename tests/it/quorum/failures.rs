@@ -12,7 +12,7 @@ use crate::support::{SOON, Task, ask, held_keys, in_redis, lock, millis, secs, v
 #[test]
 fn two_stopped_nodes_of_five_delay_nobody() {
     let nodes = Nodes::start(5);
-    let client = nodes.client();
+    let [client, operator] = [(); 2].map(|()| nodes.client());
     lock(&client, "k").unlock().unwrap();
     nodes.0[3..].iter().for_each(Server::stop);
     let started = Instant::now();
@@ -26,6 +26,13 @@ fn two_stopped_nodes_of_five_delay_nobody() {
     client.ping().unwrap();
     // The time-outs are 8 s.
     assert!(started.elapsed() < secs(6), "{:?}", started.elapsed());
+    let guard = lock(&client, "k");
+    let of_others = operator.mutex("k");
+    let found = of_others.inspect().unwrap().unwrap();
+    assert_eq!(found.holder(), client.holder_id());
+    assert!(of_others.force_unlock().unwrap().is_some());
+    assert!(of_others.inspect().unwrap().is_none());
+    drop(guard);
     nodes.0[3..].iter().for_each(Server::resume);
     drop(lock(&client, "k"));
     nodes.assert_all_become_free();

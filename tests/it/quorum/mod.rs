@@ -5,6 +5,5 @@ pub mod nodes;
 mod addresses;
 mod failures;
 mod health;
-mod transfer;
 mod unsupported;
 mod waiting;

@@ -1,10 +1,10 @@
 //! Parts of the library that a quorum does not have.
 
-use leasehold::ErrorKind;
+use leasehold::{ErrorKind, MemoryStore};
 use leasehold_testbed::Server;
 
 use super::nodes::Nodes;
-use crate::support::{lock, millis};
+use crate::support::{lock, millis, secs};
 
 #[test]
 fn parts_for_one_server_say_that_a_quorum_lacks_them() {
@@ -13,6 +13,8 @@ fn parts_for_one_server_say_that_a_quorum_lacks_them() {
     let guard = lock(&client, "k");
     let mutex = client.mutex("replicated").replicas(1, millis(100));
     let value = client.fenced_value("v");
+    let of_one_server = MemoryStore::new().builder().ttl(secs(5)).build().unwrap();
+    let ticket = lock(&of_one_server, "t").into_ticket().unwrap();
     // A request would wait for the nodes.
     nodes.0.iter().for_each(Server::stop);
     let errors = [
@@ -20,6 +22,7 @@ fn parts_for_one_server_say_that_a_quorum_lacks_them() {
         value.write(guard.fencing_token(), "17").unwrap_err(),
         value.delete(guard.fencing_token()).unwrap_err(),
         value.read().unwrap_err(),
+        client.adopt(&ticket).unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.lock().unwrap_err(),
     ];
@@ -30,4 +33,16 @@ fn parts_for_one_server_say_that_a_quorum_lacks_them() {
     }
     drop(guard);
     nodes.assert_all_become_free();
+}
+
+/// The lock is released as by a drop, so that another process can acquire it at once.
+#[test]
+fn a_guard_that_becomes_no_ticket_is_released() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client();
+    let refused = lock(&client, "k").into_ticket().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("acquire it"), "{refused}");
+    nodes.assert_all_become_free();
+    lock(&nodes.client(), "k").unlock().unwrap();
 }

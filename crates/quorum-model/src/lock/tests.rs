@@ -28,8 +28,6 @@ const RULES: Rules = Rules {
     new_lease_ids: true,
     separate_replies: true,
     valid_from_request: true,
-    adoption_raises_token: true,
-    adopts_ticket_only: true,
 };
 
 /// With equal clocks, which need no drift, a lease is valid for two ticks: long enough for a renewal.
@@ -47,7 +45,6 @@ const LIMITS: Limits = Limits {
     restarts: 0,
     clock_steps: 0,
     late_requests: 0,
-    has_ticket: false,
 };
 
 const RESTART: Limits = Limits {
@@ -142,20 +139,6 @@ fn renewals_break_no_promise() {
 }
 
 #[test]
-fn adoptions_break_no_promise() {
-    let limits = Limits {
-        has_ticket: true,
-        ..LIMITS
-    };
-    assert_holds(RULES, limits, &["adoption"]);
-    let late = Limits {
-        late_requests: 1,
-        ..limits
-    };
-    assert_holds(EQUAL_CLOCKS, late, &["adoption"]);
-}
-
-#[test]
 fn one_node_of_three_cannot_grant() {
     for promise in [EXCLUSION, ORDER] {
         assert_breaks(promise, RULES, LIMITS, |rules| rules.majority = NODES / 2);
@@ -238,28 +221,5 @@ fn a_reused_lease_id_lets_leases_overlap() {
     };
     assert_breaks(EXCLUSION, EQUAL_CLOCKS, limits, |rules| {
         rules.new_lease_ids = false;
-    });
-}
-
-#[test]
-fn an_adoption_under_the_tickets_token_lets_tokens_decrease() {
-    let limits = Limits {
-        has_ticket: true,
-        late_requests: 2,
-        ..LIMITS
-    };
-    assert_breaks(ORDER, EQUAL_CLOCKS, limits, |rules| {
-        rules.adoption_raises_token = false;
-    });
-}
-
-#[test]
-fn an_adoption_of_another_lease_lets_leases_overlap() {
-    let limits = Limits {
-        has_ticket: true,
-        ..LIMITS
-    };
-    assert_breaks(EXCLUSION, RULES, limits, |rules| {
-        rules.adopts_ticket_only = false;
     });
 }
