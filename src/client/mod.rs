@@ -25,12 +25,12 @@ use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::transaction::TransactionRunner;
 use crate::memory::{MemoryNode, MemoryServer};
-use crate::quorum::{NodeReport, QuorumAddress, QuorumStore};
+use crate::quorum::{QuorumAddress, QuorumStore};
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
 use crate::report::observe;
-use crate::store::{Backend, LateReleaseHook, ServerId, Store};
+use crate::store::{Backend, LateReleaseHook, NodeReport, Notifications, ServerId, Store};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::ForkGuard;
 use crate::util::id::HolderId;
@@ -38,6 +38,7 @@ use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 use crate::wire::Node;
 use crate::wire::endpoint::Endpoint;
+use crate::wire::session::Transactions;
 
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely. The drop of the last clone waits for Redis.
@@ -638,7 +639,8 @@ impl Handle {
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
         let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
-        let backend = backend_of(server, &config, holder.clone(), &scheduler, &delayed);
+        let (backend, transactions) =
+            backend_of(server, &config, holder.clone(), &scheduler, &delayed);
         let watchdog = Watchdog::new(
             scheduler,
             &backend,
@@ -676,7 +678,7 @@ impl Handle {
             config.hand_offs,
         );
         let transactions = TransactionRunner::new(
-            &backend,
+            transactions,
             Arc::clone(&watchdog),
             config.max_transactions,
             config.connect_timeout,
@@ -719,7 +721,6 @@ impl Handle {
         let Backend {
             store,
             notifications,
-            ..
         } = &self.backend;
         let flushed = store.flush(deadline);
         notifications.stop();
@@ -825,14 +826,22 @@ fn check_environment_once(
     }));
 }
 
-/// Makes the store. It requests maintenance from the scheduler, and reports late releases.
+fn with_transactions<S>(store: Arc<S>) -> (Backend, Option<Arc<dyn Transactions>>)
+where
+    S: Store + Notifications + Transactions + 'static,
+{
+    (Backend::new(Arc::clone(&store)), Some(store))
+}
+
+/// Makes the store, and its transactions if it has any. The store requests maintenance from the scheduler, and reports
+/// late releases.
 fn backend_of(
     server: Server,
     config: &Config,
     holder: HolderId,
     scheduler: &Arc<Scheduler>,
     delayed: &Arc<LateReleases>,
-) -> Backend {
+) -> (Backend, Option<Arc<dyn Transactions>>) {
     let scheduler = Arc::clone(scheduler);
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
@@ -840,7 +849,7 @@ fn backend_of(
         LateReleaseHook::new(move |key, token, delay| delayed.note(key, token, delay))
     });
     match server {
-        Server::Redis(endpoint) => Backend::with_transactions(Arc::new(Node::new(
+        Server::Redis(endpoint) => with_transactions(Arc::new(Node::new(
             ServerId::ONLY,
             endpoint,
             config,
@@ -850,17 +859,19 @@ fn backend_of(
             None,
         ))),
         Server::Cluster(address) => {
-            Backend::with_transactions(ClusterStore::new(*address, config, holder, delays))
+            with_transactions(ClusterStore::new(*address, config, holder, delays))
         }
         Server::Memory(memory) => {
             let node = MemoryNode::new(memory, holder, request_maintenance, delays);
-            Backend::new(Arc::new(node))
+            (Backend::new(Arc::new(node)), None)
         }
         Server::Quorum(address) => {
-            Backend::new(QuorumStore::new(*address, config, &holder, delays))
+            let store = QuorumStore::new(*address, config, &holder, delays);
+            (Backend::new(store), None)
         }
         Server::MemoryQuorum(nodes) => {
-            Backend::new(QuorumStore::of_memory(&nodes, config, &holder, delays))
+            let store = QuorumStore::of_memory(&nodes, config, &holder, delays);
+            (Backend::new(store), None)
         }
     }
 }

@@ -80,7 +80,7 @@ use crate::store::late_release::ReleaseTracker;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
     Completion, KeyState, LateReleaseHook, Listener, Notifications, RefusalHook, RenewalLimits,
-    ServerId, Store, TrackedKey, Transactions,
+    ServerId, Store, TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
@@ -92,7 +92,7 @@ use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 use crate::wire::pipeline::ReleaseRouter;
 use crate::wire::pipeline::releases::QueuedRelease;
-use crate::wire::session::TransactionConnection;
+use crate::wire::session::{TransactionConnection, Transactions};
 
 pub use address::ClusterAddress;
 

@@ -11,13 +11,14 @@ use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 use crate::lease::Lease;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::store::{Backend, Transactions};
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
 use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::watchdog::Watchdog;
-use crate::wire::session::{TransactionConnection, TransactionOutcome, read_failed, reply_unread};
+use crate::wire::session::{
+    TransactionConnection, TransactionOutcome, Transactions, read_failed, reply_unread,
+};
 
 /// The outcome of a transaction that Redis has carried out, from
 /// [`MutexGuard::transaction`](crate::MutexGuard::transaction) and
@@ -139,14 +140,14 @@ impl Drop for Permit<'_> {
 
 impl TransactionRunner {
     pub(crate) fn new(
-        backend: &Backend,
+        transactions: Option<Arc<dyn Transactions>>,
         watchdog: Arc<Watchdog>,
         max_running: usize,
         connect_timeout: Duration,
     ) -> Self {
         let (begin, end) = bounded(max_running);
         Self {
-            transactions: backend.transactions.clone(),
+            transactions,
             process: Process::current(),
             watchdog,
             begin,

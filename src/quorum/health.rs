@@ -21,8 +21,9 @@ use crate::quorum::Member;
 use crate::quorum::clocks;
 use crate::quorum::clocks::Reading;
 use crate::report::error::{Error, ErrorKind};
-use crate::report::node_state::{NodeClock, NodeHealth, NodeState};
+use crate::report::node_state::{NodeClock, NodeHealth};
 use crate::store::completion::Submitted;
+use crate::store::{NodeHook, NodeReport};
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 
@@ -46,17 +47,6 @@ const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
 
 /// While requests are sent, the time from one reading of a node's clock to the next.
 const READ_EVERY: Duration = Duration::from_secs(10);
-
-/// A report of a quorum about one of its nodes.
-pub enum NodeReport {
-    /// The health of the node has changed, or whether its clock is within the bound.
-    Changed(NodeState),
-    /// The node's clock was read and compared.
-    ClockRead(NodeState),
-}
-
-/// A function that a quorum calls with each report. It has to be quick and must not block.
-pub type NodeHook = Box<dyn Fn(NodeReport) + Send + Sync>;
 
 /// The health of one node.
 pub struct Health(Mutex<Known>);

@@ -51,8 +51,6 @@ pub mod slow_nodes;
 #[cfg(not(shuttle))]
 mod tests;
 
-pub use health::{NodeHook, NodeReport};
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -81,8 +79,8 @@ use crate::report::node_state::NodeState;
 use crate::store::completion::Submitted;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
-    Completion, KeyState, LateReleaseHook, Listener, MaintenanceHook, Notifications, ServerId,
-    Store, TrackedKey,
+    Completion, KeyState, LateReleaseHook, Listener, MaintenanceHook, NodeHook, Notifications,
+    ServerId, Store, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};

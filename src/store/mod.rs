@@ -5,8 +5,7 @@
 //!   wait for a key of another server.
 //! - [`Notifications`] reports what servers observe, and decides whether waiters queue in Redis. A report names its
 //!   server.
-//! - [`Transactions`] lends connections.
-//! - [`Backend`] holds the three.
+//! - [`Backend`] holds the two.
 //!
 //! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. Its caller
 //! continues as soon as the outcomes are enough, and then leaves. Each outcome is either among those that the caller
@@ -27,14 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::{Command, QueueMode, Reply, Request};
-use crate::quorum::NodeHook;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
-use crate::wire::session::TransactionConnection;
 
 pub use completion::Completion;
 pub use late_release::{LateRelease, LateReleaseHook};
@@ -44,6 +41,17 @@ pub use scripted::Scripted;
 
 /// Called with the reason why acquires by plain commands are not allowed.
 pub type RefusalHook = Box<dyn FnOnce(Error) + Send>;
+
+/// A report of a quorum about one of its nodes.
+pub enum NodeReport {
+    /// The health of the node has changed, or whether its clock is within the bound.
+    Changed(NodeState),
+    /// The node's clock was read and compared.
+    ClockRead(NodeState),
+}
+
+/// A function that a quorum calls with each report. It has to be quick and must not block.
+pub type NodeHook = Box<dyn Fn(NodeReport) + Send + Sync>;
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// its deadline at the latest. (A process that can start no thread may connect for longer.)
@@ -188,48 +196,18 @@ pub trait Notifications: Send + Sync {
     }
 }
 
-/// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
-/// data.
-pub trait Transactions: Send + Sync {
-    /// Takes an idle connection for one transaction, or connects until `deadline`: to the server of `key`, the lock's
-    /// key.
-    fn transaction_connection(
-        &self,
-        key: &Key,
-        deadline: MonotonicTime,
-    ) -> Result<TransactionConnection, Error>;
-
-    /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
-    fn note_failure(&self, _key: &Key, _error: &Error) {}
-}
-
 /// A client's store, by its interfaces.
 #[derive(Clone)]
 pub struct Backend {
     pub store: Arc<dyn Store>,
     pub notifications: Arc<dyn Notifications>,
-    /// `None` if the store has no transactions.
-    pub transactions: Option<Arc<dyn Transactions>>,
 }
 
 impl Backend {
-    /// A store without transactions.
     pub fn new<S: Store + Notifications + 'static>(store: Arc<S>) -> Self {
         Self {
             notifications: Arc::<S>::clone(&store),
             store,
-            transactions: None,
-        }
-    }
-
-    /// A store with transactions.
-    pub fn with_transactions<S>(store: Arc<S>) -> Self
-    where
-        S: Store + Notifications + Transactions + 'static,
-    {
-        Self {
-            transactions: Some(Arc::<S>::clone(&store)),
-            ..Self::new(store)
         }
     }
 }

@@ -34,7 +34,7 @@ use crate::report::environment::EnvironmentFinding;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{
     Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
-    RenewalLimits, ServerId, Store, TrackedKey, Transactions,
+    RenewalLimits, ServerId, Store, TrackedKey,
 };
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
@@ -51,7 +51,7 @@ use crate::wire::notifications::NotificationConnection;
 use crate::wire::pipeline::releases::QueuedRelease;
 use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::wire::scripts::ScriptContext;
-use crate::wire::session::TransactionConnection;
+use crate::wire::session::{TransactionConnection, Transactions};
 
 /// The number of pipelines for renewals: one for each thread that renews.
 const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;

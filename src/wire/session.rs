@@ -40,6 +40,21 @@ use crate::wire::net::refusal::command_refused;
 use crate::wire::net::replies::TOO_LARGE;
 use crate::wire::scripts::encode_words;
 
+/// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
+/// data.
+pub trait Transactions: Send + Sync {
+    /// Takes an idle connection for one transaction, or connects until `deadline`: to the server of `key`, the lock's
+    /// key.
+    fn transaction_connection(
+        &self,
+        key: &Key,
+        deadline: MonotonicTime,
+    ) -> Result<TransactionConnection, Error>;
+
+    /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
+    fn note_failure(&self, _key: &Key, _error: &Error) {}
+}
+
 /// Commands that would end the `WATCH`, or change the state of the connection for its next user.
 const NOT_ALLOWED: [&str; 19] = [
     "MULTI",

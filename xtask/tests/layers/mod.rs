@@ -31,19 +31,8 @@ const LAYERS: [&[&str]; 17] = [
     &["locks", "client", "guide", "internals"],
 ];
 
-/// Imports from a higher layer that exist today. No other may come.
-const EXCEPTIONS: [(&str, &str); 2] = [
-    ("store", "quorum::NodeHook"),
-    ("store", "wire::session::TransactionConnection"),
-];
-
 /// Modules of one folder that may import each other. A client makes locks, and a lock keeps its client.
 const CIRCLES: [(&str, &str); 2] = [("client", "locks"), ("report", "util")];
-
-fn is_exception(module: &str, path: &str) -> bool {
-    let mut exceptions = EXCEPTIONS.iter();
-    exceptions.any(|(from, to)| *from == module && contains(to, path))
-}
 
 fn contains(module: &str, path: &str) -> bool {
     let rest = path.strip_prefix(module);
@@ -86,7 +75,7 @@ pub fn upward_imports(path: &Path, text: &str, root: &Path) -> Vec<String> {
         let target = reexports.get(&name).unwrap_or(&name);
         let place = format!("{}:{line}: {module} mentions crate::{name}", path.display());
         match layer(target) {
-            Some(other) if other > own && !is_exception(&module, target) => found.push(place),
+            Some(other) if other > own => found.push(place),
             Some(_) => {}
             None => found.push(format!("{place}, which is in no layer; add it to LAYERS")),
         }
@@ -110,9 +99,6 @@ pub fn circles(texts: &[(PathBuf, String)], root: &Path) -> Vec<String> {
         }
         for (name, line) in mentions(text).of_crate {
             let mentioned = reexports.get(&name).unwrap_or(&name);
-            if is_exception(&module, mentioned) {
-                continue;
-            }
             let target = longest_of(&modules, mentioned);
             let Some((folder, from, to)) = target.and_then(|target| siblings(&module, target))
             else {
