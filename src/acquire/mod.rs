@@ -31,7 +31,6 @@
 //!   release. Otherwise Redis would run both before it notifies the next holder.
 
 pub mod attempt;
-pub mod late_releases;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
@@ -65,7 +64,6 @@ use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 use attempt::Attempt;
-pub use late_releases::LateReleases;
 pub use notify::NotificationHandler;
 use outage::{CurrentOutage, Outage};
 use places::Places;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
+use crate::acquire::{Acquirer, LocalQueues, NotificationHandler};
 use crate::client::address::QuorumNode;
 use crate::client::address::ServerAddress;
 use crate::client::builder::Builder;
@@ -30,7 +30,9 @@ use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
 use crate::report::observe;
-use crate::store::{Backend, LateReleaseHook, NodeReport, Notifications, ServerId, Store};
+use crate::store::{
+    Backend, LateRelease, LateReleaseHook, NodeReport, Notifications, ServerId, Store,
+};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::ForkGuard;
 use crate::util::id::HolderId;
@@ -101,7 +103,6 @@ pub(crate) struct Handle {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) callbacks: Arc<CallbackExecutor>,
     pub(crate) acquirer: Acquirer,
-    delayed: Arc<LateReleases>,
     pub(crate) transactions: TransactionRunner,
     holder: HolderId,
     /// All threads but the callback thread.
@@ -638,9 +639,8 @@ impl Handle {
         let threads = Arc::new(threads);
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
-        let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
         let (backend, transactions) =
-            backend_of(server, &config, holder.clone(), &scheduler, &delayed);
+            backend_of(server, &config, holder.clone(), &scheduler, &callbacks);
         let watchdog = Watchdog::new(
             scheduler,
             &backend,
@@ -691,7 +691,6 @@ impl Handle {
             watchdog,
             callbacks,
             acquirer,
-            delayed,
             transactions,
             holder,
             threads,
@@ -724,7 +723,7 @@ impl Handle {
         } = &self.backend;
         let flushed = store.flush(deadline);
         notifications.stop();
-        self.delayed.end(|| store.end());
+        store.end();
         // The other threads end before the callback thread, which then runs all callbacks that they have queued.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
@@ -840,13 +839,21 @@ fn backend_of(
     config: &Config,
     holder: HolderId,
     scheduler: &Arc<Scheduler>,
-    delayed: &Arc<LateReleases>,
+    callbacks: &Arc<CallbackExecutor>,
 ) -> (Backend, Option<Arc<dyn Transactions>>) {
     let scheduler = Arc::clone(scheduler);
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
-        let delayed = Arc::clone(delayed);
-        LateReleaseHook::new(move |key, token, delay| delayed.note(key, token, delay))
+        let callbacks = Arc::clone(callbacks);
+        LateReleaseHook::new(move |key, token, report| match report {
+            LateRelease::Delayed(error) => {
+                callbacks.queue_lock_event(key, token, move |events, lock| {
+                    events.release_delayed(lock, &error);
+                });
+            }
+            LateRelease::Lost(reason) => callbacks.queue_loss(key, token, reason),
+            LateRelease::Ended { .. } => {}
+        })
     });
     match server {
         Server::Redis(endpoint) => with_transactions(Arc::new(Node::new(

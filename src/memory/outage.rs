@@ -23,7 +23,7 @@ pub struct PendingRelease {
     holder: HolderId,
     command: Command,
     until: MonotonicTime,
-    /// Reports how the release ends, if a guard held the lease. A dropped tracker reports the release as given up.
+    /// Reports to a quorum how the release ends, if a guard held the lease.
     tracker: Option<ReleaseTracker>,
 }
 
@@ -50,7 +50,7 @@ impl PendingRelease {
         })
     }
 
-    /// Carries the release out, and reports it as confirmed. As for a repeat, the reply shows no loss.
+    /// Carries the release out, and confirms it to a quorum. As for a repeat, the reply shows no loss.
     pub fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
         release(&self.holder, &self.command);
         if let Some(tracker) = self.tracker {

@@ -39,17 +39,8 @@ struct Progress {
     is_awaited: bool,
     /// The loss was reported, or the caller has learnt whether the lock was lost.
     is_loss_known: bool,
-    report: Report,
-}
-
-/// The last report about a release.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Report {
-    #[default]
-    None,
-    Delayed,
-    /// Nothing more is reported.
-    Ended,
+    /// The delay was reported, or the caller has learnt that the release was prompt.
+    is_delay_known: bool,
 }
 
 /// The greatest number of open releases. Later ones are not followed, so their delay is not reported. A node may never
@@ -79,9 +70,7 @@ impl Progress {
 
     /// Whether the release failed at first at so many nodes that it is late, and that was not reported yet.
     fn is_late(&self, count: Count) -> bool {
-        self.report == Report::None
-            && size(self.late) > count.minority()
-            && !self.is_confirmed(count)
+        !self.is_delay_known && size(self.late) > count.minority() && !self.is_confirmed(count)
     }
 }
 
@@ -104,7 +93,7 @@ impl QuorumLateReleases {
     /// The hook of one node.
     pub fn hook_of(self: &Arc<Self>, node: usize) -> LateReleaseHook {
         let releases = Arc::clone(self);
-        LateReleaseHook::with_prompt_ends(move |key, token, report| {
+        LateReleaseHook::of_quorum(move |key, token, report| {
             releases.note(node, key, token, report);
         })
     }
@@ -128,7 +117,7 @@ impl QuorumLateReleases {
             match outcome {
                 Err(error) => self.report_delay(progress, key, token, error.clone()),
                 Ok(_) => {
-                    progress.report = Report::Ended;
+                    progress.is_delay_known = true;
                     progress.is_loss_known = true;
                 }
             }
@@ -154,8 +143,6 @@ impl QuorumLateReleases {
                 progress.lost |= bit;
                 progress.loss = Some(Box::new(reason));
             }),
-            // Not needed: when the client ends, each release that was reported as late is reported as ended.
-            LateRelease::Queued | LateRelease::Dequeued => {}
         }
     }
 
@@ -170,8 +157,7 @@ impl QuorumLateReleases {
         Error::new(kind, format!("no majority has released the lock: {reason}"))
     }
 
-    /// Changes a release's progress, reports a loss and the release's end, and removes the entry once all nodes have ended
-    /// it.
+    /// Changes a release's progress, reports a loss, and removes the entry once all nodes have ended the release.
     fn change(&self, key: &Key, token: u64, change: impl FnOnce(&mut Progress)) {
         let mut open = self.open.lock();
         let Entry::Occupied(mut release) = open.entry((key.clone(), token)) else {
@@ -182,7 +168,6 @@ impl QuorumLateReleases {
         if let Some(reason) = progress.take_loss(self.count) {
             self.hook.report(key, token, LateRelease::Lost(reason));
         }
-        self.report_end(progress, key, token);
         let ended = size(progress.confirmed | progress.given_up);
         if !progress.is_awaited && ended == self.names.len() {
             release.remove();
@@ -193,18 +178,8 @@ impl QuorumLateReleases {
     }
 
     fn report_delay(&self, progress: &mut Progress, key: &Key, token: u64, error: Error) {
-        progress.report = Report::Delayed;
+        progress.is_delay_known = true;
         self.hook.report(key, token, LateRelease::Delayed(error));
-    }
-
-    fn report_end(&self, progress: &mut Progress, key: &Key, token: u64) {
-        let confirmed = progress.is_confirmed(self.count);
-        let has_ended = confirmed || size(progress.given_up) > self.count.minority();
-        if has_ended && progress.report == Report::Delayed {
-            progress.report = Report::Ended;
-            let report = LateRelease::Ended { confirmed };
-            self.hook.report(key, token, report);
-        }
     }
 }
 
@@ -223,12 +198,9 @@ mod tests {
     enum Event {
         Lost,
         Delayed(ErrorKind),
-        Ended { confirmed: bool },
     }
 
     const DELAYED: Event = Event::Delayed(ErrorKind::NoQuorum);
-    const CONFIRMED: Event = Event::Ended { confirmed: true };
-    const GIVEN_UP: Event = Event::Ended { confirmed: false };
 
     struct Fixture {
         releases: Arc<QuorumLateReleases>,
@@ -254,7 +226,6 @@ mod tests {
                         errors.lock().push(error.to_string());
                         Event::Delayed(error.kind())
                     }
-                    LateRelease::Ended { confirmed } => Event::Ended { confirmed },
                     LateRelease::Lost(_) => Event::Lost,
                     other => panic!("{other:?}"),
                 });
@@ -318,40 +289,22 @@ mod tests {
     }
 
     #[test]
-    fn a_late_release_ends_once_a_majority_has_confirmed_it() {
-        let f = Fixture::new(false);
-        f.delay(0);
-        f.delay(1);
-        f.assert_events(&[]);
-        f.delay(2);
-        f.assert_events(&[DELAYED]);
-        let text = f.texts.lock()[0].clone();
-        let reason = "no majority has released the lock: node 2: away";
-        assert!(text.ends_with(reason), "{text}");
-        f.end(3, true);
-        f.end(0, true);
-        f.assert_events(&[DELAYED]);
-        f.end(1, true);
-        f.assert_events(&[DELAYED, CONFIRMED]);
-        f.end(2, false);
-        f.end(4, true);
-        f.assert_events(&[DELAYED, CONFIRMED]);
-        assert!(f.is_forgotten());
-    }
-
-    #[test]
-    fn a_late_release_ends_once_no_majority_can_confirm_it() {
-        let f = Fixture::new(false);
-        (0..5).for_each(|node| f.delay(node));
-        f.end(0, false);
-        f.end(1, false);
-        f.assert_events(&[DELAYED]);
-        f.end(2, false);
-        f.assert_events(&[DELAYED, GIVEN_UP]);
-        f.end(3, true);
-        f.end(4, true);
-        f.assert_events(&[DELAYED, GIVEN_UP]);
-        assert!(f.is_forgotten());
+    fn a_release_is_late_once_no_majority_has_done_it_at_first() {
+        for confirmed in [true, false] {
+            let f = Fixture::new(false);
+            f.delay(0);
+            f.delay(1);
+            f.assert_events(&[]);
+            f.delay(2);
+            f.assert_events(&[DELAYED]);
+            let text = f.texts.lock()[0].clone();
+            let reason = "no majority has released the lock: node 2: away";
+            assert!(text.ends_with(reason), "{text}");
+            f.delay(3);
+            (0..5).for_each(|node| f.end(node, confirmed));
+            f.assert_events(&[DELAYED]);
+            assert!(f.is_forgotten());
+        }
     }
 
     #[test]
@@ -381,8 +334,7 @@ mod tests {
         f.assert_events(&[Event::Lost]);
         assert!(f.is_forgotten());
         // A caller that waits learns of the loss, unless it leaves without the replies of a majority.
-        for (is_answered, events) in [(true, &[][..]), (false, &[Event::Lost, DELAYED, CONFIRMED])]
-        {
+        for (is_answered, events) in [(true, &[][..]), (false, &[Event::Lost, DELAYED])] {
             let f = Fixture::new(true);
             (0..3).for_each(|node| lose(&f, node));
             f.assert_events(&[]);
@@ -414,7 +366,7 @@ mod tests {
         f.assert_events(&[DELAYED]);
         f.end(1, true);
         f.end(2, true);
-        f.assert_events(&[DELAYED, CONFIRMED]);
+        f.assert_events(&[DELAYED]);
     }
 
     #[test]
@@ -424,7 +376,7 @@ mod tests {
         f.assert_events(&[]);
         assert!(!f.is_forgotten());
         f.leave(false);
-        f.assert_events(&[DELAYED, CONFIRMED]);
+        f.assert_events(&[DELAYED]);
         assert!(f.is_forgotten());
     }
 
@@ -476,9 +428,9 @@ mod tests {
     }
 
     proptest! {
-        /// The nodes report in any order. A late release is reported twice, and nothing stays.
+        /// The nodes report in any order. A late release is reported once, and nothing stays.
         #[test]
-        fn each_late_release_has_one_delay_and_one_end(
+        fn each_late_release_has_one_delay(
             ends in prop::collection::vec((any::<bool>(), any::<bool>()), 1..=9),
             order in Just((0..18).collect::<Vec<usize>>()).prop_shuffle(),
             left_at in prop::option::of(0..18_usize),
@@ -506,15 +458,14 @@ mod tests {
                     f.delay(node);
                 }
             }
-            let end = Event::Ended { confirmed: confirmed >= majority };
             let events = f.events.lock().clone();
             if late <= minority {
                 prop_assert_eq!(events, vec![]);
             } else if left_at.is_some() || confirmed < majority {
-                prop_assert_eq!(events, vec![DELAYED, end]);
+                prop_assert_eq!(events, vec![DELAYED]);
             } else {
                 // A majority may have confirmed it before so many nodes were late.
-                prop_assert!(events.is_empty() || events == [DELAYED, end]);
+                prop_assert!(events.is_empty() || events == [DELAYED]);
             }
             prop_assert!(f.is_forgotten());
         }

@@ -1725,12 +1725,11 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
 #[test]
 fn ended_releases_of_guards_are_forgotten() {
     let mut servers = servers::<3>();
-    let reports: Arc<Mutex<Vec<String>>> = Arc::default();
+    let reports: Arc<Mutex<Vec<&str>>> = Arc::default();
     let reported = Arc::clone(&reports);
     let hook = LateReleaseHook::new(move |_, _, report| {
         reported.lock().push(match report {
-            LateRelease::Ended { confirmed } => format!("ended: {confirmed}"),
-            LateRelease::Delayed(_) => "delayed".to_owned(),
+            LateRelease::Delayed(_) => "delayed",
             other => panic!("{other:?}"),
         });
     });
@@ -1773,9 +1772,6 @@ fn ended_releases_of_guards_are_forgotten() {
     let mut kill = || servers[1..].iter_mut().for_each(Server::kill);
     release_all(&mut kill, SHORT, SHORT);
     assert!(eventually(LONG, || open() == 0));
-    let reports = reports.lock();
-    let count = |wanted: &str| reports.iter().filter(|report| *report == wanted).count();
-    assert_eq!(count("delayed"), reports.len() / 2, "{reports:?}");
-    assert!(count("ended: true") >= 10, "{reports:?}");
-    assert!(count("ended: false") >= 20, "{reports:?}");
+    let reports = reports.lock().len();
+    assert!((30..=40).contains(&reports), "{reports}");
 }

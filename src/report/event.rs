@@ -67,15 +67,11 @@ pub trait EventHandler: Send + Sync + 'static {
     /// has it now, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
-    /// background as long as Redis may have the key. Called once per lock, and followed by one
-    /// [`release_ended`](Self::release_ended). On a [quorum](crate::Client::quorum), called if the release failed at so
-    /// many nodes that no majority was left. The error is `NoQuorum`, or a lasting one such as `Denied`.
+    /// background as long as Redis may have the key, but not after the client was shut down or dropped. Called once per
+    /// lock. The gauge `leasehold_release_retries` counts the releases that the client still retries. On a
+    /// [quorum](crate::Client::quorum), called if the release failed at so many nodes that no majority was left. The
+    /// error is `NoQuorum`, or a lasting one such as `Denied`.
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
-    /// A delayed release ended. `confirmed` is true if Redis, or a majority of a quorum, has replied: the key is gone or
-    /// has another holder. Otherwise the client gave the release up: the ttl has ended, and the key with it; or the
-    /// client was shut down or dropped, and the key stays until its ttl ends; or more than 65,536 releases waited for a
-    /// node of a quorum. After the shutdown or drop, the client reports no releases.
-    fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}
     /// The renewal of a held lock failed. The client retries it until the validity ends. If the validity ends first,

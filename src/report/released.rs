@@ -25,10 +25,9 @@ pub enum Released {
     Confirmed,
     /// Redis did not confirm the release. The error says why: Redis is away, did not answer in time, or refuses. The
     /// client repeats the release in the background until it is confirmed or the ttl has ended, and reports this by
-    /// [`EventHandler::release_delayed`] and [`EventHandler::release_ended`]. Other callers wait for the ttl at most.
+    /// [`EventHandler::release_delayed`]. Other callers wait for the ttl at most.
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
-    /// [`EventHandler::release_ended`]: crate::EventHandler::release_ended
     Unconfirmed(Error),
 }
 

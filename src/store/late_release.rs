@@ -1,6 +1,5 @@
-//! Reports each late release of a guard twice: when it becomes late, and how it ended. Also reports a loss that a release
-//! finds, unless a caller gets the reply. A hook may also want the ends of prompt releases. Neither writes nor retries
-//! releases.
+//! Reports each late release of a guard once, and a loss that a release finds, unless a caller gets the reply. The nodes
+//! of a quorum also report how each release ended. Neither writes nor retries releases.
 
 use std::sync::Arc;
 
@@ -14,15 +13,11 @@ use crate::util::key::Key;
 pub enum LateRelease {
     /// The release failed; the background retries it.
     Delayed(Error),
-    /// Redis confirmed the release, or the release was given up.
+    /// Redis confirmed the release, or the release was given up. Only the nodes of a quorum report this.
     Ended { confirmed: bool },
     /// Redis replied to the first attempt, before the end of the lease's validity, that another lease or none holds the
     /// key. This reply reaches no caller, unless the hook belongs to a quorum's node. `Ended` may follow.
     Lost(LossReason),
-    /// The release went to a pipeline's queue. If the client ends before `Dequeued`, the pipeline reports the end.
-    Queued,
-    /// The release left the pipeline's queue to be written.
-    Dequeued,
 }
 
 type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
@@ -31,8 +26,8 @@ type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
 #[derive(Clone)]
 pub struct LateReleaseHook {
     report: Arc<Report>,
-    /// The hook also gets the ends of releases that were never late, and losses of which a caller learns.
-    wants_prompt_ends: bool,
+    /// The hook also gets the ends of releases, and losses of which a caller learns.
+    is_of_quorum: bool,
 }
 
 impl LateReleaseHook {
@@ -41,17 +36,15 @@ impl LateReleaseHook {
     pub fn new(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
         Self {
             report: Arc::new(report),
-            wants_prompt_ends: false,
+            is_of_quorum: false,
         }
     }
 
-    /// The hook of a quorum's node. `report` also gets the ends of releases that were never late, and losses of which a
-    /// caller learns, since the quorum has to count its nodes.
-    pub fn with_prompt_ends(
-        report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
-    ) -> Self {
+    /// The hook of a quorum's node. `report` also gets the end of each release, and losses of which a caller learns,
+    /// since the quorum has to count its nodes.
+    pub fn of_quorum(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
         Self {
-            wants_prompt_ends: true,
+            is_of_quorum: true,
             ..Self::new(report)
         }
     }
@@ -62,7 +55,7 @@ impl LateReleaseHook {
 }
 
 /// Tracks a release that is being written or waits for its reply, and reports to the hook. A drop reports the release
-/// as given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
+/// as late and given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
 /// queue).
 pub struct ReleaseTracker {
     hook: LateReleaseHook,
@@ -93,9 +86,6 @@ impl ReleaseTracker {
 
     /// Tracks a release that left a pipeline's queue. `reported_late`: the hook knows that the release is late.
     pub fn resume(hook: &LateReleaseHook, key: &Key, token: u64, reported_late: bool) -> Self {
-        if reported_late {
-            hook.report(key, token, LateRelease::Dequeued);
-        }
         let mut tracker = Self::new(hook, key, token);
         tracker.reported_late = reported_late;
         tracker
@@ -104,9 +94,6 @@ impl ReleaseTracker {
     /// Ends the tracking, since the release goes to a pipeline's queue. Returns true if the hook knows that the
     /// release is late.
     pub fn suspend(mut self) -> bool {
-        if self.reported_late {
-            self.hook.report(&self.key, self.token, LateRelease::Queued);
-        }
         self.suspended = true;
         self.reported_late
     }
@@ -120,10 +107,10 @@ impl ReleaseTracker {
     }
 
     /// Records that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered
-    /// to a caller and the hook wants no prompt ends.
+    /// to a caller and the hook is not of a quorum.
     pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
-            && (!is_delivered || self.hook.wants_prompt_ends)
+            && (!is_delivered || self.hook.is_of_quorum)
         {
             let report = LateRelease::Lost(reason);
             self.hook.report(&self.key, self.token, report);
@@ -133,7 +120,7 @@ impl ReleaseTracker {
 }
 
 impl Drop for ReleaseTracker {
-    /// Reports the end of the release, if it was late or is given up, or if the hook wants prompt ends.
+    /// Reports a release that is given up as late, and to a quorum the end of each release.
     fn drop(&mut self) {
         if self.suspended {
             return;
@@ -142,7 +129,7 @@ impl Drop for ReleaseTracker {
         if !confirmed {
             self.report_late(&Error::new(ErrorKind::Timeout, "the release was given up"));
         }
-        if self.reported_late || self.hook.wants_prompt_ends {
+        if self.hook.is_of_quorum {
             let report = LateRelease::Ended { confirmed };
             self.hook.report(&self.key, self.token, report);
         }

@@ -144,8 +144,7 @@ pub trait Store: Send + Sync {
     /// primary. Each is replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self, _key: &Key) {}
 
-    /// Reports each late release that is still queued as given up, and refuses submitted requests from now on. Called
-    /// when the client ends, after its background.
+    /// Refuses submitted requests from now on. Called when the client ends, after its background.
     fn end(&self) {}
 
     /// Waits until all releases that were sent are done, until `deadline` at the latest.

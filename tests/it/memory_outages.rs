@@ -19,7 +19,6 @@ enum Event {
     RenewalFailed(ErrorKind),
     Unavailable(ErrorKind),
     ReleaseDelayed(ErrorKind),
-    ReleaseEnded(bool),
 }
 
 struct Listener(Sender<Event>);
@@ -35,10 +34,6 @@ impl EventHandler for Listener {
 
     fn release_delayed(&self, _: EventLock<'_>, error: &Error) {
         let _ = self.0.send(Event::ReleaseDelayed(error.kind()));
-    }
-
-    fn release_ended(&self, _: EventLock<'_>, confirmed: bool) {
-        let _ = self.0.send(Event::ReleaseEnded(confirmed));
     }
 }
 
@@ -164,7 +159,6 @@ fn a_release_is_repeated_until_the_outage_ends() {
         assert_eq!(events.try_recv().ok(), None);
         memory.recover();
         assert!(other.mutex("k").try_lock().unwrap().is_some());
-        assert_eq!(next(&events), Event::ReleaseEnded(true));
     }
     client.shutdown(SOON).unwrap();
     assert_eq!(events.try_recv().ok(), None);
@@ -179,24 +173,10 @@ fn a_release_is_given_up_when_the_ttl_ends() {
     drop(guard);
     assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
     memory.advance(TTL - secs(3));
-    assert_eq!(events.recv_timeout(millis(50)).ok(), None);
     memory.advance(secs(4));
-    assert_eq!(next(&events), Event::ReleaseEnded(false));
+    assert_eq!(events.try_recv().ok(), None);
     memory.recover();
     assert!(client.mutex("k").try_lock().unwrap().is_some());
-}
-
-/// The test does not move the store's clock, so time passes by itself.
-#[test]
-fn a_release_is_given_up_in_real_time() {
-    let memory = MemoryStore::new();
-    let (builder, events) = with_events(&memory);
-    let client = builder.ttl(millis(100)).build().unwrap();
-    let guard = client.mutex("k").lock().unwrap();
-    memory.fail(ErrorKind::Unavailable);
-    drop(guard);
-    assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
-    assert_eq!(next(&events), Event::ReleaseEnded(false));
 }
 
 #[test]
@@ -210,7 +190,6 @@ fn a_shutdown_says_that_releases_are_pending() {
     let error = client.shutdown(millis(50)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
-    assert_eq!(next(&events), Event::ReleaseEnded(false));
     drop(client);
     memory.recover();
     assert!(other.mutex("k").is_locked().unwrap(), "its client is gone");

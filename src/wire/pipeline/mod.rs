@@ -569,11 +569,10 @@ impl Pipeline {
         state.is_led || state.has_work() || self.must_connect(&state)
     }
 
-    /// Reports queued late releases as given up, and refuses submitted requests: the background has ended.
+    /// Refuses submitted requests: the background has ended.
     pub fn end(&self) {
         let mut state = self.state.lock();
         state.has_ended = true;
-        state.report_given_up_releases();
         // The drop of a leadership refuses the submitted requests, in the queue and in flight: no thread would write
         // them, or read their replies. A sender still reads its replies.
         let leadership = self.try_lead(&mut state);

@@ -333,20 +333,17 @@ impl Releases {
         let mut gone = self.gone;
         for chunk in &mut self.chunks {
             for slot in &mut chunk[mem::take(&mut gone)..] {
-                let mut held = slot.is_held().then_some(slot.detail);
+                let held = slot.is_held().then_some(slot.detail);
                 let Some(key) = &slot.key else { continue };
                 let before = slot.attempts;
                 let is_over = change(&mut Swept {
                     key,
                     is_copied: Route::unpack(slot.route).is_copied,
                     until: slot.until,
-                    held: &mut held,
+                    held,
                     attempts: &mut slot.attempts,
                     reported_late: &mut slot.reported_late,
                 });
-                if held.is_none() && slot.is_held() {
-                    (slot.origin, slot.detail) = (Origin::Unheld, 0);
-                }
                 self.failed += usize::from(before == 0 && slot.attempts > 0);
                 if is_over && let Some(release) = slot.take() {
                     self.count -= 1;
@@ -434,9 +431,8 @@ pub struct Swept<'a> {
     pub key: &'a Key,
     pub is_copied: bool,
     pub until: MonotonicTime,
-    /// The fencing token, if a guard held the lease. After `take()` on this field, nothing more is reported about the
-    /// release.
-    pub held: &'a mut Option<u64>,
+    /// The fencing token, if a guard held the lease.
+    pub held: Option<u64>,
     pub attempts: &'a mut u8,
     pub reported_late: &'a mut bool,
 }

@@ -49,7 +49,7 @@ pub struct PipelineState {
     undo_repeats: RetryQueues,
     /// The most releases that these three queues keep together.
     most_releases: usize,
-    /// Called when a release is late, and when it ended.
+    /// Called when a release is late. On a node of a quorum, also when it ended.
     hook: Option<LateReleaseHook>,
     /// The number of failed attempts to connect since the last successful attempt.
     failures: u32,
@@ -475,41 +475,23 @@ impl PipelineState {
             return;
         }
         self.swept_at = Some(now);
-        self.sweep(|release, hook| {
+        let hook = self.hook.as_ref();
+        let change = |release: &mut Swept<'_>| {
             // The failed connection counts as an attempt. So the release is given up at the end of its ttl
             // (`QueuedRelease::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
-            if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
+            if let Some((hook, token)) = hook.zip(release.held).filter(|_| !*release.reported_late)
             {
                 *release.reported_late = true;
                 hook.report(release.key, token, LateRelease::Delayed(error.clone()));
-                hook.report(release.key, token, LateRelease::Queued);
             }
             now >= release.until
-        });
-    }
-
-    /// Reports each late release as ended without confirmation. Nothing more is reported about it. Called when the
-    /// client ends.
-    pub fn report_given_up_releases(&mut self) {
-        self.sweep(|release, hook| {
-            let late = release.held.take_if(|_| *release.reported_late);
-            if let Some((hook, token)) = hook.zip(late) {
-                hook.report(release.key, token, LateRelease::Ended { confirmed: false });
-            }
-            false
-        });
-    }
-
-    /// Calls `change` for each queued release, and gives up the releases for which `change` returns true.
-    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&LateReleaseHook>) -> bool) {
-        let hook = self.hook.as_ref();
+        };
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
         for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
-            queue.sweep(
-                |release| change(release, hook),
-                |given_up| drop(PendingRequest::from_release(given_up, hook)),
-            );
+            queue.sweep(change, |given_up| {
+                drop(PendingRequest::from_release(given_up, hook));
+            });
         }
     }
 }
@@ -685,12 +667,8 @@ mod tests {
     fn a_release_dropped_at_the_bound_is_reported() {
         let reports: Arc<Mutex<Vec<String>>> = Arc::default();
         let reported = Arc::clone(&reports);
-        let hook = LateReleaseHook::new(move |key, token, report| {
-            let report = match report {
-                LateRelease::Ended { confirmed } => format!("ended: {confirmed}"),
-                _ => return,
-            };
-            let text = format!("{} {token} {report}", key.name());
+        let hook = LateReleaseHook::of_quorum(move |key, token, report| {
+            let text = format!("{} {token} {report:?}", key.name());
             reported.lock().push(text);
         });
         let mut state = PipelineState::new(Some(hook)).with_most_releases(2);
@@ -704,7 +682,9 @@ mod tests {
             });
             state.enqueue_release(release);
         }
-        assert_eq!(*reports.lock(), ["a 1 ended: false"]);
+        let reports = reports.lock();
+        assert!(reports[0].starts_with("a 1 Delayed"), "{reports:?}");
+        assert_eq!(reports[1..], ["a 1 Ended { confirmed: false }"]);
     }
 
     /// A node of a quorum may have thousands of renewals in its queue.
