@@ -294,12 +294,12 @@ fn differences_in_other_vote_scripts_are_found() {
 #[track_caller]
 fn assert_found(subject: Subject, plants: &[(&Script, &str, &str)]) {
     let mut missed = Vec::new();
-    for (n, (kind, from, to)) in plants.iter().enumerate() {
-        let scripts = Scripts::planted(*kind, from, to);
+    for (n, (script, from, to)) in plants.iter().enumerate() {
+        let scripts = Scripts::planted(script, from, to);
         // Some differences show in few histories, so four seeds are tried.
         let mut seeds = (0..4).map(|part| (n + 64 * part) as u8);
         if !seeds.any(|seed| finds_planted(subject, &scripts, seed)) {
-            missed.push(format!("{kind:?}: {from:?} as {to:?}"));
+            missed.push(format!("{script:?}: {from:?} as {to:?}"));
         }
     }
     assert!(missed.is_empty(), "not found: {missed:#?}");
