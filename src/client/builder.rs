@@ -442,10 +442,10 @@ impl Builder {
     fn server_of_url(&mut self, url: &str) -> Result<Server, Error> {
         let (connect_timeout, max_reply) = self.endpoint_settings();
         let timeouts = (connect_timeout, self.config.command_timeout);
-        if let Some(cluster) = ClusterAddress::of_url(url, timeouts, max_reply) {
+        if let Some(cluster) = ClusterAddress::from_url(url, timeouts, max_reply) {
             return self.cluster(cluster?);
         }
-        match MemoryServer::of_url(url) {
+        match MemoryServer::from_url(url) {
             Some(server) => self.memory(Server::Memory(server?)),
             None => self.redis(Endpoint::new(url, connect_timeout, max_reply)?),
         }

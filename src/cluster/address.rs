@@ -39,7 +39,7 @@ pub struct ClusterAddress {
 
 impl ClusterAddress {
     /// Reads a `redis+cluster://` URL. `None` if `url` has another scheme.
-    pub fn of_url(
+    pub fn from_url(
         url: &str,
         (connect_timeout, command_timeout): (Duration, Duration),
         max_reply_bytes: usize,

@@ -19,7 +19,7 @@ pub struct Member {
     id: ServerId,
     address: HostPort,
     serial: u64,
-    opened: OnceLock<Opened>,
+    opened: OnceLock<MemberNode>,
     opening: Mutex<()>,
     /// The node is to connect for notifications as soon as it is open.
     wants_notifications: AtomicBool,
@@ -33,7 +33,7 @@ pub struct Member {
     announced_by: Arc<OnceLock<HostPort>>,
 }
 
-struct Opened {
+struct MemberNode {
     node: Arc<Node>,
     requests: Arc<MaintenanceRequests>,
 }
@@ -78,7 +78,7 @@ impl Member {
         let _guard = self.opening.lock();
         if self.opened.get().is_none() {
             let (node, requests) = open()?;
-            let _ = self.opened.set(Opened { node, requests });
+            let _ = self.opened.set(MemberNode { node, requests });
         }
         let node = self.node();
         node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
@@ -106,7 +106,7 @@ impl Member {
     }
 
     /// Notes whether the last request had a reply.
-    pub fn note_reply(&self, has_replied: bool) {
+    pub fn record_reply(&self, has_replied: bool) {
         if self.is_silent() == has_replied {
             self.is_silent.store(!has_replied, Ordering::Relaxed);
         }
@@ -118,7 +118,7 @@ impl Member {
     }
 
     /// Notes whether the master serves a slot. If it has lost its last slot, it is retired.
-    pub fn note_slots(&self, serves: bool) {
+    pub fn set_serves_slots(&self, serves: bool) {
         let has_served = self.serves.swap(serves, Ordering::Relaxed);
         if serves || has_served {
             self.is_retired.store(!serves, Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl Member {
     }
 
     /// Notes that another node has named this master in a redirect, so requests are sent here even without a slot.
-    pub fn note_named(&self) {
+    pub fn reinstate(&self) {
         self.is_retired.store(false, Ordering::Relaxed);
     }
 
@@ -136,11 +136,11 @@ impl Member {
     }
 
     /// Notes the node that has named this master, unless an earlier one is noted.
-    pub fn note_announcer(&self, by: &HostPort) {
+    pub fn set_announcer(&self, by: &HostPort) {
         self.announced_by.get_or_init(|| by.clone());
     }
 
-    /// The node that has named this master: see [`note_announcer`](Self::note_announcer).
+    /// The node that has named this master: see [`set_announcer`](Self::set_announcer).
     pub fn announced_by(&self) -> Arc<OnceLock<HostPort>> {
         Arc::clone(&self.announced_by)
     }
@@ -163,17 +163,17 @@ mod tests {
         let master = Member::new(ServerId::ONLY, HostPort { host, port: 1 });
         let flag = master.retired_flag();
         let is_retired = || flag.load(Ordering::Relaxed);
-        master.note_slots(false);
+        master.set_serves_slots(false);
         assert!(!is_retired(), "its first slot is on the way");
-        master.note_slots(true);
+        master.set_serves_slots(true);
         assert!(!is_retired() && master.serves_slots());
         for _ in 0..2 {
-            master.note_slots(false);
+            master.set_serves_slots(false);
             assert!(is_retired() && !master.serves_slots());
         }
         // Its next slot is on the way.
-        master.note_named();
-        master.note_slots(false);
+        master.reinstate();
+        master.set_serves_slots(false);
         assert!(!is_retired());
     }
 }

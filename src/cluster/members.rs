@@ -54,9 +54,9 @@ impl Table {
     }
 
     /// Tells each master whether it serves a slot.
-    fn note_slots(&self) {
+    fn update_retired(&self) {
         for master in self.masters.iter().flatten() {
-            master.note_slots(self.slots.serves(master.id()));
+            master.set_serves_slots(self.slots.serves(master.id()));
         }
     }
 }
@@ -107,17 +107,17 @@ impl Members {
         let master = table.get_or_add(address);
         let master = master.and_then(|id| table.master(id).map(Arc::clone));
         master
-            .inspect(|master| master.note_named())
+            .inspect(|master| master.reinstate())
             .ok_or_else(|| too_many(address))
     }
 
     /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
-    pub fn note_moved(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
+    pub fn set_owner(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
         let owner = table.get_or_add(to).ok_or_else(|| too_many(to))?;
         let is_new = table.slots.set(slot, owner);
         if is_new {
-            table.note_slots();
+            table.update_retired();
         }
         Ok(is_new)
     }
@@ -166,16 +166,16 @@ impl Members {
             }
         }
         if !moved.is_empty() {
-            table.note_slots();
+            table.update_retired();
         }
         moved
     }
 
     /// Notes that the node at `by` has named the masters that no node has named before.
-    pub fn note_announcer(&self, by: &HostPort) {
+    pub fn set_announcer(&self, by: &HostPort) {
         let table = self.table.read();
         let masters = table.masters.iter().flatten();
-        masters.for_each(|master| master.note_announcer(by));
+        masters.for_each(|master| master.set_announcer(by));
     }
 
     /// The addresses of all known nodes, masters first.
@@ -328,8 +328,8 @@ mod tests {
     fn a_redirect_moves_one_slot() {
         let members = Members::default();
         members.replace(&[range(0, 9, 1, &[])]);
-        assert!(members.note_moved(slot(5), &address(2)).unwrap());
-        assert!(!members.note_moved(slot(5), &address(2)).unwrap());
+        assert!(members.set_owner(slot(5), &address(2)).unwrap());
+        assert!(!members.set_owner(slot(5), &address(2)).unwrap());
         assert_eq!(
             [4, 5, 6].map(|slot| port_of(&members, slot)),
             [Some(1), Some(2), Some(1)]
@@ -344,7 +344,7 @@ mod tests {
         let flag = old.retired_flag();
         let is_retired = || flag.load(std::sync::atomic::Ordering::Relaxed);
         assert!(!is_retired());
-        members.note_moved(slot(5), &address(2)).unwrap();
+        members.set_owner(slot(5), &address(2)).unwrap();
         assert!(is_retired() && !old.serves_slots());
         members.get_or_add_named(&address(1)).unwrap();
         assert!(!is_retired());
@@ -392,7 +392,7 @@ mod tests {
             "Redis is unavailable: h:9999 is not used: the Cluster has more than 128 masters, which leasehold does not \
              support; use a Cluster with fewer masters for locks"
         );
-        assert!(members.note_moved(slot(0), &address(9_999)).is_err());
+        assert!(members.set_owner(slot(0), &address(9_999)).is_err());
         assert_eq!(port_of(&members, 0), Some(1));
     }
 

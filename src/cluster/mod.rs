@@ -112,18 +112,18 @@ pub struct ClusterStore {
     refresher: Refresher,
     /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
     /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise no client would ever be freed.
-    started: RwLock<Option<Arc<Started>>>,
+    started: RwLock<Option<Arc<NodeThreads>>>,
     transits: Transits,
 }
 
-struct Started {
+struct NodeThreads {
     threads: ThreadGroup,
     /// Receives the notifications of all nodes.
     node_listener: Arc<OwnSlotsListener>,
 }
 
 /// The next step of a caller whose request failed.
-enum Next {
+enum RetryStep {
     /// Send the request again, to the master of its slot.
     Again,
     /// Send the request once to this node, which is about to become the master of its slot.
@@ -132,13 +132,13 @@ enum Next {
 }
 
 /// The error of a request that was not carried out.
-struct Failed {
+struct FailedRequest {
     error: Error,
     /// Whether the node that got the request retries it in the background, if it is a release.
     is_retried_by_node: bool,
 }
 
-impl From<Error> for Failed {
+impl From<Error> for FailedRequest {
     /// The error of a request that no node got.
     fn from(error: Error) -> Self {
         Self {
@@ -196,7 +196,7 @@ impl ClusterStore {
     fn open(
         &self,
         member: &Member,
-        started: Option<&Started>,
+        started: Option<&NodeThreads>,
     ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
         let mut endpoint = self
             .address
@@ -230,7 +230,7 @@ impl ClusterStore {
             }
         }));
         node.set_shard_slot(self.shard_slot_of(member.id()));
-        if let Some(Started {
+        if let Some(NodeThreads {
             threads,
             node_listener,
         }) = started
@@ -268,17 +268,17 @@ impl ClusterStore {
     }
 
     /// Handles the error of a request to `member`: corrects the slot map, and waits if the next attempt needs a pause.
-    fn on_error(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> Next {
+    fn on_error(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> RetryStep {
         let Some(redirect) = error.redirect() else {
             if error.is_unavailable() {
                 // The master may have failed, and a replica may take over.
                 self.refresher.request();
             }
-            return Next::End(error);
+            return RetryStep::End(error);
         };
-        self.note_redirect(member, redirect);
+        self.apply_redirect(member, redirect);
         if let Err(error) = attempts.wait(redirect, member.address()) {
-            return Next::End(error);
+            return RetryStep::End(error);
         }
         match redirect {
             Redirect::Ask(target) => match self
@@ -286,23 +286,23 @@ impl ClusterStore {
                 .get_or_add_named(&redirect_address(target, member))
             {
                 Ok(target) => {
-                    target.note_announcer(member.address());
-                    Next::Ask(target)
+                    target.set_announcer(member.address());
+                    RetryStep::Ask(target)
                 }
-                Err(error) => Next::End(error),
+                Err(error) => RetryStep::End(error),
             },
-            _ => Next::Again,
+            _ => RetryStep::Again,
         }
     }
 
     /// Corrects the slot map after a redirect of `member`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
-    fn note_redirect(&self, member: &Member, redirect: &Redirect) {
+    fn apply_redirect(&self, member: &Member, redirect: &Redirect) {
         match redirect {
             Redirect::Moved(target) => {
                 let to = redirect_address(target, member);
-                if self.members.note_moved(target.slot, &to).unwrap_or(false) {
-                    self.members.note_announcer(member.address());
-                    self.refresher.note_moved(target.slot);
+                if self.members.set_owner(target.slot, &to).unwrap_or(false) {
+                    self.members.set_announcer(member.address());
+                    self.refresher.queue_moved(target.slot);
                 }
                 self.refresher.request();
             }
@@ -317,7 +317,7 @@ impl ClusterStore {
         command: &Command,
         slot: Slot,
         mut deadline: MonotonicTime,
-    ) -> Result<Reply, Failed> {
+    ) -> Result<Reply, FailedRequest> {
         let mut attempts = Attempts::until(deadline);
         let mut asked = None;
         loop {
@@ -333,13 +333,13 @@ impl ClusterStore {
             };
             let error = match outcome {
                 Ok(reply) => {
-                    member.note_reply(true);
+                    member.record_reply(true);
                     return Ok(reply);
                 }
                 Err(error) => error,
             };
             if is_silence(&error) {
-                member.note_reply(false);
+                member.record_reply(false);
             }
             if let Some(Redirect::TryAgain | Redirect::ClusterDown) = error.redirect() {
                 deadline = deadline_while_moving(command, deadline);
@@ -347,10 +347,10 @@ impl ClusterStore {
             }
             let is_retried_by_node = error.redirect().is_none();
             match self.on_error(&member, error, &mut attempts) {
-                Next::Again => {}
-                Next::Ask(target) => asked = Some(target),
-                Next::End(error) => {
-                    return Err(Failed {
+                RetryStep::Again => {}
+                RetryStep::Ask(target) => asked = Some(target),
+                RetryStep::End(error) => {
+                    return Err(FailedRequest {
                         error,
                         is_retried_by_node,
                     });
@@ -366,7 +366,7 @@ impl ClusterStore {
             return self.flush(deadline).map(|()| Reply::Done);
         };
         self.send(&command, slot, deadline).map_err(|failed| {
-            let Failed {
+            let FailedRequest {
                 error,
                 is_retried_by_node,
             } = failed;
@@ -426,7 +426,7 @@ impl ClusterStore {
         {
             node.execute_all(group.iter_mut().map(|request| &mut **request));
             let outcomes = group.iter().map(|request| request.outcome.as_ref());
-            note_replies(member, outcomes);
+            record_replies(member, outcomes);
             return;
         }
         submit_groups(&mut groups);
@@ -438,7 +438,7 @@ impl ClusterStore {
             Ok(node) => {
                 node.ask_all(requests.iter_mut().map(|request| &mut **request));
                 let outcomes = requests.iter().map(|request| request.outcome.as_ref());
-                note_replies(target, outcomes);
+                record_replies(target, outcomes);
             }
             Err(error) => {
                 for request in requests {
@@ -607,14 +607,14 @@ fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
                 None => outcome,
             });
         }
-        note_replies(member, group.iter().map(|request| request.outcome.as_ref()));
+        record_replies(member, group.iter().map(|request| request.outcome.as_ref()));
     }
 }
 
 /// Queues a release that left another node at `node`.
 fn adopt(node: &Node, release: QueuedRelease, transit: &Transit<'_>) {
     node.adopt_release(release);
-    transit.note_arrival();
+    transit.count_arrival();
 }
 
 /// The address that `member` gave in a redirect.
@@ -629,7 +629,7 @@ fn is_silence(error: &Error) -> bool {
 
 /// Notes that a node has replied if any of its requests succeeded. Notes that the node is silent if no request
 /// succeeded, and one got no reply.
-fn note_replies<'a>(
+fn record_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
 ) {
@@ -639,9 +639,9 @@ fn note_replies<'a>(
         .clone()
         .any(|outcome| matches!(outcome, Some(Ok(_))))
     {
-        member.note_reply(true);
+        member.record_reply(true);
     } else if outcomes.any(got_no_reply) {
-        member.note_reply(false);
+        member.record_reply(false);
     }
 }
 
@@ -706,14 +706,14 @@ impl Store for ClusterStore {
                 .key()
                 .and_then(|key| self.members.owner(key.slot()));
             let Some(owner) = owner else { continue };
-            self.note_redirect(&owner, redirect);
+            self.apply_redirect(&owner, redirect);
             match redirect {
                 Redirect::Ask(target) => match self
                     .members
                     .get_or_add_named(&redirect_address(target, &owner))
                 {
                     Ok(target) => {
-                        target.note_announcer(owner.address());
+                        target.set_announcer(owner.address());
                         push_to_group(&mut asked, target, request);
                     }
                     Err(_) => others.push(request),
@@ -895,7 +895,7 @@ impl Notifications for ClusterStore {
             store: Weak::clone(&self.me),
             listener,
         });
-        let started = Started {
+        let started = NodeThreads {
             threads: threads.clone(),
             node_listener,
         };
@@ -987,9 +987,9 @@ impl Transactions for ClusterStore {
         }
     }
 
-    fn note_failure(&self, key: &Key, error: &Error) {
+    fn handle_failure(&self, key: &Key, error: &Error) {
         match (error.redirect(), self.members.owner(key.slot())) {
-            (Some(redirect), Some(owner)) => self.note_redirect(&owner, redirect),
+            (Some(redirect), Some(owner)) => self.apply_redirect(&owner, redirect),
             _ => self.refresher.request(),
         }
     }
@@ -1005,7 +1005,7 @@ impl ReleaseRouter for ClusterStore {
         let Some(member) = self.members.get(from) else {
             return Some(release);
         };
-        self.note_redirect(&member, redirect);
+        self.apply_redirect(&member, redirect);
         let (Redirect::Moved(target) | Redirect::Ask(target)) = redirect else {
             return Some(release);
         };
@@ -1014,7 +1014,7 @@ impl ReleaseRouter for ClusterStore {
             .members
             .get_or_add_named(&redirect_address(target, &member));
         if let Ok(target) = &target {
-            target.note_announcer(member.address());
+            target.set_announcer(member.address());
         }
         match target.as_ref().map(|target| self.node_or_open(target)) {
             Ok(Ok(node)) => {
@@ -1121,7 +1121,7 @@ mod tests {
     fn store_with_hook(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
         let timeout = Duration::from_millis(100);
         let url = "redis+cluster://127.0.0.1:1";
-        let address_of_seeds = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let address_of_seeds = ClusterAddress::from_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
         let config = Config {
             layout: KeyLayout::Slots,
             ..Config::default()
@@ -1201,7 +1201,7 @@ mod tests {
         })));
         let bad = bad_address();
         let key = Key::new("p:", "k", 16).unwrap();
-        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        assert!(store.members.set_owner(key.slot(), &bad).unwrap());
         let mut of_guard = release(&key);
         if let Command::Release(Release { held, .. }) = &mut of_guard {
             *held = Some(Held {
@@ -1228,11 +1228,11 @@ mod tests {
         node.queue_undo(release(&key));
         node.send_release(release(&key));
         let bad = bad_address();
-        assert!(store.members.note_moved(key.slot(), &bad).unwrap());
+        assert!(store.members.set_owner(key.slot(), &bad).unwrap());
         for _ in 0..3 {
             assert!(!store.reroute_releases(&old, node), "one release stays");
         }
-        store.members.note_moved(key.slot(), &address(1)).unwrap();
+        store.members.set_owner(key.slot(), &address(1)).unwrap();
         let left = node.take_releases(|_| true);
         let undos: Vec<bool> = left.iter().map(|release| release.is_undo).collect();
         assert_eq!(undos, [false], "a copy of the undo");
@@ -1331,7 +1331,7 @@ mod tests {
         store.queue_late_release(release, &away);
         let old = store.open_owner(&key).unwrap();
         let slot = key.slot();
-        assert!(store.members.note_moved(slot, &address(2)).unwrap());
+        assert!(store.members.set_owner(slot, &address(2)).unwrap());
         thread::scope(|scope| {
             // The move takes the release from the old node, and then waits for this mutex to open the new node.
             let opening = store.started.write();

@@ -78,7 +78,7 @@ impl Refresher {
     }
 
     /// Notes that a redirect has moved `slot` in the map.
-    pub fn note_moved(&self, slot: Slot) {
+    pub fn queue_moved(&self, slot: Slot) {
         let mut state = self.state.lock();
         if state.moved.len() < usize::from(slot::COUNT) {
             state.moved.push(slot);
@@ -178,7 +178,7 @@ pub fn run(store: &ClusterStore) {
             let (moved, error) = match ranges {
                 Ok((sender, ranges)) => {
                     let moved = store.members.replace(&ranges);
-                    store.members.note_announcer(&sender);
+                    store.members.set_announcer(&sender);
                     (moved, None)
                 }
                 Err(error) => (Vec::new(), Some(error)),
@@ -226,7 +226,7 @@ impl ForeignMaps {
             Some(map) if seeds.iter().all(|seed| self.senders.contains(seed)) => {
                 Ok((self.senders.swap_remove(0), map))
             }
-            Some(_) => Err(of_another_cluster(&self.senders[0])),
+            Some(_) => Err(other_cluster_error(&self.senders[0])),
             None => Err(error),
         }
     }
@@ -288,14 +288,14 @@ fn ask_nodes(
                 return Ok((address.clone(), ranges));
             }
             foreign.note(address, ranges);
-            Err(of_another_cluster(address))
+            Err(other_cluster_error(address))
         },
     );
     found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
 /// The error about a node whose slot map has no node of the last one.
-fn of_another_cluster(address: &HostPort) -> Error {
+fn other_cluster_error(address: &HostPort) -> Error {
     let message = format!(
         "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node \
          belongs to another Cluster now, remove it from the URL; if the Cluster was made anew, restart the client"
@@ -327,7 +327,7 @@ mod tests {
     fn cluster() -> ClusterAddress {
         let timeout = Duration::from_secs(1);
         let url = "redis+cluster://a:1,[::1]:2";
-        let address = ClusterAddress::of_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let address = ClusterAddress::from_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
         address.unwrap().unwrap()
     }
 
@@ -360,7 +360,7 @@ mod tests {
         assert!(MonotonicTime::now() >= not_before);
         // Moved slots do not wait.
         refresher.request();
-        refresher.note_moved(Slot::new(7).unwrap());
+        refresher.queue_moved(Slot::new(7).unwrap());
         let far = begun.after(Duration::from_secs(60));
         let work = refresher.wait(far, None).unwrap();
         assert!(!work.refreshes && work.moved == [Slot::new(7).unwrap()]);
@@ -388,7 +388,7 @@ mod tests {
         let urls: Vec<String> = nodes.iter().map(HostPort::to_string).collect();
         let url = format!("redis+cluster://{}", urls.join(","));
         let timeout = Duration::from_secs(20);
-        let address = ClusterAddress::of_url(&url, (timeout, timeout), DEFAULT_MAX_REPLY);
+        let address = ClusterAddress::from_url(&url, (timeout, timeout), DEFAULT_MAX_REPLY);
         let holder = HolderId::of_this_process();
         ClusterStore::new(address.unwrap().unwrap(), &Config::default(), holder, None)
     }
@@ -407,7 +407,7 @@ mod tests {
             ("ASK", false, &[]),
         ] {
             let redirect = Redirect::parse(code, "7 h:2").unwrap();
-            store.note_redirect(&member, &redirect);
+            store.apply_redirect(&member, &redirect);
             let now = MonotonicTime::now();
             let work = store.refresher.wait(now, Some(now)).unwrap();
             assert_eq!((work.refreshes, &*work.moved), (is_wanted, moved), "{code}");
@@ -429,13 +429,13 @@ mod tests {
             .members
             .get_or_add_named(&nodes[0])
             .unwrap()
-            .note_reply(false);
+            .record_reply(false);
         assert_eq!(order(0), [1, 2, 0]);
         store
             .members
             .get_or_add_named(&nodes[0])
             .unwrap()
-            .note_reply(true);
+            .record_reply(true);
         assert_eq!(order(0), [0, 1, 2]);
     }
 
@@ -478,7 +478,7 @@ mod tests {
         };
         assert_eq!(outcome(&[&two, &one]).unwrap(), (two.clone(), map(&two)));
         let refused = outcome(&[&two]).unwrap_err();
-        assert_eq!(refused.message(), of_another_cluster(&two).message());
+        assert_eq!(refused.message(), other_cluster_error(&two).message());
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
     }
 

@@ -54,7 +54,7 @@ impl Transits {
 
 impl Transit<'_> {
     /// Notes that a release is in the queue of another node now.
-    pub fn note_arrival(&self) {
+    pub fn count_arrival(&self) {
         self.0.arrivals.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -93,7 +93,7 @@ mod tests {
         let flushed = transits.flush_with(far, || {
             flushes += 1;
             if let Some(transit) = transit.take() {
-                transit.note_arrival();
+                transit.count_arrival();
             }
             Ok(())
         });

@@ -183,7 +183,7 @@ impl TransactionRunner {
                         // The commands may still reach Redis, so no other holder may get the lock before its key
                         // changes.
                         lease.forbid_hand_off();
-                        self.note_failure(&lease.grant().key, &error);
+                        self.handle_failure(&lease.grant().key, &error);
                         redirected(error, conn.address())
                     })?;
                     if let TransactionOutcome::Committed(replies) = written {
@@ -242,7 +242,7 @@ impl TransactionRunner {
         for _ in 0..MAX_REDIRECTS {
             match &seen {
                 // The slot of the key has moved to another node.
-                Err(error) if error.redirect().is_some() => self.note_failure(&grant.key, error),
+                Err(error) if error.redirect().is_some() => self.handle_failure(&grant.key, error),
                 _ => break,
             }
             drop(conn);
@@ -260,9 +260,9 @@ impl TransactionRunner {
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    fn note_failure(&self, key: &Key, error: &Error) {
+    fn handle_failure(&self, key: &Key, error: &Error) {
         if let Some(transactions) = &self.transactions {
-            transactions.note_failure(key, error);
+            transactions.handle_failure(key, error);
         }
     }
 

@@ -92,7 +92,7 @@ impl MemoryServer {
     }
 
     /// The server that the URL `memory://<name>` names; without a name, a new server. `None` for other URLs.
-    pub fn of_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
+    pub fn from_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
         let name = url.strip_prefix("memory://")?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if let Some(found) = name.chars().find(|c| !is_plain(*c)) {

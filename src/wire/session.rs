@@ -52,7 +52,7 @@ pub trait Transactions: Send + Sync {
     ) -> Result<TransactionConnection, Error>;
 
     /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
-    fn note_failure(&self, _key: &Key, _error: &Error) {}
+    fn handle_failure(&self, _key: &Key, _error: &Error) {}
 }
 
 /// Commands that would end the `WATCH`, or change the state of the connection for its next user.
