@@ -15,7 +15,7 @@ use crate::util::slot::Redirect;
 use crate::util::text::printable;
 use crate::wire::connect::connection::{LONGEST_REPLY, password_to_hide};
 use crate::wire::connect::data_check::DataCheck;
-use crate::wire::connect::errors::{Announcer, Attempted, NOT_REDIS};
+use crate::wire::connect::errors::{Announcer, ConnectErrors, NOT_REDIS};
 use crate::wire::connect::handshake::Login;
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
@@ -86,8 +86,8 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    fn attempted<'b>(&'b self, info: &'b ConnectionInfo) -> Attempted<'b> {
-        let attempted = Attempted::new(
+    fn attempted<'b>(&'b self, info: &'b ConnectionInfo) -> ConnectErrors<'b> {
+        let attempted = ConnectErrors::new(
             info,
             self.timeout,
             "`command_timeout`",
@@ -194,7 +194,7 @@ struct Queries {
 }
 
 impl Queries {
-    fn new(endpoint: &Endpoint, attempted: Attempted<'_>) -> Self {
+    fn new(endpoint: &Endpoint, attempted: ConnectErrors<'_>) -> Self {
         // RESP2, since all servers send its replies in one form. The check needs no database.
         let settings = attempted.info.redis_settings().clone().set_db(0);
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
@@ -228,7 +228,7 @@ impl Queries {
     /// The warnings, and the `run_id` of the server.
     fn read(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         replies: Vec<Value>,
     ) -> Result<(Vec<EnvironmentWarning>, Option<String>), Error> {
         let mut replies = replies.into_iter();

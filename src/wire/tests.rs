@@ -93,7 +93,7 @@ fn a_commit_of_an_old_primary_does_not_count() {
         let (endpoint, switches) = (Arc::clone(&endpoint), Arc::clone(&switches));
         move |reply| {
             if switches.swap(false, Ordering::SeqCst) {
-                endpoint.get().unwrap().epoch().note_switch();
+                endpoint.get().unwrap().epoch().count_switch();
             }
             reply.to_vec()
         }

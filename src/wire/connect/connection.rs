@@ -9,7 +9,7 @@ use socket2::Socket;
 
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::wire::connect::epoch::{Epoch, MadeIn};
+use crate::wire::connect::epoch::{ConnectionEpoch, Epoch};
 use crate::wire::connect::errors::no_reply;
 use crate::wire::net::error_replies::{hide_password, unexpected_reply};
 use crate::wire::net::refusal::command_refused;
@@ -73,7 +73,7 @@ pub struct Connection {
     pub max_idle: Duration,
     /// When to replace this connection because of its age.
     pub replace_at: MonotonicTime,
-    pub made_in: MadeIn,
+    pub made_in: ConnectionEpoch,
     pub epoch: Arc<Epoch>,
 }
 
@@ -325,6 +325,6 @@ impl Connection {
     /// Marks this connection as broken, and the client's older connections as stale.
     fn mark_broken(&mut self) {
         self.broken = true;
-        self.epoch.note_break();
+        self.epoch.count_break();
     }
 }

@@ -11,7 +11,7 @@ use crate::report::error::Error;
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::wire::connect::errors::Attempted;
+use crate::wire::connect::errors::ConnectErrors;
 #[cfg(feature = "tls")]
 use crate::wire::connect::steps::Step;
 use crate::wire::net::socket::{self, Closer, ConnectError, Receiver, Sender};
@@ -76,7 +76,7 @@ impl Dialer {
     /// its own. Calls `connected` before the handshake, with a handle that closes the socket from another thread.
     pub fn connect(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         deadline: MonotonicTime,
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Sender, Receiver), Error> {
@@ -90,7 +90,7 @@ impl Dialer {
     #[cfg(feature = "tls")]
     pub fn start_tls(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         (mut sender, mut receiver): (Sender, Receiver),
         deadline: MonotonicTime,
     ) -> Result<(Sender, Receiver), Error> {
@@ -114,7 +114,7 @@ impl Dialer {
     #[cfg(not(feature = "tls"))]
     pub fn start_tls(
         &self,
-        _: Attempted<'_>,
+        _: ConnectErrors<'_>,
         halves: (Sender, Receiver),
         _: MonotonicTime,
     ) -> Result<(Sender, Receiver), Error> {
@@ -123,7 +123,7 @@ impl Dialer {
 
     /// The error of TLS, if TLS has failed on the connection. A server may refuse the client's certificate only after
     /// the handshake, so the failure may come with a later read.
-    pub fn tls_error(&self, attempted: Attempted<'_>, receiver: &Receiver) -> Option<Error> {
+    pub fn tls_error(&self, attempted: ConnectErrors<'_>, receiver: &Receiver) -> Option<Error> {
         #[cfg(feature = "tls")]
         if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure())
             && let ConnectionAddr::TcpTls { host, .. } = attempted.info.addr()
@@ -137,7 +137,7 @@ impl Dialer {
 
 /// Connects by `deadline`, without a TLS handshake.
 pub fn open_socket(
-    attempted: Attempted<'_>,
+    attempted: ConnectErrors<'_>,
     deadline: MonotonicTime,
 ) -> Result<(Sender, Receiver), ConnectError> {
     socket::connect(attempted.info.addr(), deadline, |step| {

@@ -52,14 +52,14 @@ pub struct Epoch {
 
 /// The counts when a connection was made. Read before connecting, so that no suspicion and no switch is missed.
 #[derive(Clone, Copy, Debug)]
-pub struct MadeIn {
+pub struct ConnectionEpoch {
     breaks: u64,
     suspicions: u64,
     switches: u64,
     at: MonotonicTime,
 }
 
-impl MadeIn {
+impl ConnectionEpoch {
     /// Counts the connection as made after all breaks so far. Suspicions still count: since this connection was begun,
     /// another server may have become the primary.
     pub fn forget_breaks(&mut self, epoch: &Epoch) {
@@ -74,8 +74,8 @@ impl fmt::Debug for Epoch {
 }
 
 impl Epoch {
-    pub fn now(&self) -> MadeIn {
-        MadeIn {
+    pub fn now(&self) -> ConnectionEpoch {
+        ConnectionEpoch {
             breaks: self.breaks.load(Ordering::SeqCst),
             suspicions: self.suspicions.load(Ordering::SeqCst),
             switches: self.switches.load(Ordering::SeqCst),
@@ -84,14 +84,14 @@ impl Epoch {
     }
 
     /// Counts a broken connection. Connections made before may be dead, too.
-    pub fn note_break(&self) {
+    pub fn count_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
-        self.note_failure();
+        self.call_failure_hook();
         self.call_stale_hook();
     }
 
     /// Calls the hook for failures, since the server may be away. Counts nothing.
-    pub fn note_failure(&self) {
+    pub fn call_failure_hook(&self) {
         if let Some(on_failure) = self.on_failure.get() {
             on_failure();
         }
@@ -110,7 +110,7 @@ impl Epoch {
         if let Some(on_suspicion) = self.on_suspicion.get() {
             on_suspicion();
         }
-        self.note_failure();
+        self.call_failure_hook();
         self.call_stale_hook();
     }
 
@@ -129,7 +129,7 @@ impl Epoch {
     /// Counts a switch: the sentinels name another primary. Connections made before lead to the old one, and are
     /// replaced at once, however young they are. A further switch within [`SHORTEST_LIFE`] is a suspicion only, so that
     /// sentinels that contradict each other do not cause new connections without end.
-    pub fn note_switch(&self) {
+    pub fn count_switch(&self) {
         let now = MonotonicTime::now();
         let mut switched_at = self.switched_at.lock();
         if switched_at.is_none_or(|at| at.after(SHORTEST_LIFE) <= now) {
@@ -141,7 +141,7 @@ impl Epoch {
     }
 
     /// Whether a connection leads to an old primary: there was a switch since it was made.
-    pub fn is_outdated(&self, made: &MadeIn) -> bool {
+    pub fn is_outdated(&self, made: &ConnectionEpoch) -> bool {
         made.switches < self.switches.load(Ordering::SeqCst)
     }
 
@@ -151,18 +151,18 @@ impl Epoch {
     }
 
     /// Whether a connection has to be replaced before the next write, because of a break, a switch or a suspicion.
-    pub fn is_stale(&self, made: &MadeIn) -> bool {
+    pub fn is_stale(&self, made: &ConnectionEpoch) -> bool {
         made.breaks < self.breaks.load(Ordering::SeqCst) || self.is_due(made)
     }
 
     /// Whether a connection has to be replaced now, because of a switch or a suspicion.
-    pub fn is_due(&self, made: &MadeIn) -> bool {
+    pub fn is_due(&self, made: &ConnectionEpoch) -> bool {
         self.replace_at(made)
             .is_some_and(|at| at <= MonotonicTime::now())
     }
 
     /// When a connection has to be replaced. `None` if there was no switch and no suspicion since it was made.
-    pub fn replace_at(&self, made: &MadeIn) -> Option<MonotonicTime> {
+    pub fn replace_at(&self, made: &ConnectionEpoch) -> Option<MonotonicTime> {
         if self.is_outdated(made) {
             return Some(made.at);
         }
@@ -180,8 +180,8 @@ mod tests {
     use super::*;
 
     /// A connection that was made `before` ago.
-    fn made_before(epoch: &Epoch, before: Duration) -> MadeIn {
-        MadeIn {
+    fn made_before(epoch: &Epoch, before: Duration) -> ConnectionEpoch {
+        ConnectionEpoch {
             at: MonotonicTime::now().before(before),
             ..epoch.now()
         }
@@ -216,15 +216,15 @@ mod tests {
     fn a_switch_replaces_young_connections_at_once() {
         let epoch = Epoch::default();
         let young = epoch.now();
-        epoch.note_switch();
+        epoch.count_switch();
         assert!(epoch.is_stale(&young) && epoch.is_due(&young) && epoch.is_outdated(&young));
         let next = epoch.now();
         assert!(!epoch.is_stale(&next));
         // A second switch at once means that sentinels contradict each other.
-        epoch.note_switch();
+        epoch.count_switch();
         assert!(!epoch.is_stale(&next) && epoch.replace_at(&next).is_some());
         *epoch.switched_at.lock() = Some(MonotonicTime::now().before(SHORTEST_LIFE));
-        epoch.note_switch();
+        epoch.count_switch();
         assert!(epoch.is_outdated(&next));
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn a_break_makes_older_connections_stale_at_once() {
         let epoch = Epoch::default();
         let young = epoch.now();
-        epoch.note_break();
+        epoch.count_break();
         assert!(epoch.is_stale(&young));
         assert_eq!(epoch.replace_at(&young), None);
     }
@@ -241,13 +241,13 @@ mod tests {
     fn a_connection_forgets_breaks_and_no_suspicion() {
         let epoch = Epoch::default();
         let mut made = made_before(&epoch, 2 * SHORTEST_LIFE);
-        epoch.note_break();
+        epoch.count_break();
         made.forget_breaks(&epoch);
         assert!(!epoch.is_stale(&made));
         epoch.suspect();
         made.forget_breaks(&epoch);
         assert!(epoch.is_due(&made));
-        epoch.note_break();
+        epoch.count_break();
         assert!(epoch.is_stale(&made));
     }
 
@@ -264,8 +264,8 @@ mod tests {
             failures.fetch_add(1, Ordering::SeqCst);
         });
         epoch.suspect();
-        epoch.note_break();
-        epoch.note_switch();
+        epoch.count_break();
+        epoch.count_switch();
         assert_eq!(count.load(Ordering::SeqCst), 2);
         assert_eq!(failed.load(Ordering::SeqCst), 3);
     }

@@ -45,7 +45,7 @@ fn timed_out(address: &str, limit: &str) -> String {
 
 /// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`),
 /// unless the error has it.
-pub fn of_reply(address: &str, error: Error) -> Error {
+pub fn reply_error(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Unsupported
             if !error.names(address) =>
@@ -103,7 +103,7 @@ pub fn unfinished(
 
 /// Makes the errors of an attempt to connect. Each names the address, what was attempted, and the next step.
 #[derive(Clone, Copy)]
-pub struct Attempted<'a> {
+pub struct ConnectErrors<'a> {
     pub info: &'a ConnectionInfo,
     /// The time-out of the whole attempt.
     timeout: Duration,
@@ -148,7 +148,7 @@ impl fmt::Display for Announcer<'_> {
     }
 }
 
-impl<'a> Attempted<'a> {
+impl<'a> ConnectErrors<'a> {
     pub fn new(
         info: &'a ConnectionInfo,
         timeout: Duration,
@@ -475,7 +475,8 @@ mod tests {
     #[test]
     fn a_refused_login_names_the_next_step() {
         let info = redis::IntoConnectionInfo::into_connection_info("redis://h").unwrap();
-        let attempted = Attempted::new(&info, Duration::from_secs(1), "`connect_timeout`", "p:");
+        let attempted =
+            ConnectErrors::new(&info, Duration::from_secs(1), "`connect_timeout`", "p:");
         let redis::Value::ServerError(loading) =
             redis::parse_redis_value(b"-LOADING Redis is loading.\r\n").unwrap()
         else {
@@ -495,7 +496,7 @@ mod tests {
         let by = HostPort::new(b"s", b"7").unwrap();
         let text = |announced_by| {
             let attempted =
-                Attempted::new(&info, Duration::from_nanos(1), "`connect_timeout`", "p:");
+                ConnectErrors::new(&info, Duration::from_nanos(1), "`connect_timeout`", "p:");
             let refused = ConnectError::Connect(io::ErrorKind::TimedOut.into());
             let attempted = attempted.announced_by(announced_by);
             attempted.connect_error(refused).message().to_owned()
@@ -553,8 +554,8 @@ mod tests {
     #[test]
     fn an_error_of_a_reply_names_its_server_once() {
         let refused = || error_reply("NOPERM", Some("no permissions"));
-        let once = of_reply("old:1", refused());
+        let once = reply_error("old:1", refused());
         assert!(once.message().starts_with("old:1: NOPERM "), "{once}");
-        assert_eq!(of_reply("old:1", once.clone()).message(), once.message());
+        assert_eq!(reply_error("old:1", once.clone()).message(), once.message());
     }
 }

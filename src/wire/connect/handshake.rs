@@ -16,7 +16,7 @@ use crate::util::key::fence_counter;
 use crate::wire::connect::connection::Connection;
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::connect::dial::Dialer;
-use crate::wire::connect::errors::{Attempted, NOT_REDIS};
+use crate::wire::connect::errors::{ConnectErrors, NOT_REDIS};
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
 use crate::wire::net::error_replies::{error_reply, has_too_many_clients};
@@ -75,7 +75,7 @@ pub struct Handshake<'a> {
     pub is_in_cluster: bool,
     /// `None` unless the server is a node of a quorum.
     pub data_check: Option<&'a DataCheck>,
-    pub attempted: Attempted<'a>,
+    pub attempted: ConnectErrors<'a>,
     pub connection: &'a mut Connection,
     pub deadline: MonotonicTime,
 }

@@ -29,8 +29,8 @@ use crate::util::sync::park_timeout;
 use crate::wire::connect::connection::{Connection, password_to_hide};
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::connect::dial::{Dialer, open_socket};
-use crate::wire::connect::epoch::{Epoch, MadeIn};
-use crate::wire::connect::errors::{Announcer, Attempted, no_connection, unfinished};
+use crate::wire::connect::epoch::{ConnectionEpoch, Epoch};
+use crate::wire::connect::errors::{Announcer, ConnectErrors, no_connection, unfinished};
 use crate::wire::connect::handshake::Handshake;
 use crate::wire::connect::steps::{Progress, RunningStep, RunningSteps, Step};
 use crate::wire::connect::url::{self, HostPort, SentinelUrl};
@@ -357,7 +357,7 @@ impl Endpoint {
 
     /// Follows a fail-over: has all connections replaced, and ends the attempts to connect to the old primary.
     pub fn follow_switch(&self) {
-        self.epoch.note_switch();
+        self.epoch.count_switch();
         let opening = self.opening.lock();
         opening.sockets.iter().for_each(Closer::close);
     }
@@ -365,7 +365,7 @@ impl Endpoint {
     /// Fails unless `role` is that of a primary. After a failure, the sentinel that has named the server is asked last.
     pub fn check_role(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         named_by: &NamedBy,
         role: &[u8],
     ) -> Result<(), Error> {
@@ -442,7 +442,7 @@ impl Endpoint {
     /// that was never reached.
     pub fn connect(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         deadline: MonotonicTime,
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Sender, Receiver), Error> {
@@ -493,7 +493,7 @@ impl Endpoint {
                     let _ = self.connections.register(closer);
                 }
             }
-            let again_at = self.note_attempt(opened.as_ref().err());
+            let again_at = self.record_attempt(opened.as_ref().err());
             let (Some(again_at), Err(error)) = (again_at, &opened) else {
                 return opened;
             };
@@ -529,7 +529,7 @@ impl Endpoint {
 
     /// Notes how an attempt to connect ended. After a failure, returns when the sentinels may be asked again. `None`
     /// for a fixed address.
-    pub fn note_attempt(&self, failure: Option<&Error>) -> Option<MonotonicTime> {
+    pub fn record_attempt(&self, failure: Option<&Error>) -> Option<MonotonicTime> {
         let sentinels = self.sentinels.as_ref()?;
         if failure.is_none() {
             sentinels.reset_pause();
@@ -539,12 +539,12 @@ impl Endpoint {
     }
 
     /// An attempt to connect to `info` within `time`, which is `connect_timeout` or a part of it.
-    fn attempted<'a>(&'a self, info: &'a ConnectionInfo, time: Duration) -> Attempted<'a> {
+    fn attempted<'a>(&'a self, info: &'a ConnectionInfo, time: Duration) -> ConnectErrors<'a> {
         let setting = match time < self.connect_timeout {
             true => "a part of `connect_timeout`",
             false => "`connect_timeout`",
         };
-        Attempted::new(info, time, setting, self.prefix())
+        ConnectErrors::new(info, time, setting, self.prefix())
     }
 
     fn doubts(&self) -> u64 {
@@ -580,7 +580,7 @@ impl Endpoint {
 
     /// The counts of [`Epoch`] for a new connection to `found`. A switch before this call does not make the connection
     /// stale, so this fails if the sentinels have named another server meanwhile.
-    pub fn begin_connection(&self, found: &FoundServer<'_>) -> Result<MadeIn, Error> {
+    pub fn begin_connection(&self, found: &FoundServer<'_>) -> Result<ConnectionEpoch, Error> {
         let made_in = self.epoch.now();
         self.check_is_named(&found.info)?;
         Ok(made_in)
@@ -604,7 +604,7 @@ impl Endpoint {
         &self,
         info: Cow<'_, ConnectionInfo>,
         named_by: Option<&NamedBy>,
-        mut made_in: MadeIn,
+        mut made_in: ConnectionEpoch,
         (time, deadline): (Duration, MonotonicTime),
         progress: Option<&Progress<'_>>,
         closer: &mut Option<Closer>,
@@ -713,7 +713,7 @@ impl Endpoint {
     pub fn open_found(
         &self,
         found: FoundServer<'_>,
-        made_in: MadeIn,
+        made_in: ConnectionEpoch,
         deadline: MonotonicTime,
     ) -> Result<Connection, Error> {
         let FoundServer { info, named_by } = found;
@@ -814,7 +814,7 @@ impl Endpoint {
         drop(failures);
         drop(replaced);
         if opened.is_err() {
-            self.epoch.note_failure();
+            self.epoch.call_failure_hook();
         } else {
             self.run_first_connection_hook();
         }

@@ -14,7 +14,7 @@ use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::{ThreadGroup, sleep_unless};
 use crate::wire::connect::connection::LONGEST_REPLY;
-use crate::wire::connect::errors::Attempted;
+use crate::wire::connect::errors::ConnectErrors;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::net::socket::Sockets;
@@ -103,7 +103,7 @@ impl SentinelWatcher {
     ) -> Result<(), Error> {
         let info = sentinels.info_of(sentinel)?;
         let prefix = self.endpoint.prefix();
-        let attempted = Attempted::new(&info, self.timeout, "`command_timeout`", prefix);
+        let attempted = ConnectErrors::new(&info, self.timeout, "`command_timeout`", prefix);
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
             .endpoint
@@ -178,7 +178,7 @@ impl SentinelWatcher {
         let Some(switch) = sentinels.read_switch(message) else {
             return false;
         };
-        if sentinels.note_switch(sentinel, &switch) {
+        if sentinels.apply_switch(sentinel, &switch) {
             self.endpoint.follow_switch();
         }
         true

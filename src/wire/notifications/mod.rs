@@ -62,7 +62,7 @@ use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
 use crate::util::threads::{ThreadGroup, sleep_unless};
 use crate::wire::connect::connection::REPLACE_AGAIN;
-use crate::wire::connect::epoch::MadeIn;
+use crate::wire::connect::epoch::ConnectionEpoch;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::net::refusal::refuses_command;
 use crate::wire::net::replies::TOO_LARGE;
@@ -134,7 +134,7 @@ pub struct NotificationConnection {
 #[derive(Default)]
 struct ServerSockets {
     stopped: bool,
-    open: Vec<(Closer, MadeIn)>,
+    open: Vec<(Closer, ConnectionEpoch)>,
 }
 
 /// The locked state. Its drop also writes the PING of a suspicion that found the state locked. So a suspicion never
@@ -452,7 +452,7 @@ impl NotificationConnection {
 
     /// Writes reads of the keys that have changed, unless the last such read was less than [`BETWEEN_READS`] ago.
     /// Returns how long to wait for more notifications: at most until the connection has to be replaced.
-    fn send_due_reads(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
+    fn send_due_reads(&self, made_in: &ConnectionEpoch, heartbeat: Duration) -> Duration {
         let mut state = self.lock_state();
         let now = MonotonicTime::now();
         let replace_at = self.endpoint.epoch().replace_at(made_in);
@@ -519,7 +519,7 @@ impl NotificationConnection {
 
     /// Registers the socket of a connection that was begun at `made_in`, for `stop` and `suspect`. Closes it at once,
     /// and fails, after `stop` or after a switch.
-    fn register_socket(&self, socket: Closer, made_in: &MadeIn) -> Result<(), Error> {
+    fn register_socket(&self, socket: Closer, made_in: &ConnectionEpoch) -> Result<(), Error> {
         let mut sockets = self.sockets.lock();
         // A switch after this check finds the socket registered.
         if sockets.stopped || self.endpoint.epoch().is_outdated(made_in) {
@@ -537,7 +537,7 @@ impl NotificationConnection {
         let mut is_reported = false;
         let mut closed_late = 0;
         // A connection that is used until the next one is open.
-        let mut old: Option<(Subscription, MadeIn)> = None;
+        let mut old: Option<(Subscription, ConnectionEpoch)> = None;
         while self.wait_until_wanted() {
             let opened = Subscription::open(
                 &self.endpoint,
@@ -571,7 +571,7 @@ impl NotificationConnection {
                 }
                 (Err(failure), None) => {
                     self.disconnect(&mut self.lock_state());
-                    self.endpoint.epoch().note_failure();
+                    self.endpoint.epoch().call_failure_hook();
                     closed_late = if failure.is_closed_late {
                         closed_late + 1
                     } else {
@@ -624,7 +624,7 @@ impl NotificationConnection {
 
     /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false once
     /// stopped.
-    fn install(&self, sender: Sender, made_in: &MadeIn, tracks: bool) -> bool {
+    fn install(&self, sender: Sender, made_in: &ConnectionEpoch, tracks: bool) -> bool {
         let mut state = self.lock_state();
         if state.stopped {
             return false;
@@ -651,7 +651,7 @@ impl NotificationConnection {
     fn listen(
         &self,
         subscription: &mut Subscription,
-        made_in: &MadeIn,
+        made_in: &ConnectionEpoch,
         replace_at: MonotonicTime,
         listener: &dyn Listener,
     ) -> ListenEnd {
@@ -739,7 +739,7 @@ impl NotificationConnection {
                             "NOPERM" => {}
                             // The key's slot has moved to another node of the Cluster. The client reads the key there
                             // once it has a new slot map.
-                            "MOVED" | "ASK" => self.endpoint.epoch().note_failure(),
+                            "MOVED" | "ASK" => self.endpoint.epoch().call_failure_hook(),
                             _ => return false,
                         }
                         true

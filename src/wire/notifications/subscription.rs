@@ -9,8 +9,8 @@ use redis::{ConnectionInfo, Pipeline, ProtocolVersion, PushKind, ServerError, Va
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::connection::LONGEST_REPLY;
-use crate::wire::connect::epoch::MadeIn;
-use crate::wire::connect::errors::{Attempted, NOT_REDIS, no_reply};
+use crate::wire::connect::epoch::ConnectionEpoch;
+use crate::wire::connect::errors::{ConnectErrors, NOT_REDIS, no_reply};
 use crate::wire::connect::handshake::Login;
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url;
@@ -36,7 +36,7 @@ pub struct Subscription {
 pub struct Opened {
     pub subscription: Subscription,
     pub sender: Sender,
-    pub made_in: MadeIn,
+    pub made_in: ConnectionEpoch,
     /// Why the server reports no changes of keys. `None` if it tracks keys.
     pub untracked: Option<Error>,
 }
@@ -70,7 +70,7 @@ impl Subscription {
         any_key: &str,
         timeout: Duration,
         queries: &Sockets,
-        connected: impl FnOnce(Closer, &MadeIn) -> Result<(), Error>,
+        connected: impl FnOnce(Closer, &ConnectionEpoch) -> Result<(), Error>,
     ) -> Result<Opened, Failure> {
         endpoint.pause(MonotonicTime::now().after(timeout), queries);
         let deadline = MonotonicTime::now().after(timeout);
@@ -102,7 +102,7 @@ impl Subscription {
             Err(failure) if !failure.error.is_unavailable() => {}
             opened => {
                 let failure = opened.as_ref().err();
-                endpoint.note_attempt(failure.map(|failure| &failure.error));
+                endpoint.record_attempt(failure.map(|failure| &failure.error));
             }
         }
         opened
@@ -119,13 +119,13 @@ impl Subscription {
     ) -> Result<(Self, Sender, Option<Error>), Failure> {
         let setting = "`command_timeout`";
         let prefix = endpoint.prefix();
-        let attempted = Attempted::new(&info, timeout, setting, prefix);
+        let attempted = ConnectErrors::new(&info, timeout, setting, prefix);
         let attempted = attempted.announced_by(endpoint.announcer(named_by));
         let (sender, receiver) = endpoint.connect(attempted, deadline, connected)?;
         let (info, deadline) = endpoint.with_login(info, deadline)?;
         let mut set_up = SetUp {
             endpoint,
-            attempted: Attempted::new(&info, timeout, setting, prefix),
+            attempted: ConnectErrors::new(&info, timeout, setting, prefix),
             named_by,
             sender,
             receiver,
@@ -204,7 +204,7 @@ enum Protocol {
 /// A connection that is being set up.
 struct SetUp<'a> {
     endpoint: &'a Endpoint,
-    attempted: Attempted<'a>,
+    attempted: ConnectErrors<'a>,
     named_by: Option<&'a NamedBy>,
     sender: Sender,
     receiver: Receiver,

@@ -29,7 +29,10 @@ fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Err
     open(&endpoint, timeout).map(|(subscription, ..)| subscription)
 }
 
-fn open(endpoint: &Endpoint, timeout: Duration) -> Result<(Subscription, Sender, MadeIn), Error> {
+fn open(
+    endpoint: &Endpoint,
+    timeout: Duration,
+) -> Result<(Subscription, Sender, ConnectionEpoch), Error> {
     let queries = Sockets::default();
     let opened = Subscription::open(endpoint, "channel", "key", timeout, &queries, |_, _| Ok(()));
     let opened = opened.map_err(|failure| failure.error)?;
@@ -218,7 +221,7 @@ fn stop_and_a_switch_close_connections() {
     let [outdated, late, open, later] = [(); 4].map(|()| connect());
     let before = now();
     assert!(register(&outdated, before));
-    endpoint.epoch().note_switch();
+    endpoint.epoch().count_switch();
     assert!(register(&open, now()));
     assert_eq!(notifications.sockets.lock().open.len(), 2);
     notifications.suspect();
@@ -402,7 +405,7 @@ fn a_switch_ends_a_blocked_write() {
     let write = std::thread::spawn(move || writing.track(vec![tracked; 30_000]));
     assert!(eventually(LONG, || notifications.state.is_locked()));
     let switched_at = MonotonicTime::now();
-    notifications.endpoint.epoch().note_switch();
+    notifications.endpoint.epoch().count_switch();
     notifications.suspect();
     assert!(!write.join().unwrap());
     let took = MonotonicTime::now().since(switched_at);

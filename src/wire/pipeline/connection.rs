@@ -657,7 +657,7 @@ impl PipelinedConnection {
                 self.unacknowledged.push((request, reply));
             }
             CommandOutcome::Known(Err(error)) => {
-                let error = errors::of_reply(self.connection.address(), error);
+                let error = errors::reply_error(self.connection.address(), error);
                 deliver(request, CommandOutcome::Known(Err(error)));
             }
             outcome => deliver(request, outcome),
@@ -690,7 +690,7 @@ impl PipelinedConnection {
             }
         };
         let address = self.connection.address();
-        let unknown = |error| CommandOutcome::Unknown(errors::of_reply(address, error));
+        let unknown = |error| CommandOutcome::Unknown(errors::reply_error(address, error));
         for (request, reply) in self.unacknowledged.drain(..) {
             let asked = request.command.replicas().expect("only such requests wait");
             let outcome = match &acknowledged {

@@ -32,7 +32,7 @@ use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::dial::Dialer;
-use crate::wire::connect::errors::{Announcer, Attempted};
+use crate::wire::connect::errors::{Announcer, ConnectErrors};
 use crate::wire::connect::steps::Step;
 use crate::wire::connect::url::{self, HostPort, MAX_SENTINELS, SentinelUrl};
 use crate::wire::net::replies::field;
@@ -317,7 +317,7 @@ impl Sentinels {
         let info = self.info_of(sentinel)?;
         let timeout = deadline.since(MonotonicTime::now());
         let setting = "a part of `connect_timeout`";
-        let attempted = Attempted::new(&info, timeout, setting, dialer.prefix());
+        let attempted = ConnectErrors::new(&info, timeout, setting, dialer.prefix());
         let is_learned = !self.configured.contains(sentinel);
         let attempted = attempted.announced_by(is_learned.then_some(Announcer::OtherSentinel));
         let connection = dialer.connect(attempted, deadline, |socket| sockets.register(socket))?;
@@ -370,7 +370,7 @@ impl Sentinels {
 
     pub fn read_answer(
         &self,
-        attempted: Attempted<'_>,
+        attempted: ConnectErrors<'_>,
         replies: Vec<Value>,
     ) -> Result<Answer, Error> {
         let [primary, master, others]: [Value; QUERY_COMMANDS] = replies
@@ -512,7 +512,7 @@ impl Sentinels {
 
     /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
     /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
-    pub fn note_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
+    pub fn apply_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
         let mut state = self.state.lock();
         state.put_first(sentinel);
         if state.primary.as_ref() != Some(&switch.from) {
@@ -549,7 +549,7 @@ impl Sentinels {
 /// A connection to a sentinel.
 pub struct SentinelConnection<'a> {
     dialer: &'a Dialer,
-    attempted: Attempted<'a>,
+    attempted: ConnectErrors<'a>,
     sender: Sender,
     pub receiver: Receiver,
 }
@@ -557,7 +557,7 @@ pub struct SentinelConnection<'a> {
 impl<'a> SentinelConnection<'a> {
     pub fn new(
         dialer: &'a Dialer,
-        attempted: Attempted<'a>,
+        attempted: ConnectErrors<'a>,
         (sender, receiver): (Sender, Receiver),
     ) -> Self {
         Self {

@@ -408,7 +408,7 @@ fn closing_an_endpoint_ends_its_queries() {
 #[test]
 fn the_error_of_a_sentinel_repeats_no_login() {
     let info = "redis://u:s3cret@h".into_connection_info().unwrap();
-    let attempted = Attempted::new(
+    let attempted = ConnectErrors::new(
         &info,
         Duration::from_nanos(499_994_449),
         "a part of `connect_timeout`",
@@ -652,7 +652,7 @@ fn an_answer_older_than_a_message_is_outdated() {
         from: host(from),
         to: host(to),
     };
-    assert!(sentinels.note_switch(&by, &switch(b"7000", b"7001")));
+    assert!(sentinels.apply_switch(&by, &switch(b"7000", b"7001")));
     let old = sentinels.accept_if(&by, answer(b"7000", 1), State::is_current);
     assert_eq!(old.err().unwrap(), answer(b"7000", 1));
     assert_eq!(named(&endpoint), Some(7001));
@@ -662,8 +662,8 @@ fn an_answer_older_than_a_message_is_outdated() {
             .is_ok()
     );
     // Messages that come late.
-    assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7001")));
-    assert!(!sentinels.note_switch(&by, &switch(b"7000", b"7002")));
+    assert!(!sentinels.apply_switch(&by, &switch(b"7000", b"7001")));
+    assert!(!sentinels.apply_switch(&by, &switch(b"7000", b"7002")));
     assert_eq!(named(&endpoint), Some(7001));
 }
 

@@ -25,7 +25,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    pub fn of_form(what: impl Into<String>) -> Self {
+    pub fn with_form(what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             shows_form: true,
@@ -105,7 +105,7 @@ pub fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
         // In `redis://user:password%40host`, the password is a part of the host, which errors show.
         ConnectionAddr::Tcp(host, _) if host.contains('%') => Err(encoded_host(url)),
         ConnectionAddr::Tcp(host, _) if host.contains(',') => Err(several_hosts()),
-        ConnectionAddr::Tcp(_, 0) => Err(Fault::of_form(PORT_0)),
+        ConnectionAddr::Tcp(_, 0) => Err(Fault::with_form(PORT_0)),
         ConnectionAddr::Tcp(host, port) if has_tls => {
             let (host, port) = (host.clone(), *port);
             let addr = HostPort { host, port }.to_addr(true);
@@ -160,18 +160,18 @@ impl<'a> HostList<'a> {
     pub fn split(rest: &'a str) -> Result<Self, Fault> {
         let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if behind.contains('@') {
-            return Err(Fault::of_form(MISPLACED_AT));
+            return Err(Fault::with_form(MISPLACED_AT));
         }
         let (login, hosts) = match authority.rfind('@') {
             Some(at) => authority.split_at(at + 1),
             None => ("", authority),
         };
         if login.contains(',') {
-            return Err(Fault::of_form(MISPLACED_LOGIN));
+            return Err(Fault::with_form(MISPLACED_LOGIN));
         }
         let hosts: Vec<&str> = hosts.split(',').collect();
         if hosts.contains(&"") {
-            return Err(Fault::of_form("has an empty host"));
+            return Err(Fault::with_form("has an empty host"));
         }
         Ok(Self {
             login,
@@ -284,14 +284,14 @@ fn parts(rest: &str) -> (&str, &str, &str) {
 /// Says which part of an unreadable URL is wrong. Quotes nothing of the URL.
 fn fault(url: &str) -> Fault {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return Fault::of_form("does not begin with redis://");
+        return Fault::with_form("does not begin with redis://");
     };
     if !SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
         let what = format!("has an unknown scheme; known are {}", SCHEMES.join(", "));
-        return Fault::of_form(what);
+        return Fault::with_form(what);
     }
     if scheme.ends_with("unix") {
-        return Fault::of_form("has no path, or an option db that is no number");
+        return Fault::with_form("has no path, or an option db that is no number");
     }
     let (login, host, behind) = parts(rest);
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
@@ -302,7 +302,7 @@ fn fault(url: &str) -> Fault {
     };
     let path = behind.split(['?', '#']).next().unwrap_or_default();
     let database = path.trim_start_matches('/');
-    Fault::of_form(if behind.contains('@') {
+    Fault::with_form(if behind.contains('@') {
         MISPLACED_AT
     } else if host.contains(',') {
         return several_hosts();
@@ -331,7 +331,7 @@ fn fault(url: &str) -> Fault {
 fn encoded_host(url: &str) -> Fault {
     let (_, rest) = url.split_once("://").unwrap_or_default();
     let (_, host, _) = parts(rest);
-    Fault::of_form(if host.contains('%') {
+    Fault::with_form(if host.contains('%') {
         "has a % in the host"
     } else if !host.is_ascii() {
         "has a host with characters that are not ASCII; write its ASCII form, which begins with xn--"

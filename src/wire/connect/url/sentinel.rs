@@ -46,7 +46,7 @@ impl SentinelUrl {
             behind,
         } = HostList::split(rest)?;
         if behind.contains('#') {
-            return Err(Fault::of_form("has a part behind a #"));
+            return Err(Fault::with_form("has a part behind a #"));
         }
         let (path, query) = match behind.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
@@ -57,12 +57,12 @@ impl SentinelUrl {
         let database = parts.next().unwrap_or_default();
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         if group.is_empty() {
-            return Err(Fault::of_form(
+            return Err(Fault::with_form(
                 "has no name of a group behind the hosts, as in `sentinel monitor <name>`",
             ));
         }
         if !group.chars().all(is_name) {
-            return Err(Fault::of_form(
+            return Err(Fault::with_form(
                 "has a name of a group with other characters than letters, digits and -._",
             ));
         }
@@ -85,10 +85,10 @@ impl SentinelUrl {
         let mut hosts = Vec::new();
         for info in &infos {
             let ConnectionAddr::Tcp(host, port) = info.addr() else {
-                return Err(Fault::of_form("has an invalid host"));
+                return Err(Fault::with_form("has an invalid host"));
             };
             let host = HostPort::new(host.as_bytes(), port.to_string().as_bytes());
-            let fault = || Fault::of_form("has an invalid host");
+            let fault = || Fault::with_form("has an invalid host");
             let host = host.ok_or_else(fault)?;
             if !hosts.contains(&host) {
                 hosts.push(host);

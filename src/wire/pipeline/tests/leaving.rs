@@ -310,7 +310,7 @@ fn a_stale_connection_is_read_to_the_end_before_it_is_replaced() {
     let before = f.connection();
     f.server.stop();
     f.leaves("first");
-    f.pipeline.shared.endpoint.epoch().note_break();
+    f.pipeline.shared.endpoint.epoch().count_break();
     f.leaves("second");
     assert_eq!(f.unanswered(), 1);
     f.server.resume();

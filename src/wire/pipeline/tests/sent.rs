@@ -217,7 +217,7 @@ fn a_sender_needs_a_fresh_connection() {
     assert_eq!(f.take_urgent_requests(), 1);
     f.pipeline.run_maintenance();
     assert!(is_granted(&first));
-    f.pipeline.shared.endpoint.epoch().note_break();
+    f.pipeline.shared.endpoint.epoch().count_break();
     let (sent, second) = f.send("b");
     assert!(sent.is_none(), "the connection is stale");
     f.pipeline.write_due();

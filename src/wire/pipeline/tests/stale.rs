@@ -8,7 +8,7 @@ use crate::wire::fake_server;
 impl Fixture {
     /// Makes the connection stale, as if another connection had broken.
     fn make_stale(&self) {
-        self.pipeline.shared.endpoint.epoch().note_break();
+        self.pipeline.shared.endpoint.epoch().count_break();
     }
 
     /// Leads the pipeline, and writes a command for `caller`.
@@ -97,7 +97,7 @@ fn a_young_connection_to_an_old_primary_is_replaced() {
     let f = fixture();
     f.acquire("a");
     let before = f.connection();
-    f.pipeline.shared.endpoint.epoch().note_switch();
+    f.pipeline.shared.endpoint.epoch().count_switch();
     f.acquire("b");
     assert_ne!(f.connection(), before);
 }
@@ -110,7 +110,7 @@ fn a_grant_of_an_old_primary_does_not_count() {
     let caller = Caller::new(1);
     let mut leadership = f.lead_and_write(acquire_of("k"), &caller);
     assert!(eventually(LONG, || f.exists("k")));
-    f.pipeline.shared.endpoint.epoch().note_switch();
+    f.pipeline.shared.endpoint.epoch().count_switch();
     let error = leadership.read(None, after(LONG)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     leadership.lose_connection(&error);
@@ -136,7 +136,7 @@ fn a_reply_that_comes_after_a_switch_does_not_count() {
     f.pipeline.shared.endpoint.epoch().on_suspicion(move || {
         // The switch is a suspicion, too.
         if hook_calls.fetch_add(1, Ordering::SeqCst) == 0 {
-            endpoint.epoch().note_switch();
+            endpoint.epoch().count_switch();
         }
     });
     let error = leadership.read(None, after(LONG)).unwrap_err();
