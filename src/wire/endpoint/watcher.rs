@@ -19,7 +19,7 @@ use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::net::socket::Sockets;
 use crate::wire::sentinel::{
-    CHANNEL, Named, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
+    CHANNEL, NamedPrimary, QUERY_COMMANDS, SentinelConnection, Sentinels, State as SentinelState,
 };
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -184,7 +184,7 @@ impl SentinelWatcher {
         true
     }
 
-    fn follow(&self, named: &Named) {
+    fn follow(&self, named: &NamedPrimary) {
         if named.has_changed {
             self.endpoint.follow_switch();
         }

@@ -87,7 +87,7 @@ pub struct Answer {
 }
 
 /// The primary that a sentinel named.
-pub struct Named {
+pub struct NamedPrimary {
     pub primary: HostPort,
     pub by: HostPort,
     /// Whether the previous answer named another primary.
@@ -205,7 +205,7 @@ impl Sentinels {
         dialer: &Dialer,
         deadline: MonotonicTime,
         sockets: &Sockets,
-    ) -> Result<Named, Error> {
+    ) -> Result<NamedPrimary, Error> {
         let (order, epoch) = {
             let state = self.state.lock();
             (state.order.clone(), state.epoch)
@@ -270,7 +270,7 @@ impl Sentinels {
         by: &HostPort,
         answer: Answer,
         is_wanted: impl FnOnce(&State, &Answer) -> bool,
-    ) -> Result<Named, Answer> {
+    ) -> Result<NamedPrimary, Answer> {
         let mut state = self.state.lock();
         match is_wanted(&state, &answer) {
             true => Ok(state.accept(&self.configured, by, answer)),
@@ -430,7 +430,7 @@ impl State {
     }
 
     /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
-    fn accept(&mut self, configured: &[HostPort], by: &HostPort, answer: Answer) -> Named {
+    fn accept(&mut self, configured: &[HostPort], by: &HostPort, answer: Answer) -> NamedPrimary {
         let Answer {
             primary,
             epoch,
@@ -441,15 +441,15 @@ impl State {
         }
         self.is_reported = false;
         self.learn(configured, by, others);
-        Named {
-            has_changed: self.note_primary(&primary),
+        NamedPrimary {
+            has_changed: self.set_primary(&primary),
             primary,
             by: by.clone(),
         }
     }
 
     /// Notes the address of the primary. Returns whether it was another one before.
-    fn note_primary(&mut self, primary: &HostPort) -> bool {
+    fn set_primary(&mut self, primary: &HostPort) -> bool {
         let before = self.primary.replace(primary.clone());
         let has_changed = before.is_some_and(|before| before != *primary);
         if has_changed {
@@ -518,7 +518,7 @@ impl Sentinels {
         if state.primary.as_ref() != Some(&switch.from) {
             return false;
         }
-        let has_changed = state.note_primary(&switch.to);
+        let has_changed = state.set_primary(&switch.to);
         if has_changed {
             // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
             state.epoch += 1;

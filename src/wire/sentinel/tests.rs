@@ -172,7 +172,7 @@ fn endpoint(sentinels: &[&Fake], timeout: Duration) -> Arc<Endpoint> {
     Arc::new(Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap())
 }
 
-fn find(endpoint: &Endpoint) -> Result<Named, Error> {
+fn find(endpoint: &Endpoint) -> Result<NamedPrimary, Error> {
     let deadline = MonotonicTime::now().after(LONG);
     endpoint
         .sentinels()
