@@ -200,15 +200,15 @@ impl ConnectionState {
     }
 
     /// Takes the command that the next reply belongs to.
-    fn take_answered(&mut self) -> Option<Answered> {
+    fn take_answered(&mut self) -> Option<ExpectedReply> {
         let (_, command) = self.unanswered.front_mut()?;
         let answered = match command {
             SentCommand::Read(keys) => {
                 self.keys_unanswered -= 1;
-                Answered::Read(keys.pop_front()?)
+                ExpectedReply::Read(keys.pop_front()?)
             }
-            SentCommand::Ping => Answered::Ping,
-            SentCommand::Subscribe => Answered::Subscribe,
+            SentCommand::Ping => ExpectedReply::Ping,
+            SentCommand::Subscribe => ExpectedReply::Subscribe,
         };
         if command.keys() == 0 {
             self.unanswered.pop_front();
@@ -253,7 +253,7 @@ enum SentCommand {
 }
 
 /// The command that a reply belongs to.
-enum Answered {
+enum ExpectedReply {
     Read(TrackedKey),
     Ping,
     Subscribe,
@@ -717,20 +717,23 @@ impl NotificationConnection {
                 PushKind::Invalidate => self.handle_invalidation(data, listener),
                 PushKind::Message | PushKind::SMessage => self.handle_message(&data, listener),
                 PushKind::SSubscribe => {
-                    matches!(self.lock_state().take_answered(), Some(Answered::Subscribe))
+                    matches!(
+                        self.lock_state().take_answered(),
+                        Some(ExpectedReply::Subscribe)
+                    )
                 }
                 _ => true,
             },
             value => {
                 let answered = self.lock_state().take_answered();
                 match (answered, value) {
-                    (Some(Answered::Read(tracked)), Value::BulkString(bytes)) => {
+                    (Some(ExpectedReply::Read(tracked)), Value::BulkString(bytes)) => {
                         // GETRANGE returns '' for a missing key, too.
                         let value = (!bytes.is_empty()).then_some(&*bytes);
                         listener.seen(self.server, &tracked, KeyState::new(value));
                         true
                     }
-                    (Some(Answered::Read(tracked)), Value::ServerError(error)) => {
+                    (Some(ExpectedReply::Read(tracked)), Value::ServerError(error)) => {
                         match error.code() {
                             "WRONGTYPE" => {
                                 listener.seen(self.server, &tracked, KeyState::new(None))
@@ -744,11 +747,13 @@ impl NotificationConnection {
                         }
                         true
                     }
-                    (Some(Answered::Ping), Value::SimpleString(_) | Value::Okay) => true,
+                    (Some(ExpectedReply::Ping), Value::SimpleString(_) | Value::Okay) => true,
                     // The error shows that the server lives.
-                    (Some(Answered::Ping), Value::ServerError(error)) => refuses_command(&error),
+                    (Some(ExpectedReply::Ping), Value::ServerError(error)) => {
+                        refuses_command(&error)
+                    }
                     // The server is too old or does not serve the channel's slot, or an ACL forbids the subscription.
-                    (Some(Answered::Subscribe), Value::ServerError(_)) => true,
+                    (Some(ExpectedReply::Subscribe), Value::ServerError(_)) => true,
                     _ => false,
                 }
             }

@@ -33,7 +33,7 @@ pub struct Subscription {
 }
 
 /// A new notification connection.
-pub struct Opened {
+pub struct OpenSubscription {
     pub subscription: Subscription,
     pub sender: Sender,
     pub made_in: ConnectionEpoch,
@@ -71,7 +71,7 @@ impl Subscription {
         timeout: Duration,
         queries: &Sockets,
         connected: impl FnOnce(Closer, &ConnectionEpoch) -> Result<(), Error>,
-    ) -> Result<Opened, Failure> {
+    ) -> Result<OpenSubscription, Failure> {
         endpoint.pause(MonotonicTime::now().after(timeout), queries);
         let deadline = MonotonicTime::now().after(timeout);
         let found = endpoint.find_server(deadline, queries);
@@ -85,7 +85,7 @@ impl Subscription {
                 endpoint, info, named_by, names, timeout, deadline, connected,
             );
             match opened {
-                Ok((subscription, sender, untracked)) => Ok(Opened {
+                Ok((subscription, sender, untracked)) => Ok(OpenSubscription {
                     subscription,
                     sender,
                     made_in,

@@ -48,12 +48,12 @@ fn notifications(endpoint: Endpoint) -> Arc<NotificationConnection> {
 
 /// Counts the changes of keys, and asks for a read of each changed key if `reads` is set.
 #[derive(Default)]
-struct Counting {
+struct ChangeCounter {
     changes: AtomicUsize,
     reads: bool,
 }
 
-impl Listener for Counting {
+impl Listener for ChangeCounter {
     fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
         self.changes.fetch_add(1, Ordering::SeqCst);
         let (key, lease) = (key.clone(), None);
@@ -84,9 +84,9 @@ fn endless_changes_of_one_key_close_the_connection() {
         kind: PushKind::Invalidate,
         data: vec![Value::Array(keys.clone())],
     };
-    let reading = Counting {
+    let reading = ChangeCounter {
         reads: true,
-        ..Counting::default()
+        ..ChangeCounter::default()
     };
     let handled = std::iter::repeat_with(|| notifications.handle(push(), &reading));
     let handled = handled
@@ -114,7 +114,7 @@ fn too_many_unanswered_commands_close_the_connection() {
     ));
     let threads = ThreadGroup::new();
     notifications
-        .start(&threads, Arc::new(Counting::default()))
+        .start(&threads, Arc::new(ChangeCounter::default()))
         .unwrap();
     let key = Key::new("p:", "k", 16).unwrap();
     let watch = || {
@@ -151,7 +151,7 @@ fn reconnects_back_off_while_connections_break_at_once() {
         LONG,
     ));
     notifications
-        .start(&ThreadGroup::new(), Arc::new(Counting::default()))
+        .start(&ThreadGroup::new(), Arc::new(ChangeCounter::default()))
         .unwrap();
     notifications.request_connection();
     assert!(eventually(LONG, || notifications.epoch() == 1));
@@ -192,10 +192,13 @@ fn answered_reads_make_room_for_others() {
     state.unanswered.push_back((now, SentCommand::Ping));
     state.keys_unanswered = 3;
     for left in [2, 1, 0] {
-        assert!(matches!(state.take_answered(), Some(Answered::Read(_))));
+        assert!(matches!(
+            state.take_answered(),
+            Some(ExpectedReply::Read(_))
+        ));
         assert_eq!(state.keys_unanswered, left);
     }
-    assert!(matches!(state.take_answered(), Some(Answered::Ping)));
+    assert!(matches!(state.take_answered(), Some(ExpectedReply::Ping)));
     assert!(state.take_answered().is_none());
 }
 
@@ -338,9 +341,9 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
         "p:",
         LONG,
     ));
-    let (threads, counting) = (ThreadGroup::new(), Arc::new(Counting::default()));
+    let (threads, counting) = (ThreadGroup::new(), Arc::new(ChangeCounter::default()));
     notifications
-        .start(&threads, Arc::<Counting>::clone(&counting))
+        .start(&threads, Arc::<ChangeCounter>::clone(&counting))
         .unwrap();
     notifications.request_connection();
     assert!(eventually(LONG, || notifications.queue_mode() == QueueMode::Notified));
@@ -367,7 +370,7 @@ fn notified_by_a_stopped_server() -> (Server, Arc<NotificationConnection>) {
     let server = Server::start().unwrap();
     let endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
     let notifications = notifications(endpoint);
-    let listener = Arc::new(Counting::default());
+    let listener = Arc::new(ChangeCounter::default());
     notifications.start(&ThreadGroup::new(), listener).unwrap();
     notifications.request_connection();
     assert!(eventually(LONG, || notifications.queue_mode() == QueueMode::Notified));
