@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
 use crate::command::{Command, Held, Release};
-use crate::lease::{Detached, Lease};
+use crate::lease::{Lease, LeaseRemains};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 use crate::report::observe;
@@ -106,7 +106,7 @@ impl Acquirer {
     fn not_there(
         &self,
         lease: &Lease,
-        detached: Detached,
+        detached: LeaseRemains,
         reason: LossReason,
     ) -> Result<Released, Error> {
         if self.watchdog.now() < lease.valid_until() {

@@ -170,14 +170,14 @@ impl TimerHandle {
 /// so hold no lock of the library then. A caller that waits for the release keeps this value until the reply, which may
 /// report a loss ([`Lease::lose_released`]).
 #[must_use]
-pub struct Detached {
+pub struct LeaseRemains {
     pub timer: Option<TimerHandle>,
     pub tracked: bool,
     listeners: LossListeners,
     check: Option<Check>,
 }
 
-impl Drop for Detached {
+impl Drop for LeaseRemains {
     fn drop(&mut self) {
         let (listeners, check) = (std::mem::take(&mut self.listeners), self.check.take());
         // Users' closures own users' values, and the drop of such a value may panic.
@@ -254,7 +254,7 @@ impl Lease {
     }
 
     /// Ends the lease as released. Returns the reason as an error if the lease was lost before. Sends nothing to Redis.
-    pub fn mark_released(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
+    pub fn mark_released(&self, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
         if state.ttl_changing {
@@ -286,7 +286,11 @@ impl Lease {
     /// - A third of the validity has passed, or a message of a `force_unlock` is being confirmed.
     ///
     /// Calls no listener, so callers may hold mutexes.
-    pub fn hand_off(&self, now: MonotonicTime, options: Options) -> Option<(Arc<Self>, Detached)> {
+    pub fn hand_off(
+        &self,
+        now: MonotonicTime,
+        options: Options,
+    ) -> Option<(Arc<Self>, LeaseRemains)> {
         let mut state = self.state.lock();
         let whole = validity(self.grant.ttl());
         let left = state.valid_until.since(now);
@@ -359,7 +363,7 @@ impl Lease {
 
     /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the listeners that the
     /// release had `detached`. Returns the reason, which names a client that unlocked the lease by force.
-    pub fn lose_released(&self, mut detached: Detached, reason: LossReason) -> LossReason {
+    pub fn lose_released(&self, mut detached: LeaseRemains, reason: LossReason) -> LossReason {
         let mut state = self.state.lock();
         debug_assert_eq!(state.phase, Phase::Released);
         let reason = state.end_as_lost(reason);
@@ -531,12 +535,12 @@ impl State {
     }
 
     /// Takes out the parts that have to be ended or dropped when the lease ends.
-    fn detach(&mut self) -> Detached {
+    fn detach(&mut self) -> LeaseRemains {
         let extras = self.extras.as_mut();
         let (listeners, check) = extras.map_or_else(Default::default, |extras| {
             (std::mem::take(&mut extras.listeners), extras.check.take())
         });
-        Detached {
+        LeaseRemains {
             timer: self.timer.take(),
             tracked: std::mem::take(&mut self.tracked),
             // The owner of each receiver keeps a sender of its own, so dropping these senders disconnects no channel.

@@ -41,7 +41,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use crate::command::{Command, Release, Renew, Reply, Request};
-use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
+use crate::lease::{CallbackExecutor, DueActions, Lease, LeaseRemains, TimerHandle};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::{EventHandler, EventLock};
 use crate::report::loss::LossReason;
@@ -222,7 +222,7 @@ impl Watchdog {
     /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns what was detached:
     /// its listeners are notified if the release finds a loss. If the lease was lost before, returns the reason as an
     /// error. Sends nothing to Redis.
-    pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<Detached, LossReason> {
+    pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<LeaseRemains, LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
@@ -235,7 +235,7 @@ impl Watchdog {
 
     /// Schedules `next`, the lease that replaces `before` after a hand-off. If the key was tracked for `before`, it is
     /// tracked for `next`.
-    pub fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
+    pub fn replace_lease(&self, before: &Lease, detached: &LeaseRemains, next: &Arc<Lease>) {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
@@ -400,7 +400,7 @@ impl Watchdog {
     /// Tells the store to read the keys and to track their changes, as long as there is room among the tracked leases.
     /// If there is no notification connection, the keys are tracked once there is such a connection.
     pub fn track_keys(&self, leases: &[Arc<Lease>]) {
-        let tracked = leases.iter().filter(|lease| self.note_tracked(lease));
+        let tracked = leases.iter().filter(|lease| self.add_tracked(lease));
         self.ask_to_track(tracked.map(|lease| tracked_key(lease)).collect());
     }
 
@@ -408,7 +408,7 @@ impl Watchdog {
     /// The timer of a lease may have fired, so that it counts as tracked, before its caller is among the holders.
     pub fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
         for lease in holders {
-            self.note_tracked(lease);
+            self.add_tracked(lease);
         }
         self.ask_to_track(self.tracked.keys(is_wanted));
     }
@@ -420,7 +420,7 @@ impl Watchdog {
     }
 
     /// Adds the lease to the tracked leases, if it is held and there is room. Returns true if it is among them then.
-    fn note_tracked(&self, lease: &Arc<Lease>) -> bool {
+    fn add_tracked(&self, lease: &Arc<Lease>) -> bool {
         lease.track_if(|| self.tracked.insert(lease))
     }
 

@@ -99,12 +99,12 @@ impl RenewalQueues {
 /// more.)
 #[derive(Default)]
 pub struct RenewalQueue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QueueState {
     /// Leases to renew, by the end of their validity when they were queued, then by the number of the renewal.
     renewals: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
     /// The keys of `renewals` with the slots of their locks. `None` if slots do not matter.
@@ -131,7 +131,7 @@ struct Round {
     left: usize,
 }
 
-impl Waiting {
+impl QueueState {
     fn is_empty(&self) -> bool {
         self.renewals.is_empty() && self.to_confirm.is_empty()
     }

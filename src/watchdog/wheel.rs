@@ -20,7 +20,7 @@ use std::num::NonZeroU64;
 //   first tick, so an entry moves at most ten times, however far `now` jumps.
 // - An entry gets into a lower slot only after all entries of the higher slot have moved there, so entries with equal
 //   deadlines stay in insertion order.
-// - An entry's slot follows from its deadline and `now`, so nodes do not store it.
+// - An entry's slot follows from its deadline and `now`, so cells do not store it.
 
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
@@ -28,9 +28,9 @@ const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 /// The slot of entries whose deadline had passed when they were inserted. In any other slot, entries that fire together
 /// have the same deadline.
 const OVERDUE: usize = LEVELS * SLOTS;
-/// The index of no node.
+/// The index of no cell.
 const NIL: u32 = u32::MAX;
-/// The value of `Node::previous` in a free node.
+/// The value of `Cell::previous` in a free cell.
 const FREE: u32 = u32::MAX - 1;
 
 /// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled matches nothing.
@@ -41,32 +41,32 @@ pub struct TimerId {
 }
 
 /// An entry, or a free place for an entry. Takes 32 bytes for a pointer-sized `T`.
-struct Node<T> {
+struct Cell<T> {
     deadline: u64,
     /// The number of the insertion, which orders entries by age. It has 64 bits, so it never overflows. (32 bits would
     /// save no memory, because of the alignment.)
     generation: NonZeroU64,
     previous: u32,
-    /// The next node in the slot, or the next free node.
+    /// The next cell in the slot, or the next free cell.
     next: u32,
-    /// Meaningless while the node is free.
+    /// Meaningless while the cell is free.
     value: T,
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct Bucket {
     head: u32,
     tail: u32,
 }
 
-const EMPTY: Slot = Slot {
+const EMPTY: Bucket = Bucket {
     head: NIL,
     tail: NIL,
 };
 
 /// Values, each due at a tick of the caller's time.
 ///
-/// The wheel takes less than 6 KiB, and each node 32 bytes. Nodes are reused but never freed, so the memory follows the
+/// The wheel takes less than 6 KiB, and each cell 32 bytes. Nodes are reused but never freed, so the memory follows the
 /// greatest number of entries at one time.
 pub struct Wheel<T> {
     now: u64,
@@ -75,8 +75,8 @@ pub struct Wheel<T> {
     overdue_since: u64,
     /// One bit for each slot that is in use: one word per level, and one for `OVERDUE`.
     occupied: [u64; LEVELS + 1],
-    slots: [Slot; OVERDUE + 1],
-    nodes: Vec<Node<T>>,
+    slots: [Bucket; OVERDUE + 1],
+    cells: Vec<Cell<T>>,
     free: u32,
 }
 
@@ -89,14 +89,14 @@ impl<T: Default> Wheel<T> {
             overdue_since: 0,
             occupied: [0; LEVELS + 1],
             slots: [EMPTY; OVERDUE + 1],
-            nodes: Vec::new(),
+            cells: Vec::new(),
             free: NIL,
         }
     }
 
     /// Adds `value`, which fires at `deadline`, or at the next `advance` if `deadline` is not after the wheel's time.
     ///
-    /// Takes constant time, and allocates only if every node is in use.
+    /// Takes constant time, and allocates only if every cell is in use.
     pub fn insert(&mut self, deadline: u64, value: T) -> TimerId {
         let generation = self.inserted;
         self.inserted = self.inserted.saturating_add(1);
@@ -108,7 +108,7 @@ impl<T: Default> Wheel<T> {
                 deadline.min(self.overdue_since)
             };
         }
-        let node = Node {
+        let cell = Cell {
             deadline,
             generation,
             previous: NIL,
@@ -117,11 +117,11 @@ impl<T: Default> Wheel<T> {
         };
         let index = self.free;
         let index = if index == NIL {
-            self.grow(node)
+            self.grow(cell)
         } else {
-            let free = &mut self.nodes[index as usize];
+            let free = &mut self.cells[index as usize];
             self.free = free.next;
-            *free = node;
+            *free = cell;
             index
         };
         self.link(index);
@@ -132,8 +132,8 @@ impl<T: Default> Wheel<T> {
     ///
     /// Takes constant time, and never allocates.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
-        let node = self.nodes.get(id.index as usize)?;
-        if node.generation != id.generation || node.is_free() {
+        let cell = self.cells.get(id.index as usize)?;
+        if cell.generation != id.generation || cell.is_free() {
             return None;
         }
         self.unlink(id.index);
@@ -153,7 +153,7 @@ impl<T: Default> Wheel<T> {
             self.now = start;
             let mut index = self.detach(slot);
             while index != NIL {
-                let next = self.nodes[index as usize].next;
+                let next = self.cells[index as usize].next;
                 if slot < SLOTS {
                     due.push(self.free_node(index));
                 } else {
@@ -180,7 +180,7 @@ impl<T: Default> Wheel<T> {
     /// The number of values, counted one by one.
     #[cfg(test)]
     pub fn len(&self) -> usize {
-        self.nodes.iter().filter(|node| !node.is_free()).count()
+        self.cells.iter().filter(|cell| !cell.is_free()).count()
     }
 
     /// Whether the wheel has no values.
@@ -212,47 +212,47 @@ impl<T: Default> Wheel<T> {
         level as usize * SLOTS + digit
     }
 
-    /// Appends a node to the slot of its deadline.
+    /// Appends a cell to the slot of its deadline.
     fn link(&mut self, index: u32) {
-        let slot = self.slot_of(self.nodes[index as usize].deadline);
+        let slot = self.slot_of(self.cells[index as usize].deadline);
         let tail = self.slots[slot].tail;
-        let node = &mut self.nodes[index as usize];
-        node.previous = tail;
-        node.next = NIL;
+        let cell = &mut self.cells[index as usize];
+        cell.previous = tail;
+        cell.next = NIL;
         self.slots[slot].tail = index;
         if tail == NIL {
             self.slots[slot].head = index;
             self.occupied[slot / SLOTS] |= 1 << (slot % SLOTS);
         } else {
-            self.nodes[tail as usize].next = index;
+            self.cells[tail as usize].next = index;
         }
     }
 
-    /// Removes a node from its slot.
+    /// Removes a cell from its slot.
     fn unlink(&mut self, index: u32) {
-        let Node {
+        let Cell {
             deadline,
             previous,
             next,
             ..
-        } = self.nodes[index as usize];
+        } = self.cells[index as usize];
         let slot = self.slot_of(deadline);
         if previous == NIL {
             self.slots[slot].head = next;
         } else {
-            self.nodes[previous as usize].next = next;
+            self.cells[previous as usize].next = next;
         }
         if next == NIL {
             self.slots[slot].tail = previous;
         } else {
-            self.nodes[next as usize].previous = previous;
+            self.cells[next as usize].previous = previous;
         }
         if self.slots[slot].head == NIL {
             self.occupied[slot / SLOTS] &= !(1 << (slot % SLOTS));
         }
     }
 
-    /// Empties a slot, and returns the first node of its chain.
+    /// Empties a slot, and returns the first cell of its chain.
     fn detach(&mut self, slot: usize) -> u32 {
         self.occupied[slot / SLOTS] &= !(1 << (slot % SLOTS));
         std::mem::replace(&mut self.slots[slot], EMPTY).head
@@ -263,9 +263,9 @@ impl<T: Default> Wheel<T> {
         let mut overdue = Vec::new();
         let mut index = self.detach(OVERDUE);
         while index != NIL {
-            let node = &self.nodes[index as usize];
-            overdue.push((node.deadline, node.generation, index));
-            index = node.next;
+            let cell = &self.cells[index as usize];
+            overdue.push((cell.deadline, cell.generation, index));
+            index = cell.next;
         }
         overdue.sort_unstable();
         for (_, _, index) in overdue {
@@ -273,28 +273,28 @@ impl<T: Default> Wheel<T> {
         }
     }
 
-    /// Frees a node that is in no slot, and returns its value.
+    /// Frees a cell that is in no slot, and returns its value.
     fn free_node(&mut self, index: u32) -> T {
-        let node = &mut self.nodes[index as usize];
-        node.previous = FREE;
-        node.next = self.free;
+        let cell = &mut self.cells[index as usize];
+        cell.previous = FREE;
+        cell.next = self.free;
         self.free = index;
-        std::mem::take(&mut node.value)
+        std::mem::take(&mut cell.value)
     }
 
     #[cold]
-    fn grow(&mut self, node: Node<T>) -> u32 {
-        let index = u32::try_from(self.nodes.len()).unwrap_or(NIL);
+    fn grow(&mut self, cell: Cell<T>) -> u32 {
+        let index = u32::try_from(self.cells.len()).unwrap_or(NIL);
         assert!(
             index < FREE,
             "a wheel holds fewer than {FREE} entries at once"
         );
-        self.nodes.push(node);
+        self.cells.push(cell);
         index
     }
 }
 
-impl<T> Node<T> {
+impl<T> Cell<T> {
     fn is_free(&self) -> bool {
         self.previous == FREE
     }

@@ -43,7 +43,7 @@ fn the_lease_that_ends_first_goes_first() {
 
 #[test]
 fn leases_that_end_together_keep_their_order() {
-    let (mut waiting, now) = (Waiting::default(), MonotonicTime::now());
+    let (mut waiting, now) = (QueueState::default(), MonotonicTime::now());
     let all = leases((0..MIN_BATCH as u64 + 2).map(|_| 30));
     waiting.add_renewals(with_ends(all.clone()));
     let taken = [
@@ -64,7 +64,7 @@ fn leases_that_end_together_keep_their_order() {
 
 #[test]
 fn batches_grow_with_the_lateness() {
-    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
+    let (mut waiting, start) = (QueueState::default(), MonotonicTime::now());
     let many = 2 * AT_A_TIME + 3 * MIN_BATCH;
     waiting.add_renewals(with_ends(leases((0..many).map(|_| 30))));
     let mut taken_after = |pause| {
@@ -86,7 +86,7 @@ fn batches_grow_with_the_lateness() {
 
 #[test]
 fn later_and_shorter_leases_do_not_hide_lateness() {
-    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
+    let (mut waiting, start) = (QueueState::default(), MonotonicTime::now());
     waiting.add_renewals(with_ends(leases((0..AT_A_TIME).map(|_| 30))));
     let mut taken_after = |pause| {
         waiting.add_renewals(with_ends(leases((0..MIN_BATCH).map(|_| 10))));
@@ -223,7 +223,7 @@ fn a_slot_with_many_leases_delays_others_by_one_group() {
 
 #[test]
 fn a_round_ends_with_the_last_renewal_of_its_slots() {
-    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
+    let (mut waiting, start) = (QueueState::default(), MonotonicTime::now());
     waiting.by_slot = Some(BTreeSet::new());
     let of_slot = |count| with_ends(leases_of((0..count).map(|_| ("{a}", 30))));
     waiting.add_renewals(of_slot(2 * MIN_BATCH));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{LEVELS, Node, SLOTS, TimerId, Wheel};
+use super::{Cell, LEVELS, SLOTS, TimerId, Wheel};
 
 const WEEK: u64 = 7 * 24 * 60 * 60 * 1000;
 
@@ -183,7 +183,7 @@ fn the_farthest_deadline_takes_one_step_per_level() {
 fn nodes_are_reused_before_the_wheel_grows() {
     let mut wheel = Wheel::new(0);
     let ids: Vec<_> = (0..64).map(|n| wheel.insert(n, n)).collect();
-    assert_eq!(wheel.nodes.len(), 64);
+    assert_eq!(wheel.cells.len(), 64);
     for id in ids.into_iter().skip(32) {
         wheel.cancel(id);
     }
@@ -191,7 +191,7 @@ fn nodes_are_reused_before_the_wheel_grows() {
     for n in 0..64 {
         wheel.insert(200 + n, n);
     }
-    assert_eq!(wheel.nodes.len(), 64);
+    assert_eq!(wheel.cells.len(), 64);
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn a_free_node_keeps_no_value() {
 #[test]
 #[cfg(target_pointer_width = "64")]
 fn an_entry_takes_32_bytes() {
-    assert_eq!(size_of::<Node<Arc<()>>>(), 32);
-    assert_eq!(size_of::<Node<usize>>(), 32);
+    assert_eq!(size_of::<Cell<Arc<()>>>(), 32);
+    assert_eq!(size_of::<Cell<usize>>(), 32);
     assert!(size_of::<Wheel<Arc<()>>>() < 6 * 1024);
 }
 
@@ -401,8 +401,8 @@ impl Run {
         }
         self.most = self.most.max(wheel.len());
         assert!(
-            wheel.nodes.len() <= self.most,
-            "the wheel grew although a node was free"
+            wheel.cells.len() <= self.most,
+            "the wheel grew although a cell was free"
         );
         for (slot, list) in wheel.slots.iter().enumerate() {
             let marked = wheel.occupied[slot / SLOTS] >> (slot % SLOTS) & 1 == 1;
