@@ -78,21 +78,21 @@ pub struct Builder {
 
 /// The examples of [`Builder`] use every method.
 impl Builder {
-    pub(crate) fn of_address(address: ServerAddress) -> Self {
+    pub(crate) fn with_address(address: ServerAddress) -> Self {
         Self::of(address.0)
     }
 
-    pub(crate) fn of_memory(server: Arc<MemoryServer>) -> Self {
+    pub(crate) fn with_memory(server: Arc<MemoryServer>) -> Self {
         Self::of(Address::Memory(server))
     }
 
-    pub(crate) fn of_quorum(nodes: Vec<QuorumNode>) -> Self {
+    pub(crate) fn with_quorum(nodes: Vec<QuorumNode>) -> Self {
         let mut builder = Self::of(Address::Quorum(nodes));
         builder.config.max_ttl = QUORUM_MAX_TTL;
         builder
     }
 
-    pub(crate) fn of_memory_quorum(nodes: Vec<Arc<MemoryServer>>) -> Self {
+    pub(crate) fn with_memory_quorum(nodes: Vec<Arc<MemoryServer>>) -> Self {
         let mut builder = Self::of(Address::MemoryQuorum(nodes));
         builder.config.max_ttl = QUORUM_MAX_TTL;
         builder
@@ -466,7 +466,7 @@ impl Builder {
     }
 
     fn cluster(&mut self, mut cluster: ClusterAddress) -> Result<Server, Error> {
-        self.config.layout = KeyLayout::of_cluster(&self.config.prefix)?;
+        self.config.layout = KeyLayout::for_cluster(&self.config.prefix)?;
         cluster.set_limits(self.config.connection_limits);
         cluster.set_prefix(&self.config.prefix);
         if let Some(callback) = self.credentials.take() {

@@ -80,7 +80,7 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn builder(&self) -> Builder {
-        Builder::of_memory(Arc::clone(&self.0))
+        Builder::with_memory(Arc::clone(&self.0))
     }
 
     /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine had slept for
@@ -327,7 +327,7 @@ impl MemoryQuorum {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn builder(&self) -> Builder {
-        Builder::of_memory_quorum(self.0.to_vec())
+        Builder::with_memory_quorum(self.0.to_vec())
     }
 
     /// Does the same as [`MemoryStore::advance`], for all nodes and their clients.

@@ -145,7 +145,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn builder(address: impl Into<ServerAddress>) -> Builder {
-        Builder::of_address(address.into())
+        Builder::with_address(address.into())
     }
 
     /// Connects to a quorum, with default settings: one to nine independent Redis servers. A lock is held while a
@@ -196,7 +196,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn quorum_builder<N: Into<QuorumNode>>(nodes: impl IntoIterator<Item = N>) -> Builder {
-        Builder::of_quorum(nodes.into_iter().map(Into::into).collect())
+        Builder::with_quorum(nodes.into_iter().map(Into::into).collect())
     }
 
     /// A client of a new [`MemoryStore`](crate::MemoryStore), for tests without a server. To let several clients
@@ -212,7 +212,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn memory() -> Result<Self, Error> {
-        Builder::of_memory(MemoryServer::new()).build()
+        Builder::with_memory(MemoryServer::new()).build()
     }
 
     pub(crate) fn start(
@@ -788,8 +788,8 @@ fn check_environment(
         renew_ratio,
         ..
     } = *config;
-    let of_timeout = EnvironmentWarning::of_timeout(command_timeout, ttl, renew_ratio);
-    found.extend(of_timeout.map(|warning| EnvironmentFinding::new(address, warning)));
+    let from_timeout = EnvironmentWarning::from_timeout(command_timeout, ttl, renew_ratio);
+    found.extend(from_timeout.map(|warning| EnvironmentFinding::new(address, warning)));
     Ok(found)
 }
 

@@ -61,7 +61,7 @@ const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 impl FencedValue {
     pub(crate) fn new(client: Client, key: &str) -> Self {
         let config = &client.config();
-        let key = Key::of_value(config.layout, &config.prefix, key, config.max_key_bytes);
+        let key = Key::for_value(config.layout, &config.prefix, key, config.max_key_bytes);
         Self {
             client,
             key,

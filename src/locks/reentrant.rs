@@ -110,7 +110,7 @@ impl ReentrantMutex {
             client: self.lock.client.number(),
             key: self.lock.key.clone()?,
         };
-        if let Some(hold) = Hold::of_this_thread(&name) {
+        if let Some(hold) = Hold::find_on_thread(&name) {
             hold.guard.check()?;
             return Ok(Some(ReentrantGuard { hold }));
         }
@@ -280,7 +280,7 @@ impl Hold {
         hold
     }
 
-    fn of_this_thread(name: &Name) -> Option<Rc<Self>> {
+    fn find_on_thread(name: &Name) -> Option<Rc<Self>> {
         let found = HOLDS.try_with(|holds| holds.0.borrow().get(name).and_then(Weak::upgrade));
         found.ok().flatten()
     }

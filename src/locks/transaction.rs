@@ -73,19 +73,19 @@ impl<T: fmt::Debug> fmt::Debug for Committed<T> {
 }
 
 /// Why a transaction ended without having been carried out.
-pub(crate) enum Failed<E> {
+pub(crate) enum TransactionFailure<E> {
     /// The closure returned this error.
     Body(E),
     Other(Error),
 }
 
-impl<E> From<Error> for Failed<E> {
+impl<E> From<Error> for TransactionFailure<E> {
     fn from(error: Error) -> Self {
         Self::Other(error)
     }
 }
 
-impl<E> Failed<E> {
+impl<E> TransactionFailure<E> {
     /// The error for the caller: that of the closure, or an error of this library with `key`, converted to `E`.
     pub(crate) fn into_error(self, key: &str) -> E
     where
@@ -98,7 +98,7 @@ impl<E> Failed<E> {
     }
 }
 
-impl Failed<RedisError> {
+impl TransactionFailure<RedisError> {
     /// The error for a caller whose closure returns errors of redis-rs.
     pub(crate) fn into_read_failed(self, key: &str) -> Error {
         let error = match self {
@@ -162,7 +162,7 @@ impl TransactionRunner {
         &self,
         lease: &Lease,
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
-    ) -> Result<Committed<T>, Failed<E>> {
+    ) -> Result<Committed<T>, TransactionFailure<E>> {
         // Declared before the connection, so that the connection is dropped first.
         let mut connect_by = self.connect_by();
         let permit = self.permit(lease)?;
@@ -170,14 +170,18 @@ impl TransactionRunner {
         for _ in 0..MAX_TRIES {
             let mut conn = self.watching_connection(lease, connection.take(), connect_by)?;
             let mut pipe = Pipeline::new();
-            let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
+            let read = body(&mut conn, &mut pipe).map_err(TransactionFailure::Body);
             if let Err(forked) = self.process.check() {
                 // The connection and the permit belong to the parent, which still uses them.
                 std::mem::forget((conn, permit));
                 return Err(forked.into());
             }
             // After the end of validity nothing is written, even if Redis still has the key.
-            match self.check(lease).map_err(Failed::Other).and(read) {
+            match self
+                .check(lease)
+                .map_err(TransactionFailure::Other)
+                .and(read)
+            {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).map_err(|error| {
                         // The commands may still reach Redis, so no other holder may get the lock before its key

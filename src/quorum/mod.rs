@@ -413,7 +413,7 @@ impl QuorumStore {
         clock: Clock,
         late_releases: Option<Arc<QuorumLateReleases>>,
     ) -> Arc<Self> {
-        let mark = Key::of_redis(&config.prefix, &key::data_mark(&config.prefix));
+        let mark = Key::from_full(&config.prefix, &key::data_mark(&config.prefix));
         let mark = mark.expect("it has the prefix");
         let proposals = Proposals::new(config.max_ttl);
         let allowed = clocks::allowed_from_median(config.max_ttl, proposals.lead());

@@ -157,7 +157,7 @@ const TESTED: &str =
 
 impl EnvironmentWarning {
     /// The warning about a server with this name (`redis`, `valkey`) and version. `None` if it is a tested one.
-    pub(crate) fn of_version(name: &str, version: &str) -> Option<Self> {
+    pub(crate) fn from_version(name: &str, version: &str) -> Option<Self> {
         let name = match name {
             "redis" => "Redis",
             "valkey" => "Valkey",
@@ -181,7 +181,7 @@ impl EnvironmentWarning {
     }
 
     /// The warning about a `command_timeout` that leaves no time for a second renewal. `None` if there is time.
-    pub(crate) fn of_timeout(
+    pub(crate) fn from_timeout(
         command_timeout: Duration,
         ttl: Duration,
         renew_ratio: f64,
@@ -196,7 +196,7 @@ impl EnvironmentWarning {
 
     /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys` now. `None` if it
     /// is large enough.
-    pub(crate) fn of_tracking(max_keys: u64, tracked_keys: u64) -> Option<Self> {
+    pub(crate) fn from_tracking(max_keys: u64, tracked_keys: u64) -> Option<Self> {
         let is_small = max_keys != 0 && max_keys < least_tracking_keys(tracked_keys);
         is_small.then_some(Self::TrackingTable {
             max_keys,
@@ -363,7 +363,7 @@ mod tests {
             ("dragonfly", "1.2", untested("dragonfly 1.2")),
             ("redis", "unstable", untested("Redis unstable")),
         ] {
-            let found = EnvironmentWarning::of_version(name, version);
+            let found = EnvironmentWarning::from_version(name, version);
             assert_eq!(found, expected, "{name} {version}");
         }
     }
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn a_timeout_leaves_time_for_a_second_renewal() {
         let secs = Duration::from_secs;
-        let of = |timeout, ttl, ratio| EnvironmentWarning::of_timeout(timeout, ttl, ratio);
+        let of = |timeout, ttl, ratio| EnvironmentWarning::from_timeout(timeout, ttl, ratio);
         assert_eq!(of(secs(1), secs(30), 1.0 / 3.0), None);
         assert_eq!(of(secs(1), secs(10), 0.75), None);
         assert!(of(secs(1), secs(10), 0.8).is_some());
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_tracking_table_needs_twice_its_keys() {
-        let of = EnvironmentWarning::of_tracking;
+        let of = EnvironmentWarning::from_tracking;
         assert_eq!(of(0, 5_000_000), None);
         assert_eq!(of(1_000_000, 500_000), None);
         assert!(of(1_000_000, 500_001).is_some());

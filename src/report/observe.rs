@@ -172,7 +172,7 @@ pub(crate) fn count_hand_off() {
 
 /// The metrics of one renewal that Redis answered.
 #[cfg(feature = "metrics")]
-struct Answered {
+struct RenewalReply {
     outcome: &'static str,
     /// How late the request was, counted from the time at which the renewal was due.
     late: Duration,
@@ -184,7 +184,7 @@ struct Answered {
 #[derive(Default)]
 pub(crate) struct RenewalMetrics {
     #[cfg(feature = "metrics")]
-    answered: Vec<Answered>,
+    answered: Vec<RenewalReply>,
 }
 
 impl RenewalMetrics {
@@ -197,7 +197,7 @@ impl RenewalMetrics {
                 Err(error) if error.is_lease_lost() => "lost",
                 Err(_) => "failed",
             };
-            self.answered.push(Answered {
+            self.answered.push(RenewalReply {
                 outcome,
                 late,
                 answered: late + took,

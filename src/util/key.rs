@@ -54,7 +54,7 @@ pub enum KeyLayout {
 impl KeyLayout {
     /// The layout for a Cluster. Refuses a prefix with an open `{`, since the name of a lock could then complete a hash
     /// tag.
-    pub fn of_cluster(prefix: &str) -> Result<Self, Error> {
+    pub fn for_cluster(prefix: &str) -> Result<Self, Error> {
         match hash_tag(prefix) {
             Some(_) => Ok(Self::OneSlot),
             None if !prefix.contains('{') => Ok(Self::Slots),
@@ -113,7 +113,7 @@ impl Key {
     }
 
     /// The key of the fenced value with this name. It shares the slot of the lock with this name.
-    pub fn of_value(
+    pub fn for_value(
         layout: KeyLayout,
         prefix: &str,
         name: &str,
@@ -134,7 +134,7 @@ impl Key {
     }
 
     /// The key for the string `full` from Redis; `None` if `full` does not begin with `prefix`.
-    pub fn of_redis(prefix: &str, full: &str) -> Option<Self> {
+    pub fn from_full(prefix: &str, full: &str) -> Option<Self> {
         full.strip_prefix(prefix)
             .map(|name| Self::under(prefix, name))
     }
@@ -304,7 +304,7 @@ mod tests {
     fn reserved_words_in_names_are_refused() {
         let (outer, inner) = ("app:", "app:billing:");
         let lock = Key::new(inner, "k", 1024).unwrap();
-        let value = |layout, prefix, name| Key::of_value(layout, prefix, name, 1024).unwrap();
+        let value = |layout, prefix, name| Key::for_value(layout, prefix, name, 1024).unwrap();
         let own = [
             fence_counter(inner),
             data_mark(inner),
@@ -319,7 +319,7 @@ mod tests {
             let error = Key::new(outer, name, 1024).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
             assert!(
-                Key::of_value(KeyLayout::Single, outer, name, 1024).is_err(),
+                Key::for_value(KeyLayout::Single, outer, name, 1024).is_err(),
                 "{name}"
             );
             // The names are refused under the empty prefix, too.
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn layouts_name_keys() {
         let lock = |prefix| Key::new(prefix, "k", 1024).unwrap();
-        let value = |layout, prefix| Key::of_value(layout, prefix, "k", 1024).unwrap().full;
+        let value = |layout, prefix| Key::for_value(layout, prefix, "k", 1024).unwrap().full;
         for (layout, prefix, tag) in [
             (KeyLayout::Single, "p:", ""),
             (KeyLayout::OneSlot, "{p}:", ""),
@@ -364,10 +364,10 @@ mod tests {
             ("x{app}{", KeyLayout::OneSlot),
             ("{{}", KeyLayout::OneSlot),
         ] {
-            assert_eq!(KeyLayout::of_cluster(prefix).unwrap(), layout, "{prefix}");
+            assert_eq!(KeyLayout::for_cluster(prefix).unwrap(), layout, "{prefix}");
         }
         for prefix in ["{", "{app", "{}:", "{}{app}:", "a}{"] {
-            let error = KeyLayout::of_cluster(prefix).unwrap_err();
+            let error = KeyLayout::for_cluster(prefix).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
             let wanted = format!(
                 "invalid configuration: prefix must be without `{{`, or with a whole hash tag such \
@@ -384,7 +384,7 @@ mod tests {
             prefix in "[{}a-c:]{0,4}",
             name in crate::util::slot::tests::name(),
         ) {
-            let Ok(layout) = KeyLayout::of_cluster(&prefix) else {
+            let Ok(layout) = KeyLayout::for_cluster(&prefix) else {
                 return Ok(());
             };
             let lock = Key::new(&prefix, &name, 1024).unwrap();
@@ -393,7 +393,7 @@ mod tests {
                 lock.in_redis().to_owned(),
                 fence_counter(&prefix) + lock.fence_tag(layout),
                 lock.queue_parts(layout).concat(),
-                Key::of_value(layout, &prefix, &name, 1024).unwrap().in_redis().to_owned(),
+                Key::for_value(layout, &prefix, &name, 1024).unwrap().in_redis().to_owned(),
                 shard_channel_start(layout, &prefix, slot) + "host/1/a",
             ];
             for key in own {

@@ -319,7 +319,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     let redis = || Some(("redis".to_owned(), info("redis_version")?));
     let by_hello = hello("server").zip(hello("version"));
     if let Some((name, version)) = by_hello.or_else(valkey).or_else(redis) {
-        found.extend(EnvironmentWarning::of_version(&name, &version));
+        found.extend(EnvironmentWarning::from_version(&name, &version));
     } else if let Value::ServerError(error) = &answers.hello {
         found.push(command_refused("HELLO", error));
     }
@@ -351,7 +351,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     let max_keys = pair(&answers.tracking, "tracking-table-max-keys");
     if let Some(max_keys) = max_keys.and_then(|text| text.parse().ok()) {
         let tracked = info("tracking_total_keys").and_then(|text| text.parse().ok());
-        found.extend(EnvironmentWarning::of_tracking(
+        found.extend(EnvironmentWarning::from_tracking(
             max_keys,
             tracked.unwrap_or(0),
         ));

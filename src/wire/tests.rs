@@ -140,7 +140,7 @@ fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
         panic!("20 keys are in both halves of the slots");
     };
     let other_node = &keys_of(1)[0];
-    let lock = Key::of_redis("p:", lock).unwrap();
+    let lock = Key::from_full("p:", lock).unwrap();
     let lease = LeaseId::random();
     let value = format!("lh1 {lease} 1795263780943818 host/1/a");
     ask(&["SET", lock.in_redis(), &value]);

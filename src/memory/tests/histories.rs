@@ -72,7 +72,7 @@ pub fn key(n: usize) -> Key {
 }
 
 pub fn value_key() -> Key {
-    Key::of_value(KeyLayout::Single, "p:", "{k}a", 10).unwrap()
+    Key::for_value(KeyLayout::Single, "p:", "{k}a", 10).unwrap()
 }
 
 fn lease(n: usize) -> LeaseId {

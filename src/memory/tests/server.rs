@@ -763,8 +763,8 @@ impl Twin {
                 lease,
                 grant,
             } => {
-                let of_redis = self.tokens.iter().find(|(_, own)| **own == grant.token);
-                let micros = of_redis.map_or(0, |(token, _)| token >> 10);
+                let from_full = self.tokens.iter().find(|(_, own)| **own == grant.token);
+                let micros = from_full.map_or(0, |(token, _)| token >> 10);
                 let mark = if grant.to_confirm { "?" } else { "" };
                 text(to, lease, &format!("{mark}{micros}"), key)
             }

@@ -879,9 +879,9 @@ mod tests {
         assert!(is_lasting(&endpoint(&url).unwrap(), closed_port));
         let no_socket = endpoint("unix:///nowhere/at/all.sock").unwrap();
         assert!(is_lasting(&no_socket, no_socket.info()));
-        let mut of_cluster = endpoint(&url).unwrap();
-        of_cluster.expect_cluster();
-        assert!(!is_lasting(&of_cluster, closed_port));
+        let mut for_cluster = endpoint(&url).unwrap();
+        for_cluster.expect_cluster();
+        assert!(!is_lasting(&for_cluster, closed_port));
         let group = endpoint("redis+sentinel://127.0.0.1:1/group").unwrap();
         assert!(!is_lasting(&group, closed_port));
     }

@@ -32,7 +32,7 @@ impl Message {
         let mut words = std::str::from_utf8(message).ok()?.splitn(3, ' ');
         Some(Self {
             kind: MessageKind::parse(words.next()?, words.next()?)?,
-            key: Key::of_redis(prefix, words.next()?)?,
+            key: Key::from_full(prefix, words.next()?)?,
         })
     }
 }

@@ -812,6 +812,6 @@ impl NotificationConnection {
         let Value::BulkString(bytes) = value else {
             return None;
         };
-        Key::of_redis(&self.prefix, std::str::from_utf8(bytes).ok()?)
+        Key::from_full(&self.prefix, std::str::from_utf8(bytes).ok()?)
     }
 }
