@@ -18,7 +18,7 @@ use crate::wire::connect::url;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The most masters of a slot map that are tried when a client is opened.
+/// The most masters of a slot map to which a new client tries to connect.
 const MOST_CHECKED: usize = 16;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
@@ -38,7 +38,7 @@ pub struct ClusterAddress {
 }
 
 impl ClusterAddress {
-    /// Reads a `redis+cluster://` URL. `None` if `url` has another scheme.
+    /// Parses a `redis+cluster://` URL. Returns `None` if `url` has another scheme.
     pub fn from_url(
         url: &str,
         (connect_timeout, command_timeout): (Duration, Duration),
@@ -79,16 +79,15 @@ impl ClusterAddress {
         self.tls = settings;
     }
 
-    /// Fails if address and settings do not fit together, for example if both have a login.
+    /// Fails if the address contradicts the settings, for example if both have a login.
     pub fn check(&self) -> Result<(), Error> {
         self.seeds
             .iter()
             .try_for_each(|seed| self.endpoint(seed).map(drop))
     }
 
-    /// Fails unless one of the seeds is a node of a Cluster that replies, and one of the masters in its slot map can be
-    /// connected to. The first check may take as long as [`ask_in_turn`](query::ask_in_turn), the second one
-    /// `connect_timeout`.
+    /// Fails unless a seed replies as a node of a Cluster, and the client can connect to one of the masters in its slot
+    /// map. The first check may take as long as [`ask_in_turn`](query::ask_in_turn), the second one `connect_timeout`.
     pub fn check_reachable(&self) -> Result<(), Error> {
         let (sender, ranges) = query::ask_in_turn(
             &self.seeds,
@@ -102,7 +101,7 @@ impl ClusterAddress {
         self.check_masters(&sender, &ranges)
     }
 
-    /// Fails if none of the first [`MOST_CHECKED`] masters in the slot map of `sender` can be connected to within
+    /// Fails if the client can connect to none of the first [`MOST_CHECKED`] masters in the slot map of `sender` within
     /// `connect_timeout`. Does not connect if `sender`, which has replied, is a master itself.
     fn check_masters(&self, sender: &HostPort, ranges: &[SlotRange]) -> Result<(), Error> {
         let mut masters: Vec<&HostPort> = Vec::new();
@@ -178,8 +177,8 @@ impl ClusterAddress {
         Ok(endpoint)
     }
 
-    /// Returns the endpoint of a node that other nodes have announced, the first of which is in `announced_by`. Its host
-    /// may be invalid.
+    /// Returns the endpoint of a node that other nodes have announced. `announced_by` contains the first of them. The
+    /// announced host may be invalid.
     pub fn announced_endpoint(
         &self,
         node: &HostPort,

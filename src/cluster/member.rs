@@ -11,7 +11,7 @@ use crate::store::maintenance::MaintenanceRequests;
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 
-/// Numbers the masters of all clients, so that no two have the same number.
+/// Gives each master of each client a number of its own.
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// A master. Its node is opened when the first request needs it.
@@ -21,15 +21,15 @@ pub struct Member {
     serial: u64,
     opened: OnceLock<MemberNode>,
     opening: Mutex<()>,
-    /// The node is to connect for notifications as soon as it is open.
+    /// The node has to connect for notifications as soon as it is open.
     wants_notifications: AtomicBool,
-    /// A request has timed out, and no reply has come since then.
+    /// The last request timed out.
     is_silent: AtomicBool,
-    /// Whether it serves a slot.
+    /// Whether the master serves a slot.
     serves: AtomicBool,
-    /// It has served slots, and other masters have all of them now. Its endpoint reads this flag, too.
+    /// The master has served slots, and other masters have all of them now. The endpoint shares this flag.
     is_retired: Arc<AtomicBool>,
-    /// The node that has first named this master, in its slot map or in a redirect. Its endpoint reads this, too.
+    /// The node that has first named this master, in its slot map or in a redirect. The endpoint shares this value.
     announced_by: Arc<OnceLock<HostPort>>,
 }
 
@@ -67,7 +67,7 @@ impl Member {
         self.opened.get().map(|opened| &opened.node)
     }
 
-    /// The node. Calls `open` first if there is none yet.
+    /// Returns the node. Opens it by `open` if it is not open yet.
     pub fn node_or_open(
         &self,
         open: impl FnOnce() -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error>,
@@ -95,17 +95,17 @@ impl Member {
         self.wants_notifications.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the node is to connect for notifications.
+    /// Whether the node has to connect for notifications.
     pub fn wants_notifications(&self) -> bool {
         self.wants_notifications.load(Ordering::Relaxed)
     }
 
-    /// Whether a request has timed out, and no reply has come since then.
+    /// Whether the last request timed out.
     pub fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Relaxed)
     }
 
-    /// Notes whether the last request had a reply.
+    /// Records whether the last request got a reply.
     pub fn record_reply(&self, has_replied: bool) {
         if self.is_silent() == has_replied {
             self.is_silent.store(!has_replied, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Member {
         self.serves.load(Ordering::Relaxed)
     }
 
-    /// Notes whether the master serves a slot. If it has lost its last slot, it is retired.
+    /// Sets whether the master serves a slot. A master that has lost its last slot is retired.
     pub fn set_serves_slots(&self, serves: bool) {
         let has_served = self.serves.swap(serves, Ordering::Relaxed);
         if serves || has_served {
@@ -125,7 +125,8 @@ impl Member {
         }
     }
 
-    /// Notes that another node has named this master in a redirect, so requests are sent here even without a slot.
+    /// Ends the retirement: another node has named this master in a redirect, so requests go here even if the slot map
+    /// has no slot for it.
     pub fn reinstate(&self) {
         self.is_retired.store(false, Ordering::Relaxed);
     }
@@ -135,7 +136,7 @@ impl Member {
         Arc::clone(&self.is_retired)
     }
 
-    /// Notes the node that has named this master, unless an earlier one is noted.
+    /// Sets the node that has named this master. Keeps the first one.
     pub fn set_announcer(&self, by: &HostPort) {
         self.announced_by.get_or_init(|| by.clone());
     }
@@ -171,7 +172,7 @@ mod tests {
             master.set_serves_slots(false);
             assert!(is_retired() && !master.serves_slots());
         }
-        // Its next slot is on the way.
+        // The Cluster is moving a slot to it.
         master.reinstate();
         master.set_serves_slots(false);
         assert!(!is_retired());

@@ -18,14 +18,14 @@ pub struct Members {
     table: RwLock<Table>,
     /// The replicas of the last slot map, to ask for the next one.
     replicas: Mutex<Vec<HostPort>>,
-    /// The ids of the nodes of the last slot map, 384 at most.
+    /// The ids of the nodes in the last slot map, at most 384.
     ids: Mutex<HashSet<NodeId>>,
 }
 
 #[derive(Default)]
 struct Table {
     slots: SlotMap,
-    /// By `ServerId`. A master that serves no slot any more stays here until its releases are done.
+    /// The masters by `ServerId`. A master without slots stays here until its releases are done.
     masters: Vec<Option<Arc<Member>>>,
 }
 
@@ -34,7 +34,7 @@ impl Table {
         self.masters.get(usize::from(id.0))?.as_ref()
     }
 
-    /// Returns the master at `address`. Adds it if it is new. `None` if there are too many.
+    /// Returns the master at `address`, and adds it if it is new. Returns `None` if the table is full.
     fn get_or_add(&mut self, address: &HostPort) -> Option<ServerId> {
         let mut masters = self.masters.iter().flatten();
         if let Some(master) = masters.find(|master| master.address() == address) {
@@ -53,7 +53,7 @@ impl Table {
         Some(id)
     }
 
-    /// Tells each master whether it serves a slot.
+    /// Updates for each master whether it serves a slot.
     fn update_retired(&self) {
         for master in self.masters.iter().flatten() {
             master.set_serves_slots(self.slots.serves(master.id()));
@@ -74,7 +74,7 @@ impl Members {
         self.table.read().slots.owner(slot) == Some(server)
     }
 
-    /// All masters, including those that serve no slot any more.
+    /// All masters, including those without slots.
     pub fn all(&self) -> Vec<Arc<Member>> {
         self.table
             .read()
@@ -90,7 +90,7 @@ impl Members {
         self.table.read().master(server).map(Arc::clone)
     }
 
-    /// Returns any one of the masters.
+    /// Returns any master.
     pub fn any(&self) -> Option<Arc<Member>> {
         self.table
             .read()
@@ -111,7 +111,7 @@ impl Members {
             .ok_or_else(|| too_many(address))
     }
 
-    /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
+    /// Makes the master at `to` the owner of `slot`. Returns true if the map had another owner.
     pub fn set_owner(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
         let owner = table.get_or_add(to).ok_or_else(|| too_many(to))?;
@@ -139,8 +139,8 @@ impl Members {
         }
     }
 
-    /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
-    /// another master now.
+    /// Replaces the slot map by `ranges`. A slot outside of them keeps its master. Returns the slots that have another
+    /// master now.
     pub fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
         let mut known: Vec<HostPort> = Vec::new();
@@ -171,7 +171,7 @@ impl Members {
         moved
     }
 
-    /// Notes that the node at `by` has named the masters that no node has named before.
+    /// Sets the node at `by` as the announcer of each master without an announcer.
     pub fn set_announcer(&self, by: &HostPort) {
         let table = self.table.read();
         let masters = table.masters.iter().flatten();
@@ -194,7 +194,7 @@ impl Members {
     }
 
     /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses
-    /// it. A thread that used it shortly before may have left work, so `is_idle` is asked while no thread has the
+    /// it. Another thread may have left work just before, so this calls `is_idle` while only the table has the
     /// `Member`.
     pub fn remove_if(
         &self,
@@ -210,7 +210,7 @@ impl Members {
     }
 }
 
-/// The error for a master at `address` that is one too many.
+/// The error for a further master at `address` when the table is full.
 fn too_many(address: &HostPort) -> Error {
     let message = format!(
         "{address} is not used: the Cluster has more than {MAX_MASTERS} masters, which leasehold does not support; use \
@@ -275,7 +275,7 @@ mod tests {
         assert!(!members.can_be_next(&[range(0, 9, 7, &[9])]));
         assert!(members.can_be_next(&[range(0, 9, 2, &[9])]));
         assert!(members.can_be_next(&[range(0, 19, 9, &[])]));
-        // The nodes of the last map count, and not those of earlier ones.
+        // Only the nodes of the last map count.
         members.replace(&[range(0, 19, 3, &[7])]);
         assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));
     }

@@ -28,10 +28,11 @@
 //!
 //! - A caller that awaits a release follows the redirects. At its deadline, the release is queued and reported as late.
 //! - A release without a caller moves from its pipeline to the pipeline of the other node ([`ReleaseRouter`]). After
-//!   several redirects in a row, it is repeated after a pause.
+//!   several redirects in a row, the client repeats it after a pause.
 //! - When the slot map changes, the queued releases of a moved slot move to its new node. So they reach the successor
 //!   of a dead master. An undo stays at its node, because the acquire may still arrive there, and a copy of it moves.
-//! - A release between two nodes is in no queue, so a flush that overlaps such a move begins again ([`Transits`]).
+//! - While a release moves between two nodes, both queues lack it. So a flush that overlaps such a move begins again
+//!   ([`Transits`]).
 //!
 //! # A master that fails
 //!
@@ -106,12 +107,13 @@ pub struct ClusterStore {
     config: Config,
     holder: HolderId,
     late_releases: Option<LateReleaseHook>,
-    /// Called by the first node that does not allow acquires by plain commands.
+    /// The first node that refuses acquires by plain commands calls this.
     refusal_hook: Mutex<Option<RefusalHook>>,
     members: Members,
     refresher: Refresher,
     /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
-    /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise no client would ever be freed.
+    /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise the client would never be
+    /// freed.
     started: RwLock<Option<Arc<NodeThreads>>>,
     transits: Transits,
 }
@@ -134,12 +136,12 @@ enum RetryStep {
 /// The error of a request that was not carried out.
 struct FailedRequest {
     error: Error,
-    /// Whether the node that got the request retries it in the background, if it is a release.
+    /// Whether the node retries the request on its background thread, if it is a release.
     is_retried_by_node: bool,
 }
 
 impl From<Error> for FailedRequest {
-    /// The error of a request that no node got.
+    /// The error of a request that was not sent.
     fn from(error: Error) -> Self {
         Self {
             error,
@@ -187,8 +189,8 @@ impl ClusterStore {
         if let Some(node) = member.node() {
             return Ok(node);
         }
-        // Locked until the member has its node. So `stop` either comes first, and no thread is started, or finds the
-        // node.
+        // Locked until the member has its node. So `stop` either comes first and prevents the start of the threads, or
+        // finds the node.
         let started = self.started.read();
         member.node_or_open(|| self.open(member, started.as_deref()))
     }
@@ -359,8 +361,8 @@ impl ClusterStore {
         }
     }
 
-    /// As [`send`](Self::send). If a release has failed and no node retries it, queues the release for the background.
-    /// A command without a key is a flush of all nodes.
+    /// Calls [`send`](Self::send). Queues a failed release for the background thread, unless its node retries it. A
+    /// command without a key is a flush of all nodes.
     fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
@@ -382,7 +384,7 @@ impl ClusterStore {
     fn queue_late_release(&self, release: Command, error: &Error) {
         let owner = release.key().and_then(|key| self.members.owner(key.slot()));
         let Some(member) = owner.or_else(|| self.members.any()) else {
-            // Without any master, no lease was granted.
+            // The client has never used a master, so it has no lease.
             return;
         };
         // At the limit of threads, the node may not open. Another node gets a redirect, and repeats the release later.
@@ -481,7 +483,7 @@ impl ClusterStore {
         let transit = self.transits.begin();
         let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
-            // Kept until its node has the release: no thread removes a member that is in use.
+            // Keep the owner until its node has the release. Other threads do not remove a member that is in use.
             let owner = self.members.owner(release.release.key.slot());
             match owner
                 .as_ref()
@@ -498,8 +500,8 @@ impl ClusterStore {
         have_all_left
     }
 
-    /// Flushes one node. A master that is away and has no slots any more counts as flushed, once its releases are on
-    /// their way to the masters of their slots.
+    /// Flushes one node. A master that is away and has lost its slots counts as flushed, once its releases are on their
+    /// way to the masters of their slots.
     fn flush_node(&self, member: &Arc<Member>, deadline: MonotonicTime) -> Result<(), Error> {
         let Some(node) = member.node() else {
             return Ok(());
@@ -516,8 +518,8 @@ impl ClusterStore {
         }
     }
 
-    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if such a master is
-    /// left: it has work, or another thread uses it.
+    /// Closes the nodes of masters without slots and without work. Returns true if such a master is left: it has work,
+    /// or another thread uses it.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for member in self.members.all() {
@@ -525,7 +527,7 @@ impl ClusterStore {
                 continue;
             }
             if let Some(node) = member.node() {
-                // Callers may have queued releases here after the slots moved, and the server may be gone.
+                // Callers may have queued releases here after the slots moved. The server may be gone.
                 self.reroute_releases(&member, node);
             }
             let id = member.id();
@@ -551,7 +553,7 @@ impl ClusterStore {
     }
 }
 
-/// The error if no node of the Cluster at `cluster` serves `slot`, according to the nodes.
+/// The error if the nodes of the Cluster at `cluster` report `slot` as unserved.
 fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
     let (cluster, slot) = (cluster.text(), slot.number());
     let message = format!(
@@ -569,14 +571,14 @@ fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> Monotoni
     }
 }
 
-/// Adds `one` to the group of `member`.
-fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, one: T) {
+/// Adds `item` to the group of `member`.
+fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, item: T) {
     match groups
         .iter_mut()
         .find(|(other, _)| other.id() == member.id())
     {
-        Some((_, group)) => group.push(one),
-        None => groups.push((member, vec![one])),
+        Some((_, group)) => group.push(item),
+        None => groups.push((member, vec![item])),
     }
 }
 
@@ -591,7 +593,11 @@ fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
         let mut commands = Vec::with_capacity(group.len());
         for request in group {
             deadline = deadline.max(request.deadline);
-            commands.extend(completions.next().map(|one| (request.command.clone(), one)));
+            commands.extend(
+                completions
+                    .next()
+                    .map(|completion| (request.command.clone(), completion)),
+            );
         }
         node.submit(commands);
     }
@@ -627,8 +633,8 @@ fn is_silence(error: &Error) -> bool {
     error.is_unavailable() && error.redirect().is_none()
 }
 
-/// Notes that a node has replied if any of its requests succeeded. Notes that the node is silent if no request
-/// succeeded, and one got no reply.
+/// Marks a node as replying if any of its requests succeeded. Marks it as silent if all of them failed and at least one
+/// got no reply.
 fn record_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
@@ -687,7 +693,7 @@ impl Store for ClusterStore {
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
         self.send_round(&mut all);
-        // All redirects are noted first, so that the redirected requests are sent together.
+        // Apply all redirects first, so that the redirected requests are sent together.
         let mut moved: Vec<&mut Request> = Vec::new();
         let mut asked: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
         let mut others: Vec<&mut Request> = Vec::new();
@@ -793,8 +799,8 @@ impl Store for ClusterStore {
         Ok(longest)
     }
 
-    /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if that is so for all
-    /// masters.
+    /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if all masters are
+    /// such findings.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
         let masters = self.masters(self.deadline_with_connect())?;
         let mut found = Vec::new();
@@ -858,7 +864,7 @@ impl Store for ClusterStore {
     }
 
     /// Flushes all nodes at the same time, so that a node without replies takes no time from the others. Begins again
-    /// if a release was on its way from one node to another meanwhile.
+    /// if a release moved between two nodes at the same time.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         self.transits.flush_with(deadline, || {
             let members = self.members.all().into_iter();
@@ -1089,7 +1095,7 @@ mod tests {
     use crate::config::DEFAULT_MAX_REPLY;
     use crate::store::observation::NoListener;
 
-    /// An address at which nothing listens.
+    /// An address without a listening process.
     fn address(port: u16) -> HostPort {
         let host = "127.0.0.1".to_owned();
         HostPort { host, port }
@@ -1156,7 +1162,7 @@ mod tests {
         let inspect = Command::Inspect(Inspect { key });
         store.submit(std::iter::once(inspect).zip(completions).collect());
         let far = MonotonicTime::now().after(Duration::from_secs(60));
-        // False before the deadline: there is no further outcome to wait for.
+        // Returns before the deadline, because all outcomes are there.
         assert!(!submitted.wait(far, |_| false));
         assert!(MonotonicTime::now() < far);
         let [Some(Err(error))] = &submitted.leave()[..] else {
@@ -1177,7 +1183,7 @@ mod tests {
         let slot = Slot::new(7).unwrap();
         thread::scope(|scope| {
             let caller = scope.spawn(|| store.owner_or_refresh(slot, far).map(drop));
-            // Answers that have no range with the slot.
+            // The answers lack the range of the slot.
             while !caller.is_finished() {
                 store.refresher.end_round(None);
                 thread::yield_now();
@@ -1192,7 +1198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_without_a_node_is_given_up() {
+    fn a_release_without_a_node_is_abandoned() {
         let (reports, reported) = mpsc::channel();
         let store = store_with_hook(Some(LateReleaseHook::new(move |key, token, report| {
             reports
@@ -1263,7 +1269,7 @@ mod tests {
             store.node_or_open(&old).unwrap();
             store.members.replace(&all_slots_on(address(2)));
             if has_work {
-                // From a caller that chose the node before the slots moved.
+                // A caller that chose the node before the slots moved queues this release.
                 let away = Error::new(ErrorKind::Unavailable, "away");
                 let node = old.node().unwrap();
                 node.queue_late_release(release(&key), &away);
@@ -1312,7 +1318,7 @@ mod tests {
         allow(usize::MAX);
         let owner = store.members.owner(key.slot()).unwrap();
         store.node_or_open(&owner).unwrap();
-        // The notification connection was tried, and nothing listens there.
+        // The thread has tried the notification connection, and the port is closed.
         while !matches!(store.queue_mode(&key), QueueMode::Polling) {
             assert!(MonotonicTime::now() < far, "no attempt to connect");
             thread::yield_now();

@@ -9,14 +9,14 @@ use crate::wire::connect::connection::ReplyContents;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The most parts into which the remaining time of a round of queries is divided. Connecting to a silent node takes one part. A
-/// round asks as many nodes again.
+/// The most parts into which the remaining time of a round of queries is divided. Connecting to a silent node takes one
+/// part. After a round without an answer, at most that many nodes are asked again.
 const SHARES: usize = 4;
 
 /// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
-/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So if no
-/// node answers, asks [`SHARES`] of those again that had less than `connect_timeout`, with all of it. Returns the first
-/// error if no node answers.
+/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So after a
+/// round without an answer, asks [`SHARES`] of the nodes that had less than `connect_timeout` again, with all of it.
+/// Returns the first error if this fails, too.
 pub fn ask_in_turn<T>(
     nodes: &[HostPort],
     (connect_timeout, command_timeout): (Duration, Duration),
@@ -122,11 +122,11 @@ mod tests {
         });
         outcome.unwrap();
         assert_eq!(order, [1, 2, 3, 4, 5, 1, 3, 4]);
-        // A round has an end.
+        // A round ends although all nodes are silent.
         let (order, outcome) = asked(6, |_, _| None);
         assert_eq!(order, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]);
         assert_eq!(outcome.unwrap_err().message(), "late");
-        // One node has all of the time, once.
+        // A single node gets all of the time, and is asked once.
         let (order, _) = asked(1, |_, time| {
             assert!(time > Duration::from_secs(1));
             None

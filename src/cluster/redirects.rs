@@ -31,7 +31,7 @@ impl Attempts {
         }
     }
 
-    /// Ends the attempts earlier.
+    /// Moves the deadline of the attempts to `deadline`.
     pub fn end_by(&mut self, deadline: MonotonicTime) {
         self.deadline = deadline;
     }
@@ -49,15 +49,15 @@ impl Attempts {
         let left = self.deadline.since(MonotonicTime::now());
         if left <= pause {
             park_timeout(left);
-            return Err(given_up(redirect, by));
+            return Err(last_refusal(redirect, by));
         }
         park_timeout(pause);
         Ok(())
     }
 }
 
-/// The error of a request that no node has carried out by its deadline. The node at `by` was the last to refuse it.
-fn given_up(redirect: &Redirect, by: &HostPort) -> Error {
+/// The error of a request that was refused until its deadline. The node at `by` was the last to refuse it.
+fn last_refusal(redirect: &Redirect, by: &HostPort) -> Error {
     let what = match redirect {
         Redirect::Moved(target) | Redirect::Ask(target) => {
             let code = match redirect {
@@ -163,7 +163,7 @@ mod tests {
             ),
         ] {
             let expected = format!("Redis is unavailable: [::1]:7001: {message}");
-            assert_eq!(given_up(&redirect, &by()).to_string(), expected);
+            assert_eq!(last_refusal(&redirect, &by()).to_string(), expected);
         }
     }
 }

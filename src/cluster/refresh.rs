@@ -2,14 +2,14 @@
 //! which each version has) until one answers. It also closes nodes that are not used any more.
 //!
 //! - *Reasons to ask*: `MOVED`, `CLUSTERDOWN`, a slot without a master, and a connection that breaks or cannot be made,
-//!   even if no caller waits for it.
+//!   even without a waiting caller.
 //! - *Order*: each round begins with another node. Masters whose last request had no reply in time, and nodes that did
 //!   not answer the last query, come last. Each node has a part of the time to connect. If no node answers, some are
 //!   asked again with the whole time.
-//! - *Pauses*: rounds are at least [`FIRST_PAUSE`] apart, and up to [`LONGEST_PAUSE`] while the answers change nothing.
-//!   All callers share one round.
-//! - *Another Cluster*: a map that shares no node with the last map, except its sender, is not used, unless all nodes
-//!   of the URL give such maps.
+//! - *Pauses*: rounds are at least [`FIRST_PAUSE`] apart, and up to [`LONGEST_PAUSE`] while the map stays the same. All
+//!   callers share one round.
+//! - *Another Cluster*: the client ignores a map that shares only its sender with the last map, unless all nodes of the
+//!   URL give such maps.
 //! - A slot that the answer leaves out keeps its last master.
 
 use std::collections::HashMap;
@@ -31,12 +31,12 @@ use crate::util::slot::Slot;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The shortest pause between two queries for the slot map. The pause doubles while the answers change nothing.
+/// The shortest pause between two queries for the slot map. The pause doubles while the map stays the same.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often the thread checks whether nodes that serve no slot have finished their work.
+/// How often the thread checks whether nodes without slots have finished their work.
 const CHECK_UNUSED: Duration = Duration::from_millis(500);
 
 /// Wakes the thread that asks for the slot map, and the callers that wait for the answer.
@@ -77,7 +77,7 @@ impl Refresher {
         }
     }
 
-    /// Notes that a redirect has moved `slot` in the map.
+    /// Queues `slot`, which a redirect has moved in the map.
     pub fn queue_moved(&self, slot: Slot) {
         let mut state = self.state.lock();
         if state.moved.len() < usize::from(slot::COUNT) {
@@ -141,7 +141,7 @@ impl Refresher {
         }
     }
 
-    /// Notes the node that is asked next, so that `stop` can close its connection. Fails after `stop`.
+    /// Sets the node that is asked next, so that `stop` can close its connection. Fails after `stop`.
     fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
         let mut state = self.state.lock();
         if state.is_stopped {
@@ -203,7 +203,7 @@ struct AskedNode {
     is_silent: bool,
 }
 
-/// The slot maps that a round has refused: they have no node of the last map.
+/// The slot maps that a round has refused, because they lack all nodes of the last map.
 #[derive(Default)]
 struct ForeignMaps {
     senders: Vec<HostPort>,
@@ -211,12 +211,12 @@ struct ForeignMaps {
 }
 
 impl ForeignMaps {
-    fn note(&mut self, sender: &HostPort, map: Vec<SlotRange>) {
+    fn add(&mut self, sender: &HostPort, map: Vec<SlotRange>) {
         self.senders.push(sender.clone());
         self.first.get_or_insert(map);
     }
 
-    /// The outcome of a round in which no node sent a map of the same Cluster. `error` is its first error.
+    /// The outcome of a round without a map of the same Cluster. `error` is its first error.
     fn outcome(
         mut self,
         seeds: &[HostPort],
@@ -236,7 +236,7 @@ impl ForeignMaps {
 /// another node. Silent nodes come last.
 ///
 /// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
-/// the last one is used only if all nodes of the URL give such maps, as after the Cluster was made anew.
+/// the last map counts only if all nodes of the URL give such maps, as after the Cluster was made anew.
 fn ask_nodes(
     store: &ClusterStore,
     asked: &mut HashMap<HostPort, AskedNode>,
@@ -287,14 +287,14 @@ fn ask_nodes(
             if store.members.can_be_next(&ranges) {
                 return Ok((address.clone(), ranges));
             }
-            foreign.note(address, ranges);
+            foreign.add(address, ranges);
             Err(other_cluster_error(address))
         },
     );
     found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
-/// The error about a node whose slot map has no node of the last one.
+/// The error about a node whose slot map lacks all nodes of the last map.
 fn other_cluster_error(address: &HostPort) -> Error {
     let message = format!(
         "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node \
@@ -323,7 +323,7 @@ mod tests {
     use crate::util::id::HolderId;
     use crate::util::slot::Redirect;
 
-    /// The address of a Cluster. Nothing connects to it.
+    /// The address of a Cluster. The tests do not connect to it.
     fn cluster() -> ClusterAddress {
         let timeout = Duration::from_secs(1);
         let url = "redis+cluster://a:1,[::1]:2";
@@ -368,7 +368,7 @@ mod tests {
         assert!(refresher.wait(far, None).is_none());
     }
 
-    /// A node that closes each connection, and notes its own number then.
+    /// A node that closes each connection, and adds its own number to `asked` then.
     fn closing_node(number: usize, asked: &Arc<Mutex<Vec<usize>>>) -> HostPort {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -473,7 +473,9 @@ mod tests {
         let seeds = [one.clone(), two.clone()];
         let outcome = |senders: &[&HostPort]| {
             let mut foreign = ForeignMaps::default();
-            senders.iter().for_each(|one| foreign.note(one, map(one)));
+            senders
+                .iter()
+                .for_each(|sender| foreign.add(sender, map(sender)));
             foreign.outcome(&seeds, Error::new(ErrorKind::Unavailable, "away"))
         };
         assert_eq!(outcome(&[&two, &one]).unwrap(), (two.clone(), map(&two)));

@@ -262,7 +262,7 @@ mod tests {
         let ids: Vec<_> = ranges[0]
             .ids
             .iter()
-            .map(|it| (&*it.id, it.is_sender))
+            .map(|node| (&*node.id, node.is_sender))
             .collect();
         assert_eq!(ids, [(&b"one"[..], false), (b"two", false), (b"own", true)]);
     }

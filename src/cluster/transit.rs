@@ -1,4 +1,4 @@
-//! Releases on their way from one node to another. No node has such a release, so a flush of all nodes could miss it.
+//! Releases that move from one node to another. Both queues lack such a release, so a flush of all nodes could miss it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Transits {
     arrivals: AtomicU64,
 }
 
-/// A move of releases: from before they leave the queue of one node until they are in the queue of another.
+/// A move of releases: begins before they leave the queue of one node, and ends when they are in the queue of another.
 pub struct Transit<'a>(&'a Transits);
 
 impl Transits {
@@ -27,8 +27,8 @@ impl Transits {
         Transit(self)
     }
 
-    /// Calls `flush`, which flushes all nodes, and calls it again if a release was under way meanwhile. Fails if one is
-    /// still under way at `deadline`.
+    /// Calls `flush`, which flushes all nodes, and calls it again if a release was moving during the call. Fails if a
+    /// release is still moving at `deadline`.
     pub fn flush_with(
         &self,
         deadline: MonotonicTime,
@@ -53,7 +53,7 @@ impl Transits {
 }
 
 impl Transit<'_> {
-    /// Notes that a release is in the queue of another node now.
+    /// Counts a release that another node has queued.
     pub fn count_arrival(&self) {
         self.0.arrivals.fetch_add(1, Ordering::SeqCst);
     }
