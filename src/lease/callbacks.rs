@@ -200,7 +200,7 @@ impl CallbackExecutor {
         }
     }
 
-    /// Queues an event for the client's event handler. Does nothing if the client has none.
+    /// Queues an event for the client's event handler, if there is one.
     pub fn queue_event(&self, event: impl FnOnce(&dyn EventHandler) + Send + 'static) {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
@@ -213,7 +213,7 @@ impl CallbackExecutor {
         self.queue_warning(move |events| events.environment_warning(&finding));
     }
 
-    /// Queues the report that no sentinel names the primary, for tracing and the client's event handler.
+    /// Queues the report that the sentinels do not name the primary, for tracing and the client's event handler.
     pub fn queue_unavailable_sentinels(&self, error: Error) {
         self.queue_warning(move |events| events.sentinels_unavailable(&error));
     }
@@ -301,7 +301,7 @@ impl CallbackExecutor {
     /// Ends the callback thread after everything that is queued so far.
     pub fn stop(&self) {
         let _ = self.queue.send(Message::Stop);
-        // Dropped after the unlock: the callbacks that no thread has run are the user's.
+        // Dropped after the unlock, because these callbacks are user code.
         let starter = self.starter.lock().take();
         drop(starter);
     }

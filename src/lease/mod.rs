@@ -110,13 +110,14 @@ struct Extras {
 /// a pipeline has confirmed the message.
 #[derive(Default)]
 struct ForceReport {
-    /// The client that unlocked by force, according to the latest message that no pipeline has denied.
+    /// The client that unlocked by force, according to the latest message that the pipelines have not denied.
     by: Option<HolderId>,
     /// A request that confirms the message is queued or under way.
     confirming: bool,
-    /// Another message has come meanwhile, so that a denial says nothing about it: nodes of a quorum send one each.
+    /// Another message came during the request. A denial does not refute it, because each node of a quorum sends a
+    /// message of its own.
     is_repeated: bool,
-    /// When a pipeline last said that the lease is held.
+    /// When a pipeline last reported that the lease is held.
     denied_at: Option<MonotonicTime>,
 }
 
@@ -258,7 +259,7 @@ impl Lease {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
         if state.ttl_changing {
-            // The renewal that is under way may still reach Redis.
+            // A renewal under way may still reach Redis.
             state.key_until = state.key_until.after(self.grant.ttl());
         }
         if let Some(reason) = state.loss() {
@@ -268,7 +269,8 @@ impl Lease {
         (detached, Ok(()))
     }
 
-    /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold mutexes.
+    /// For how much longer the lease is valid, if it is held at `now`. Never ends the lease, so callers may hold
+    /// mutexes.
     pub fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
         let state = self.state.lock();
         let is_live = state.phase == Phase::Held && now < state.valid_until;
@@ -278,7 +280,7 @@ impl Lease {
     /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
     /// the `options` that the next holder asked for. Sends nothing to Redis.
     ///
-    /// Changes nothing and returns `None` in these cases:
+    /// Returns `None` and leaves the lease as it is in these cases:
     ///
     /// - The lease has ended, has other options or a check, or hand-offs are forbidden.
     /// - The lease is not renewed (any more), its ttl is being changed or reaches the end of `max_hold`, or the lease
@@ -355,8 +357,8 @@ impl Lease {
         self.state.lock().others_queued
     }
 
-    /// Ends the lease as lost and notifies its listeners; does nothing if the lease has ended before. The reason is
-    /// `reason`, unless the validity had ended at `now`.
+    /// Ends the lease as lost and notifies its listeners, unless the lease has ended before. The reason is `reason`,
+    /// unless the validity had ended at `now`.
     pub fn lose(&self, now: MonotonicTime, reason: LossReason) {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
@@ -373,8 +375,8 @@ impl Lease {
     }
 
     /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to ask a pipeline now.
-    /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. Only one request
-    /// is sent at a time, and none for a second after a denial.
+    /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. The caller sends
+    /// one request at a time, and waits for a second after a denial.
     pub fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -392,7 +394,7 @@ impl Lease {
     }
 
     /// Records the end of the request after [`record_force_message`](Self::record_force_message). `denied_at` is the
-    /// time at which a pipeline said that the lease is still held.
+    /// time at which a pipeline reported that the lease is still held.
     pub fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
         let report = &mut state.extras().force;
@@ -410,8 +412,8 @@ impl Lease {
         self.state.lock().key_until
     }
 
-    /// A new channel that gets the reason when the lease is lost, and no other message. Keep the sender as long as the
-    /// receiver: without the sender, the channel is disconnected when the lease ends.
+    /// A new channel whose only message is the reason when the lease is lost. Keep the sender as long as the receiver:
+    /// without the sender, the channel is disconnected when the lease ends.
     pub fn loss_channel(
         &self,
         now: MonotonicTime,

@@ -14,7 +14,7 @@ use crate::util::sync::Condvar;
 /// The actions that are due for a lease at one time.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DueActions {
-    /// None: the lease has ended.
+    /// The lease has ended, so it has no actions.
     Ended,
     /// The lease is held, and its timer is set to `next`. The flags say whether to renew the lease, to track its key,
     /// and to warn that `max_hold` ends soon.
@@ -26,7 +26,7 @@ pub enum DueActions {
     },
 }
 
-/// A caller's closure that runs before each renewal and says whether to renew. This type runs the closure; the
+/// A caller's closure that runs before each renewal and decides whether to renew. This type runs the closure; the
 /// watchdog chooses when, and on which thread.
 #[derive(Clone)]
 pub struct Check(Arc<dyn Fn() -> bool + Send + Sync>);
@@ -55,7 +55,7 @@ impl Lease {
     ///
     /// Calls `replace_timer` with the old timer (if any) and the time of the next timer. `replace_timer` returns the
     /// new timer, or `None` if the watchdog has stopped. The lease is locked during the call, so a concurrent release
-    /// either comes first, and no timer is set, or finds the new timer.
+    /// either comes first and prevents the timer, or finds the new timer.
     pub fn take_due(
         &self,
         now: MonotonicTime,
@@ -162,7 +162,7 @@ impl Lease {
     /// Runs the caller's check on this thread, and returns whether to renew now. Stops renewal for good if the check
     /// returns false.
     pub fn run_check(&self) -> bool {
-        // If the lease has ended, there is no check, and the renewal does nothing.
+        // A lease that has ended has lost its check, and its renewal has no effect.
         let check = self.state.lock().extras().check.clone();
         let may = check.is_none_or(Check::run);
         if !may {
@@ -273,7 +273,7 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // The request may still reach Redis, as long as the key exists, but at most `asked` from now on. It then sets
+        // The request may still reach Redis, as long as the key exists, but at most `asked` after `now`. It then sets
         // the ttl to `asked` once more. Several such requests do not add up.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);

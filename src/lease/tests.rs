@@ -404,7 +404,7 @@ fn a_due_renewal_passes_to_the_next_holder() {
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = Some(5 * SECOND));
     let due = f.lease.take_due(f.at(5), set_timer);
     assert!(matches!(due, DueActions::Held { renew: true, .. }));
-    // No worker has begun the renewal.
+    // The renewal has not begun.
     let next = hand_off(&f, f.at(5)).unwrap();
     let due = next.take_due(f.at(5), set_timer);
     assert!(

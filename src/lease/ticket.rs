@@ -52,7 +52,7 @@ impl Ticket {
             let wanted = format!("the ticket does not begin with {VERSION:?}");
             return Err(invalid(&wanted));
         }
-        // A lease id and its token are enough to make a ticket, so no error quotes a lease id.
+        // A lease id and its token are enough to make a ticket, so errors do not quote lease ids.
         let lease =
             LeaseId::decode(word()?).ok_or_else(|| invalid("the ticket has no lease id"))?;
         let token = word()?;
@@ -142,7 +142,7 @@ impl fmt::Display for Ticket {
         write!(f, "{VERSION} {lease} {token} {ttl}")?;
         for duration in [renew_every, max_hold] {
             match duration {
-                // Zero is no valid time between renewals, so less than 1 ms is written as 1 ms.
+                // Zero is an invalid time between renewals, so less than 1 ms is written as 1 ms.
                 Some(duration) => write!(f, " {}", duration.as_millis().max(1))?,
                 None => f.write_str(" -")?,
             }

@@ -1,4 +1,4 @@
-//! Keeps the leases of a client alive. No lease has a thread of its own: the client has one timer thread, one renewal
+//! Keeps the leases of a client alive. All leases share the threads: the client has one timer thread, one renewal
 //! worker for each server (a second one once renewals have come due while the first was busy), and one thread that
 //! tracks keys and runs the store's maintenance. One more thread runs the checks of `Mutex::renew_while`, from the
 //! first such lease on.
@@ -15,9 +15,9 @@
 //! differs from lease to lease. So renewals that an outage or a burst has brought together are spread within a few
 //! minutes.
 //!
-//! A worker confirms a reported loss by a renewal with a ttl of 1 ms, which changes nothing. If Redis replies that the
-//! lease is held, the pipeline and the notification connection lead to different servers, and all connections become
-//! suspect. Without a reply, the key is read again after a second.
+//! A worker confirms a reported loss by a renewal with a ttl of 1 ms, which leaves the ttl as it is. If Redis replies
+//! that the lease is held, the pipeline and the notification connection lead to different servers, and all connections
+//! become suspect. Without a reply, the key is read again after a second.
 //!
 //! The timer thread sends no request and runs no user code.
 
@@ -102,8 +102,8 @@ impl Watchdog {
         })
     }
 
-    /// Starts the timer thread and the workers. The workers that renew do nothing else, so a release that waits for a
-    /// dead server delays no renewal.
+    /// Starts the timer thread and the workers. The renewal workers only renew, so a release that waits for a dead
+    /// server does not delay renewals.
     pub fn start(self: &Arc<Self>, threads: &ThreadGroup, inboxes: Inboxes) -> Result<(), Error> {
         *self.checks.lock() = Some(inboxes.checks);
         let watchdog = Arc::clone(self);
@@ -148,7 +148,7 @@ impl Watchdog {
         }
         let threads = self.threads.lock();
         let start = |threads| self.start_worker(queue, threads);
-        if threads.as_ref().is_none_or(|it| start(it).is_err()) {
+        if threads.as_ref().is_none_or(|group| start(group).is_err()) {
             queue.remove_worker();
         }
     }
@@ -158,7 +158,7 @@ impl Watchdog {
         self.scheduler.renewals.of(server, |queue| {
             let threads = self.threads.lock();
             let start = |threads| self.start_renewals(queue, threads);
-            threads.as_ref().is_some_and(|it| start(it).is_ok())
+            threads.as_ref().is_some_and(|group| start(group).is_ok())
         })
     }
 
@@ -219,8 +219,8 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns what was detached:
-    /// its listeners are notified if the release finds a loss. If the lease was lost before, returns the reason as an
+    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the detached parts:
+    /// the release notifies the listeners if it finds a loss. If the lease was lost before, returns the reason as an
     /// error. Sends nothing to Redis.
     pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<LeaseRemains, LossReason> {
         let (detached, outcome) = lease.mark_released(now);
@@ -261,7 +261,7 @@ impl Watchdog {
     /// Ends the threads, and marks every lease as lost with [`LossReason::Shutdown`].
     pub fn stop(&self) {
         let now = self.now();
-        // From here on, no worker is started.
+        // Afterwards, workers cannot be started.
         self.threads.lock().take();
         for lease in self.scheduler.stop() {
             lease.lose(now, LossReason::Shutdown);
@@ -419,7 +419,8 @@ impl Watchdog {
         }
     }
 
-    /// Adds the lease to the tracked leases, if it is held and there is room. Returns true if it is among them then.
+    /// Adds the lease to the tracked leases, if it is held and there is room. Returns true if the lease is tracked
+    /// afterwards.
     fn add_tracked(&self, lease: &Arc<Lease>) -> bool {
         lease.track_if(|| self.tracked.insert(lease))
     }
@@ -571,8 +572,8 @@ impl Watchdog {
         }
     }
 
-    /// Ends a change of the ttl with its reply, which came at `now`. Marks the lease as lost if the reply says that the
-    /// key is gone or has another value.
+    /// Ends a change of the ttl with its reply, which came at `now`. Marks the lease as lost if the reply reports that
+    /// the key is gone or has another value.
     fn end_ttl_change(
         &self,
         lease: &Lease,
@@ -586,8 +587,8 @@ impl Watchdog {
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
-        // If the lease has ended meanwhile, this renewal may have set the key again after the release. The lease was
-        // not handed off, since its ttl is being changed, so no holder uses its id. A release from now on comes after
+        // If the lease ended during this renewal, the renewal may have set the key again after the release. The ttl was
+        // being changed, so the lease was not handed off, and its id is unused. A release that is sent now comes after
         // this renewal.
         if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
             self.store.send_release(release_after_renewal(lease, ttl));

@@ -169,7 +169,7 @@ fn model_held_leases_are_renewed_until_released() {
             let scheduled = world.watchdog.scheduler.stop();
             for (lease, released) in &leases {
                 let key = &lease.grant().key;
-                let timers = scheduled.iter().filter(|one| Arc::ptr_eq(one, lease));
+                let timers = scheduled.iter().filter(|target| Arc::ptr_eq(target, lease));
                 let is_held = !released.load(Ordering::SeqCst);
                 assert_eq!(timers.count(), usize::from(is_held), "timers of {key:?}");
                 let alive = world.server.holder(key).is_some();

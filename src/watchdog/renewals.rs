@@ -6,7 +6,8 @@
 //! renewals.
 //!
 //! On a Cluster, a script call has keys of one slot only. So a worker takes renewals of one slot together, up to
-//! [`SLOT_GROUP`]. They are due together again after that. Under overload the groups grow, and the calls become fewer.
+//! [`SLOT_GROUP`]. Their next renewals are due together, too. Under overload the groups grow, and the calls become
+//! fewer.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -34,7 +35,8 @@ pub const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// On a Cluster, a worker takes at most this many renewals of one slot together. They are one script call, which costs
-/// less than a call for each of them. With more of them, leases of other slots that end earlier would wait for longer.
+/// less than a call for each of them. With a larger group, leases of other slots that end earlier would wait for
+/// longer.
 pub const SLOT_GROUP: usize = 16;
 
 /// The source of a report that a lease was lost. A pipeline has to confirm the report.
@@ -42,7 +44,7 @@ pub const SLOT_GROUP: usize = 16;
 pub enum LossReport {
     /// A read of the key did not find the lease.
     KeyRead,
-    /// A message says that a client unlocked the lease by force. Any user may publish such a message.
+    /// A message reports that a client unlocked the lease by force. Any user may publish such a message.
     ForceMessage,
 }
 
@@ -53,8 +55,8 @@ pub enum RenewalBatch {
     Confirm(LossReport, LeasesByKey),
 }
 
-/// The queues of all servers. Each has workers of its own, so a server that does not reply delays no renewal on
-/// another.
+/// The queues of all servers. Each has workers of its own, so a server that does not reply does not delay renewals on
+/// another server.
 pub struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
 
 impl Default for RenewalQueues {
@@ -109,19 +111,19 @@ struct QueueState {
     renewals: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
     /// The keys of `renewals` with the slots of their locks. `None` if slots do not matter.
     by_slot: Option<BTreeSet<(Slot, MonotonicTime, u64)>>,
-    /// How many renewals were ever queued.
+    /// The number of renewals that were ever queued.
     added: u64,
     /// Leases to confirm, each at most once for each kind of report.
     to_confirm: BTreeMap<LossReport, LeasesByKey>,
     round: Option<Round>,
-    /// How many workers there are.
+    /// The number of workers.
     workers: usize,
-    /// How many of them wait for leases.
+    /// The number of workers that wait for leases.
     idle: usize,
     ended: bool,
 }
 
-/// A round: the renewals that were queued when it began. While some of them are left, the age of the round says how
+/// A round: the renewals that were queued when it began. While some of them are left, the age of the round shows how
 /// late the workers are. A renewal that is queued later may be taken first, but does not make the round younger. The
 /// next round begins with small batches again.
 struct Round {
@@ -204,7 +206,7 @@ impl QueueState {
 }
 
 impl RenewalQueue {
-    /// From now on, renewals of one slot are taken together.
+    /// Makes workers take renewals of one slot together.
     pub fn group_by_slot(&self) {
         self.waiting.lock().by_slot.get_or_insert_default();
     }

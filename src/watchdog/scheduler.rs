@@ -182,7 +182,7 @@ impl Scheduler {
         due
     }
 
-    /// Requests a run of the store's maintenance, now or soon. Does nothing if a request of this urgency is pending.
+    /// Requests a run of the store's maintenance, now or soon, unless a request of this urgency is pending.
     pub fn request_maintenance(&self, urgency: Urgency) {
         match urgency {
             Urgency::Soon => {

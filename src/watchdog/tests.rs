@@ -163,7 +163,7 @@ fn a_denied_loss_makes_all_connections_suspect() {
     f.callbacks.stop();
 }
 
-/// Any user may publish a message of a forced release, so a false message says nothing about the connections.
+/// Any user may publish a message of a forced release, so a false message is no sign of a bad connection.
 #[test]
 fn a_denied_force_makes_no_connection_suspect() {
     let f = fixture();

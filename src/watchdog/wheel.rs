@@ -28,12 +28,12 @@ const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 /// The slot of entries whose deadline had passed when they were inserted. In any other slot, entries that fire together
 /// have the same deadline.
 const OVERDUE: usize = LEVELS * SLOTS;
-/// The index of no cell.
+/// Stands for a missing index.
 const NIL: u32 = u32::MAX;
 /// The value of `Cell::previous` in a free cell.
 const FREE: u32 = u32::MAX - 1;
 
-/// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled matches nothing.
+/// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled stays invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimerId {
     pub index: u32,
@@ -206,7 +206,7 @@ impl<T: Default> Wheel<T> {
         if deadline < self.now {
             return OVERDUE;
         }
-        // Setting the lowest bit changes no other level, and gives level 0 for a deadline of now.
+        // Setting the lowest bit keeps all other levels, and gives level 0 for a deadline of now.
         let level = ((deadline ^ self.now) | 1).ilog2() / BITS;
         let digit = (deadline >> (level * BITS)) as usize % SLOTS;
         level as usize * SLOTS + digit

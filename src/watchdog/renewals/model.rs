@@ -1,4 +1,4 @@
-//! A model of the queue: no worker sleeps while leases are queued.
+//! A model of the queue: the workers do not sleep while leases are queued.
 
 use shuttle::thread;
 

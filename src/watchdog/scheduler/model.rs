@@ -14,8 +14,8 @@ const STEP: Duration = Duration::from_millis(100);
 const STEPS: u32 = 8;
 const SETTERS: usize = 3;
 
-/// Sets timers at several times, and cancels some at once. Adds the times of the timers that stay to `noted`.
-fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTime>>) {
+/// Sets timers at several times, and cancels some at once. Adds the times of the timers that stay to `left`.
+fn set_timers(scheduler: &Scheduler, left: &parking_lot::Mutex<Vec<MonotonicTime>>) {
     for _ in 0..2 {
         sleep(choice(3) as u32 * STEP);
         let at = MonotonicTime::now().after(choice(4) as u32 * STEP);
@@ -26,7 +26,7 @@ fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTim
         if at > MonotonicTime::now() && chance(2) {
             scheduler.cancel_timer(timer);
         } else {
-            noted.lock().push(at);
+            left.lock().push(at);
         }
     }
 }
@@ -35,7 +35,7 @@ fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTim
 fn model_timers_fire_on_time_unless_cancelled() {
     check(RUNS, || {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let noted = parking_lot::Mutex::new(Vec::new());
+        let left = parking_lot::Mutex::new(Vec::new());
         let found = AtomicUsize::new(0);
         let setting = AtomicUsize::new(SETTERS);
         thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn model_timers_fire_on_time_unless_cancelled() {
             });
             for _ in 0..SETTERS {
                 scope.spawn(|| {
-                    set_timers(&scheduler, &noted);
+                    set_timers(&scheduler, &left);
                     setting.fetch_sub(1, Ordering::SeqCst);
                 });
             }
@@ -55,7 +55,7 @@ fn model_timers_fire_on_time_unless_cancelled() {
                 let due = |at: &&MonotonicTime| **at <= MonotonicTime::now();
                 assert_eq!(
                     found.load(Ordering::SeqCst),
-                    noted.lock().iter().filter(due).count()
+                    left.lock().iter().filter(due).count()
                 );
                 pass(STEP);
             }
