@@ -1,4 +1,4 @@
-//! The clock of a client. It advances while the machine is suspended, as a ttl in Redis does.
+//! The clock of a client. It advances while the machine is suspended, like a ttl in Redis.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The clock of one client. It shows the machine's time, unless a test moves it ahead.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    /// How many nanoseconds a movable clock is ahead of the machine's clock.
+    /// The lead of a movable clock over the machine's clock, in nanoseconds.
     ahead: Option<Arc<AtomicU64>>,
 }
 
@@ -44,8 +44,8 @@ impl Clock {
     }
 }
 
-/// How long a holder may rely on a ttl of Redis: the ttl less the drift of two clocks and the rounding of Redis. As in
-/// Redlock, the allowance is one percent and 2 ms.
+/// How long a holder may rely on a ttl of Redis: the ttl less an allowance for the drift of two clocks and the rounding
+/// of Redis. The allowance is one percent plus 2 ms, the same as in Redlock.
 pub fn validity(ttl: Duration) -> Duration {
     let drift = ttl / 100 + Duration::from_millis(2);
     ttl.saturating_sub(drift)

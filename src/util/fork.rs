@@ -23,13 +23,13 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// A process that is never the current process.
+    /// Makes the id of another process, for tests.
     #[cfg(test)]
     pub fn another() -> Self {
         Self(0)
     }
 
-    /// Whether this is the current process. Makes a system call, so call it once per operation.
+    /// Whether this is the current process. Each call is a system call, so call it once per operation.
     pub fn is_current(self) -> bool {
         self == Self::current()
     }

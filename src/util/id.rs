@@ -49,7 +49,7 @@ impl LeaseId {
     }
 }
 
-/// The first half of a lease id, which distinguishes leases. Nobody can act for a lease with this half alone, since the
+/// The first half of a lease id, which distinguishes leases. This half alone gives no rights to the lease, since the
 /// other 64 bits stay secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseStart(u64);

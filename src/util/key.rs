@@ -13,13 +13,13 @@ use crate::util::id::HolderId;
 use crate::util::slot::{Slot, hash_tag};
 use crate::util::text::printable;
 
-/// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with
-/// it.
+/// The first character of the library's own keys after the prefix. A prefix must not contain it, and a name must not
+/// begin with it.
 pub const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
-/// Follows the prefix in the key of the mark of a quorum's node: since when it has had its data.
+/// Follows the prefix in the key of the mark of a quorum's node. The mark has the time at which the node's data begins.
 const DATA: &str = "~data";
 /// Stands between the prefix and the name in the key of a lock's queue, with `:` behind it.
 const QUEUE: &str = "~queue";
@@ -29,9 +29,9 @@ const VALUE: &str = "~value";
 /// Stands between the prefix and the holder in the name of a client's channel.
 const CHANNEL: &str = "~to:";
 
-/// The words that no name may contain. Prefixes may be nested: under the prefix `app:`, a lock named `billing:~fence`
-/// would have the key of the fence counter of the prefix `app:billing:`. Redis compares bytes, so these words in
-/// capitals or in similar characters are harmless.
+/// [`Key::new`] refuses names that contain one of these words. Prefixes may be nested: under the prefix `app:`, a lock
+/// named `billing:~fence` would have the key of the fence counter of the prefix `app:billing:`. Redis compares bytes,
+/// so these words in capitals or in similar characters are harmless.
 const RESERVED_WORDS: [&str; 7] = [
     FENCE, DATA, "~queue:", "~queue{", "~value:", "~value{", CHANNEL,
 ];
@@ -42,7 +42,7 @@ const LONGEST_INVALID: usize = 32;
 /// How the library names its own keys, so that the keys of one script call share a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyLayout {
-    /// One server: no slots.
+    /// One server, without slots.
     #[default]
     Single,
     /// A Cluster. The names of the fence counters, queues and fenced values contain the tag of their slot.
@@ -181,19 +181,19 @@ pub fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
 
-/// The key of the mark of a quorum's node: the run id of its process, and the time since which it has had its data.
+/// The key of the mark of a quorum's node: the run id of its process, and the time at which its data begins.
 pub fn data_mark(prefix: &str) -> String {
     [prefix, DATA].concat()
 }
 
-/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to
+/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster forwards such a message to
 /// all other nodes.
 pub fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
 }
 
-/// The name of a shard channel up to the holder. A node that serves `slot` sends such a message to its own connections
-/// and its replicas only.
+/// The name of a shard channel up to the holder. A node that serves `slot` sends a message on such a channel only to
+/// its own connections and its replicas.
 pub fn shard_channel_start(layout: KeyLayout, prefix: &str, slot: Slot) -> String {
     [prefix, CHANNEL, layout.tag(|| slot)].concat()
 }
@@ -428,7 +428,7 @@ mod tests {
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
 
-    /// The hash that an earlier version used: FNV-1a with 32 bits and no seed.
+    /// The hash that an earlier version used: FNV-1a with 32 bits, without a seed.
     fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         bytes.iter().fold(start, step)

@@ -99,18 +99,20 @@ const STEPS: [u16; 256] = {
     steps
 };
 
-/// Why a node of a Cluster has done nothing for a request, which may be sent again. Mostly an error reply.
+/// The reason why a node of a Cluster did not carry out a request. The client may send the request again. All but
+/// `Retired` are error replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirect {
     /// Another node serves the slot now.
     Moved(RedirectTarget),
     /// The slot is moving, and this request's keys have moved: the other node accepts this request after `ASKING`.
     Ask(RedirectTarget),
-    /// The slot is moving, and some keys of this request have moved: no node accepts this request until all have moved.
+    /// The slot is moving, and some keys of this request have moved. Both nodes refuse this request until all keys have
+    /// moved.
     TryAgain,
     /// The Cluster does not serve the slot now.
     ClusterDown,
-    /// No reply: other nodes have all slots of this one, and no connection to it could be made.
+    /// The request was not sent: the connection to this node failed, and other nodes have all of its slots.
     Retired,
 }
 

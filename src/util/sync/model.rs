@@ -122,8 +122,8 @@ pub fn park_timeout(timeout: Duration) {
     forget(&me);
 }
 
-/// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. As in
-/// crossbeam, no thread can send between the read of the channels and the sleep.
+/// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. The read of
+/// the channels and the sleep are one step, the same as in crossbeam.
 pub fn either(first: &Receiver<()>, second: &Receiver<()>, timeout: Duration) -> Option<Either> {
     let me = thread::current();
     let until = now().saturating_add(timeout);
@@ -142,7 +142,7 @@ pub fn either(first: &Receiver<()>, second: &Receiver<()>, timeout: Duration) ->
         sleep_until(until, &me);
         thread::park();
         forget(&me);
-        SELECTING.with_borrow_mut(|selecting| selecting.retain(|one| one.id() != me.id()));
+        SELECTING.with_borrow_mut(|selecting| selecting.retain(|thread| thread.id() != me.id()));
     }
 }
 

@@ -74,8 +74,8 @@ impl Drop for Yields {
     }
 }
 
-/// How fast the yields of this process were. Threads race to change these numbers, and some changes are lost: that only
-/// delays the next change.
+/// Measures how fast the yields of this process are. Threads race to change these numbers, and some changes are lost,
+/// which only delays the next change.
 struct Speed {
     score: AtomicU64,
     /// The end of the last slow yield that counted, in ns of the clock.
@@ -139,7 +139,7 @@ impl Speed {
     }
 
     fn record_fast(&self, score: u64) {
-        // Usually there is nothing to change, and so the threads share no cache line that one of them writes.
+        // Usually the score is zero. Then the threads do not write, so each core keeps its copy of the cache line.
         if score > 0 {
             self.score.store(score - 1, Ordering::Relaxed);
         }
