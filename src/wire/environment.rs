@@ -253,7 +253,7 @@ impl Queries {
         let is_redis = |reply: &Value| matches!(reply, Value::Array(_) | Value::BulkString(_));
         if ![&hello, &info]
             .into_iter()
-            .all(|it| is_redis(it) || is_error(it))
+            .all(|reply| is_redis(reply) || is_error(reply))
         {
             return Err(attempted.about(ErrorKind::Protocol, NOT_REDIS));
         }

@@ -5,7 +5,7 @@
 //!    `GET` of the lock's key follow, and the value is compared with the lease.
 //! 2. The caller's closure reads, and fills a pipeline.
 //! 3. The validity of the lease is checked once more.
-//! 4. `MULTI`, the pipeline, `EXEC`. Redis carries out all of it, or nothing if a watched key has changed.
+//! 4. `MULTI`, the pipeline, `EXEC`. Redis carries out all of it, or none of it if a watched key has changed.
 //!
 //! If a watched key has changed, step 1 of the next try shows the reason. If the lock is gone, a pipeline confirms that
 //! and the lease is lost. Otherwise the closure runs again: the lock was renewed, the first waiter joined the queue, or
@@ -13,11 +13,11 @@
 //!
 //! - An `EXEC` without a reply is a `Timeout`, and so is one whose reply came from an old primary. It may still arrive,
 //!   and Redis carries it out only if the lock's key is unchanged. A hand-off would leave the key unchanged, so the
-//!   lease is never handed off afterwards. Before the `EXEC` is sent, each failure has a known outcome: nothing was
-//!   written.
+//!   lease is never handed off afterwards. Before the `EXEC` is sent, each failure has a known outcome: the transaction
+//!   was not written.
 //! - On a Cluster, a node checks the slots of the commands in step 4 only. So these begin with an `EXISTS` of the
 //!   lock's key.
-//! - The connection is kept for later transactions only if no key is watched on it and all replies were read.
+//! - The client keeps the connection for later transactions only if it watches no keys and all replies were read.
 //! - A transaction takes its permit (`max_transactions`) before its connection, and returns it after the connection.
 
 use std::io;
@@ -107,7 +107,7 @@ const NAMELESS: &str = "a command without a name";
 pub struct TransactionConnection {
     connection: ExclusiveConnection,
     timeout: Duration,
-    /// No key is watched and no reply is missing, so later callers may use the connection.
+    /// The connection watches no keys and misses no replies, so later callers may use it.
     is_clean: bool,
     is_in_cluster: bool,
     /// The lock's key, if the server is a node of a Cluster: all keys of the transaction must have its slot.
@@ -118,7 +118,7 @@ pub struct TransactionConnection {
 pub(crate) enum TransactionOutcome {
     /// The replies to the commands that the caller does not ignore, as an array.
     Committed(RedisResult<Value>),
-    /// Nothing was written, since a watched key had changed.
+    /// The transaction was not written, since a watched key had changed.
     Aborted,
 }
 
@@ -208,7 +208,7 @@ impl TransactionConnection {
         outcome.map_err(|error| self.named(error))
     }
 
-    /// Fails if the network has forgotten the connection while the caller's closure sent nothing: the outcome of an
+    /// Fails if the network has forgotten the connection while the caller's closure was silent: the outcome of an
     /// `EXEC` on it would be unknown.
     fn check_after_pause(&mut self) -> Result<(), Error> {
         if !self.connection.was_idle() {
@@ -426,7 +426,7 @@ impl ConnectionLike for TransactionConnection {
     }
 }
 
-/// The error for an error of redis-rs in a caller's closure. Nothing was written, so no outcome is unknown.
+/// The error for an error of redis-rs in a caller's closure. The transaction was not written, so the outcome is known.
 pub(crate) fn read_failed(error: RedisError) -> Error {
     let kind = match classify(&error) {
         ErrorKind::Timeout => ErrorKind::Unavailable,

@@ -24,7 +24,7 @@ pub const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// reply has some 26 MiB.
 const LONGEST_SLOT_MAP: Limit = Limit::Fixed(32 * 1024 * 1024);
 
-/// The pause after a failed attempt to replace an old connection.
+/// The pause after the client has failed to replace an old connection.
 pub const REPLACE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Whether a connection may be used for the next request.
@@ -41,7 +41,9 @@ pub enum Condition {
 /// contain by chance.
 pub fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
     let password = info.redis_settings().password();
-    password.filter(|it| it.len() > 3).map(Box::from)
+    password
+        .filter(|password| password.len() > 3)
+        .map(Box::from)
 }
 
 /// The contents of a reply, which decide how large it may be.
@@ -186,15 +188,15 @@ impl Connection {
         }
     }
 
-    /// As [`send`](Self::send), with the error of redis-rs.
+    /// Does the same as [`send`](Self::send), but returns the error of redis-rs.
     pub fn send_raw(&mut self, bytes: &[u8], deadline: MonotonicTime) -> RedisResult<()> {
         let sent = self.sender.send(bytes, deadline);
         sent.inspect_err(|_| self.mark_broken())?;
         Ok(())
     }
 
-    /// As [`receive`](Self::receive), with the error of redis-rs. Makes all connections suspect if the reply shows that
-    /// the server is not the primary.
+    /// Does the same as [`receive`](Self::receive), but returns the error of redis-rs. Makes all connections suspect if
+    /// the reply shows that the server is not the primary.
     pub fn receive_raw(
         &mut self,
         deadline: MonotonicTime,
@@ -261,7 +263,7 @@ impl Connection {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), and makes all connections of the client suspect. Called after an unexpected
+    /// Marks the connection as broken, and makes all connections of the client suspect. Called after an unexpected
     /// reply, since other connections may lead to the same server.
     pub fn discard_and_suspect_all(&mut self) {
         self.broken = true;
@@ -295,7 +297,7 @@ impl Connection {
         now.since(self.sender.used_at()) > self.max_idle
     }
 
-    /// Uses this connection for a while, although it is old: no other one could be opened.
+    /// Keeps using this old connection for [`REPLACE_AGAIN`], because the client failed to open a new one.
     pub fn postpone_replacement(&mut self) {
         self.replace_at = MonotonicTime::now().after(REPLACE_AGAIN);
     }

@@ -15,7 +15,7 @@ use crate::wire::scripts;
 pub struct DataCheck {
     mark: String,
     quarantine: Duration,
-    /// The node loses no data when it restarts.
+    /// The user has set that the node keeps its data when it restarts.
     keeps_data: bool,
     clock: ClockEstimate,
 }
@@ -32,7 +32,7 @@ impl DataCheck {
         }
     }
 
-    /// Whether the user says that the node loses no data when it restarts.
+    /// Whether the user has set that the node keeps its data when it restarts.
     pub fn keeps_data(&self) -> bool {
         self.keeps_data
     }
@@ -51,7 +51,7 @@ impl DataCheck {
         call
     }
 
-    /// Notes the node's time from the reply to a call that was sent at `sent`. Returns false if lua/data.lua cannot
+    /// Reads the node's time from the reply to a call that was sent at `sent`. Returns false if lua/data.lua cannot
     /// give this reply.
     pub fn read(&self, reply: &Value, sent: MonotonicTime) -> bool {
         let Value::Array(parts) = reply else {
@@ -90,20 +90,20 @@ impl Default for ClockEstimate {
 }
 
 impl ClockEstimate {
-    /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
+    /// Records that the node's clock showed `micros` at some time between `sent` and `seen`.
     pub fn note(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
         let ahead_of = |time| i64::try_from(micros).unwrap_or(i64::MAX) - micros_of(time);
         self.least.store(ahead_of(seen), Ordering::Relaxed);
         self.most.store(ahead_of(sent), Ordering::Relaxed);
     }
 
-    /// The earliest time that the node's clock may show at `now`, in µs; `None` if no connection to the node was made
-    /// yet.
+    /// The earliest time that the node's clock may show at `now`, in µs; `None` before the first connection to the
+    /// node.
     pub fn at(&self, now: MonotonicTime) -> Option<u64> {
         shown(&self.least, now)
     }
 
-    /// As [`at`](Self::at), for the latest time.
+    /// The latest time that the node's clock may show at `now`, in µs. `None` before the first connection to the node.
     pub fn latest_at(&self, now: MonotonicTime) -> Option<u64> {
         shown(&self.most, now)
     }

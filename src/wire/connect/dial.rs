@@ -57,7 +57,7 @@ impl Dialer {
         self.tls = Some(tls);
     }
 
-    /// Names connections after `holder` from now on.
+    /// Names further connections after `holder`.
     pub fn name_connections(&self, holder: &HolderId) {
         // A dialer has one client, so the id is set once.
         let _ = self.holder.set(holder.clone());

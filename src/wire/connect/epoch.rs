@@ -21,8 +21,8 @@
 //! The notification connection is replaced without waiting for a request: the new connection is opened before the old
 //! one is closed. A broken notification connection makes no other connection stale.
 //!
-//! A script that finds a lock gone first tries a write that changes nothing (lua/primary.lua), which a replica refuses.
-//! So the old data of a replica ends no lease.
+//! A script that finds a lock gone first tries a write without effect (lua/primary.lua), which a replica refuses. So
+//! the old data of a replica cannot end a lease.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 
 use crate::util::clock::MonotonicTime;
 
-/// A suspicion replaces no connection younger than this. So a server that often replies `READONLY` costs each pipeline
-/// one new connection per second at most.
+/// A suspicion replaces only connections that are at least this old. So a server that often replies `READONLY` costs
+/// each pipeline one new connection per second at most.
 pub const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 
 /// Counts the broken connections, the suspicions and the switches of a client.
@@ -50,7 +50,8 @@ pub struct Epoch {
     on_stale: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The counts when a connection was made. Read before connecting, so that no suspicion and no switch is missed.
+/// The counts when a connection was made. Read before connecting, so that the client misses neither a suspicion nor a
+/// switch.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionEpoch {
     breaks: u64,
@@ -90,7 +91,7 @@ impl Epoch {
         self.call_stale_hook();
     }
 
-    /// Calls the hook for failures, since the server may be away. Counts nothing.
+    /// Calls the hook for failures, since the server may be away. Leaves the counts as they are.
     pub fn call_failure_hook(&self) {
         if let Some(on_failure) = self.on_failure.get() {
             on_failure();
@@ -161,7 +162,7 @@ impl Epoch {
             .is_some_and(|at| at <= MonotonicTime::now())
     }
 
-    /// When a connection has to be replaced. `None` if there was no switch and no suspicion since it was made.
+    /// When a connection has to be replaced. `None` without a switch or a suspicion since it was made.
     pub fn replace_at(&self, made: &ConnectionEpoch) -> Option<MonotonicTime> {
         if self.is_outdated(made) {
             return Some(made.at);

@@ -178,7 +178,7 @@ impl<'a> ConnectErrors<'a> {
         Self { progress, ..self }
     }
 
-    /// Notes that a step of the attempt begins.
+    /// Tells the progress that a step of the attempt begins.
     pub fn enter(&self, step: Step) {
         if let Some(progress) = self.progress {
             progress.enter(step);
@@ -306,7 +306,7 @@ impl<'a> ConnectErrors<'a> {
         let (timeout, setting) = (Shown(self.timeout), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
-            // No request for a lock was sent yet, so no outcome is unknown.
+            // Requests for locks are sent later, so the outcome is known.
             ErrorKind::Timeout => (
                 ErrorKind::Unavailable,
                 format!(
@@ -420,7 +420,9 @@ impl<'a> ConnectErrors<'a> {
     /// The user, for messages. In a URL without a password, the user's name may be the password.
     fn user(&self) -> String {
         let settings = self.info.redis_settings();
-        let has_password = settings.password().is_some_and(|it| !it.is_empty());
+        let has_password = settings
+            .password()
+            .is_some_and(|password| !password.is_empty());
         match settings.username() {
             Some(_) if !has_password => "this user".to_owned(),
             user => format!("user {:?}", user.unwrap_or("default")),

@@ -98,7 +98,7 @@ impl Handshake<'_> {
         let name = self.dialer.connection_name("leasehold");
         let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
         set_name.arg(name);
-        // The reply says whether this is a single server. A `HELLO` without a protocol version changes nothing.
+        // The reply tells whether this is a single server. A `HELLO` without a protocol version only asks.
         login.commands.cmd("HELLO");
         let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
         // `NOAUTH` is an error here. All other errors of `CLIENT SETINFO`, `CLIENT SETNAME` and this `HELLO` are
@@ -242,8 +242,8 @@ impl Handshake<'_> {
         }
     }
 
-    /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Does nothing
-    /// on other servers.
+    /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Other servers
+    /// have no such check.
     pub fn check_data(&mut self) -> Result<(), Error> {
         let Some(check) = self.data_check else {
             return Ok(());

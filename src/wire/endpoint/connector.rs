@@ -2,8 +2,8 @@
 //!
 //! Each attempt to connect has a thread of its own: the resolver of host names and the callback for credentials have no
 //! time-outs, so a caller must be able to leave before its attempt has ended. Only callers begin attempts, and the
-//! thread ends with the attempt. So a client that nobody uses begins no attempts, and a connected client has none of
-//! these threads. If an attempt ends after its caller has left, its connection is kept for the next caller.
+//! thread ends with the attempt. So an unused client does not begin attempts, and a connected client has none of these
+//! threads. If an attempt ends after its caller has left, its connection is kept for the next caller.
 //!
 //! The connector uses r2d2's interface for connections, but not r2d2's pool, which panics if the system starts no thread.
 
@@ -28,9 +28,9 @@ use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 
 /// The longest pause between attempts of one caller to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// How many attempts are under way at a time, each on its thread.
+/// The most attempts under way at a time, each on its thread.
 const MAX_ATTEMPTS: usize = 3;
-/// The pause between two checks whether a caller should give up.
+/// The pause between two checks whether a caller should leave.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes connections to one server.
@@ -60,7 +60,7 @@ struct State {
     running: usize,
     /// How many attempts have ended without a connection, wrapping.
     failed: u64,
-    /// The connections that no caller has taken yet: at most one for each caller, or one if no caller waits.
+    /// The connections that wait for a caller: at most one for each waiting caller, or one without waiting callers.
     made: Vec<Connection>,
 }
 
@@ -203,7 +203,7 @@ impl Drop for WaitingCaller<'_> {
     }
 }
 
-/// Makes connections, and says which of them can be used again.
+/// Makes connections, and checks which of them can be used again.
 #[derive(Clone)]
 struct Manager(Arc<Endpoint>);
 
@@ -212,10 +212,10 @@ impl ManageConnection for Manager {
     type Error = Error;
 
     fn connect(&self) -> Result<Connection, Error> {
-        self.0.open_and_note()
+        self.0.open_and_record()
     }
 
-    /// Sends nothing, since a `PING` at each checkout would double the cost of a command.
+    /// Does no I/O, since a `PING` at each checkout would double the cost of a command.
     fn is_valid(&self, connection: &mut Connection) -> Result<(), Error> {
         match connection.is_stale() {
             false => Ok(()),
@@ -239,7 +239,7 @@ struct RunningAttempt {
 
 impl RunningAttempt {
     fn run(mut self, manager: &Manager) {
-        // The endpoint has noted the error.
+        // The endpoint has recorded the error.
         if let Ok(connection) = manager.connect() {
             self.has_connected = true;
             let mut state = self.attempts.state.lock();

@@ -39,8 +39,8 @@ use crate::wire::net::socket::{Closer, Receiver, Sender, Sockets};
 use crate::wire::net::tls::Tls;
 use crate::wire::sentinel::Sentinels;
 
-/// How long a caller waits for the connection that replaces an old one. An attempt that takes longer goes on, and a
-/// later caller gets its connection.
+/// How long a caller waits for the connection that replaces an old one. A slower attempt goes on, and a later caller
+/// gets its connection.
 pub const REPLACE_WAIT: Duration = Duration::from_millis(20);
 
 /// A server, and how to connect to it.
@@ -77,7 +77,7 @@ pub struct Endpoint {
     on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// An attempt that is in one step for this long counts as hanging: errors name its step, and not an earlier failure.
+/// An attempt counts as hanging after this time in one step. Then errors name its step instead of an earlier failure.
 const HANGS: Duration = Duration::from_millis(500);
 
 /// How often an attempt to connect checks during its pause whether the pause can end early.
@@ -90,10 +90,10 @@ pub struct FoundServer<'a> {
     pub named_by: Option<NamedBy>,
 }
 
-/// Why a server counts as the primary of a group, until it says its role.
+/// Why a server counts as the primary of a group, until it reports its role.
 pub enum NamedBy {
     Sentinel(HostPort),
-    /// An earlier answer of a sentinel. No sentinel names the primary any more, for this reason.
+    /// An earlier answer of a sentinel. The sentinels do not name the primary any more, for this reason.
     EarlierAnswer(Error),
 }
 
@@ -108,7 +108,7 @@ struct Failures {
 /// The attempts to connect that are under way.
 #[derive(Default)]
 struct Opening {
-    /// True once the client has ended: no connection is made any more.
+    /// True once the client has ended, so attempts to connect fail at once.
     closed: bool,
     /// Sockets to servers.
     sockets: Vec<Closer>,
@@ -193,7 +193,7 @@ impl Endpoint {
         &self.dialer
     }
 
-    /// From now on, connections fail unless the server is a node of a Cluster.
+    /// Makes further connections fail unless the server is a node of a Cluster.
     pub fn expect_cluster(&mut self) {
         self.is_in_cluster = true;
     }
@@ -202,7 +202,7 @@ impl Endpoint {
         self.is_in_cluster
     }
 
-    /// From now on, connections are to a node of a quorum, and begin with this check.
+    /// Makes further connections begin with this check, because the server is a node of a quorum.
     pub fn set_data_check(&mut self, check: DataCheck) {
         self.data_check = Some(check);
     }
@@ -212,7 +212,7 @@ impl Endpoint {
         self.data_check.as_ref()
     }
 
-    /// From now on, errors name the node in `announced_by` as the one that has announced this address.
+    /// Makes errors name the node in `announced_by` as the announcer of this address.
     pub fn set_announcer(&mut self, announced_by: Arc<OnceLock<HostPort>>) {
         self.announced_by = announced_by;
     }
@@ -293,7 +293,8 @@ impl Endpoint {
     }
 
     /// Asks the user's callback for a login. Returns `info` with it, and `deadline` plus the time that the callback
-    /// took. Call it after the socket is connected, so that no login is made for a server that is away. Hold no mutex.
+    /// took. Call it after the socket is connected, so that the callback is not asked for a server that is away. Hold
+    /// no mutex.
     pub fn with_login<'a>(
         &self,
         info: Cow<'a, ConnectionInfo>,
@@ -314,8 +315,8 @@ impl Endpoint {
     }
 
     /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
-    /// address is that of the primary. If no sentinel names a primary, that is the last known primary. Registers the
-    /// sockets to sentinels in `queries`.
+    /// address is that of the primary. If the sentinels do not name a primary, that is the last known primary.
+    /// Registers the sockets to sentinels in `queries`.
     pub fn find_server(
         &self,
         deadline: MonotonicTime,
@@ -388,7 +389,7 @@ impl Endpoint {
         Err(attempted.about(ErrorKind::Unavailable, what))
     }
 
-    /// The error for a server that was not connected to. The sentinel that has named it is asked last from now on.
+    /// The error for a failed connection to a server. Puts the sentinel that has named this server last in the order.
     pub fn connect_failed(&self, named_by: Option<&NamedBy>, error: Error) -> Error {
         match (named_by, &self.sentinels) {
             (Some(NamedBy::Sentinel(by)), Some(sentinels)) => {
@@ -406,7 +407,7 @@ impl Endpoint {
         }
     }
 
-    /// Names connections after `holder` from now on.
+    /// Names further connections after `holder`.
     pub fn name_connections(&self, holder: &HolderId) {
         self.dialer.name_connections(holder);
     }
@@ -459,8 +460,8 @@ impl Endpoint {
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
     /// of the callback for credentials does not count. Fails at once after [`close`](Self::close).
     ///
-    /// With sentinels, begins again if the named server is no primary, or if a sentinel names another server meanwhile.
-    /// If the named server cannot be reached, asks each other sentinel once.
+    /// With sentinels, begins again if the named server is no primary, or if a sentinel names another server during the
+    /// attempt. If the client cannot reach the named server, it asks each other sentinel once.
     ///
     /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy.
     /// A server that was never reached is not expected to start just now.
@@ -468,7 +469,7 @@ impl Endpoint {
         self.open_within(self.connect_timeout)
     }
 
-    /// As [`open`](Self::open), within `time` if that is shorter than `connect_timeout`.
+    /// Calls [`open`](Self::open) with the time-out `time`, if that is shorter than `connect_timeout`.
     pub fn open_within(&self, time: Duration) -> Result<Connection, Error> {
         let opened = self.open_in_time(time.min(self.connect_timeout));
         opened.map_err(|error| match error.kind() {
@@ -527,8 +528,8 @@ impl Endpoint {
         }
     }
 
-    /// Notes how an attempt to connect ended. After a failure, returns when the sentinels may be asked again. `None`
-    /// for a fixed address.
+    /// Records how an attempt to connect ended. After a failure, returns when the client may ask the sentinels again.
+    /// Returns `None` for a fixed address.
     pub fn record_attempt(&self, failure: Option<&Error>) -> Option<MonotonicTime> {
         let sentinels = self.sentinels.as_ref()?;
         if failure.is_none() {
@@ -579,7 +580,7 @@ impl Endpoint {
     }
 
     /// The counts of [`Epoch`] for a new connection to `found`. A switch before this call does not make the connection
-    /// stale, so this fails if the sentinels have named another server meanwhile.
+    /// stale, so this fails if the sentinels have named another server since then.
     pub fn begin_connection(&self, found: &FoundServer<'_>) -> Result<ConnectionEpoch, Error> {
         let made_in = self.epoch.now();
         self.check_is_named(&found.info)?;
@@ -617,7 +618,7 @@ impl Endpoint {
         })?;
         attempted.enter(Step::CallCredentials);
         let (info, deadline) = self.with_login(info, deadline)?;
-        // The login has just succeeded, so earlier breaks of other connections say nothing about this one.
+        // The login has just succeeded, so earlier breaks of other connections are no sign that this one is dead.
         made_in.forget_breaks(&self.epoch);
         let mut connection = Connection {
             sender,
@@ -653,8 +654,8 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
-    /// ended: the threads of the attempts end, too.
+    /// Refuses new connections, and closes the sockets of attempts to connect, so that their threads end. Called when
+    /// the client has ended.
     pub fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -663,8 +664,8 @@ impl Endpoint {
         self.queries.close();
     }
 
-    /// As [`close`](Self::close), and closes the connections that [`open`](Self::open) has made. So no caller waits for
-    /// their replies any more.
+    /// Calls [`close`](Self::close), and closes the connections that [`open`](Self::open) has made, so that callers
+    /// stop waiting for replies.
     pub fn close_connections(&self) {
         self.close();
         self.connections.close();
@@ -693,12 +694,12 @@ impl Endpoint {
         self.opening.lock().check()
     }
 
-    /// From now on, [`is_retired`](Self::is_retired) returns the value of `flag`.
+    /// Makes [`is_retired`](Self::is_retired) return the value of `flag`.
     pub fn set_retired_flag(&mut self, flag: Arc<AtomicBool>) {
         self.is_retired = flag;
     }
 
-    /// Whether other servers have all slots of this node of a Cluster. Then no caller waits for a connection to it.
+    /// Whether other servers have all slots of this node of a Cluster. Then callers do not wait for a connection to it.
     pub fn is_retired(&self) -> bool {
         self.is_retired.load(Ordering::Relaxed)
     }
@@ -780,7 +781,7 @@ impl Endpoint {
         let last = self
             .sentinels
             .as_ref()
-            .filter(|it| it.last_primary().is_some());
+            .filter(|sentinels| sentinels.last_primary().is_some());
         // The sentinel that has replied last.
         let sentinel = last.map(Sentinels::first);
         let by_sentinel = sentinel.as_ref().map(Announcer::Sentinel);
@@ -801,9 +802,9 @@ impl Endpoint {
         failures.count > before && last.is_some_and(|(error, _)| error.is_lasting())
     }
 
-    /// As [`open`](Self::open), for all connections but those of notifications and of checks: notes how it has ended,
-    /// and calls the hooks.
-    pub fn open_and_note(&self) -> Result<Connection, Error> {
+    /// Calls [`open`](Self::open), records how it has ended, and calls the hooks. For all connections but those of
+    /// notifications and of checks.
+    pub fn open_and_record(&self) -> Result<Connection, Error> {
         let opened = self.open();
         let error = opened.as_ref().err().cloned();
         let last = error.map(|error| (error, MonotonicTime::now()));
@@ -909,7 +910,7 @@ mod tests {
         );
         drop(progress);
         assert!(shown().contains("the login has not ended after"));
-        // An attempt that has failed since then says more.
+        // The error of an attempt that has failed since then is more exact.
         let fail = |at| {
             let failed = Error::new(ErrorKind::Unavailable, "refused");
             endpoint.failures.lock().last = Some((failed, at));
@@ -985,7 +986,7 @@ mod tests {
         let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
-            // The server accepts the connections and replies to no login.
+            // The server accepts the connections and does not reply to logins.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();

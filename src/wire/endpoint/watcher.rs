@@ -29,7 +29,8 @@ const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The time between two queries for the primary. They show that the sentinel is alive, and find a fail-over whose
 /// message was lost.
 const QUERY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the query of another sentinel may take. Meanwhile the thread does not read the first sentinel's messages.
+/// How long the query of another sentinel may take. During the query, the thread does not read the first sentinel's
+/// messages.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The thread `leasehold-sentinels` of a client.
@@ -56,7 +57,7 @@ impl SentinelWatcher {
         }
     }
 
-    /// Starts the thread. Does nothing for an endpoint without sentinels.
+    /// Starts the thread, if the endpoint has sentinels.
     pub fn start(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
         if self.endpoint.sentinels().is_none() {
             return Ok(());
@@ -138,7 +139,7 @@ impl SentinelWatcher {
                 Ok(Value::Push { kind, data }) => {
                     is_subscribe_answered |= kind == PushKind::Subscribe;
                     if kind == PushKind::Message && self.hear(sentinels, sentinel, &data) {
-                        // Ask for the number of this fail-over.
+                        // Asks for the number of this fail-over.
                         queries.ask_again_at(now);
                     }
                 }
@@ -165,7 +166,7 @@ impl SentinelWatcher {
                 Err(error) if error.is_timeout() && queries.answer_by.is_none() => {}
                 Err(_) => return Ok(()),
             }
-            // A sentinel that publishes without end gives no answer either.
+            // A sentinel that publishes without end does not answer either.
             let answer_by = queries.answer_by;
             if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
                 return Ok(());
@@ -198,7 +199,8 @@ impl SentinelWatcher {
         };
         let deadline = MonotonicTime::now().after(self.other_timeout);
         let answer = sentinels.ask(self.endpoint.dialer(), &other, deadline, &self.sockets);
-        let newer = answer.map(|it| sentinels.accept_if(&other, it, SentinelState::is_older_than));
+        let newer =
+            answer.map(|answer| sentinels.accept_if(&other, answer, SentinelState::is_older_than));
         let Ok(Ok(named)) = newer else {
             return false;
         };

@@ -94,14 +94,14 @@ fn right_to(command: &str) -> String {
     command.to_ascii_lowercase().replace(' ', "|")
 }
 
-/// Whether the error reply to a command says that the server, a proxy or an ACL refuses this command.
+/// Whether a server, a proxy or an ACL has refused the command by this error reply.
 pub fn refuses_command(error: &ServerError) -> bool {
     let (code, detail) = code_and_detail(error.code(), error.details());
     let refusal = Refusal::of(code, detail);
     matches!(refusal, Some(Refusal::UnknownCommand | Refusal::Command))
 }
 
-/// Whether the error refuses `command` and names it, so that nothing was carried out.
+/// Whether the error refuses `command` and names it. Then the server has not carried it out.
 pub fn is_refused(command: &str, code: &str, detail: &str) -> bool {
     let refusal = Refusal::of(code, detail);
     let is_refused = matches!(refusal, Some(Refusal::UnknownCommand | Refusal::Command));

@@ -1,10 +1,10 @@
 //! Parses replies of Redis (RESP2 and RESP3) from bytes that come in any pieces. Does no I/O.
 //!
-//! A server may be hostile. So an announced length allocates nothing: bytes are kept as they come, until the reply is
-//! whole. A reply fails as soon as it must exceed its limit.
+//! A server may be hostile. So an announced length causes no allocation: bytes are kept as they come, until the reply
+//! is whole. A reply fails as soon as it must exceed its limit.
 //!
-//! Other users may write long strings. So a string that is too long costs no connection: its bytes are dropped as they
-//! come, and an error takes its place in the reply.
+//! Other users may write long strings. So a string that is too long does not end the connection: the parser drops its
+//! bytes, and puts an error in its place in the reply.
 //!
 //! The parser of redis-rs reads the types of replies that scripts do not return.
 
@@ -208,7 +208,7 @@ enum Progress {
 struct Frame {
     /// All bytes before this one are parsed.
     at: usize,
-    /// No line ends before this byte.
+    /// The line that is being read ends at this byte or later.
     searched: usize,
     /// The length of the string that comes next, with its line end.
     string: Option<usize>,
@@ -252,7 +252,7 @@ impl Frame {
             let Some(sign) = bytes.get(from) else {
                 return Ok(Progress::Incomplete);
             };
-            // The first byte is checked before the end of the line comes: a server that is no Redis may never end the
+            // The first byte is checked before the end of the line comes: another server than Redis may never end the
             // line.
             if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
                 return Err(garbage());
@@ -382,7 +382,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     *at += end + 2;
     match sign {
         b'+' if line == b"OK" => Ok(Value::Okay),
-        // The reply to each command of a transaction. It is not copied, since it says no more than `OK`. In an
+        // The reply to each command of a transaction. It is not copied, since it means the same as `OK`. In an
         // aggregate, it is a caller's own value.
         b'+' if line == b"QUEUED" && end + 2 == bytes.len() => Ok(Value::Okay),
         b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),

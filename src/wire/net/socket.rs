@@ -43,9 +43,9 @@ pub enum ConnectStep {
 pub enum ConnectError {
     /// The resolver found no address for the host.
     Resolve(io::Error),
-    /// The lookup of the host took this long, so no time was left to connect.
+    /// The lookup of the host took this long and used up the time to connect.
     SlowLookup(Duration),
-    /// No address of the host could be connected to.
+    /// Every address of the host refused the connection or did not reply.
     Connect(io::Error),
 }
 
@@ -147,7 +147,7 @@ fn connect_to_any(
         let share = deadline.since(now) / u32::try_from(left).unwrap_or(u32::MAX);
         match connect_to(&(*address).into(), now.after(share)) {
             Ok(socket) => return Ok(socket),
-            // A server that does not answer may start. A refusal of another address says nothing about it.
+            // A server that does not answer may start. A refusal of another address is no sign that it will not.
             Err(_) if failure.is_timeout() => {}
             Err(error) => failure = error.into(),
         }
@@ -232,13 +232,13 @@ impl Sender {
             .write_from(bytes, sent, &mut Attempt::First, deadline)
     }
 
-    /// Encrypts all bytes that are sent from now on.
+    /// Encrypts all bytes that are sent afterwards.
     #[cfg(feature = "tls")]
     pub fn encrypt_with(&mut self, encryptor: Encryptor) {
         self.encryptor = Some(encryptor);
     }
 
-    /// As [`send`](Self::send), without encryption.
+    /// Writes all of `bytes` without encryption.
     #[cfg(feature = "tls")]
     pub fn send_plain(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
         self.plain
@@ -307,7 +307,7 @@ impl Receiver {
         self.receive_any(deadline, limit, |_| true)
     }
 
-    /// As [`receive`](Self::receive), but skips push messages.
+    /// Reads the next reply, and skips push messages.
     pub fn receive_reply(&mut self, deadline: MonotonicTime, limit: Limit) -> RedisResult<Value> {
         self.receive_any(deadline, limit, |value| {
             !matches!(value, Value::Push { .. })
@@ -340,7 +340,7 @@ impl Receiver {
         self.replies.last_size()
     }
 
-    /// The bytes that were read, and that belong to no reply returned so far.
+    /// The bytes that were read after the last returned reply.
     pub fn unparsed(&self) -> &[u8] {
         self.replies.unparsed()
     }
@@ -383,7 +383,7 @@ impl Receiver {
         }
     }
 
-    /// Decrypts all bytes that are read from now on.
+    /// Decrypts all bytes that are read afterwards.
     #[cfg(feature = "tls")]
     pub fn decrypt_with(&mut self, decryptor: Decryptor) {
         self.decryptor = Some(decryptor);
@@ -401,7 +401,7 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Each deadline allows one late read only. Otherwise a server could send replies for ever, each just in time
+        // Each deadline allows one late read only. Otherwise a server could send replies without end, each just in time
         // for the next late read.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
@@ -438,7 +438,7 @@ pub fn wait_for_any<'a>(
     (0..polled.len()).filter(is_ready).collect()
 }
 
-/// Never called: where there is no `poll`, no caller sends.
+/// Never called: systems without `poll` have no senders.
 #[cfg(not(unix))]
 pub fn wait_for_any<'a>(_: impl Iterator<Item = &'a Arc<Socket>>, _: MonotonicTime) -> Vec<usize> {
     unreachable!("no request was sent")

@@ -1,7 +1,7 @@
 //! TLS on the socket of a connection, by rustls: the handshake, encryption and decryption.
 //!
-//! One thread may read while another writes. Both use one rustls session under a mutex. No thread holds the mutex
-//! during a system call, so a read that blocks delays no write, and a write that blocks delays no read.
+//! One thread may read while another writes. Both use one rustls session under a mutex. Threads do not hold the mutex
+//! during a system call, so a read that blocks does not delay writes, and a write that blocks does not delay reads.
 //!
 //! - The reader reads records from the socket into its own buffer, then passes them to the session. It never writes.
 //! - The sender encrypts with the session, then writes the records. Only the sender writes, so records leave in the
@@ -9,7 +9,7 @@
 //!   write, as TLS allows.
 //!
 //! The deadlines of `socket.rs` apply. A connection is closed without `close_notify`, since a reply of Redis shows its
-//! own end: a cut reply is noticed anyway.
+//! own end: the reader notices a cut reply anyway.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -75,7 +75,7 @@ impl Tls {
         })
     }
 
-    /// Does the handshake on a new socket to `host`, by `deadline`. From then on, `sender` encrypts and `receiver`
+    /// Does the handshake on a new socket to `host`, by `deadline`. Afterwards, `sender` encrypts and `receiver`
     /// decrypts.
     pub fn start(
         &self,
@@ -87,7 +87,7 @@ impl Tls {
         let config = Arc::clone(&self.config);
         let server_name = match &self.server_name {
             Some(name) => name.clone(),
-            // A sentinel may have named a host that is none.
+            // A sentinel may have named an invalid host.
             None => ServerName::try_from(host.to_owned())
                 .map_err(|_| rustls::Error::General(format!("{host:?} is no name of a server")))?,
         };
@@ -248,7 +248,7 @@ pub fn reason(error: &rustls::Error, server_name: &str) -> String {
     reason.to_owned()
 }
 
-/// As [`reason`], for a server whose certificate is not accepted.
+/// The [`reason`] for a certificate that the client does not accept.
 fn fault_of_certificate(error: &CertificateError, server_name: &str) -> String {
     use CertificateError::{
         BadEncoding, BadSignature, Expired, ExpiredContext, InvalidPurpose, InvalidPurposeContext,

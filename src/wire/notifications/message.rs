@@ -27,7 +27,7 @@ pub enum MessageKind {
 }
 
 impl Message {
-    /// Parses a message; `None` for text that no script publishes.
+    /// Parses a message. Returns `None` for text that scripts do not publish.
     pub fn parse(prefix: &str, message: &[u8]) -> Option<Self> {
         let mut words = std::str::from_utf8(message).ok()?.splitn(3, ' ');
         Some(Self {

@@ -27,9 +27,9 @@
 //! # Changes
 //!
 //! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
-//! reports a loss, or does nothing. An old primary or a replica may have answered this read, so a renewal worker
-//! confirms each loss through a pipeline before the lease ends. After a flush of Redis, and on a new connection, the
-//! thread wakes the first waiter of every key and reads all held keys.
+//! or reports a loss. An old primary or a replica may have answered this read, so a renewal worker confirms each loss
+//! through a pipeline before the lease ends. After a flush of Redis, and on a new connection, the thread wakes the
+//! first waiter of every key and reads all held keys.
 //!
 //! # Servers that refuse
 //!
@@ -94,8 +94,8 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes
 /// another report of a change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
-/// The index of the last byte that is read of a key. No lock's value is that long. But another user may write 512 MB
-/// under the key, and Redis closes a subscribed connection with 32 MB of unread replies.
+/// The index of the last byte that is read of a key. Values of locks are shorter. But another user may write a value of
+/// 512 MB to the key, and Redis closes a subscribed connection with 32 MB of unread replies.
 const LAST_BYTE: &str = "255";
 /// The most keys read by one write.
 const MAX_KEYS: usize = 256;
@@ -122,7 +122,7 @@ pub struct NotificationConnection {
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// A suspicion came that no PING was written for yet: see [`StateGuard`].
+    /// A suspicion waits for its PING: see [`StateGuard`].
     is_ping_wanted: AtomicBool,
     /// The sockets to servers, which `stop` and a switch close. They have a mutex of their own: a write that blocks
     /// holds the mutex of `state`, and only a close of its socket ends the write.
@@ -385,7 +385,7 @@ impl NotificationConnection {
                 return;
             };
             if self.is_ping_wanted.swap(false, Ordering::SeqCst) && state.sender.is_some() {
-                // A server that reads nothing may be frozen, so the write does not wait.
+                // The server may be frozen and not read, so the write does not wait.
                 self.ping(&mut state, MonotonicTime::now());
             }
         }

@@ -263,7 +263,7 @@ impl SetUp<'_> {
 
     /// Logs in with RESP2.
     fn log_in_without_hello(&mut self, channel: &str) -> Result<(), Failure> {
-        // Channels belong to no database.
+        // Channels are the same in all databases.
         let settings = self.attempted.info.redis_settings().clone().set_db(0);
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;

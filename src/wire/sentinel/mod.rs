@@ -2,15 +2,15 @@
 //! has no deadline for a whole reply.
 //!
 //! - *Queries.* Each attempt to connect asks a sentinel for three things in one round trip: the address of the primary,
-//!   the number of the last fail-over (`config-epoch`), and the other sentinels. The sentinel that replied last is
-//!   asked first. A sentinel that failed, or that named a server that is no primary, is asked last. Each sentinel has a
-//!   share of the remaining time.
+//!   the number of the last fail-over (`config-epoch`), and the other sentinels. The client asks the sentinel that
+//!   replied last first, and asks a sentinel last that failed or named a wrong server. Each sentinel has a share of the
+//!   remaining time.
 //! - *Old answers.* An answer with an older number than the client has seen counts only if all sentinels of the URL
 //!   give such answers. After the message `+switch-master`, the client expects a number that is greater by one, so a
 //!   sentinel that does not know of the fail-over yet does not undo it.
 //! - *The server.* The reply to `HELLO` or `ROLE` has to report a primary. If it does not, or if the answer of the
-//!   sentinels changes in the meantime, the attempt begins again within its deadline. If no sentinel names a primary,
-//!   the client connects to the last known one.
+//!   sentinels changes in the meantime, the attempt begins again within its deadline. If the sentinels do not name a
+//!   primary, the client connects to the last known one.
 //! - *A switch.* An answer that differs from the last one, or `+switch-master`, makes all connections outdated
 //!   (`epoch`) and ends the attempts to connect to servers.
 //! - *Errors.* Before the first answer, an error tells whether the name or the login is wrong. Later, each failure is
@@ -56,7 +56,7 @@ pub struct Sentinels {
     on_unavailable: OnceLock<UnavailableHook>,
 }
 
-/// Called with the reason why no sentinel names the primary.
+/// Called with the reason why the sentinels do not name the primary.
 type UnavailableHook = Box<dyn Fn(Error) + Send + Sync>;
 
 pub struct State {
@@ -134,7 +134,7 @@ impl Sentinels {
         self.state.lock().doubts
     }
 
-    /// Notes that the server that `by` named is not the primary. From now on, `by` is asked last.
+    /// Counts a doubt: the server that `by` named is not the primary. Puts `by` last in the order.
     pub fn doubt(&self, by: &HostPort) {
         let mut state = self.state.lock();
         state.put_last(by);
@@ -146,7 +146,7 @@ impl Sentinels {
         self.state.lock().order[0].clone()
     }
 
-    /// From now on, `sentinel` is asked last.
+    /// Puts `sentinel` last in the order in which the client asks.
     pub fn put_last(&self, sentinel: &HostPort) {
         self.state.lock().put_last(sentinel);
     }
@@ -169,8 +169,8 @@ impl Sentinels {
         self.state.lock().order.len()
     }
 
-    /// Notes a failed attempt to connect. Returns the time of the next one: the pause doubles, up to `longest` and up
-    /// to [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
+    /// Counts a failed attempt to connect. Returns the time of the next attempt: the pause doubles, up to `longest` and
+    /// up to [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
     pub fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
@@ -246,13 +246,13 @@ impl Sentinels {
         }
         // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts.
         // Learned sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the
-        // old primary may still say that it is a primary.
+        // old primary may still report that it is a primary.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
         let mut state = self.state.lock();
         match newest {
-            // A fail-over that was noticed meanwhile makes all these answers outdated.
+            // A fail-over during these queries makes all answers outdated.
             Some((by, answer)) if is_new_group && state.epoch == epoch => {
                 Ok(state.accept(&self.configured, &by, answer))
             }
@@ -278,7 +278,7 @@ impl Sentinels {
         }
     }
 
-    /// The error if no sentinel has named the primary. It contains the error of each sentinel.
+    /// The error if the sentinels have not named the primary. It contains the error of each sentinel.
     fn no_primary(&self, failures: &[Error]) -> Error {
         let said: Vec<&str> = failures.iter().map(Error::message).collect();
         let message = format!(
@@ -296,7 +296,7 @@ impl Sentinels {
         ];
         let severest = severest.into_iter().find(|kind| {
             let kinds = failures.iter().map(Error::kind);
-            !is_known && kinds.into_iter().any(|it| it == *kind)
+            !is_known && kinds.into_iter().any(|other| other == *kind)
         });
         let kind = severest.unwrap_or(ErrorKind::Unavailable);
         let error = Error::new(kind, message);
@@ -429,7 +429,7 @@ impl State {
         answer.epoch.is_some_and(|epoch| epoch > self.epoch)
     }
 
-    /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
+    /// Accepts the answer of the sentinel `by`, and puts `by` first in the order.
     fn accept(&mut self, configured: &[HostPort], by: &HostPort, answer: Answer) -> NamedPrimary {
         let Answer {
             primary,
@@ -448,7 +448,7 @@ impl State {
         }
     }
 
-    /// Notes the address of the primary. Returns whether it was another one before.
+    /// Sets the address of the primary. Returns whether the address has changed.
     fn set_primary(&mut self, primary: &HostPort) -> bool {
         let before = self.primary.replace(primary.clone());
         let has_changed = before.is_some_and(|before| before != *primary);
@@ -464,7 +464,7 @@ impl State {
         self.connect_again_at = MonotonicTime::now();
     }
 
-    /// From now on, `sentinel` is asked last.
+    /// Puts `sentinel` last in the order in which the client asks.
     fn put_last(&mut self, sentinel: &HostPort) {
         if let Some(at) = self.order.iter().position(|other| other == sentinel) {
             let sentinel = self.order.remove(at);
@@ -472,12 +472,12 @@ impl State {
         }
     }
 
-    /// From now on, `first` is asked first. `others` replace the sentinels that were learned before; those of the URL
-    /// stay.
+    /// Puts `first` first in the order. `others` replace the sentinels that were learned before. Those of the URL stay.
     fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
         let is_kept = |it: &HostPort| it == first || configured.contains(it);
         if !others.is_empty() {
-            self.order.retain(|it| is_kept(it) || others.contains(it));
+            self.order
+                .retain(|known| is_kept(known) || others.contains(known));
         }
         for other in others {
             if self.order.len() < MAX_SENTINELS && !self.order.contains(&other) {
@@ -487,9 +487,9 @@ impl State {
         self.put_first(first);
     }
 
-    /// From now on, `sentinel` is asked first.
+    /// Puts `sentinel` first in the order in which the client asks.
     fn put_first(&mut self, sentinel: &HostPort) {
-        if let Some(at) = self.order.iter().position(|it| it == sentinel) {
+        if let Some(at) = self.order.iter().position(|known| known == sentinel) {
             self.order[..=at].rotate_right(1);
         }
     }
@@ -503,14 +503,14 @@ pub struct Switch {
 }
 
 impl Sentinels {
-    /// One of the sentinels other than `sentinel`, another one for each `turn`.
+    /// Another sentinel than `sentinel`, a different one for each `turn`.
     pub fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
         let state = self.state.lock();
-        let others = || state.order.iter().filter(|it| *it != sentinel);
+        let others = || state.order.iter().filter(|known| *known != sentinel);
         others().nth(turn % others().count().max(1)).cloned()
     }
 
-    /// Notes a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
+    /// Applies a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
     /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
     pub fn apply_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
         let mut state = self.state.lock();

@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// The answers of a scripted sentinel.
 #[derive(Default)]
 struct Script {
-    /// The port of the primary on 127.0.0.1. 0: no answer at all.
+    /// The port of the primary on 127.0.0.1. With 0, the sentinel does not answer.
     primary: u64,
     epoch: u64,
     others: Vec<u16>,
@@ -167,7 +167,9 @@ fn read_command(lines: &mut impl BufRead) -> Option<Vec<String>> {
 }
 
 fn endpoint(sentinels: &[&Fake], timeout: Duration) -> Arc<Endpoint> {
-    let hosts = sentinels.iter().map(|it| format!("127.0.0.1:{}", it.port));
+    let hosts = sentinels
+        .iter()
+        .map(|sentinel| format!("127.0.0.1:{}", sentinel.port));
     let url = format!("redis+sentinel://{}/g", hosts.collect::<Vec<_>>().join(","));
     Arc::new(Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap())
 }
@@ -271,7 +273,7 @@ fn outdated_answers_do_not_outlive_a_silent_sentinel() {
 
 #[test]
 fn sentinels_that_are_gone_hide_no_new_group() {
-    // Nothing listens at port 1, where the sentinel says that another one is.
+    // Port 1, where the sentinel reports another sentinel, is closed.
     let fake = Fake::start(7000, 5, vec![1]);
     let endpoint = endpoint(&[&fake], LONG);
     assert_eq!(find(&endpoint).unwrap().primary.port, 7000);
@@ -282,7 +284,7 @@ fn sentinels_that_are_gone_hide_no_new_group() {
 }
 
 #[test]
-fn a_fail_over_meanwhile_outdates_old_answers() {
+fn a_fail_over_during_a_query_outdates_old_answers() {
     let fake = Fake::start(7000, 5, vec![]);
     let endpoint = endpoint(&[&fake], LONG);
     find(&endpoint).unwrap();
@@ -437,10 +439,10 @@ fn known_sentinels_are_bounded() {
     let known = || sentinels.state.lock().order.clone();
     find(&endpoint).unwrap();
     assert_eq!(known().len(), MAX_SENTINELS);
-    // Others replace those of an earlier answer, and no sentinel of the URL.
+    // Sentinels of a new answer replace those of an earlier answer, but not those of the URL.
     fake.script.lock().others = vec![5, 1000];
     find(&endpoint).unwrap();
-    let ports: Vec<u16> = known().iter().map(|it| it.port).collect();
+    let ports: Vec<u16> = known().iter().map(|sentinel| sentinel.port).collect();
     assert_eq!(ports, [fake.port, 5, 1000]);
 }
 

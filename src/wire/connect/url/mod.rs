@@ -53,14 +53,14 @@ impl Fault {
     }
 }
 
-/// Reads the address and the login from the URL of one server. The errors quote nothing of `url`: in a malformed URL,
-/// any part may belong to the password.
+/// Reads the address and the login from the URL of one server. The errors do not quote `url`: in a malformed URL, any
+/// part may belong to the password.
 pub fn parse(url: &str) -> Result<ConnectionInfo, String> {
     parse_single(url)
         .map_err(|fault| fault.explain("redis://user:password@host:port/database or unix:///path"))
 }
 
-/// As [`parse`], but the errors do not add the form of a valid URL.
+/// Does the same as [`parse`], but the errors do not show the form of a valid URL.
 pub fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
     let fault = || fault(url);
     let mut parsed = redis::parse_redis_url(url).ok_or_else(fault)?;
@@ -281,7 +281,7 @@ fn parts(rest: &str) -> (&str, &str, &str) {
     (login, host, behind)
 }
 
-/// Says which part of an unreadable URL is wrong. Quotes nothing of the URL.
+/// Describes the wrong part of an unreadable URL, without a quote from the URL.
 fn fault(url: &str) -> Fault {
     let Some((scheme, rest)) = url.split_once("://") else {
         return Fault::with_form("does not begin with redis://");
@@ -366,8 +366,8 @@ pub const TLS_NEEDS_FEATURE: &str =
 const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
      certificate with TlsConfig::ca_pem instead";
 
-/// Returns the reason if this client cannot connect to an address. The reason quotes nothing of the address: redis-rs
-/// may have taken a part of a password for the host.
+/// Returns the reason if this client cannot connect to an address. The reason does not quote the address: redis-rs may
+/// have taken a part of a password for the host.
 pub fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
         ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(TLS_NEEDS_FEATURE),

@@ -23,7 +23,7 @@ pub struct SentinelUrl {
 const FORM: &str = "redis+sentinel://user:password@host:26379,host:26379/name/database";
 
 impl SentinelUrl {
-    /// Returns `None` for a URL of another scheme. The errors quote nothing of `url`: in a malformed URL, any part may
+    /// Returns `None` for a URL of another scheme. The errors do not quote `url`: in a malformed URL, any part may
     /// belong to the password.
     pub fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.split_once("://")?;

@@ -135,8 +135,8 @@ fn attempts_that_hang_are_bounded() {
     drop((connection, connector.connect(LONG).unwrap()));
 }
 
-/// Otherwise a client that nobody uses would ask for credentials and log in again and again, and all clients would
-/// connect at once when Redis returns.
+/// Otherwise an unused client would ask for credentials and log in again and again, and all clients would connect at
+/// once when Redis returns.
 #[test]
 fn no_attempt_begins_without_a_caller() {
     let mut server = Server::start().unwrap();

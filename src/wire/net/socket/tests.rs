@@ -106,7 +106,7 @@ fn a_silent_address_leaves_time_for_the_next() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     // The system counts whole milliseconds.
     assert!(deadline.since(MonotonicTime::now()) < SOON / 8);
-    // The server at the silent address may start, so a refusal of the other address is no reason to give up.
+    // The server at the silent address may start, so the client goes on although the other address refuses.
     drop(listener);
     let error = connect_to_any(&[silent, good], MonotonicTime::now().after(MARGIN / 8));
     let error = error.unwrap_err();
@@ -129,7 +129,7 @@ fn endless_messages_do_not_extend_the_deadline() {
 #[test]
 fn many_replies_share_one_deadline() {
     const REPLIES: usize = 2000;
-    // No more than eight replies fit into the buffer.
+    // The buffer has room for eight replies at most.
     let reply = format!("$1000\r\n{}\r\n", "x".repeat(1000));
     let (_sender, mut receiver) = connected_to(move |peer| trickle(peer, reply.as_bytes()));
     let deadline = soon();
@@ -200,7 +200,7 @@ fn a_write_is_tried_once_after_its_deadline() {
         peer.read_exact(&mut bytes).unwrap();
         arrived.send(bytes).unwrap();
     });
-    // A pipeline that gives up a connection writes the releases of its unanswered acquires in this way.
+    // A pipeline that abandons a connection writes the releases of its unanswered acquires in this way.
     sender.send(b"late", MonotonicTime::now()).unwrap();
     assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"late"));
 }

@@ -128,7 +128,10 @@ fn a_frozen_old_primary_hides_no_loss() {
     let lost = guard.lost_signal();
     let is_notified = || {
         let clients = group.servers[0].command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
-        clients.unwrap().as_text().is_some_and(|it| !it.is_empty())
+        clients
+            .unwrap()
+            .as_text()
+            .is_some_and(|clients| !clients.is_empty())
     };
     assert!(eventually(LONG, is_notified));
     group.servers[0].stop();
