@@ -112,8 +112,8 @@ impl Builder {
     /// Sets the beginning of all keys and channels in Redis. Clients exclude each other only under the same prefix.
     /// At most 256 bytes, without control characters and `~`. Defaults to `leasehold:`.
     ///
-    /// In one Redis database, no prefix may be the beginning of another prefix. With the prefixes `a:` and `a:b:`, the
-    /// name `b:x` under `a:` is the same lock as `x` under `a:b:`. But each prefix has its own counter of fencing
+    /// In one Redis database, a prefix must not be the beginning of another prefix. With the prefixes `a:` and `a:b:`,
+    /// the name `b:x` under `a:` is the same lock as `x` under `a:b:`. But each prefix has its own counter of fencing
     /// tokens and its own queues. So if clients with both prefixes take this lock, its waiters are not served in order,
     /// and a token may be smaller than an earlier token if the clock of Redis is set back. Clients cannot detect nested
     /// prefixes. End every prefix with the same character: `t1` is the beginning of `t10`, but `t1:` is not the
@@ -163,8 +163,8 @@ impl Builder {
     /// value. 256 KiB to 512 MiB. Defaults to 4 MiB.
     ///
     /// The size of a reply is its length in bytes, plus 56 for each element of an array. The replies to a pipeline
-    /// count as one reply. Reading a reply takes at most twice its size in memory, so no server can fill the memory of
-    /// the client.
+    /// count as one reply. Reading a reply takes at most twice its size in memory, so a server cannot fill the memory
+    /// of the client.
     ///
     /// For a larger reply, the call fails with [`TooLarge`](crate::ErrorKind::TooLarge). The closure of a transaction
     /// gets an error with the code `TOOLARGE`. If the reply is a string, the connection stays open. The client closes
@@ -178,7 +178,7 @@ impl Builder {
     ///
     /// A call that needs a connection tries again for this time, or until its own time ends, if the cause may end by
     /// itself: the server restarts, loads its data, or is busy. It fails at once if Redis refuses the login or the
-    /// certificate, or if nothing listens at an address that this client has never reached.
+    /// certificate, or if an address refuses connections that this client has never reached.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -305,7 +305,7 @@ impl Builder {
     }
 
     /// Sets whether the client checks its environment once, after its first connection, and reports each finding to
-    /// [`EventHandler::environment_warning`]. The check runs in the background, on connections of its own, and only if
+    /// [`EventHandler::environment_warning`]. The check runs on a thread and on connections of its own, and only if
     /// there is an event handler or the feature `tracing`. Defaults to true.
     pub fn environment_check(mut self, is_on: bool) -> Self {
         self.config.environment_check = is_on;
@@ -323,7 +323,7 @@ impl Builder {
     ///
     /// The callback runs after a server has accepted the connection. It runs on the threads that connect, perhaps on
     /// several at a time; [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes
-    /// while it runs. Let the callback return soon: no time-out ends it, and its time does not count for
+    /// while it runs. Let the callback return soon: it has no time-out, and its time does not count for
     /// `connect_timeout`. If it fails or panics, the connection fails with `Unavailable`, and `source()` has the text
     /// of its error. Keep passwords out of that error.
     ///

@@ -22,7 +22,7 @@ use crate::report::error::{Error, ErrorKind};
 /// URLs name stores, too: `memory://` is a new store, and `memory://orders` is the store with that name in this
 /// process.
 ///
-/// A child made by `fork` cannot use a store of its parent: its methods do nothing there, and its clients fail with
+/// A child made by `fork` cannot use a store of its parent: its methods have no effect there, and its clients fail with
 /// [`Forked`](crate::ErrorKind::Forked). Make a new store in the child, without a name: the named stores are the
 /// parent's.
 ///
@@ -128,21 +128,21 @@ impl MemoryStore {
     }
 }
 
-// The store's mutex is not poisoned, and no user code runs while it is locked.
+// The store's mutex is not poisoned, and user code does not run while it is locked.
 impl UnwindSafe for MemoryStore {}
 impl RefUnwindSafe for MemoryStore {}
 
 /// Simulated outages, for tests. docs/testing.md shows how to use them.
 impl MemoryStore {
-    /// Lets every request of every client fail at once with `kind`, until [`recover`](Self::recover). Clients get no
-    /// notifications until then. `Unavailable` simulates a Redis that is away, `Denied` a changed password,
-    /// `Protocol` another kind of server.
+    /// Makes every request of every client fail at once with `kind`, until [`recover`](Self::recover). Clients get no
+    /// notifications until then. `Unavailable` simulates a Redis that is away, `Denied` a changed password, `Protocol`
+    /// another kind of server.
     ///
     /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
     /// succeed or their ttl has ended, and events report them.
     ///
     /// # Panics
-    /// If `kind` is not `Unavailable`, `Timeout`, `Denied` or `Protocol`: requests to Redis fail with no other kind.
+    /// If `kind` is not `Unavailable`, `Timeout`, `Denied` or `Protocol`: requests to Redis fail with these kinds only.
     ///
     /// ```
     /// use std::time::Duration;
@@ -152,12 +152,9 @@ impl MemoryStore {
     /// let client = memory.client()?;
     /// let guard = client.mutex("k").lock()?;
     ///
-    /// memory.fail(ErrorKind::Unavailable);
-    /// assert!(client.mutex("other").try_lock().unwrap_err().is_unavailable());
-    /// memory.advance(Duration::from_secs(15)); // no renewal succeeds
-    /// assert!(!guard.is_lost());
-    /// memory.advance(Duration::from_secs(15)); // the ttl has ended
-    /// assert!(guard.is_lost());
+    /// memory.fail(ErrorKind::Unavailable); assert!(client.mutex("other").try_lock().unwrap_err().is_unavailable());
+    /// memory.advance(Duration::from_secs(15)); // renewals fail assert!(!guard.is_lost());
+    /// memory.advance(Duration::from_secs(15)); // the ttl has ended assert!(guard.is_lost());
     ///
     /// memory.recover();
     /// assert!(client.mutex("other").try_lock()?.is_some());
@@ -346,15 +343,15 @@ impl MemoryQuorum {
         }
     }
 
-    /// From now on, every request to this node fails at once with `kind`, until [`recover`](Self::recover). See
+    /// Makes every request to this node fail at once with `kind`, until [`recover`](Self::recover). See
     /// [`MemoryStore::fail`], also for its panic. The first example of [`MemoryQuorum`] uses it.
     pub fn fail(&self, node: usize, kind: ErrorKind) {
         self.node(node).fail(kind);
     }
 
     /// Leaves all requests to this node without a reply until [`recover`](Self::recover), as `SIGSTOP` does with a
-    /// server. See [`MemoryStore::hang`]. A hanging minority delays no caller. A caller that has no majority waits for
-    /// its [`command_timeout`](Builder::command_timeout) by the machine's clock.
+    /// server. See [`MemoryStore::hang`]. A hanging minority does not delay callers. A caller without a majority waits
+    /// for its [`command_timeout`](Builder::command_timeout), in real time.
     ///
     /// ```
     /// let quorum = leasehold::MemoryQuorum::new(3);
@@ -406,8 +403,8 @@ impl MemoryQuorum {
     }
 
     /// Sets how far this node's clock is ahead of the clock that all nodes share: a year at most, which replaces a
-    /// longer time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire by the common
-    /// clock.
+    /// longer time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire according to the
+    /// common clock.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -444,7 +441,7 @@ impl MemoryQuorum {
     }
 }
 
-// As for `MemoryStore`.
+// The same as for `MemoryStore`.
 impl UnwindSafe for MemoryQuorum {}
 impl RefUnwindSafe for MemoryQuorum {}
 

@@ -48,8 +48,8 @@ use crate::wire::session::Transactions;
 /// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
 /// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
 /// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
-/// have one, and a `redis+sentinel://` address has one. Three threads make connections until no caller waits for one
-/// and no attempt is under way, and the environment check has a thread while it runs. A client of a Redis Cluster has
+/// have one, and a `redis+sentinel://` address has one. Up to three threads make connections while callers wait for one
+/// or attempts are under way, and the environment check has a thread while it runs. A client of a Redis Cluster has
 /// four threads, two for each master that it uses, and a third one for each further master whose locks it has renewed.
 /// A client of a quorum has four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
 /// three threads.
@@ -60,8 +60,8 @@ use crate::wire::session::Transactions;
 /// [`shutdown`](Self::shutdown) first.
 ///
 /// A child made by `fork` cannot use its parent's clients: each call fails with [`Forked`](ErrorKind::Forked), and
-/// dropping a client does nothing. The child cannot make a new client either. So fork first, then make a client in each
-/// process.
+/// dropping a client has no effect. The child cannot make a new client either. So fork first, then make a client in
+/// each process.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -125,7 +125,7 @@ impl Client {
     ///
     /// # Errors
     /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a
-    /// Cluster, no announced master can be connected to within another connect time-out, `Denied` for a wrong password,
+    /// Cluster, all announced masters are unreachable for another connect time-out, `Denied` for a wrong password,
     /// `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
         Self::builder(address).build()
@@ -155,8 +155,8 @@ impl Client {
     /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
     /// or that restarted without its data, does not vote for one `max_ttl` from the first connection of a client on. So
     /// a new quorum grants its first lock 30 s (the default of `max_ttl` here) after the first client has connected,
-    /// however long its nodes have been running. Give each node its own machine, and no replicas: a fail-over would be
-    /// a loss of data that the clients do not see.
+    /// however long its nodes have been running. Give each node its own machine, and do not give it replicas: a
+    /// fail-over would be a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node reports that the lock is taken.
     /// Transactions, [fenced values](Self::fenced_value), [tickets](Self::adopt) and `replicas` are
@@ -164,9 +164,9 @@ impl Client {
     /// rise as on one server.
     ///
     /// # Errors
-    /// [`NoQuorum`](ErrorKind::NoQuorum) if no majority of the nodes answers; its message has the answer of each node.
-    /// `InvalidConfig` unless there are 1 to 9 nodes with different addresses of single servers. The errors of
-    /// [`open`](Self::open) if a majority of the nodes has them.
+    /// [`NoQuorum`](ErrorKind::NoQuorum) if fewer than a majority of the nodes answer; its message has the answer of
+    /// each node. `InvalidConfig` unless there are 1 to 9 nodes with different addresses of single servers. The errors
+    /// of [`open`](Self::open) if a majority of the nodes has them.
     ///
     /// ```
     /// # let servers = [(); 3].map(|()| leasehold_testbed::Server::start().unwrap());
@@ -258,8 +258,8 @@ impl Client {
     }
 
     /// Adopts a lock from a ticket that another client made with
-    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and no
-    /// other client can have held the lock in between.
+    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The adopter gets a greater fencing token, and other
+    /// clients cannot have held the lock in between.
     ///
     /// # Errors
     /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
@@ -268,8 +268,8 @@ impl Client {
     /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
     /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
     /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
-    ///   unknown whether the lock was adopted. If it was, the client releases it in the background; if not, the ticket
-    ///   is still valid.
+    ///   unknown whether the lock was adopted. If it was, the client releases it later; if not, the ticket is still
+    ///   valid.
     /// - `Unsupported` on a [quorum](Self::quorum).
     /// - `Denied`, `Protocol` and `Shutdown` at once.
     ///
@@ -434,8 +434,8 @@ impl Client {
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
-    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if no majority of the
-    /// nodes replies. `Denied`, `Tls`, `Protocol` and `Shutdown` as for a lock.
+    /// loading. `Timeout` if no reply comes within `command_timeout`. `NoQuorum` on a quorum, if fewer than a majority
+    /// of the nodes reply. `Denied`, `Tls`, `Protocol` and `Shutdown` as for a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -448,12 +448,11 @@ impl Client {
         self.running()?.backend.store.ping()
     }
 
-    /// The nodes of a quorum, in the order in which they were given, each as the client's requests and probes found
-    /// it. Empty for a client of any other kind. The call sends nothing and does not block.
+    /// The nodes of a quorum, in the order in which they were given, each as the client's requests and probes found it.
+    /// Empty for a client of any other kind. The call does no I/O and does not block.
     ///
-    /// The client sends each request to all nodes, whatever their health is. If a node gives no vote, a thread in the
-    /// background probes it; a caller never waits for a probe. A node that fails is probed again until a probe
-    /// succeeds.
+    /// The client sends each request to all nodes, whatever their health is. If a node does not vote, a thread of the
+    /// client probes it, and callers never wait for a probe. A node that fails is probed again until a probe succeeds.
     /// While no requests are sent, a node that fails stays unnoticed. The event
     /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
     /// the others.
@@ -494,7 +493,7 @@ impl Client {
     /// # Errors
     /// `Unavailable` if the server cannot be reached or does not reply within
     /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Tls` if no TLS connection
-    /// can be made, `Protocol` if the server is not Redis, and `Shutdown`. `NoQuorum` on a quorum, if no
+    /// can be made, `Protocol` if the server is not Redis, and `Shutdown`. `NoQuorum` on a quorum, if fewer than a
     /// majority of the nodes can be checked.
     ///
     /// ```
@@ -521,8 +520,8 @@ impl Client {
     /// it makes progress, and otherwise closes the connections to it: docs/quorum.md, "A shutdown".
     ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. After the
-    /// call, no thread waits for the replies to releases, so drops of very many guards may leave keys until their ttl
-    /// ends. Drop the guards first, or repeat the call after the drops.
+    /// call, the client does not wait for the replies to releases, so drops of very many guards may leave keys until
+    /// their ttl ends. Drop the guards first, or repeat the call after the drops.
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The
@@ -542,7 +541,7 @@ impl Client {
     }
 
     /// The parts of the client. Fails with `Forked` in a child of the client's process. Every operation of a client
-    /// begins here, so no other place has to know about forks.
+    /// begins here, so this is the only check for forks.
     pub(crate) fn live(&self) -> Result<&Handle, Error> {
         self.0.fork_guard.process().check()?;
         Ok(self.handle())
@@ -740,7 +739,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // No caller is left to get the error. Locks that are not released now expire at the end of their ttl.
+        // The error has no receiver any more. Locks that are not released now expire at the end of their ttl.
         let _ = self.shut_down(self.config.command_timeout);
         self.backend.store.close();
     }
@@ -794,8 +793,8 @@ fn check_environment(
 }
 
 /// Checks the environment once, after the first connection, and reports the findings as events. The check has a thread
-/// of its own, so it delays no caller. If the check fails, nothing is reported: requests for locks report the same
-/// error.
+/// of its own, so it does not delay callers. An error of the check is dropped, because requests for locks report the
+/// same error.
 fn check_environment_once(
     store: &Arc<dyn Store>,
     address: &str,
@@ -819,7 +818,7 @@ fn check_environment_once(
             }
         };
         if let Some(threads) = threads.upgrade() {
-            // If no thread can start, there is no check.
+            // Without a thread, the check is left out.
             let _ = threads.spawn("leasehold-environment", check);
         }
     }));

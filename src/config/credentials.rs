@@ -69,7 +69,7 @@ impl CredentialsCallback {
     }
 
     /// Calls the callback, for a connection to `address`. If the callback fails or panics, returns an error of the kind
-    /// `Unavailable`: without a login, no connection can be made now.
+    /// `Unavailable`: without a login, the client cannot connect now.
     pub(crate) fn call(&self, address: &str) -> Result<Credentials, Error> {
         let unavailable = |what: &str| {
             let message = format!("{address}: the callback of `Builder::credentials` has {what}");

@@ -152,7 +152,7 @@ impl Default for Config {
 impl Config {
     /// Checks that all settings are within their bounds.
     pub fn validate(&self) -> Result<(), Error> {
-        // No prefix contains `~`, so the prefix of a key of the library is the part before the first `~`.
+        // Prefixes do not contain `~`, so the prefix of a key of the library is the part before the first `~`.
         let is_bad = |c: char| c.is_control() || c == RESERVED;
         if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.contains(is_bad) {
             let wanted = format!(

@@ -5,8 +5,8 @@ use std::fmt;
 /// The settings of TLS connections, for [`Builder::tls`](crate::Builder::tls). Without them, a `rediss://` URL trusts
 /// the authorities that the system trusts, and the server's certificate must be for the host of the URL.
 ///
-/// Connections use TLS 1.2 or 1.3, by rustls. The server's certificate is always checked: no setting switches the check
-/// off. `Debug` shows neither certificates nor the key.
+/// Connections use TLS 1.2 or 1.3, by rustls. The server's certificate is always checked: a setting cannot switch the
+/// check off. `Debug` shows neither certificates nor the key.
 ///
 /// ```
 /// use leasehold::{Client, TlsConfig};

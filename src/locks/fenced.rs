@@ -25,7 +25,7 @@ use crate::util::key::Key;
 /// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. The value stays until
 /// you delete it, unless you give it a [`ttl`](Self::ttl).
 ///
-/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), and nothing is sent.
+/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request.
 /// Take the token from the lock on the quorum, and write the value where one server compares it: in the database that
 /// has the data, or as the fenced value of a client of one server.
 ///
@@ -98,15 +98,15 @@ impl FencedValue {
     /// step.
     ///
     /// # Errors
-    /// - `StaleToken` if the value was written or deleted under a greater token before: nothing is changed. Each such
-    ///   error is also an event ([`EventHandler::write_refused`](crate::EventHandler::write_refused)), since it proves
-    ///   that another holder has run.
+    /// - `StaleToken` if the value was written or deleted under a greater token before. The value stays as it is. Each
+    ///   such error is also an event ([`EventHandler::write_refused`](crate::EventHandler::write_refused)), since it
+    ///   proves that another holder has run.
     /// - `Timeout` and `Unavailable`: it is unknown whether the value was written, or will be. The client never repeats
     ///   a write, even if an idle connection turns out to be closed. You may write the same value again under the same
     ///   token, which does no harm.
     /// - `Protocol` if the key in Redis has a value that is not a fenced value.
     /// - `Unsupported` on a [quorum](Client::quorum).
-    /// - `Denied`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig`: nothing is changed.
+    /// - `Denied`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig`: the value stays as it is.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {
         self.change(fencing_token, Some(value.as_ref().into()))
     }

@@ -1,4 +1,4 @@
-//! What the guards of all locks share: a held lease, which the drop of a guard releases.
+//! The common part of the guards of all locks: a held lease, which the drop of a guard releases.
 
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -27,7 +27,7 @@ pub struct Guard {
     /// `None` if no listener receives the duration of the hold.
     granted_at: Option<MonotonicTime>,
     observed: observe::HoldSpan,
-    /// Set once a call ends the hold, so the drop releases nothing.
+    /// Set once a call ends the hold, so the drop does not release the lock again.
     has_ended: bool,
 }
 
@@ -210,8 +210,8 @@ impl Drop for Guard {
     }
 }
 
-// The comment at `Client` says why this is right. As with `parking_lot`, a panic under the lock does not poison the
-// lock: the library cannot know whether the work was half done.
+// The comment at `Client` has the reason. As with `parking_lot`, a panic under the lock does not poison the lock: the
+// library cannot know whether the work was half done.
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
@@ -223,15 +223,15 @@ macro_rules! guard {
         /// # After a fork
         ///
         /// In a child of the process that holds the lock, calls that return a `Result` fail with
-        /// [`Forked`](crate::ErrorKind::Forked), and the drop of the guard does nothing.
+        /// [`Forked`](crate::ErrorKind::Forked), and the drop of the guard has no effect.
         impl $Guard {
             /// Releases the lock and waits for Redis to confirm it, for at most one
             /// [`command_timeout`](crate::Builder::command_timeout).
             ///
             /// Fails only if the lock was lost. If Redis does not confirm the release, the lock was held until this
             /// call, so the work is finished: this returns [`Released::Unconfirmed`](crate::Released::Unconfirmed), and
-            /// the client repeats the release in the background. If Redis lost the key just before it became
-            /// unreachable, that loss is not detected.
+            /// a thread of the client repeats the release. If Redis lost the key just before it became unreachable,
+            /// that loss is not detected.
             ///
             /// # Errors
             /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. A loss that only
@@ -260,18 +260,17 @@ macro_rules! guard {
                 self.guard.key()
             }
 
-            /// The rest of the validity: for how long the lock is held if no further renewal succeeds. Zero once the
-            /// lock is lost. The validity is the ttl in Redis less 1 % and 2 ms, which allow for the drift of two
-            /// clocks. Sends no request.
+            /// The rest of the validity: for how long the lock is held if all further renewals fail. Zero once the lock
+            /// is lost. The validity is the ttl in Redis less 1 % and 2 ms, which allow for the drift of two clocks.
+            /// Sends no request.
             ///
             /// ```
             /// # use std::time::Duration;
             /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
             /// let client = memory.client()?;
             #[doc = concat!("let guard = ", stringify!($example), "?;")]
-            /// assert!(guard.remaining() > Duration::from_secs(29));
-            /// memory.advance(Duration::from_secs(31)); // no renewal was in time
-            /// assert_eq!(guard.remaining(), Duration::ZERO);
+            /// assert!(guard.remaining() > Duration::from_secs(29)); memory.advance(Duration::from_secs(31)); // the
+            /// renewals were late assert_eq!(guard.remaining(), Duration::ZERO);
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn remaining(&self) -> std::time::Duration {

@@ -109,7 +109,7 @@ impl HeldLock {
         self.age
     }
 
-    /// The rest of the validity: for how long the lock is held if no further renewal succeeds.
+    /// The rest of the validity: for how long the lock is held if all further renewals fail.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }

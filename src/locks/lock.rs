@@ -1,4 +1,5 @@
-//! What all public lock types share: their settings, and the calls that acquire them. Each is written here once.
+//! The common part of all public lock types: their settings, and the calls that acquire them. Each is written here
+//! once.
 //!
 //! [`Lock`] holds the client, the key and the settings, and turns them into one request to `acquire`. A public type is a
 //! struct around a `Lock`. Two macros give it its methods: [`settings!`] and [`calls!`]. The type itself adds what only
@@ -121,7 +122,7 @@ impl Lock {
 impl UnwindSafe for Lock {}
 impl RefUnwindSafe for Lock {}
 
-/// What the calls with a closure need from a guard.
+/// A guard, as the calls with a closure use it.
 pub trait ClosureGuard: Sized {
     /// Runs `work` in the span of the hold.
     fn run<T>(&self, work: impl FnOnce() -> T) -> T;
@@ -262,7 +263,7 @@ macro_rules! settings {
 
             /// Sets how many replicas have to acknowledge each grant, renewal and
             #[doc = concat!("[extension](crate::", stringify!($Guard), "::extend)")]
-            /// of this lock within `timeout`. With a `count` of 0, no acknowledgements are needed. Defaults to
+            /// of this lock within `timeout`. With a `count` of 0, acknowledgements are not needed. Defaults to
             /// [`Builder::replicas`](crate::Builder::replicas), which explains this setting.
             ///
             /// ```
@@ -353,7 +354,7 @@ macro_rules! calls {
             /// # Errors
             /// `Unavailable` if Redis was away for the client's [`outage_timeout`](crate::Builder::outage_timeout);
             /// `Cancelled` if [`cancelled_by`](Self::cancelled_by) ends the wait; `Denied`, `Protocol`, `Shutdown`,
-            /// `Forked`, `InvalidKey`, `InvalidConfig` at once. Contention is no error.
+            /// `Forked`, `InvalidKey`, `InvalidConfig` at once. Contention is not an error.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -372,8 +373,8 @@ macro_rules! calls {
             /// # Errors
             #[doc = concat!("The errors of [`", stringify!($lock), "`](Self::", stringify!($lock), ") except")]
             /// `Cancelled`. If Redis is away, the call fails with `Unavailable` or `Timeout` after one attempt; the
-            /// `outage_timeout` does not apply. This call fails at once if nothing listens at an address that has never
-            /// worked; see [`connect_timeout`](crate::Builder::connect_timeout).
+            /// `outage_timeout` does not apply. This call fails at once if an address refuses connections that has
+            /// never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -394,7 +395,8 @@ macro_rules! calls {
             /// # Errors
             #[doc = concat!("The errors of [`", stringify!($lock), "`](Self::", stringify!($lock), "). If Redis is")]
             /// away, the client tries again until `timeout` has passed; the `outage_timeout` does not apply.
-            /// `Unavailable` also if no reply came in time, and no earlier reply reported another holder.
+            /// `Unavailable` also if all replies were missing until the deadline, and earlier replies did not report
+            /// another holder.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;

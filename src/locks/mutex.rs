@@ -165,11 +165,11 @@ impl Mutex {
 
 /// A held lock. Its drop releases the lock: it writes the release to Redis, and does not wait for the reply.
 ///
-/// A guard borrows nothing, so it can be stored in a struct, and moved to and dropped on another thread. If a thread of
+/// A guard has no lifetime, so it can be stored in a struct, and moved to and dropped on another thread. If a thread of
 /// the same client waits for the lock, the drop hands the lock off to that thread instead. If the reply to the release
-/// shows that the lock was lost while it was held, the client calls
-/// [`EventHandler::lost`](crate::EventHandler::lost). [`unlock`](Self::unlock) waits for the reply. If Redis is away,
-/// the client repeats the release in the background until the ttl has ended.
+/// shows that the lock was lost while it was held, the client calls [`EventHandler::lost`](crate::EventHandler::lost).
+/// [`unlock`](Self::unlock) waits for the reply. If Redis is away, a thread of the client repeats the release until the
+/// ttl has ended.
 ///
 /// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
 /// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
@@ -277,26 +277,26 @@ impl MutexGuard {
     ///
     /// `body` reads on `conn`, and puts the commands that write into `pipe`. Redis then executes all commands of `pipe`
     /// in one step (`MULTI`, `EXEC`), provided that the lock's key has not changed since before `body` began (`WATCH`).
-    /// So a holder that lost the lock writes nothing, even if it has not noticed the loss. `body` may `WATCH` more keys
-    /// on `conn` before it reads them: then Redis also writes nothing if one of these keys has changed.
+    /// So a holder that lost the lock cannot write, even if it has not noticed the loss. `body` may `WATCH` more keys
+    /// on `conn` before it reads them: then Redis also drops the writes if one of these keys has changed.
     ///
-    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to
-    /// 100 times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
+    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to 100
+    /// times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
     /// writes to a key that `body` watches. So `body` should only read and fill `pipe`: its other effects, and writes
-    /// on `conn`, are not undone. If `pipe` stays empty, nothing is written, and everything that `body` read was read
-    /// while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the commands in
-    /// `pipe`.
+    /// on `conn`, are not undone. If `pipe` stays empty, the transaction only reads, and everything that `body` read
+    /// was read while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the
+    /// commands in `pipe`.
     ///
     /// `body` returns errors of redis-rs. For other error types, use [`try_transaction`](Self::try_transaction).
     ///
     /// `body` uses the full names of keys in Redis; the client adds no prefix. Each command waits for its reply for one
     /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
     /// [`Builder::max_transactions`](crate::Builder::max_transactions) transactions run at a time, each on a connection
-    /// of its own: a slow `body` delays no renewal and no other lock. If `body` panics, nothing is written. On a
-    /// [`MemoryStore`](crate::MemoryStore), transactions fail with `Unsupported`.
+    /// of its own: a slow `body` does not delay renewals and other locks. If `body` panics, the transaction is not
+    /// written. On a [`MemoryStore`](crate::MemoryStore), transactions fail with `Unsupported`.
     ///
     /// # Errors
-    /// After all errors but `Timeout` and `Protocol`, nothing was written.
+    /// After all errors but `Timeout` and `Protocol`, the transaction was not written.
     ///
     /// - `LeaseLost` if the lock was lost.
     /// - The error of `body` as `source()`, with the kind that suits it.
@@ -307,9 +307,9 @@ impl MutexGuard {
     ///   on a Cluster, `CrossSlot` if a key has another slot than the lock's key.
     /// - `TooLarge` if the reply to a command or pipeline of `body` is larger than
     ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes).
-    /// - `Timeout` if all commands were sent and no reply came. Either Redis executes all of them or none. Redis may
-    ///   still execute them later, as long as no watched key changes and this guard holds the lock. If a repeated write
-    ///   would do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
+    /// - `Timeout` if all commands were sent and the reply is missing. Redis executes either all of them or none. Redis
+    ///   may still execute them later, as long as no watched key changes and this guard holds the lock. If a repeated
+    ///   write would do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
     /// - `Protocol` if Redis refused one of the writes because of the data, such as a list where a number was expected.
     ///   The other writes were carried out, since Redis does not roll back. The message names the refused command. (If
     ///   Redis does not know one of the commands, it executes none.)
@@ -350,8 +350,8 @@ impl MutexGuard {
 
     /// Does the same as [`transaction`](Self::transaction), with a closure that has its own error type:
     /// `anyhow::Error`, `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, a
-    /// variant for [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that
-    /// error unchanged.
+    /// variant for [`redis::RedisError`]. If `body` returns an error, the transaction is not written, and the caller
+    /// gets that error unchanged.
     ///
     /// After an error of `body`, the client does not ask Redis whether the lock is still held, or whether the data that
     /// `body` read has changed. If the client knows that the lock was lost, it returns `LeaseLost` instead. To have

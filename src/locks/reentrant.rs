@@ -250,7 +250,7 @@ struct Hold {
     guard: MutexGuard,
 }
 
-/// The identity of a lock within this process. No two clients have the same number.
+/// The identity of a lock within this process. Each client has a number of its own.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Name {
     client: u64,
@@ -275,7 +275,7 @@ impl Hold {
             guard,
         });
         // Fails if the thread is ending and has dropped its map. A lock that is acquired so late cannot be locked
-        // again: no nested call finds the hold.
+        // again, because nested calls do not find the hold.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().insert(name, Rc::downgrade(&hold)));
         hold
     }

@@ -176,7 +176,7 @@ impl TransactionRunner {
                 std::mem::forget((conn, permit));
                 return Err(forked.into());
             }
-            // After the end of validity nothing is written, even if Redis still has the key.
+            // After the end of the validity, the transaction is not written, even if Redis still has the key.
             match self
                 .check(lease)
                 .map_err(TransactionFailure::Other)
@@ -184,7 +184,7 @@ impl TransactionRunner {
             {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).map_err(|error| {
-                        // The commands may still reach Redis, so no other holder may get the lock before its key
+                        // The commands may still reach Redis, so other holders must not get the lock before its key
                         // changes.
                         lease.forbid_hand_off();
                         self.handle_failure(&lease.grant().key, &error);
@@ -311,8 +311,8 @@ impl TransactionRunner {
     }
 }
 
-/// Turns a redirect of the Cluster's node at `address` into `Unavailable`, since nothing was written. An error for
-/// `CLUSTERDOWN` has this kind already.
+/// Turns a redirect of the Cluster's node at `address` into `Unavailable`, since the transaction was not written. An
+/// error for `CLUSTERDOWN` has this kind already.
 fn redirected(error: Error, address: &str) -> Error {
     if matches!(error.redirect(), None | Some(Redirect::ClusterDown)) {
         return error;

@@ -68,7 +68,7 @@ pub enum EnvironmentWarning {
     Eviction {
         /// The `maxmemory-policy`: any but `noeviction`.
         policy: String,
-        /// `maxmemory` in bytes. 0 is no limit, so Redis evicts nothing yet.
+        /// `maxmemory` in bytes. 0 means unlimited, so Redis does not evict keys yet.
         max_memory: u64,
     },
     /// The append-only file is off: after a restart, locks are gone while their holders still run.
@@ -100,8 +100,8 @@ pub enum EnvironmentWarning {
         /// Its name and version: `Redis 7.4.1`.
         version: String,
     },
-    /// The table of tracked keys is small. Once it is full, Redis drops keys from it: holders and waiters are notified
-    /// although nothing happened, or learn of a change late.
+    /// The table of tracked keys is small. Once it is full, Redis drops keys from it: holders and waiters get false
+    /// notifications, or learn of a change late.
     TrackingTable {
         /// `tracking-table-max-keys`.
         max_keys: u64,
@@ -180,7 +180,7 @@ impl EnvironmentWarning {
         (!is_tested).then_some(Self::Untested { version: shown })
     }
 
-    /// The warning about a `command_timeout` that leaves no time for a second renewal. `None` if there is time.
+    /// The warning about a `command_timeout` that is too long for a second renewal. `None` if it is short enough.
     pub(crate) fn from_timeout(
         command_timeout: Duration,
         ttl: Duration,
@@ -194,8 +194,8 @@ impl EnvironmentWarning {
         })
     }
 
-    /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys` now. `None` if it
-    /// is large enough.
+    /// The warning about a table for `max_keys` tracked keys (0 means unlimited) that has `tracked_keys` now. `None` if
+    /// it is large enough.
     pub(crate) fn from_tracking(max_keys: u64, tracked_keys: u64) -> Option<Self> {
         let is_small = max_keys != 0 && max_keys < least_tracking_keys(tracked_keys);
         is_small.then_some(Self::TrackingTable {
@@ -303,7 +303,7 @@ fn missing_after_restart(has_snapshots: Option<bool>) -> &'static str {
     }
 }
 
-/// Writes what was not checked, or what fails, because `command` is refused with `reply`.
+/// Writes which check or which call fails, because `command` is refused with `reply`.
 fn write_refused(f: &mut fmt::Formatter<'_>, command: &str, reply: &str) -> fmt::Result {
     let what = match command {
         "SCRIPT LOAD" => {

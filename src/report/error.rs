@@ -28,32 +28,31 @@ pub enum ErrorKind {
     /// [replicas](crate::Builder::replicas) acknowledged. Never means that the lock has another holder.
     Unavailable,
     /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
-    /// client releases it in the background. Never means that the lock has another holder.
+    /// client releases it later. Never means that the lock has another holder.
     Timeout,
-    /// No majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the answer of each
-    /// node: an error, no reply, that the lock is held, or that the node may have lost its data and does not vote yet.
-    /// If the request was to acquire the lock, the client releases it on each node that may have it. Never means that a
-    /// majority says that the lock has another holder.
+    /// Fewer than a majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the
+    /// answer of each node: an error, no reply, that the lock is held, or that the node may have lost its data and does
+    /// not vote yet. If the request was to acquire the lock, the client releases it on each node that may have it.
+    /// Never means that a majority reports another holder.
     NoQuorum,
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
-    /// No TLS connection can be made: the server's certificate is not accepted (expired, of an unknown issuer, for
-    /// another name), the server refuses the client's certificate, or one side does not use TLS. The message says
-    /// which.
+    /// The TLS handshake failed: the server's certificate is not accepted (expired, of an unknown issuer, for another
+    /// name), the server refuses the client's certificate, or one side does not use TLS. The message names the case.
     Tls,
     /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
     /// force. Also if an adoption succeeded but its reply was lost: the client has released that lock.
     NotHeld,
-    /// The text is not a ticket, or the ticket does not fit the client's settings. The message says why.
+    /// The text is not a ticket, or the ticket does not fit the client's settings. The message has the reason.
     InvalidTicket,
-    /// A fenced value was written with a greater token before. Nothing was changed.
+    /// A fenced value was written with a greater token before. The value stays as it is.
     StaleToken,
     /// The lock was lost before it was released. Another holder may have had the lock since.
     LeaseLost,
     /// The wait for the lock was cancelled through [`Mutex::cancelled_by`](crate::Mutex::cancelled_by).
     Cancelled,
-    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. Nothing
-    /// was written, and the lock is still held.
+    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. The
+    /// transaction was not written, and the lock is still held.
     Conflict,
     /// The client was shut down.
     Shutdown,
@@ -64,13 +63,13 @@ pub enum ErrorKind {
     /// copied parking_lot's table of the parent's sleeping threads, which would break a new client. So fork before the
     /// first client is made, fork after the last client was dropped, or call `exec`.
     Forked,
-    /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys
-    /// the same hash tag: `{user1}:cart` and `{user1}:orders`.
+    /// On a Cluster, a key of a transaction has another slot than the lock's key. The transaction was not written. Give
+    /// both keys the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// a transaction, a fenced value or a ticket on a [quorum](crate::Client::quorum); or the server, or a proxy, does not know a command that the
-    /// call needs, such as `WAIT` for [`Builder::replicas`](crate::Builder::replicas). Nothing was written, or it is
-    /// undone.
+    /// a transaction, a fenced value or a ticket on a [quorum](crate::Client::quorum); or the server, or a proxy, does
+    /// not know a command that the call needs, such as `WAIT` for [`Builder::replicas`](crate::Builder::replicas). The
+    /// call had no effect, or its effect is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,

@@ -1,4 +1,4 @@
-//! Events of a client: a trait that users implement. The library prints nothing.
+//! Events of a client: a trait that users implement. The library does not print.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ pub struct EventLock<'a> {
     pub fencing_token: u64,
 }
 
-/// Receives the events of a client. By default, every method does nothing.
+/// Receives the events of a client. By default, every method ignores its event.
 ///
-/// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library. The
-/// other methods run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a
-/// panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
-/// many events are queued, some events are [dropped](Self::events_missed).
+/// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library.
+/// The other methods run on the client's callback thread. During the call, the library holds none of its own mutexes,
+/// and it drops a panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but
+/// never a renewal. If too many events are queued, some events are [dropped](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -124,9 +124,9 @@ pub trait EventHandler: Send + Sync + 'static {
     /// client tries again with its next connection, or after at most 30 s if waiters poll. It calls this method again
     /// only if all notifications have worked in between.
     fn notifications_refused(&self, error: &Error) {}
-    /// No sentinel names the primary, for the reason in `error`, so the client made a connection to the last primary
-    /// that it knows of. It may miss a fail-over: check the sentinels. Called once until a sentinel names the primary
-    /// again.
+    /// The sentinels do not name the primary, for the reason in `error`. So the client made a connection to the last
+    /// primary that it knows. It may miss a fail-over: check the sentinels. Called once until a sentinel names the
+    /// primary again.
     fn sentinels_unavailable(&self, error: &Error) {}
     /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
     /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it
@@ -134,7 +134,7 @@ pub trait EventHandler: Send + Sync + 'static {
     fn plain_acquires_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
     /// too much from those of the other nodes, or no longer does ([`NodeClock`](crate::NodeClock)). The client's first
-    /// request to a node that votes reports nothing. See [`Client::nodes`](crate::Client::nodes).
+    /// request to a node that votes causes no event. See [`Client::nodes`](crate::Client::nodes).
     fn node_changed(&self, node: &NodeState) {}
     /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
     /// of the check was refused. The client checks once, soon after its first connection, and calls this for each

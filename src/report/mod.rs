@@ -1,4 +1,4 @@
-//! What the library tells its users: errors, events, losses, the state of servers, spans and metrics.
+//! Types and functions that inform users: errors, events, losses, the state of servers, spans and metrics.
 
 pub mod environment;
 pub mod error;

@@ -46,8 +46,7 @@ impl NodeState {
     /// every 10 s while it sends requests.
     ///
     /// ```
-    /// let client = leasehold::MemoryQuorum::new(3).client()?;
-    /// // Nothing was read yet.
+    /// let client = leasehold::MemoryQuorum::new(3).client()?; // The clocks were not read yet.
     /// assert!(client.nodes()?[0].clock().is_none());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -55,7 +54,7 @@ impl NodeState {
         self.clock.as_ref()
     }
 
-    /// Whether the node has voted, and no probe has failed since.
+    /// Whether the node has voted, and all later probes succeeded.
     pub fn is_up(&self) -> bool {
         matches!(self.health, NodeHealth::Up)
     }
@@ -64,7 +63,7 @@ impl NodeState {
 /// How far the clock of a quorum's node differs from the median of the nodes' clocks.
 ///
 /// Fencing tokens rise if the clocks of any two nodes differ by less than [`max_ttl`](crate::Builder::max_ttl), less a
-/// tenth of it (1 s at most). So no two clocks break that bound while each is within half of it from the median.
+/// tenth of it (1 s at most). So any two clocks keep that bound while each is within half of it from the median.
 ///
 /// ```
 /// use leasehold::MemoryQuorum;
@@ -119,9 +118,9 @@ impl NodeClock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum NodeHealth {
-    /// The node has not voted or abstained yet, and no probe has failed.
+    /// The node has not voted or abstained yet, and its probes have not failed.
     Unknown,
-    /// The node has voted, and no probe has failed since.
+    /// The node has voted, and all later probes succeeded.
     Up,
     /// The last probe failed, or had no reply within 500 ms, or within four round trips if that is longer (2 s at
     /// most). A node that the client has not reached yet gets four such probes. The client probes the node again within
@@ -129,7 +128,7 @@ pub enum NodeHealth {
     /// also writes.
     #[non_exhaustive]
     Failing {
-        /// How long ago the node was found failing.
+        /// The time since the client found the node failing.
         since: Duration,
         /// The reason why the last probe failed.
         error: Error,

@@ -1,5 +1,5 @@
 //! Spans, events and metrics for the features `tracing` and `metrics`; docs/observability.md has their names. Without
-//! these features, the functions here do nothing.
+//! these features, the functions here have no effect.
 //!
 //! Subscribers and recorders are user code: they run on callers' threads and the callback thread only, and their panics
 //! are caught here.

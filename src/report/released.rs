@@ -23,8 +23,8 @@ use crate::report::error::Error;
 pub enum Released {
     /// Redis has released the lock: the next waiter has the lock, or it is free.
     Confirmed,
-    /// Redis did not confirm the release. The error says why: Redis is away, did not answer in time, or refuses. The
-    /// client repeats the release in the background until it is confirmed or the ttl has ended, and reports this by
+    /// Redis did not confirm the release. The error has the reason: Redis is away, did not reply in time, or refuses. A
+    /// thread of the client repeats the release until it is confirmed or the ttl has ended, and reports this by
     /// [`EventHandler::release_delayed`]. Other callers wait for the ttl at most.
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
