@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::acquire::LocalQueues;
 use crate::command::{Acquire, Command, QueueMode, acquire};
+use crate::config::key::{Key, KeyLayout};
 use crate::lease::Options;
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{Key, KeyLayout};
 use crate::wire::net::replies::{Limit, Replies};
 use crate::wire::scripts::{ScriptContext, ScriptRef, encode};
 

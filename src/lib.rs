@@ -77,6 +77,7 @@ pub mod internals;
 mod lease;
 mod locks;
 mod memory;
+mod process;
 mod quorum;
 mod report;
 mod store;

@@ -53,6 +53,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::config::HandOffs;
+use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, Check, Lease, Options, SharedOptions};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventLock;
@@ -60,7 +61,6 @@ use crate::report::observe;
 use crate::store::{Backend, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseIds;
-use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 use attempt::Attempt;

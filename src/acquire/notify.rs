@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use crate::acquire::queue::{GrantOf, LocalQueues};
 use crate::command::{Command, GrantMessage, Release};
+use crate::config::key::Key;
 use crate::lease::CallbackExecutor;
 use crate::report::error::Error;
 use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 pub struct NotificationHandler {
@@ -178,10 +178,10 @@ mod tests {
 
     use super::*;
     use crate::lease::{Grant, Lease, Options};
+    use crate::process::threads::ThreadGroup;
     use crate::report::loss::LossReason;
     use crate::store::Scripted;
     use crate::util::clock::{Clock, MonotonicTime};
-    use crate::util::threads::ThreadGroup;
     use crate::watchdog::Scheduler;
 
     struct Fixture {

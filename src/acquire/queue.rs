@@ -13,12 +13,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::command::value::micros_of;
 use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place};
+use crate::config::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::report::loss::LossReason;
 use crate::store::{ServerId, Turn};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::{Key, KeyMap};
 use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, Yields, either, try_send, yield_now};
 
 const SHARDS: usize = 64;

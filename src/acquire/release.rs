@@ -21,6 +21,7 @@ use std::time::Duration;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
 use crate::command::{Command, Held, Release};
+use crate::config::key::Key;
 use crate::lease::{Lease, LeaseRemains};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
@@ -28,7 +29,6 @@ use crate::report::observe;
 use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// How the lease of a dropped guard ended.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -16,11 +16,11 @@ use crate::command::{
     Acquire, Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place,
 };
 use crate::lease::Grant;
+use crate::process::threads::ThreadGroup;
 use crate::report::error::ErrorKind;
 use crate::store::{Backend, Scripted, ServerId, Turn};
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::threads::ThreadGroup;
 use crate::watchdog::Scheduler;
 
 const OPTIONS: Options = Options::USUAL;

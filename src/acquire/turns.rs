@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::wait::{Call, LONGEST_TRUST, Pace, Place, Retry, Until};
+use crate::config::key::Key;
 use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 
 use contention::{Contention, WaitSoFar};
 

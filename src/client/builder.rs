@@ -7,15 +7,15 @@ use crate::client::address::{Address, QuorumNode, ServerAddress};
 use crate::client::{Client, Server};
 use crate::cluster::ClusterAddress;
 use crate::config::credentials::{Credentials, CredentialsCallback};
+use crate::config::key::KeyLayout;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::config::{Config, QUORUM_MAX_TTL, Replicas};
 use crate::memory::MemoryServer;
+use crate::process::fork::ForkGuard;
 use crate::quorum::QuorumAddress;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventHandler;
-use crate::util::fork::ForkGuard;
-use crate::util::key::KeyLayout;
 use crate::wire::endpoint::Endpoint;
 
 /// The settings of a client. Each setting has a default, and [`build`](Builder::build) checks all of them.

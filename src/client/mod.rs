@@ -25,6 +25,8 @@ use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::transaction::TransactionRunner;
 use crate::memory::{MemoryNode, MemoryServer};
+use crate::process::fork::ForkGuard;
+use crate::process::threads::ThreadGroup;
 use crate::quorum::{QuorumAddress, QuorumStore};
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
@@ -34,9 +36,7 @@ use crate::store::{
     Backend, LateRelease, LateReleaseHook, NodeReport, Notifications, ServerId, Store,
 };
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::fork::ForkGuard;
 use crate::util::id::HolderId;
-use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 use crate::wire::Node;
 use crate::wire::endpoint::Endpoint;

@@ -11,9 +11,9 @@ use crate::config::credentials::CredentialsCallback;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::config::{ConnectionLimits, DEFAULT_PREFIX};
+use crate::process::threads::call_each;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::threads::call_each;
 use crate::wire::connect::url;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;

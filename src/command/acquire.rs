@@ -11,9 +11,9 @@ use crate::command::results::{foreign_lock, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
 use crate::config::Replicas;
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// Grants the key to the lease if the key is free, or if the lease is the first in its queue.
 #[derive(Clone, Debug)]

@@ -11,9 +11,9 @@ use crate::command::script::{Layout, Results, Script};
 use crate::command::value;
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
 use crate::config::Replicas;
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// Moves the grant of another lease to `lease`.
 #[derive(Clone, Debug)]

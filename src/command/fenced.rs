@@ -11,8 +11,8 @@ use crate::command::results::foreign_value;
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::NO_FENCED_VALUE;
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 
 /// Writes or deletes a fenced value, unless it was changed under a greater token. The token stays.
 #[derive(Clone, Debug)]

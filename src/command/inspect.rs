@@ -8,7 +8,7 @@ use crate::command::results::{foreign_lock, foreign_value, millis, quarantine};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_LOCK};
 use crate::command::{Call, CallContext, Outcome, Reply};
-use crate::util::key::Key;
+use crate::config::key::Key;
 
 /// Reads the lock's value and ttl, and the length of its queue.
 #[derive(Clone, Debug)]

@@ -10,10 +10,10 @@ use std::time::Duration;
 use crate::command::keyspace::queue::{Queue, Waiter};
 use crate::command::value::Doubt;
 use crate::command::{Command, GrantMessage, Outcome, Reply, value};
+use crate::config::key::{Key, KeyMap};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::{Key, KeyMap};
 
 /// A key outlives the time for the confirmation by this time.
 pub const KEPT_UNCONFIRMED: Duration = Duration::from_secs(3);

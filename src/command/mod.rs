@@ -23,11 +23,11 @@ use crate::command::keyspace::{Keyspace, Step};
 use crate::command::script::Script;
 use crate::command::value::LockValue;
 use crate::config::Replicas;
+use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key::Key;
 
 pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, Queued, front_place};
 pub use adopt::{Adopt, Adoption};

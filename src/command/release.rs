@@ -9,10 +9,10 @@ use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros
 use crate::command::results::{quarantine, taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, Outcome, Reply};
+use crate::config::key::Key;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves the
 /// queue. Retries end at `until`, when the ttl has ended.

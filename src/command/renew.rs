@@ -10,8 +10,8 @@ use crate::command::results::{taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, Outcome, Reply};
 use crate::config::Replicas;
+use crate::config::key::Key;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// Sets the ttl back to its full length, if the lease still holds the key.
 #[derive(Clone, Debug)]

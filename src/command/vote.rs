@@ -9,10 +9,10 @@ use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, tok
 use crate::command::results::{foreign_lock, granted, millis, quarantine, taken};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// Grants a key to the lease on one node of a quorum: a free key. The token is the proposal if the node has granted
 /// no greater one.

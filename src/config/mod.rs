@@ -1,6 +1,7 @@
 //! The settings of a client, with defaults and bounds.
 
 pub mod credentials;
+pub mod key;
 #[cfg(feature = "tls")]
 pub mod tls;
 
@@ -8,11 +9,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::key::{KeyLayout, RESERVED};
 use crate::report::error::Error;
 use crate::report::event::EventHandler;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::random_number;
-use crate::util::key::{KeyLayout, RESERVED};
 
 /// The default prefix of the keys.
 pub const DEFAULT_PREFIX: &str = "leasehold:";

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
+use crate::config::key::{Key, KeyHasher};
 use crate::lease::Lease;
-use crate::util::key::{Key, KeyHasher};
 
 /// Leases by their keys, at most one lease for each key.
 #[derive(Default)]

@@ -20,7 +20,9 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
+use crate::config::key::Key;
 use crate::lease::Lease;
+use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::event::{EventHandler, EventLock};
@@ -28,8 +30,6 @@ use crate::report::loss::LossReason;
 use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::report::observe::Observer;
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
 
 type Callback = Box<dyn FnOnce() + Send>;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::command::value::hand_offs_of;
 use crate::config::Replicas;
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
 /// The options of a request for a lock. A lease is handed off only to a waiter with equal options.

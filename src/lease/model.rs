@@ -7,7 +7,7 @@ use shuttle::sync::atomic::AtomicU32;
 use shuttle::thread;
 
 use super::*;
-use crate::util::key::Key;
+use crate::config::key::Key;
 use crate::util::sync::Ordering;
 use crate::util::sync::model::{chance, check, pass, step};
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
+use crate::config::key::Key;
+use crate::process::threads::ThreadGroup;
 
 const SECOND: Duration = Duration::from_secs(1);
 

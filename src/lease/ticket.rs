@@ -8,11 +8,11 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::command::value::MAX_TOKEN;
+use crate::config::key::Key;
 use crate::config::{Config, MAX_TTL, MIN_TTL};
 use crate::lease::Options;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::id::{LeaseId, number};
-use crate::util::key::Key;
 
 const VERSION: &str = "lht1";
 

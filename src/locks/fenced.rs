@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::command::{Command, Read, Reply, Write};
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventLock;
-use crate::util::key::Key;
 
 /// A value in Redis that accepts a write only if its fencing token is not smaller than the token of the last write.
 /// From [`Client::fenced_value`].

@@ -10,12 +10,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::acquire::Dropped;
 use crate::client::{Client, Handle};
 use crate::lease::Lease;
+use crate::process::fork::Process;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::observe;
 use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
-use crate::util::fork::Process;
 use crate::util::text::Shown;
 
 /// A held lease. Its drop hands the lease off to a waiting thread of the client, or writes its release to Redis.

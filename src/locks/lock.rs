@@ -18,11 +18,11 @@ use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
 use crate::client::Client;
+use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
 use crate::locks::guard::Guard;
 use crate::report::error::{Error, ErrorKind};
-use crate::util::key::Key;
 
 /// A lock of a client: its key, and the settings to acquire it.
 #[derive(Clone)]

@@ -12,12 +12,12 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 
 use crate::acquire::Until;
+use crate::config::key::Key;
 use crate::locks::lock::{ClosureGuard, Lock, calls, settings};
 use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::released::Released;
-use crate::util::key::Key;
 
 /// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///

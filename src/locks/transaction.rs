@@ -8,12 +8,12 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 
+use crate::config::key::Key;
 use crate::lease::Lease;
+use crate::process::fork::Process;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
-use crate::util::fork::Process;
-use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::watchdog::Watchdog;
 use crate::wire::session::{

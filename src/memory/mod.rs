@@ -23,6 +23,10 @@ use parking_lot::Mutex;
 
 use crate::command::keyspace::{Keyspace, Notification, Step, clock_micros};
 use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::key::Key;
+use crate::config::key::KeyMap;
+use crate::process::fork::Process;
+use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::store::{
@@ -30,11 +34,7 @@ use crate::store::{
     Urgency,
 };
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::fork::Process;
 use crate::util::id::HolderId;
-use crate::util::key::Key;
-use crate::util::key::KeyMap;
-use crate::util::threads::ThreadGroup;
 
 use outage::{Mode, Outage, PendingRelease};
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::command::Outcome;
+use crate::config::key::Key;
 use crate::quorum::count::{Count, answer};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
-use crate::util::key::Key;
 
 pub struct QuorumLateReleases {
     hook: LateReleaseHook,

@@ -9,13 +9,13 @@ use crate::command::value::micros_of;
 use crate::command::{Acquire, GrantMessage, Inspect, Outcome, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply};
 use crate::config::Config;
+use crate::config::key::Key;
 use crate::memory::MemoryServer;
+use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
 
 const TTL: Duration = Duration::from_secs(30);
 const MAX_TTL: Duration = Duration::from_secs(60);

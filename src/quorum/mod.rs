@@ -64,8 +64,11 @@ use crate::command::{
     Acquire, ForceUnlock, GrantMessage, Hold, Outcome, Probe, Propose, Release, Renew,
 };
 use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::key;
+use crate::config::key::Key;
 use crate::config::{Config, MIN_TTL};
 use crate::memory::{MemoryNode, MemoryServer};
+use crate::process::threads::{ThreadGroup, call_each};
 use crate::quorum::count::{Count, Grant, TOO_FAR_AHEAD, has_released, has_stored};
 use crate::quorum::health::{Health, Prober};
 use crate::quorum::late_holds::LateHolds;
@@ -84,10 +87,7 @@ use crate::store::{
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key;
-use crate::util::key::Key;
 use crate::util::sync::park_timeout;
-use crate::util::threads::{ThreadGroup, call_each};
 use crate::wire::Node;
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::endpoint::Endpoint;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use crate::command::Command;
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::util::key::Key;
 
 /// A report about a release that was not done at the first attempt, or that found its lock lost.
 #[derive(Debug)]

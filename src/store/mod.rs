@@ -26,12 +26,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::{Command, QueueMode, Reply, Request};
+use crate::config::key::Key;
+use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
 
 pub use completion::Completion;
 pub use late_release::{LateRelease, LateReleaseHook};

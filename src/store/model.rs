@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use crate::command::keyspace::Notification;
 use crate::command::{Acquire, Command, ForceUnlock, QueueMode, Release, Reply, Request};
+use crate::config::key::{Key, KeyMap};
+use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
 use crate::store::{Completion, KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{Key, KeyMap};
 use crate::util::sync::model::step;
 use crate::util::sync::{Condvar, Mutex};
-use crate::util::threads::ThreadGroup;
 use crate::wire::pipeline::connection::{Faults, Server as Memory};
 
 /// The server that several clients of a model share.

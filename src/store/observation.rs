@@ -3,10 +3,10 @@
 use crate::command::GrantMessage;
 use crate::command::value;
 use crate::command::value::LockValue;
+use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
 
 /// One of the servers of a store, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

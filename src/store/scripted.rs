@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::command::{Acquire, Command, QueueMode, Reply, Request};
+use crate::config::key::Key;
+use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
 use crate::store::{Completion, Listener, Notifications, Store, TrackedKey};
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 use crate::util::sync::Mutex;
-use crate::util::threads::ThreadGroup;
 
 type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
 

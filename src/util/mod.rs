@@ -1,13 +1,10 @@
-//! Parts that do not depend on locks: clock, keys, ids, threads, printable text.
+//! Parts that do not depend on locks: clock, ids, slots, synchronization, printable text.
 
 pub mod backoff;
 pub mod clock;
-pub mod fork;
 #[cfg(all(test, not(shuttle)))]
 pub mod fuzz;
 pub mod id;
-pub mod key;
 pub mod slot;
 pub mod sync;
 pub mod text;
-pub mod threads;

@@ -6,9 +6,9 @@ mod tests;
 
 use std::sync::Arc;
 
+use crate::config::key::Key;
 use crate::lease::{Lease, LeasesByKey};
 use crate::store::TrackedKey;
-use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
 /// The largest number of tracked leases of one client. Redis tracks a million keys for all clients together

@@ -7,10 +7,10 @@ use std::time::Duration;
 use redis::{ConnectionInfo, Pipeline, ProtocolVersion, ServerError, Value};
 
 use crate::command::release;
+use crate::config::key::fence_counter;
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::util::key::fence_counter;
 use crate::util::slot::Redirect;
 use crate::util::text::printable;
 use crate::wire::connect::connection::{LONGEST_REPLY, password_to_hide};

@@ -30,6 +30,8 @@ use parking_lot::Mutex;
 
 use crate::command::{Command, Outcome, QueueMode, Reply, Request};
 use crate::config::Config;
+use crate::config::key::Key;
+use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{
@@ -39,10 +41,8 @@ use crate::store::{
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key::Key;
 use crate::util::slot::{Redirect, Slot};
 use crate::util::sync::park_timeout;
-use crate::util::threads::ThreadGroup;
 use crate::wire::connect::data_check::{ClockEstimate, DataCheck};
 use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::watcher::SentinelWatcher;

@@ -26,10 +26,10 @@ use std::time::Duration;
 use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Value};
 
 use crate::command::value::is_held_by;
+use crate::config::key::{Key, KeyLayout};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::{Key, KeyLayout};
 use crate::util::slot::Redirect;
 use crate::wire::connect::connection::ReplyContents;
 use crate::wire::endpoint::connector::ExclusiveConnection;

@@ -2,7 +2,7 @@ use crossbeam_channel::unbounded;
 
 use super::*;
 use crate::lease::{CallbackExecutor, Grant};
-use crate::util::threads::ThreadGroup;
+use crate::process::threads::ThreadGroup;
 
 const FAR: Duration = Duration::from_secs(600);
 const OPTIONS: Options = Options::USUAL;

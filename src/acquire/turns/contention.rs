@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::config::key::Key;
 use crate::store::Turn;
 use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// The number of records. Keys share them.
 const RECORDS: usize = 64;

@@ -3,9 +3,9 @@
 use super::*;
 use crate::acquire::places::Places;
 use crate::acquire::queue::{LocalQueues, WaiterGuard};
+use crate::config::key::Key;
 use crate::lease::Options;
 use crate::util::clock::Clock;
-use crate::util::key::Key;
 
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 pub const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);

@@ -7,9 +7,9 @@ use crate::command::keyspace::{
 };
 use crate::command::value::Doubt;
 use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued};
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::Key;
 
 /// The most waiters in a queue, and the most waiters that one grant skips.
 const MAX_QUEUE: usize = 10_000;

@@ -14,9 +14,9 @@ use crate::command::{
     Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
     Propose, QueueMode, Read, Release, Renew, Write,
 };
+use crate::config::key::{Key, KeyLayout};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{Key, KeyLayout};
 
 /// The clients. The last client does not listen for notifications.
 pub const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 
 use super::histories::{holder, key};
 use crate::command::{Acquire, Command, GrantMessage, QueueMode, Reply};
+use crate::config::key::Key;
 use crate::memory::{MemoryNode, MemoryServer};
+use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Submitted;
 use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
 
 /// Tracks each changed key again, and records whether it exists.
 #[derive(Default)]

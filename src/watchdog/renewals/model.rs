@@ -3,8 +3,8 @@
 use shuttle::thread;
 
 use super::*;
+use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, Grant};
-use crate::util::key::Key;
 use crate::util::sync::model::check;
 
 /// One worker takes a batch; the other worker has to wake up for the rest.

@@ -1,7 +1,7 @@
 use super::*;
+use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, Grant, Options};
-use crate::util::key::Key;
-use crate::util::threads::ThreadGroup;
+use crate::process::threads::ThreadGroup;
 
 /// How many renewals the store accepts at a time.
 const AT_A_TIME: usize = 512;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::lease::{CallbackExecutor, Grant};
+use crate::process::threads::ThreadGroup;
 use crate::util::clock::MonotonicTime;
-use crate::util::threads::ThreadGroup;
 
 fn lease(name: &str, callbacks: &Arc<CallbackExecutor>) -> Arc<Lease> {
     let (key, now) = (Key::new("", name, 16).unwrap(), MonotonicTime::now());

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
+use crate::config::key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id;
-use crate::util::key;
 use crate::wire::scripts;
 
 /// The check of one node, and the clock of the node as of the last check.

@@ -10,9 +10,9 @@ use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerEr
 
 use crate::command::SCRIPTS;
 use crate::command::script::Script;
+use crate::config::key::fence_counter;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::util::key::fence_counter;
 use crate::wire::connect::connection::Connection;
 use crate::wire::connect::data_check::DataCheck;
 use crate::wire::connect::dial::Dialer;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use redis::{ProtocolVersion, PushKind, Value};
 
+use crate::process::threads::{ThreadGroup, sleep_unless};
 use crate::report::error::Error;
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
-use crate::util::threads::{ThreadGroup, sleep_unless};
 use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::errors::ConnectErrors;
 use crate::wire::connect::url::HostPort;

@@ -4,8 +4,8 @@
 
 use crate::command::GrantMessage;
 use crate::command::value;
+use crate::config::key::Key;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
-use crate::util::key::Key;
 
 /// A message `<lease> <kind> <key>`, as lua/serve.lua, lua/hint.lua and lua/release.lua publish it.
 #[derive(Debug)]

@@ -54,13 +54,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{PushKind, Value};
 
 use crate::command::QueueMode;
+use crate::config::key::{Key, channel, fence_counter};
+use crate::process::threads::{ThreadGroup, sleep_unless};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key::{Key, channel, fence_counter};
-use crate::util::threads::{ThreadGroup, sleep_unless};
 use crate::wire::connect::connection::REPLACE_AGAIN;
 use crate::wire::connect::epoch::ConnectionEpoch;
 use crate::wire::endpoint::Endpoint;

@@ -17,9 +17,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::command::Release;
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 use crate::wire::pipeline::releases::{QueuedRelease, Route};
 
 /// The most releases in the record. With 100,000 releases per second on two pipelines, these are the releases of the

@@ -77,11 +77,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::command::{Command, Outcome, Reply, Request};
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion, WaitEnd};
 use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::util::sync;
 use crate::util::sync::{Mutex, MutexGuard};

@@ -7,10 +7,10 @@ use shuttle::thread;
 
 use super::*;
 use crate::command::{Acquire, Held, QueueMode, Release};
+use crate::config::key::{Key, KeyLayout};
 use crate::config::{DEFAULT_MAX_REPLY, Replicas};
 use crate::store::completion::Submitted;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{Key, KeyLayout};
 use crate::util::sync::model::{chance, check, pass, survives};
 use crate::util::sync::{AtomicBool, Condvar, Ordering};
 use crate::wire::pipeline::connection::{Faults, Server};

@@ -13,9 +13,9 @@ use std::mem;
 use std::time::Duration;
 
 use crate::command::{Held, Release};
+use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 
 /// The most bytes of a release on the wire, without its key and the name of the key's queue.
 const BESIDE_KEYS: usize = 192;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::{Command, IfUnanswered, Outcome, Release, Reply};
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 use crate::util::slot::Redirect;
 use crate::wire::pipeline::confirmed::ConfirmedRelease;
 use crate::wire::pipeline::releases::{QueuedRelease, Route};

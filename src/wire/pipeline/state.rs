@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::{Acquire, Command};
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 use crate::wire::pipeline::connection::PipelinedConnection;
 use crate::wire::pipeline::releases::{QueuedRelease, Releases, Swept};
 use crate::wire::pipeline::request;

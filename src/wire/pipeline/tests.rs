@@ -15,11 +15,11 @@ use leasehold_testbed::{Server, eventually};
 use super::*;
 use crate::command::{Acquire, Held, Inspect, Release, Reply};
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::config::key::{Key, KeyLayout};
 use crate::report::loss::LossReason;
 use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{Key, KeyLayout};
 use crate::wire::endpoint::connector::Connector;
 use crate::wire::pipeline::releases::Releases;
 

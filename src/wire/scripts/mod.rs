@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 use crate::command::parts::whole;
 use crate::command::script::strip_comments;
 use crate::config::MAX_TTL;
+use crate::config::key;
+use crate::config::key::KeyLayout;
 use crate::report::error::Error;
 use crate::store::RefusalHook;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key;
-use crate::util::key::KeyLayout;
 use crate::util::slot::Slot;
 
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]

@@ -51,12 +51,12 @@ use crate::command::encoder::Encoder;
 use crate::command::value;
 use crate::command::value::{MAX_MICROS, NO_TOKEN};
 use crate::command::{Acquire, Command, Held, QueueMode, Release};
+use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::store::completion::Few;
 use crate::util::clock::MonotonicTime;
 use crate::util::id;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
 use crate::wire::net::error_replies;
 use crate::wire::scripts::ScriptContext;
 

@@ -7,10 +7,10 @@ use crate::command::QueueMode;
 use crate::command::encoder::decimal;
 use crate::command::{Acquire, Held, Release, Reply};
 use crate::command::{Command, SCRIPTS, acquire, adopt, fenced, release, renew, value, vote};
+use crate::config::key::{Key, KeyLayout};
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::{Key, KeyLayout};
 use crate::util::slot::Slot;
 
 fn context() -> ScriptContext {

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::process::threads::ThreadGroup;
 use crate::store::observation::{NoListener, ServerId};
 use crate::util::id::HolderId;
-use crate::util::threads::ThreadGroup;
 use crate::wire::connect::epoch::SHORTEST_LIFE;
 use crate::wire::connect::url;
 use crate::wire::endpoint::Endpoint;

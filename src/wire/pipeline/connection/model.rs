@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::command::keyspace::{Keyspace, Notification, Step};
 use crate::command::{Acquire, Command, Inspect, QueueMode, Release, Reply};
+use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::Key;
 use crate::util::sync::model::{chance, choice, panic, pass, step};
 use crate::util::sync::{AtomicBool, Ordering};
 use crate::wire::endpoint::Endpoint;

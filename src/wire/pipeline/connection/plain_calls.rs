@@ -6,9 +6,9 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::{Reply, acquire, release};
+use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
-use crate::util::key::Key;
 use crate::wire::connect::errors;
 use crate::wire::net::refusal;
 use crate::wire::pipeline::connection::{

@@ -8,9 +8,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
+use crate::process::fork::ForkGuard;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-use crate::util::fork::ForkGuard;
 
 /// Sleeps for `pause`, or until `is_stopped`. The stop notifies `changed`.
 pub fn sleep_unless<T>(
