@@ -247,7 +247,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Handles an attempt that failed because Redis was unavailable. The failure counts from `since`.
+    /// Records an outage after an attempt that failed because Redis was unavailable. The outage began at `since`.
     fn begin_outage(&self, since: MonotonicTime, error: Error) -> Refusal {
         let acquirer = self.acquirer;
         let now = acquirer.watchdog.now();

@@ -140,7 +140,8 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None if let Some(majority) = self.backend.notifications.free_servers() => {
-                // A key of this client, which it gives up on a minority, is not the turn of another client.
+                // This client's own grant on a minority of the servers, which it is about to release, is not a turn of
+                // another client.
                 let turn = state.turn().filter(|turn| turn.holder != self.holder);
                 if let Some(turn) = turn {
                     self.queues.note_turn(key, turn);

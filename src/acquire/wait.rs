@@ -152,7 +152,7 @@ impl Call {
 pub enum Step {
     /// Sends an acquire and waits for its reply until `deadline`, then reports a refusal to [`Wait::refused`].
     Ask { deadline: MonotonicTime },
-    /// Has the servers read the key and report its changes, then calls [`Wait::tracked`].
+    /// Asks the servers to read the key and to report its changes, then calls [`Wait::tracked`].
     Track,
     /// Sleeps until this time or a wake-up, then calls [`Wait::woken`].
     Sleep(MonotonicTime),

@@ -1183,7 +1183,7 @@ mod tests {
         let slot = Slot::new(7).unwrap();
         thread::scope(|scope| {
             let caller = scope.spawn(|| store.owner_or_refresh(slot, far).map(drop));
-            // The answers lack the range of the slot.
+            // Each round ends without a range for this slot, until the caller gets its error.
             while !caller.is_finished() {
                 store.refresher.end_round(None);
                 thread::yield_now();

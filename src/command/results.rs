@@ -20,17 +20,20 @@ pub fn taken(value: &[u8]) -> Reply {
     Reply::Taken { by }
 }
 
-/// The key has a value of another type, which another user wrote.
+/// The reply for the error `WRONGTYPE`: the key holds a value of another type, which another program wrote. Returns
+/// `None` for another `code`.
 pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
     (code == "WRONGTYPE").then_some(Ok(Reply::Taken { by: None }))
 }
 
-/// The key holds no lock of this library, but a value of the type `found`.
+/// The error for a reply `FOREIGN`: the key holds a value of another program, of the type `found`. Returns `None` for
+/// another `code`.
 pub fn foreign_lock(code: &str, found: &str) -> Option<Outcome> {
     (code == "FOREIGN").then(|| Err(foreign_value(NO_LOCK, found)))
 }
 
-/// The node of a quorum does not vote for this many ms.
+/// The reply for `QUARANTINE`: the node of a quorum does not vote for `ms` milliseconds. Returns `None` for another
+/// `code`.
 pub fn quarantine(code: &str, ms: &str) -> Option<Outcome> {
     let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
     (code == "QUARANTINE").then_some(Ok(Reply::Abstained { for_another }))

@@ -26,7 +26,7 @@ pub struct Ticket {
     pub key: Key,
     pub lease: LeaseId,
     pub token: u64,
-    /// `max_hold` is the rest of the old holder's `max_hold`.
+    /// The old holder's settings. Their `max_hold` is the time that was left of it when the ticket was made.
     pub options: Options,
     /// The longest time for which Redis may still have the key.
     pub key_left: Duration,

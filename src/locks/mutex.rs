@@ -17,8 +17,8 @@ use crate::report::loss::LossReason;
 use crate::util::sync::park_timeout;
 use crate::wire::session::TransactionConnection;
 
-/// How long `force_unlock` waits at most until the holder's client is subscribed. If the value has a time that is more
-/// than a second ago, the script does not ask for such a wait.
+/// The longest time for which `force_unlock` waits until the holder's client listens for notifications. The script asks
+/// for this wait only if the grant is less than a second old, or if its value contains no time.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
 /// The pause between two requests of `force_unlock` during that wait.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);

@@ -68,7 +68,7 @@ pub enum EnvironmentWarning {
     Eviction {
         /// The `maxmemory-policy`: any but `noeviction`.
         policy: String,
-        /// `maxmemory` in bytes. 0 means unlimited, so Redis does not evict keys yet.
+        /// `maxmemory` in bytes. 0 means no limit: Redis evicts keys only after a limit is set.
         max_memory: u64,
     },
     /// The append-only file is off: after a restart, locks are gone while their holders still run.

@@ -73,7 +73,8 @@ pub struct Wheel<T> {
     inserted: NonZeroU64,
     /// The earliest deadline in `OVERDUE`, or an earlier tick. Meaningless while that slot is empty.
     overdue_since: u64,
-    /// One bit for each slot that is in use: one word per level, and one for `OVERDUE`.
+    /// The slots that are in use, as a bit for each slot. The array has a word for each level, and a last word for
+    /// `OVERDUE`.
     occupied: [u64; LEVELS + 1],
     slots: [Bucket; OVERDUE + 1],
     cells: Vec<Cell<T>>,

@@ -82,7 +82,7 @@ pub struct Redis {
 
 /// Redis rounds times to whole milliseconds. A step that takes longer than this is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
-/// A history is run again until all of its steps are short enough, but at most this often.
+/// The most runs of one history. The test repeats a history until each of its steps takes less than [`GRAIN`].
 const RUNS: usize = 100;
 
 /// The reply and the state of Redis after a step.

@@ -80,7 +80,7 @@ struct Speed {
     score: AtomicU64,
     /// The end of the last slow yield that counted, in ns of the clock.
     slow_until: AtomicU64,
-    /// The time until which threads park at once, in ns of the clock. Zero while threads yield.
+    /// Until this time, in ns of the clock, threads park without yielding first. Zero: threads yield first.
     parks_until: AtomicU64,
     /// The length of the next pause, in ns.
     pause: AtomicU64,

@@ -122,7 +122,8 @@ pub struct NotificationConnection {
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// A suspicion waits for its PING: see [`StateGuard`].
+    /// Set when the client suspects this connection, until a PING is written. If another thread has locked `state`, that
+    /// thread writes the PING when it unlocks `state`: see [`StateGuard`].
     is_ping_wanted: AtomicBool,
     /// The sockets to servers, which `stop` and a switch close. They have a mutex of their own: a write that blocks
     /// holds the mutex of `state`, and only a close of its socket ends the write.

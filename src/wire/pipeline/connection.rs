@@ -703,8 +703,9 @@ impl PipelinedConnection {
         Ok(())
     }
 
-    /// Enqueues the oldest call in flight again, as calls of `at_once` keys. The server carried out nothing of the
-    /// call: it does not know the script, or refuses one of the keys. Drops acquires whose callers have left.
+    /// Takes the oldest call in flight, and enqueues its requests again, in calls of at most `at_once` keys. The server
+    /// did not carry out any part of the call: it does not know the script, or it refused one of the keys. Drops an
+    /// acquire whose caller has left, unless plain commands may have set its key.
     fn repeat(&mut self, context: &ScriptContext, call: Call, at_once: usize) {
         let Some(InFlightBatch { mut requests, .. }) = self.in_flight.pop_front() else {
             return;

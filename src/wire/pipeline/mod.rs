@@ -721,9 +721,9 @@ impl<'a> Leadership<'a> {
         self.pipeline.withdraw_unsent(caller);
     }
 
-    /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or callers
-    /// wait for queued requests. Then a caller can lead instead, or [`Pipeline::write_due`] writes them next: a reply
-    /// may take long, and the other pipelines of the node wait meanwhile.
+    /// Writes and reads batches. Stops if all requests have their replies, if the connection fails, or if callers wait
+    /// for queued requests. In the last case, one of these callers becomes the leader, or [`Pipeline::write_due`] writes
+    /// the requests. A slow reply would otherwise delay the other pipelines of the node.
     fn run_maintenance(&mut self) {
         loop {
             if (self.read_before_write(None) || self.replace_if_old(None)) && self.is_awaited() {

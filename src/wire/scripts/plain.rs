@@ -106,8 +106,8 @@ impl ServerClock {
     }
 }
 
-/// Whether plain commands may be used for this command. A request that has been queued before may not acquire a free
-/// key by itself.
+/// Whether plain commands can carry out this command. They cannot carry out an acquire whose lease may be in the queue in
+/// Redis: only the script checks whether it is that lease's turn.
 pub fn can_grant(command: &Command) -> bool {
     matches!(
         command,
