@@ -269,8 +269,9 @@ macro_rules! guard {
             /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
             /// let client = memory.client()?;
             #[doc = concat!("let guard = ", stringify!($example), "?;")]
-            /// assert!(guard.remaining() > Duration::from_secs(29)); memory.advance(Duration::from_secs(31)); // the
-            /// renewals were late assert_eq!(guard.remaining(), Duration::ZERO);
+            /// assert!(guard.remaining() > Duration::from_secs(29));
+            /// memory.advance(Duration::from_secs(31)); // the renewals were late
+            /// assert_eq!(guard.remaining(), Duration::ZERO);
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn remaining(&self) -> std::time::Duration {
