@@ -415,3 +415,30 @@ fn a_switch_ends_a_blocked_write() {
     assert!(took < LONG / 2, "{took:?}");
     notifications.stop();
 }
+
+#[test]
+fn some_closed_logins_do_not_stop_notifications() {
+    // The server closes the first logins after a reply, as Redis does during a flood of messages.
+    let closed = usize::try_from(MOST_CLOSED_LATE).unwrap() + 2;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (subscribed, is_subscribed) = mpsc::channel();
+    std::thread::spawn(move || {
+        for (count, connection) in listener.incoming().map_while(Result::ok).enumerate() {
+            let mut connection = connection;
+            connection.write_all(b"+OK\r\n").unwrap();
+            if count == closed {
+                subscribed.send(()).unwrap();
+                stay_open(connection);
+            }
+        }
+    });
+    let notifications = notifications(endpoint(address));
+    let threads = ThreadGroup::new();
+    let listener = Arc::new(ChangeCounter::default());
+    notifications.start(&threads, listener).unwrap();
+    notifications.request_connection();
+    // The next attempt after a refusal would come after `REFUSED_PAUSE`.
+    is_subscribed.recv_timeout(REFUSED_PAUSE / 2).unwrap();
+    notifications.stop();
+}
