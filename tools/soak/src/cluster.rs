@@ -12,7 +12,7 @@ use leasehold_tools::stop::Stop;
 use rustix::process::Signal;
 
 use crate::checks::Violation;
-use crate::driver::{Findings, Round, Soak, Topology};
+use crate::driver::{Round, Soak};
 use crate::faults::{
     Effect, Fault, Kind, Lasts, begin_on_proxy, drawn, kill_connections, mend, refuse_others, time,
 };
@@ -23,9 +23,8 @@ use crate::messages::{
 };
 use crate::process::Process;
 use crate::random::Random;
-use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, unless_stopped};
+use crate::recorded::{Events, LONGEST_ROUND, Recorded, SHORTEST_ROUND, unless_stopped};
 use crate::records::now;
-use crate::report::Totals;
 use crate::watch::watch_during;
 
 /// The weight of each kind when a fault is drawn. Each of the first four comes once before any is drawn.
@@ -51,31 +50,9 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a replica counts the votes of its last election: two node time-outs. In this time, a planned fail-over
 /// would make it a master by these votes, until the other nodes refuse their old epoch.
 const OLD_VOTES: Duration = NODE_TIMEOUT.saturating_mul(2);
-/// The topology, and the work of all rounds.
-#[derive(Default)]
-pub struct Cluster {
-    totals: Totals,
-}
-
-impl Cluster {
-    pub fn new(soak: &Soak<'_>) -> anyhow::Result<Self> {
-        refuse_others(soak.only, &KINDS, "cluster")?;
-        Ok(Self::default())
-    }
-}
-
-impl Topology for Cluster {
-    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
-        recorded::play(round, &mut self.totals, |folder| work(round, folder))
-    }
-
-    fn round_times(&self) -> (Duration, Duration) {
-        (SHORTEST_ROUND, LONGEST_ROUND)
-    }
-
-    fn text(&self) -> String {
-        self.totals.text()
-    }
+pub fn topology(soak: &Soak<'_>) -> anyhow::Result<Recorded> {
+    refuse_others(soak.only, &KINDS, "cluster")?;
+    Ok(Recorded::new((SHORTEST_ROUND, LONGEST_ROUND), work))
 }
 
 fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {

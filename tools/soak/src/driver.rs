@@ -32,7 +32,7 @@ pub trait Topology {
     }
 }
 
-/// What a topology is asked to play.
+/// The settings of a soak, which its topology plays.
 pub struct Round<'a> {
     pub number: u64,
     pub time: Duration,

@@ -38,13 +38,10 @@ use leasehold_tools::options::{Provision, minutes};
 use leasehold_tools::stop::Stop;
 use uuid::Uuid;
 
-use cluster::Cluster;
 use driver::{Length, Soak, Topology, drive};
 use faults::Kind;
 use inject::Defect;
 use quorum::Quorum;
-use sentinel::Sentinel;
-use single::Single;
 
 /// The servers that the soak uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -166,9 +163,9 @@ fn soak(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     };
     let again = |round| options.again(seed, round);
     let mut topology: Box<dyn Topology> = match servers {
-        Servers::Single => Box::new(Single::new(&soak)?),
-        Servers::Sentinel => Box::new(Sentinel::new(&soak)?),
-        Servers::Cluster => Box::new(Cluster::new(&soak)?),
+        Servers::Single => Box::new(single::topology(&soak)?),
+        Servers::Sentinel => Box::new(sentinel::topology(&soak)?),
+        Servers::Cluster => Box::new(cluster::topology(&soak)?),
         Servers::Quorum => {
             let clock = options.provision.own_clock();
             Box::new(Quorum::start(&soak, clock.as_ref())?)

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use leasehold_tools::stop::Stopped;
 
 use crate::checks::{self, Sighting, Violation};
-use crate::driver::{Findings, Round};
+use crate::driver::{Findings, Round, Topology};
 use crate::faults::Fault;
 use crate::history::History;
 use crate::inject::inject;
@@ -37,9 +37,45 @@ pub struct Events {
     pub left: Vec<Violation>,
 }
 
+/// A topology whose processes record what they do.
+pub struct Recorded {
+    /// The shortest and the longest round.
+    round_times: (Duration, Duration),
+    work: Work,
+    totals: Totals,
+}
+
+/// Runs the processes and the faults of a round, and returns when all have ended. The processes write their records to the
+/// folder.
+type Work = fn(&Round<'_>, &Path) -> anyhow::Result<Events>;
+
+impl Recorded {
+    pub fn new(round_times: (Duration, Duration), work: Work) -> Self {
+        Self {
+            round_times,
+            work,
+            totals: Totals::default(),
+        }
+    }
+}
+
+impl Topology for Recorded {
+    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
+        play(round, &mut self.totals, |folder| (self.work)(round, folder))
+    }
+
+    fn round_times(&self) -> (Duration, Duration) {
+        self.round_times
+    }
+
+    fn text(&self) -> String {
+        self.totals.text()
+    }
+}
+
 /// Plays a round. `work` runs the processes and the faults, and returns when all have ended. Their records are in the
 /// folder that it gets.
-pub fn play(
+fn play(
     round: &Round<'_>,
     totals: &mut Totals,
     work: impl FnOnce(&Path) -> anyhow::Result<Events>,

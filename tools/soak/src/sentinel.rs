@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use leasehold_testbed::{Reply, SentinelGroup, eventually};
 
-use crate::driver::{Findings, Round, Soak, Topology};
+use crate::driver::{Round, Soak};
 use crate::faults::{Effect, Fault, Kind, refuse_others};
 use crate::inject::{Defect, NOBODYS, NOBODYS_TTL_MS};
 use crate::leaks::{self, Remaining};
 use crate::messages::{KEYS, LONG_OUTAGE, LONGEST_TTL, contended_key, key_in_redis, race_key};
 use crate::random::Random;
-use crate::recorded::{self, Events, SHORTEST_ROUND};
+use crate::recorded::{Events, Recorded, SHORTEST_ROUND};
 use crate::records::now;
-use crate::report::Totals;
 use crate::watch::watch_during;
 
 /// A fail-over takes some seconds, and one group should have many of them.
@@ -25,31 +24,9 @@ const LONGEST_ROUND: Duration = Duration::from_secs(100);
 /// How long the replicas may take to get a key, on a busy machine.
 const REPLICATION: Duration = Duration::from_secs(20);
 
-/// The topology, and the work of all rounds.
-#[derive(Default)]
-pub struct Sentinel {
-    totals: Totals,
-}
-
-impl Sentinel {
-    pub fn new(soak: &Soak<'_>) -> anyhow::Result<Self> {
-        refuse_others(soak.only, &[], "sentinel")?;
-        Ok(Self::default())
-    }
-}
-
-impl Topology for Sentinel {
-    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
-        recorded::play(round, &mut self.totals, |folder| work(round, folder))
-    }
-
-    fn round_times(&self) -> (Duration, Duration) {
-        (SHORTEST_ROUND, LONGEST_ROUND)
-    }
-
-    fn text(&self) -> String {
-        self.totals.text()
-    }
+pub fn topology(soak: &Soak<'_>) -> anyhow::Result<Recorded> {
+    refuse_others(soak.only, &[], "sentinel")?;
+    Ok(Recorded::new((SHORTEST_ROUND, LONGEST_ROUND), work))
 }
 
 fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {

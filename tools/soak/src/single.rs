@@ -13,7 +13,7 @@ use leasehold_tools::stop::Stop;
 use rustix::process::Signal;
 
 use crate::checks::Violation;
-use crate::driver::{Findings, Round, Soak, Topology};
+use crate::driver::{Round, Soak};
 use crate::faults::{
     Effect, Fault, Kind, Lasts, begin_on_proxy, drawn, kill_connections, mend, refuse_others, time,
 };
@@ -22,9 +22,8 @@ use crate::leaks::{self, Remaining};
 use crate::messages::{KEYS, SHORT_OUTAGE, hot_keys, key_in_redis};
 use crate::process::Process;
 use crate::random::Random;
-use crate::recorded::{self, Events, LONGEST_ROUND, SHORTEST_ROUND, save, unless_stopped};
+use crate::recorded::{Events, LONGEST_ROUND, Recorded, SHORTEST_ROUND, save, unless_stopped};
 use crate::records::now;
-use crate::report::Totals;
 use crate::value::GrantId;
 use servers::Servers;
 
@@ -56,31 +55,9 @@ const KINDS: [(usize, Kind); 17] = [
     (4, Kind::Raced),
 ];
 
-/// The topology, and the work of all rounds.
-#[derive(Default)]
-pub struct Single {
-    totals: Totals,
-}
-
-impl Single {
-    pub fn new(soak: &Soak<'_>) -> anyhow::Result<Self> {
-        refuse_others(soak.only, &KINDS, "single")?;
-        Ok(Self::default())
-    }
-}
-
-impl Topology for Single {
-    fn play(&mut self, round: &Round<'_>) -> anyhow::Result<Findings> {
-        recorded::play(round, &mut self.totals, |folder| work(round, folder))
-    }
-
-    fn round_times(&self) -> (Duration, Duration) {
-        (SHORTEST_ROUND, LONGEST_ROUND)
-    }
-
-    fn text(&self) -> String {
-        self.totals.text()
-    }
+pub fn topology(soak: &Soak<'_>) -> anyhow::Result<Recorded> {
+    refuse_others(soak.only, &KINDS, "single")?;
+    Ok(Recorded::new((SHORTEST_ROUND, LONGEST_ROUND), work))
 }
 
 fn work(round: &Round<'_>, folder: &Path) -> anyhow::Result<Events> {
