@@ -147,7 +147,7 @@ impl Call {
     }
 }
 
-/// What the caller does next.
+/// The next step of the caller.
 #[derive(Debug)]
 pub enum Step {
     /// Sends an acquire and waits for its reply until `deadline`, then reports a refusal to [`Wait::refused`].

@@ -94,7 +94,7 @@ pub trait Call {
     /// Does what the script does, in the model of a server. Adds its notifications to `step`.
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome;
 
-    /// What follows if the connection breaks before the reply: Redis may have carried the command out.
+    /// The treatment of a request whose connection breaks before the reply. Redis may have carried the command out.
     fn if_unanswered(&self, _now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Repeat
     }
@@ -108,7 +108,7 @@ pub struct CallContext<'a> {
     pub quarantine: Duration,
 }
 
-/// What follows if a command was written and its reply is missing.
+/// The treatment of a command that was written and got no reply.
 pub enum IfUnanswered {
     /// The command is repeated.
     Repeat,

@@ -110,7 +110,7 @@ const FAILING_FLUSH: Duration = Duration::from_millis(100);
 const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
 /// An inspection asks again after this time at most, if it waits for no node.
 const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
-/// What a quorum does not have, with the alternatives.
+/// The features that a quorum does not have, with their alternatives.
 const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
                              write the value with a client of one server";
 

@@ -1,4 +1,4 @@
-//! What a client says about the nodes of its quorum.
+//! The states of nodes that a client of a quorum reports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -57,7 +57,7 @@ pub fn watch_during<T>(
     })
 }
 
-/// What was seen: the grants, and the keys whose ttl is impossible.
+/// The grants that were seen, and the keys whose ttl is impossible.
 pub struct Seen {
     pub sightings: Vec<Sighting>,
     pub found: Vec<Violation>,

@@ -1,5 +1,5 @@
-//! What leasehold's own commands share: how they start and stop, which servers they use, which programs they run, and
-//! the look of what they print. Knows nothing of what a command does.
+//! The parts that leasehold's own commands share: their start and stop, their servers, the programs that they run, and
+//! the look of their output.
 
 pub mod cargo;
 #[cfg(feature = "charts")]
