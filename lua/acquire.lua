@@ -1,18 +1,18 @@
 -- Purpose: grant each free lock key to its lease with a fencing token, or return for how long the key is taken.
---   A token's upper part is the time of Redis in µs. One counter makes these times strictly increasing.
+--   The upper part of a token is the time of Redis in µs. The fence counter makes these times strictly increasing.
 --   A lock without a ttl, which a crashed client of an old version left, gets the caller's ttl.
---   A lease may join the key's queue, which lua/serve.lua describes. ` +` at the end of a lock's value makes the lock's
---   release serve the queue. The requests of waiters keep the queue for ten to twenty seconds beyond the lock's ttl.
---   A request that may wait and finds the key free serves the queue first.
+--   A lease may join the key's queue, which lua/serve.lua describes. The mark ` +` at the end of a lock's value makes
+--   the lock's release serve the queue. The requests of waiters keep the queue for ten to twenty seconds beyond the
+--   lock's ttl. A request that may join the queue and finds the key free serves the queue first.
 --   An error of one key does not change the results of the other keys.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each lock key with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode:
 --   empty: the lease does not wait;
 --   `0`: the lease joins the queue and polls;
---   `+`: the lease joins the queue and is notified of its grant, which has the ttl;
---   `0` or `+` and µs: the same, but at the place of this time;
---   `-`: the lease may be queued, and does not join;
---   `-+`: as `-`, and a lease that joined to poll is notified from now on.
+--   `+`: the lease joins the queue. When it is first, Redis grants it the key with its ttl and notifies the holder;
+--   `0` or `+` and µs: the lease joins at the place of this time;
+--   `-`: the lease may be queued already, and does not join;
+--   `-+`: the same, and Redis notifies the holder of the grant even if the lease joined to poll.
 --   Last, on a Cluster: the start of the server's shard channels, to which the script appends the holder.
 -- Returns: for one lock key its result, for several keys an array of results. If all keys were granted, only the
 --   result of the first key; those of the other keys count up from it. A result is a string: granted, the µs part of
@@ -22,8 +22,8 @@
 local counter, holder, n = KEYS[1], ARGV[1], math.floor((#ARGV - 1) / 3)
 local shard = ARGV[3 * n + 2]
 local time = redis.call('TIME')
--- Times have sixteen digits until the year 2286, so they sort as text. `..` is faster than `string.format`, but loses
--- leading zeros of the µs in one of ten times.
+-- Times have sixteen digits until the year 2286, so they sort as text. `..` is faster than `string.format`, but drops
+-- the leading zeros of the µs, which one time in ten has.
 local now = time[1] .. time[2]
 if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
 local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil
@@ -36,13 +36,14 @@ for i = 1, n do
     behind = behind + 1
     queue = KEYS[behind]
   end
-  -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
-  -- A request that may wait must not acquire a free key while others are queued, since these come first.
+  -- A request for a lease that was queued must not acquire a free key: its caller may be gone, and then nothing would
+  -- release the key. A request that may join must not acquire a free key while others are queued: the script serves
+  -- them first.
   local waiting = queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
-  -- Plain commands may have set the key without a token: see scripts/plain.rs. Then join.lua deletes the key,
-  -- and a second pass follows.
+  -- Plain commands may have set the key for this lease, but its caller cannot use the token
+  -- (src/wire/scripts/plain.rs). In this case, join.lua deletes the key, and the second pass grants it.
   for pass = 1, 2 do
     if not is_queued then
       if pass == 1 then
@@ -57,7 +58,7 @@ for i = 1, n do
     if not result then
       -- part: join.lua
       result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
-      -- The key is free, but its queue cannot be used: the queue has another type, or is longer than clients make it.
+      -- The key is free, but its queue cannot be used: it has another type, or another user has made it too long.
       if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
@@ -73,7 +74,7 @@ end
 
 local written = used and redis.pcall('ZADD', counter, used, 't')
 if type(written) == 'table' then
-  -- If the counter was not written, the tokens are not safe: undo the grants.
+  -- If the counter was not written, a later grant could get one of these tokens again, so the script deletes the keys.
   for i = 1, n do
     if type(results and results[i] or result) == 'string' then
       redis.pcall('DEL', KEYS[i + 1])

@@ -1,6 +1,6 @@
 -- Purpose: move the grant of each ticket to the caller's lease, under a greater token. The ticket's lease holds nothing
---   afterwards, so a ticket can be adopted only once. The queue's mark stays. A ticket is refused if neither the clock
---   nor the fence counter has reached its token: no grant can have had it.
+--   afterwards, so a ticket can be adopted only once. The mark of a queue stays. A ticket is refused if its token is
+--   later than both the clock and the fence counter: such a grant has never existed.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys
 -- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token with sixteen digits, lease id, and
 --   the ttl in ms, or empty to keep the rest of the ttl. A ttl is never shortened.
@@ -30,9 +30,9 @@ for i = 1, n do
       else
         local asked = tonumber(ttl)
         if asked and asked > left then left = asked end
-        -- A key that has no ttl, or expires in this moment, gets the shortest ttl.
+        -- A key that has no ttl, or expires at this moment, gets the shortest ttl.
         if left < 1 then left = 1 end
-        -- The counter is written first, so no key is adopted under a token that the counter has not reached.
+        -- The counter is written first, so no key is adopted under a token beyond the counter.
         local set = redis.pcall('ZADD', counter, micros, 't')
         if type(set) == 'number' then
           used = micros

@@ -1,6 +1,6 @@
 -- Purpose: begin the quarantine of a node of a quorum if its process is a new one and may have lost data. Each new
---   connection calls this before it sends other requests. Connections end with the process, so no request reaches a new
---   process before.
+--   connection calls this script before it sends other requests. Connections end with their process, so a new process
+--   gets this call before any other request.
 -- KEYS: [1] mark
 -- ARGV: [1] length of a quarantine in ms, [2] `1` if the server writes each command to disk before it replies
 -- Returns: an array of a string: the time in µs, and a number: the ms until the node votes, or 0; any error but

@@ -8,6 +8,6 @@ if value and value.err then
     value = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
 elseif value and (#value > 255 or string.sub(value, 1, 4) ~= 'lh1 ') then
-  -- A longer value may have its mark behind the bytes that were read, so every waiter would append another mark.
+  -- A lock's mark may be behind the bytes that were read, so each waiter would append another mark to a longer value.
   value = { err = 'FOREIGN string' }
 end

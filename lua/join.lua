@@ -1,7 +1,7 @@
--- Purpose: confirm a lease that was granted while it was queued; otherwise add the lease to the queue, or find its
+-- Purpose: confirm a lease that was granted while it was queued. Otherwise add the lease to the queue, or find its
 --   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
---   If a waiter was granted the key and has not confirmed this in time, the next request of another waiter calls the
---   roll (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue.
+--   If a waiter has not confirmed its grant in time, the next request of another waiter calls the roll
+--   (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free; nil: begin again
@@ -12,11 +12,11 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   -- part: foreign.lua
   local held = value
   if held and held.err then return held end
-  -- The mark of a grant that is not confirmed: `?`, or `!` once the roll was called.
+  -- The mark of a grant that its waiter has not confirmed: `?`, or `!` after a roll call.
   local mark_at, _, doubt = string.find(held or '', ' ([?!])', 55)
   if held and string.sub(held, 5, 36) == lease then
     if string.sub(held, 38, 53) == '0000000000000000' then
-      -- Plain commands have set the key, but their token cannot be used. lua/acquire.lua begins again.
+      -- Plain commands have set the key, but the caller cannot use their token. lua/acquire.lua grants the key again.
       local deleted = redis.pcall('DEL', key)
       return type(deleted) == 'table' and deleted or nil
     end
@@ -35,7 +35,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
   end
-  -- A key outlives the time for the confirmation by three seconds.
+  -- The key expires three seconds after the time for the confirmation has ended.
   local is_over = false
   if doubt and mode ~= '' and type(left) == 'number' then
     is_over = left <= 3000
@@ -57,10 +57,10 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       local is_notified = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
       if is_notified then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
-    -- Clients write only places of up to sixteen digits.
+    -- Places that clients write have at most sixteen digits.
     if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
     if tonumber(place) >= 4000000000000000 then
-      -- The waiter was silent. This request gives it its own place back.
+      -- A roll call has made the waiter silent. This request gives the waiter back its own place.
       place = string.format('%.0f', place - 4000000000000000)
       redis.pcall('ZADD', queue, place, entry)
     end
@@ -76,14 +76,15 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
         if #newest[1] <= 256 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No client writes so long an entry, so it is removed. Otherwise each waiter that joins would read it again.
+          -- Another user has written this entry, since those of clients are shorter. If it stayed, each waiter that
+          -- joins would read it.
           redis.pcall('ZREM', queue, newest[1])
         end
       end
     end
   end
-  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or without a queue,
-  -- has no mark.
+  -- The mark makes the holder's release serve the queue. The lock's value has no mark if the lock was acquired while no
+  -- waiter was queued, or by a request that does not wait.
   local marked = held and not string.find(held, ' +', 55, true) and redis.pcall('APPEND', key, ' +')
   local refused = type(marked) == 'table' and marked
   if not waits and not refused then
@@ -115,14 +116,14 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     left = in_queue and served and redis.pcall('PTTL', key) or 0
   end
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
-  -- A queue is bounded, since it could fill the memory of Redis.
+  -- The queue has a bound, since it could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
     local lives, kept = redis.pcall('PTTL', queue), 1
     if type(lives) ~= 'number' then
       kept = lives
     elseif waits or lives < left + 10000 then
-      -- A request that joins sets the queue's ttl only if the ttl is short. A repeated request always sets it, since a
-      -- replica refuses the write.
+      -- A request that joins sets the queue's ttl only if the ttl is short. A later request of the lease always sets
+      -- it, because a replica then refuses the write.
       kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
     end
     if kept == 1 then return { left, ahead, tonumber(place) } end

@@ -1,6 +1,6 @@
--- Purpose: notify the waiters that came among the first eight of the queue when `gone` waiters left it. From then on
---   they send a request each second. A part of the scripts that say `-- part: near.lua`. Without such a waiter, this
---   part costs one command.
+-- Purpose: notify the waiters that have come among the first eight of the queue because `gone` waiters left it. These
+--   waiters then send a request each second. A part of the scripts that say `-- part: near.lua`. Costs one command if
+--   no waiter has to be notified.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing

@@ -1,8 +1,8 @@
--- Purpose: set `refused` while this node of a quorum must not vote. It may have lost locks, and would grant them a
---   second time. A part of the scripts that say `-- part: quarantine.lua`.
---   `mark` holds the run id of the server's process, a space, and the µs since which the server has had its data. A new
---   process looks for a change of the run id once, with lua/data.lua, since INFO takes long. A missing mark, as after
---   FLUSHALL, or one in the future is replaced, and the quarantine begins.
+-- Purpose: set `refused` while this node of a quorum must not vote, because it may have lost locks and would grant them
+--   a second time. A part of the scripts that say `-- part: quarantine.lua`.
+--   `mark` contains the run id of the server's process, a space, and the time in µs at which the server's data begins.
+--   lua/data.lua compares the run id once for each new connection, since INFO takes long. If the mark is missing, as
+--   after FLUSHALL, or its time is in the future, a new mark is written and the quarantine begins.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `marked` is the mark as it was read; `left` is the ms until the node votes, 0 or less if it votes;
@@ -20,7 +20,7 @@ if not refused and (is_new_connection or not is_usable) then
   if not own then
     refused = type(info) == 'table' and info or { err = 'ERR INFO names no run_id' }
   elseif own ~= run or not is_usable then
-    -- A server that has its mark and loses no data continues where the earlier process ended.
+    -- If the server has its mark and loses no data in a crash, its data begins at the time of the earlier process.
     if not (keeps_data and is_usable) then since = now end
     local marked_now = redis.pcall('SET', mark, own .. ' ' .. since)
     if marked_now.err then refused = marked_now end

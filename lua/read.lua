@@ -13,7 +13,7 @@ for i, key in ipairs(KEYS) do
     if type(length) == 'table' then
       result = length
     elseif length > longest then
-      -- HGET would copy the whole value, which the client would drop.
+      -- HGET would copy the whole value, and the client would then discard it.
       local limit = string.format('%.0f bytes (`max_reply_bytes`)', longest)
       result = { err = 'TOOLARGE a string of ' .. length .. ' bytes: longest reply ' .. limit }
     else

@@ -1,10 +1,10 @@
--- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
---   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
+-- Purpose: release each lock key that its lease still holds: grant the key to the first waiter of its queue, which
+--   lua/serve.lua describes, or delete it. If the lease is queued, remove it from the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues, [2n+2] on a node of a quorum, its mark
 -- ARGV: for each lock key: lease id: it has one of these forms:
 --   `lh1 <lease id> <µs> <holder>`: a release of a lease that was granted. `<µs>` is the µs part of its token, or
---   sixteen zeros if plain commands granted it. This is the whole value of its key, unless waiters are queued: then a
---   mark follows;
+--   sixteen zeros if plain commands granted it. The argument is the whole value of the lease's key, unless waiters are
+--   queued: the value then also has a mark;
 --   `<lease id>`: a release of a lease that may have been granted;
 --   `<lease id>!<holder>`: this holder takes the key by force, and the lease's holder is notified;
 --   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
@@ -18,7 +18,7 @@
 --   key, and the node of a quorum may have lost it; any other error: refused.
 local counter, n = KEYS[1], math.floor((#KEYS - 1) / 2)
 
--- The usual case comes first: the key's value is exactly the argument, so nobody is queued.
+-- The usual case comes first: the key's value is equal to the argument, so no waiter is queued.
 if n == 1 and string.sub(ARGV[1], 1, 4) == 'lh1 ' then
   if redis.pcall('GETRANGE', KEYS[2], '0', '255') == ARGV[1] then return redis.pcall('DEL', KEYS[2]) end
 end
@@ -43,7 +43,7 @@ for i = 1, n do
   if #lease > 32 and string.find(lease, '^[!?,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
-  -- The result is 1 if the key was deleted above.
+  -- The loop above has set the result to 1 if it deleted the key.
   result = results and results[i]
   if not result then
     -- part: stored.lua
@@ -58,7 +58,7 @@ for i = 1, n do
       if string.sub(after, 1, 1) == '?' then
         -- part: listeners.lua
         if listeners == 0 then
-          -- A grant by plain commands has no time, so it may be new.
+          -- A grant by plain commands has no time, so it counts as new.
           local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
           too_early = granted == 0 or granted and time[1] * 1000000 + time[2] - granted < 1000000
         end
@@ -67,7 +67,7 @@ for i = 1, n do
     end
     local served = nil
     if not too_early and string.find(result, ' ', 55, true) then
-      -- `micros` is the µs part of a fencing token, as in lua/acquire.lua; false if the counter cannot be used.
+      -- As in lua/acquire.lua, `micros` is the µs part of a fencing token. It is false if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end

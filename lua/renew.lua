@@ -1,12 +1,12 @@
 -- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. Never shortens a ttl.
---   A grant that had to be confirmed is confirmed.
---   A ttl of 1 only asks whether the lease holds the key: a key without a ttl stays without one.
+--   Also confirms a grant that its waiter has to confirm.
+--   With a ttl of 1, only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id, ttl in ms
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result
 --   is 1: renewed; 0: the key is missing; a string: another lease holds the key, the key's value; an error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
--- MGET returns nil for keys of other types, too, so GETRANGE reads such keys again.
+-- MGET returns nil also for keys of other types. GETRANGE then reads such keys again.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
@@ -21,8 +21,8 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) ~= 'lh1 ' .. lease then
       result = string.sub(result, 1, 256)
     else
-      -- A new primary, or a restarted server, may lack the confirmation of the grant. The holder confirms it again, since
-      -- waiters would take a key with this mark as soon as its ttl is short.
+      -- A new primary, or a restarted server, may have lost the confirmation of the grant. The holder confirms the
+      -- grant again: waiters take a key with this mark as soon as its ttl is short.
       local mark_at = string.find(result, ' [?!]', 55)
       if mark_at then
         local confirmed = string.sub(result, 1, mark_at - 1) .. string.sub(result, mark_at + 2)
@@ -31,14 +31,14 @@ for i, key in ipairs(KEYS) do
       result = redis.pcall('PEXPIRE', key, ttl, 'GT')
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
       if result ~= 1 and not is_replica then
-        -- The key's ttl is longer, the key has no ttl, or Redis before 7.0 does not know GT.
+        -- The key has a longer ttl or none, or Redis is older than 7.0 and does not know GT.
         result = redis.pcall('PTTL', key)
         if result == -1 and ttl == '1' then
           result = 1
           -- part: primary.lua
         elseif type(result) == 'number' then
-          -- This also writes if the ttl is long enough: WAIT counts only writes of its own connection, and a replica
-          -- answers READONLY.
+          -- Writes even if the ttl is long enough: a replica refuses the write with READONLY, and WAIT counts only
+          -- writes of its own connection.
           result = redis.pcall('PEXPIRE', key, math.max(result, tonumber(ttl)))
         end
       end

@@ -1,10 +1,10 @@
--- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time. The roll call makes all
---   other waiters silent: it adds 4 * 10^15 to their places, so that they come last. It asks them to send a request
---   at once. Each request of a silent waiter gives the waiter its own place back. The key stays granted
---   for half a second, so that all living waiters can reply. lua/serve.lua removes the waiters that are still silent
---   when it reaches them. So waiters of stopped processes delay the others once, however many they are. A part of
---   lua/join.lua.
---   A roll call makes at most 1,000 waiters silent, and removes at most 1,000 that are silent since an earlier one:
+-- Purpose: call the roll of a queue whose first waiter has not confirmed its grant in time, to find the waiters that
+--   are alive. A part of lua/join.lua.
+--   The roll call makes all other waiters silent: it adds 4 * 10^15 to their places, so that they come last, and asks
+--   them to send a request at once. The request of a silent waiter gives the waiter its own place back. The key stays
+--   granted for half a second, so that all living waiters can reply. lua/serve.lua removes the waiters that are still
+--   silent when it reaches them. So waiters of stopped processes delay the others only once, however many they are.
+--   A roll call makes at most 1,000 waiters silent, and removes at most 1,000 that an earlier roll call made silent:
 --   Redis serves no other client until the script ends.
 -- KEYS: those of the script
 -- ARGV: those of the script

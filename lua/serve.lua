@@ -1,23 +1,25 @@
 -- Purpose: grant a key to the first waiter of its queue whose client still listens, and notify that client.
 --   A part of lua/join.lua and lua/release.lua.
---   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a waiter that polls>,<holder>`,
---   sorted by the time in µs at which each waiter joined.
---   A stopped process still counts as listening. So a waiter that joined more than a second ago, or more than a third
---   of its ttl ago (at least half a second ago), has to confirm its grant with an acquire: within a quarter of its
---   ttl, at least 500 ms and at most 2 s, and never more than its ttl. `?` in the message asks the waiter to do so, and
---   ` ?` in the key's value says that it has not. (After a third of its ttl, the waiter confirms in any case, since its
---   validity counts from its first request.) The key outlives this time by 3 s, so that the next request of another
---   waiter finds the mark and calls the roll (lua/roll_call.lua). Places below 10^15 are for waiters that replied too
---   late to an earlier turn: these waiters come first, and have up to 3 s to reply.
+--   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a waiter that polls>,<holder>`. The score
+--   is the place of the waiter: the time in µs at which it joined.
+--   A stopped process still counts as listening. So a waiter has to confirm its grant with an acquire if it joined more
+--   than a second ago, or more than a third of its ttl ago. With a ttl of 500 ms or less, it has to if it joined more
+--   than 500 ms ago. It has a quarter of its ttl to do so, at least 500 ms and at most 2 s, and at most its ttl. `?` in
+--   the message asks the waiter to confirm, and ` ?` in the key's value marks the grant as not confirmed. (After
+--   a third of its ttl, a waiter confirms in any case, since its validity counts from its first request.)
+--   The key outlives the time for the confirmation by 3 s, so that the next request of another waiter finds the mark
+--   and calls the roll (lua/roll_call.lua).
+--   Places below 10^15 belong to waiters that confirmed an earlier grant too late. They come first, and have up to 3 s
+--   to confirm.
 --   Waiters that were silent at the last roll call come last. If the first waiter is silent, all are: the script
---   deletes the queue, and asks 1,000 of them to send a request. Those that live join again.
+--   deletes the queue, and asks 1,000 of them to send a request. Those that are alive join again.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the
 --   key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- Clients never make a longer queue, but another user can. Redis serves no other request during this loop.
+  -- Another user can make a queue longer than clients do. Redis serves no other request during this loop.
   while gone < 10000 do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
@@ -32,7 +34,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     end
     local lease, asked, holder = string.match(#first[1] <= 256 and first[1] or '', '^(%x+),(%d+),(%S+)$')
     local ms = tonumber(asked)
-    -- Skips entries that no client writes. The longest ttl is 24 h.
+    -- An entry of another form belongs to another user, and is skipped. The longest ttl is 24 h.
     if lease and #lease == 32 and (asked == '0' or asked >= '1') and ms <= 86400000 then
       -- part: channel.lua
       local is_own, polls, ttl, mark = lease == own_lease, asked == '0', asked, ''

@@ -5,7 +5,7 @@
 --   holds no fenced value of this library; any other error: refused
 local length = redis.pcall('HSTRLEN', key, 'token')
 local seen = length == 0 and redis.pcall('EXISTS', key) or length
--- Only a field of twenty bytes is read, since a field of another user may have 512 MB.
+-- A field of another user may have 512 MB, so only a field of twenty bytes is read.
 if seen == 20 then seen = redis.pcall('HGET', key, 'token') end
 if type(seen) == 'table' then
   if string.sub(seen.err, 1, 9) == 'WRONGTYPE' then

@@ -2,7 +2,7 @@
 --   keeps its token: older tokens stay refused.
 -- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
 -- ARGV: for each value key: token, mode, value. A token has twenty digits. The mode is `-` for a deletion, otherwise
---   empty, followed by a ttl in ms for the whole key. Without a ttl there, the key's ttl stays as it is.
+--   empty, and then a ttl in ms for the whole key. Without a ttl in the mode, the key keeps its ttl.
 -- Returns: for one value key its result, for several keys an array of results. A result is 1: written or deleted; a
 --   string: unchanged, the greater token; an error FOREIGN and a type: the key holds no fenced value of this library;
 --   any other error: refused.
@@ -16,7 +16,7 @@ for i, key in ipairs(KEYS) do
     local deletes, ttl = string.match(mode, '^(%-?)(%d*)$')
     local set = nil
     if deletes == '-' then
-      -- Write the token first: if the deletion is refused halfway, older tokens must stay refused.
+      -- The token is written first: if Redis refuses the deletion afterwards, older tokens stay refused.
       set = redis.pcall('HSET', key, 'token', token)
       if type(set) == 'number' then set = redis.pcall('HDEL', key, 'value') end
     else
