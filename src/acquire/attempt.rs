@@ -1,5 +1,4 @@
-//! One attempt of a caller to get the lock: chooses the lease, sends the acquire, and handles the reply. Also makes the
-//! lease of a grant.
+//! One attempt of a caller to get the lock: chooses a lease id, sends the acquire, and handles the reply.
 
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry};
 use crate::acquire::wait::{Place, Refusal};
 use crate::acquire::{Acquirer, Caller, LockRequest};
-use crate::command::{Acquire, Command, GrantMessage, QueueMode, Queued, Reply};
+use crate::command::{Acquire, Command, GrantMessage, QueueMode, QueuePlace, Reply};
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -19,9 +18,9 @@ pub enum Attempt {
     Refused(Refusal),
 }
 
-/// An acquire that was sent.
+/// An acquire that the caller has sent.
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentAcquire {
     lease: LeaseId,
     queue_mode: QueueMode,
     asked_at: MonotonicTime,
@@ -30,16 +29,16 @@ struct Sent {
     notification_epoch: u64,
 }
 
-impl Sent {
-    /// Whether the lease was queued in Redis before.
+impl SentAcquire {
+    /// Whether an earlier request had added the lease to the queue in Redis.
     fn was_queued(&self) -> bool {
         matches!(self.queue_mode, QueueMode::Existing { .. })
     }
 }
 
 impl Caller<'_> {
-    /// Sends one acquire and waits for its reply, until `deadline` at the latest. Fails if it makes no sense to ask
-    /// again.
+    /// Sends one acquire and waits for its reply, until `deadline` at the latest. Returns an error if another attempt
+    /// could not succeed, either.
     pub fn attempt(
         &mut self,
         asked_at: MonotonicTime,
@@ -48,7 +47,7 @@ impl Caller<'_> {
         let acquirer = self.acquirer;
         let LockRequest { key, options, .. } = self.request;
         let (lease, queue_mode) = self.choose_lease(asked_at);
-        let sent = Sent {
+        let sent = SentAcquire {
             lease,
             queue_mode,
             asked_at,
@@ -69,7 +68,7 @@ impl Caller<'_> {
             _ => false,
         };
         if !keeps_entry && self.call.waits() {
-            // The lease is not queued in Redis, or the outcome is unknown and the store releases the lease.
+            // The lease is not queued in Redis. If the outcome is unknown, the store releases the lease.
             acquirer.queues.forget_entry(key, lease);
         }
         let reply = match outcome {
@@ -77,7 +76,7 @@ impl Caller<'_> {
             Err(error) => return self.failed(sent, error).map(Attempt::Refused),
         };
         if let Some(contention) = &acquirer.contention {
-            contention.note_attempt(key, acquirer.watchdog.now().since(asked_at));
+            contention.record_attempt(key, acquirer.watchdog.now().since(asked_at));
         }
         if let Reply::Granted {
             token,
@@ -90,7 +89,7 @@ impl Caller<'_> {
         Ok(Attempt::Refused(self.refused(sent, reply)))
     }
 
-    /// Chooses the lease id to ask with, and how it joins the queue in Redis.
+    /// Chooses the lease id for the acquire, and whether the acquire joins the queue in Redis.
     fn choose_lease(&self, asked_at: MonotonicTime) -> (LeaseId, QueueMode) {
         let acquirer = self.acquirer;
         let key = &self.request.key;
@@ -116,10 +115,10 @@ impl Caller<'_> {
         (lease, queue_mode)
     }
 
-    /// Handles the reply that Redis has granted the lock.
+    /// Makes the lease of a grant in the reply.
     fn granted(
         &mut self,
-        sent: Sent,
+        sent: SentAcquire,
         token: u64,
         is_token_in_value: bool,
     ) -> Result<Attempt, Error> {
@@ -131,7 +130,8 @@ impl Caller<'_> {
                 outage.end(|| self.server());
                 Ok(Attempt::Granted(lease))
             }
-            // The grant is too late to be valid. Until this reply Redis was not away, so the outage begins now.
+            // The grant came after its validity. This counts as an outage that begins now: until this reply, Redis was
+            // available.
             Err(late) if late.is_unavailable() => {
                 let refusal = self.begin_outage(acquirer.watchdog.now(), late);
                 Ok(Attempt::Refused(refusal))
@@ -140,8 +140,8 @@ impl Caller<'_> {
         }
     }
 
-    /// Handles the reply that Redis has not granted the lock.
-    fn refused(&mut self, sent: Sent, reply: Reply) -> Refusal {
+    /// Handles a reply that does not grant the lock.
+    fn refused(&mut self, sent: SentAcquire, reply: Reply) -> Refusal {
         let acquirer = self.acquirer;
         let key = &self.request.key;
         match reply {
@@ -156,7 +156,8 @@ impl Caller<'_> {
                     acquirer.notifications.request(key);
                 }
                 let place = match queued {
-                    // An entry that joined to poll is never notified, even if notifications have become possible since.
+                    // Redis never notifies an entry that joined to poll, even if this client has connected for
+                    // notifications since.
                     Some(queued)
                         if is_notified
                             && acquirer.notifications.queue_mode(key) == QueueMode::Notified =>
@@ -186,9 +187,9 @@ impl Caller<'_> {
         }
     }
 
-    /// Records the lease's place in the queue in Redis. Returns whether the caller will be notified of its grant.
-    fn record_place(&self, sent: Sent, queued: Queued) -> bool {
-        let Sent {
+    /// Records the lease's place in the queue in Redis. Returns whether Redis will notify the caller of its grant.
+    fn record_place(&self, sent: SentAcquire, queued: QueuePlace) -> bool {
+        let SentAcquire {
             lease,
             queue_mode,
             notification_epoch,
@@ -196,9 +197,9 @@ impl Caller<'_> {
         } = sent;
         let is_notified =
             self.waiter
-                .note_queued(lease, queued.since, queue_mode, notification_epoch);
+                .record_queued(lease, queued.since, queue_mode, notification_epoch);
         is_notified.unwrap_or_else(|| {
-            // The lease is no longer the queue's entry, for example because the client was shut down.
+            // The local queue has dropped this lease, for example because the client was shut down.
             let LockRequest { key, options, .. } = self.request;
             self.acquirer
                 .release_unheld(key.clone(), lease, options.first_ttl());
@@ -206,7 +207,7 @@ impl Caller<'_> {
         })
     }
 
-    /// Forgets the entry of `lease`, which was queued in Redis and is missing there.
+    /// Forgets `lease`, which has lost its place in the queue in Redis.
     fn remove_missing_entry(&self, lease: LeaseId) {
         let Acquirer {
             store,
@@ -214,9 +215,9 @@ impl Caller<'_> {
             ..
         } = self.acquirer;
         let expected_notification = self.waiter.remove_missing_entry(lease);
-        // Redis has lost the entry, although this client's subscription was not interrupted and no flush was reported:
-        // both would have changed the epoch. So the subscription may be on an old primary, and a grant may have skipped
-        // the entry.
+        // Redis has lost the place, although this client's subscription was not interrupted and no flush was reported:
+        // both would have changed the epoch. So the subscription may be on an old primary, and a release may have
+        // skipped this client.
         let key = &self.request.key;
         let is_notified = notifications.queue_mode(key) == QueueMode::Notified;
         if is_notified && expected_notification == Some(notifications.epoch(key)) {
@@ -224,12 +225,12 @@ impl Caller<'_> {
         }
     }
 
-    /// Handles an attempt without a reply. Returns the error if it makes no sense to ask again.
-    fn failed(&self, sent: Sent, error: Error) -> Result<Refusal, Error> {
+    /// Handles an attempt without a reply. Returns the error if another attempt could not succeed, either.
+    fn failed(&self, sent: SentAcquire, error: Error) -> Result<Refusal, Error> {
         let (acquirer, asked_at) = (self.acquirer, sent.asked_at);
         let LockRequest { key, options, .. } = self.request;
         if sent.was_queued() {
-            // Redis has refused the request, so an earlier entry of the lease may still be in the queue in Redis.
+            // Redis has refused this request, so an earlier request may have left the lease in the queue in Redis.
             acquirer.release_unheld(key.clone(), sent.lease, options.first_ttl());
         }
         let now = acquirer.watchdog.now();
@@ -240,34 +241,36 @@ impl Caller<'_> {
                 _ => false,
             };
         match error {
-            // A reply may take longer, so this says nothing about Redis to other callers.
+            // This caller's own deadline ended the attempt, so the failure is no outage for other callers.
             _ if is_cut => Ok(Refusal::Cut(CurrentOutage::new(asked_at, now, error))),
             _ if error.is_unavailable() => Ok(self.begin_outage(asked_at, error)),
             _ => Err(error),
         }
     }
 
-    /// Records an outage after an attempt that failed because Redis was unavailable. The outage began at `since`.
+    /// Records an outage that began at `since`, after an attempt that failed because Redis was unavailable.
     fn begin_outage(&self, since: MonotonicTime, error: Error) -> Refusal {
         let acquirer = self.acquirer;
         let now = acquirer.watchdog.now();
         let known = acquirer.outage_of(&self.request.options);
         let (outage, is_news) = known.begin(self.server(), since, now, error);
         if is_news {
-            // The other waiters have to know of the outage, since they end after `outage_timeout`, too.
+            // The other waiters compute their sleeps again: their `outage_timeout` runs from now on, too.
             acquirer.queues.wake_all();
         }
-        // Comes last: while the event handler runs, the client must know of the outage.
+        // The report comes after the record: the event handler may ask this client whether Redis is available.
         acquirer.report_unavailable(&self.request.key, &outage.error);
         Refusal::Unavailable(outage)
     }
 
-    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first.
-    /// That is so in these cases:
+    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first, in these
+    /// cases:
     ///
-    /// - The message says so, its token is not plausible, or other users may know the lease id.
-    /// - The entry has other options, the caller was promised the whole ttl, or replicas have to acknowledge the grant.
-    /// - Too little validity is left. It counts from the first request, since the time of the grant is not known.
+    /// - The message asks for it, its token is not plausible, or other users may know the lease id.
+    /// - The queued lease has other options than this caller, the caller was promised the whole ttl, or replicas have to
+    ///   acknowledge the grant.
+    /// - More than a third of the ttl has passed since the first request for the lease. The validity counts from that request,
+    ///   because the time of the grant is not known.
     pub fn accept(
         &self,
         entry: &QueueEntry,
@@ -291,7 +294,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Makes the grant of `lease`, which was asked for at `asked_at` or later.
+    /// Describes the grant of `lease`. `asked_at` is before the grant.
     fn grant(
         &self,
         lease: LeaseId,
@@ -315,9 +318,9 @@ impl Caller<'_> {
 }
 
 impl Acquirer {
-    /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says whether other clients
-    /// may be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after
-    /// shutdown (`Shutdown`).
+    /// Makes the lease of a grant, and schedules it with the watchdog. `others_queued`: other clients may be queued in
+    /// Redis for the key. If the grant came after its validity (`Timeout`) or after shutdown (`Shutdown`), releases it
+    /// and returns an error.
     pub fn lease_of(
         &self,
         grant: Grant,
@@ -328,7 +331,7 @@ impl Acquirer {
         let since = grant.since;
         let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
         let lease = Arc::new(lease.with_others_queued(others_queued));
-        // Checked before the watchdog gets the lease: the watchdog would report the loss of a lock that no caller held.
+        // Checked before the watchdog gets the lease: otherwise it would report the loss of a lock that no caller had.
         if lease.valid_for(since).is_none() {
             self.release_unheld(key, id, ttl);
             let message = format!(

@@ -1,34 +1,35 @@
-//! How a caller gets a lock, and how a lock is released to other waiters. Sends requests to the store; never touches a
+//! Acquires locks for callers, and releases them or hands them off. Sends requests to the store; never touches a
 //! connection.
 //!
 //! # The wait
 //!
 //! 1. A caller joins the local queue of its key. While a thread of this client holds the lock, all waiters of the queue
 //!    sleep. Otherwise only the first waiter sends requests.
-//! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script queues the
-//!    lease in Redis (lua/README.md), and the waiter sleeps until it is notified.
+//! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script adds the lease
+//!    to the key's queue in Redis (lua/README.md), and the waiter sleeps until it is notified.
 //! 3. A waiter asks again without a notification, because a notification may be lost: after a second if it is one of
 //!    the first eight, later if more waiters are before it, and soon after the lock expires. Without a notification
 //!    connection, it polls.
-//! 4. If Redis is away, the waiter tries again until `outage_timeout` or its deadline ends. All waiters of a client
-//!    share the start of an outage, so the `outage_timeout` of a hundred waiters ends at the same time.
+//! 4. While Redis is unavailable, the waiter tries again until `outage_timeout` or its deadline ends. All waiters of a
+//!    client share the start of an outage, so the `outage_timeout` of a hundred waiters ends at the same time.
 //!
-//! The state machine [`wait`] decides what a caller does next. It does no I/O: `Caller::run` does what it says, and an
+//! The state machine [`wait`] decides what a caller does next, without I/O. `Caller::run` carries out its steps. An
 //! [`attempt`] is one request with its reply. Two policies decide when a refused caller asks again: [`places`] on a server
 //! with queues, and [`turns`] on a quorum, whose nodes have no queues.
 //!
 //! # Rules
 //!
-//! - A lease id joins the queue in Redis once, by its first request. Before it is released, its entry leaves the local
-//!   queue, so no later request uses the id: a late request could be granted the lock, and the release would end that
-//!   grant. While a request under the id has no reply, only its caller releases the id.
-//! - The waiter confirms a grant by an acquire if the message asks for it, if the caller was promised the whole ttl (no
-//!   renewals, or `max_hold`), or if more than a third of the ttl has passed since its first request: the validity
-//!   counts from that request.
-//! - A waiter whose entry is missing joins again at its old place. If the client had a notification connection all the
-//!   time, this connection may lead to an old primary, so it becomes suspect.
-//! - A client that drops a lock that others may wait for, and acquires it again at once, first reads the reply to the
-//!   release. Otherwise Redis would run both before it notifies the next holder.
+//! - A lease id joins the queue in Redis once, by its first request. Before a client releases a lease id, it removes the id
+//!   from the local queue, so that no later request uses the id. Otherwise Redis could carry out such a request before the
+//!   release, and the release would end that grant. While a request under the id has no reply, only the caller of that
+//!   request releases the id.
+//! - The waiter confirms a grant by an acquire in three cases: the message asks for it; the caller was promised the whole
+//!   ttl (no renewals, or `max_hold`); or more than a third of the ttl has passed since its first request, because the
+//!   validity counts from that request.
+//! - If Redis has lost a waiter's place in the queue, the waiter joins again at that place. If the client had a
+//!   notification connection all the time, that connection may lead to an old primary, so it becomes suspect.
+//! - A client that drops a lock and acquires it again at once reads the reply to the release first, if other clients may
+//!   wait for the lock. Otherwise Redis would read both requests before it notifies the next holder.
 
 pub mod attempt;
 #[cfg(test)]
@@ -69,7 +70,7 @@ use outage::{CurrentOutage, Outage};
 use places::Places;
 pub use queue::LocalQueues;
 use queue::{QueuePosition, WaiterGuard, WakeReason};
-pub use release::Dropped;
+pub use release::DropOutcome;
 use shutdown::Shutdown;
 use turns::Turns;
 use turns::contention::Contention;
@@ -81,17 +82,16 @@ use wait::{Call, Pace, Step, Wait};
 pub struct LockRequest {
     pub key: Key,
     pub options: Options,
-    /// Called before each renewal, which it can refuse.
+    /// The user's check before each renewal (`renew_while`). It can refuse the renewal.
     pub check: Option<Check>,
-    /// Cancels the wait once it is ready.
+    /// Cancels the wait when it receives a message or its sender is dropped.
     pub cancel: Option<Receiver<()>>,
 }
 
-/// The number of lease pools. Each key uses one pool, so callers of different keys rarely share a pool. A single pool
-/// would be the most contended memory of a client.
+/// The number of lease pools. The key chooses the pool, so callers of different keys rarely contend for one.
 const LEASE_POOLS: usize = 16;
 
-/// Prepared lease ids, and the options of the last lease, which the next leases share if theirs are equal.
+/// Lease ids made in advance, and the options of the last lease: the next leases share them if their options are equal.
 #[derive(Default)]
 #[repr(align(64))]
 struct LeasePool {
@@ -99,14 +99,14 @@ struct LeasePool {
     options: SharedOptions,
 }
 
-/// The span of a call, and when the call began.
-struct Observed {
+/// The tracing span of a call, and the time at which the call began.
+struct CallSpan {
     span: observe::WaitSpan,
     started: MonotonicTime,
 }
 
 /// How a caller got its lease.
-enum Acquired {
+enum NewLease {
     Granted(Arc<Lease>),
     HandedOff(Arc<Lease>),
 }
@@ -118,12 +118,12 @@ pub struct Acquirer {
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
-    /// Each key uses one pool: see `lease_pool`.
+    /// A key uses the pool that `lease_pool` chooses.
     lease_pools: [LeasePool; LEASE_POOLS],
     outage: Outage,
-    /// The outage of requests that replicas have to acknowledge. Requests without replicas may succeed meanwhile.
+    /// The outages of requests that replicas have to acknowledge. Requests without replicas may succeed during these.
     outage_of_replicas: Outage,
-    /// The contention for keys of a quorum; `None` on servers with queues.
+    /// How busy the keys of a quorum are. `None` on servers with queues.
     contention: Option<Contention>,
     shutdown: Shutdown,
     command_timeout: Duration,
@@ -162,7 +162,7 @@ impl Acquirer {
         }
     }
 
-    /// Acquires the lock. Returns `None` if other holders had the lock for as long as `until` allows.
+    /// Acquires the lock. Returns `None` if another holder had the lock until the time in `until`.
     pub fn acquire(
         &self,
         request: &LockRequest,
@@ -175,7 +175,7 @@ impl Acquirer {
         self.report(observed, &request.key, result, Option::as_deref)
     }
 
-    /// Waits for the lock in the local queue. Waits again if the lease has ended by the time the caller gets it.
+    /// Waits for the lock in the local queue. If the lease has ended by the time the caller gets it, waits again.
     fn wait(&self, request: &LockRequest, call: Call) -> Result<Option<Arc<Lease>>, Error> {
         let LockRequest { key, options, .. } = request;
         let mut joined_at = call.started;
@@ -205,12 +205,12 @@ impl Acquirer {
                 }
             };
             let (lease, valid_at) = match waited {
-                Ok(Some(Acquired::Granted(lease))) => {
+                Ok(Some(NewLease::Granted(lease))) => {
                     self.leave_queue_with(waiter, &lease);
                     let since = lease.grant().since;
                     (lease, since)
                 }
-                Ok(Some(Acquired::HandedOff(lease))) => {
+                Ok(Some(NewLease::HandedOff(lease))) => {
                     self.leave_queue(request, waiter);
                     (lease, self.watchdog.now())
                 }
@@ -222,13 +222,14 @@ impl Acquirer {
             if lease.valid_for(valid_at).is_some() {
                 return Ok(Some(lease));
             }
-            // A `force_unlock` has just ended the lease, or this thread slept until its validity ended. Wait again.
+            // The lease has ended: another client unlocked it by force, or this thread slept until its validity had
+            // ended.
             self.release(&lease);
             joined_at = self.watchdog.now();
         }
     }
 
-    /// The result for a caller that does not wait, if other threads of this client wait for the lock.
+    /// The result for a caller that does not wait, while other threads of this client wait for the lock.
     fn refuse_behind_others(
         &self,
         key: &Key,
@@ -241,25 +242,25 @@ impl Acquirer {
         }
     }
 
-    /// Begins the span and the time of a call that acquires `key`.
-    fn observe(&self, key: &Key) -> Observed {
-        Observed {
+    /// Starts the tracing span of a call that acquires `key`.
+    fn observe(&self, key: &Key) -> CallSpan {
+        CallSpan {
             span: observe::WaitSpan::begin(key.name()),
             started: self.watchdog.now(),
         }
     }
 
-    /// Reports the result of a call as a span, in metrics and to the event handler. `lease` finds the lease in the
-    /// result.
+    /// Ends the span of a call, and reports its result to the metrics and the event handler. `lease` returns the lease
+    /// in the result.
     fn report<T>(
         &self,
-        observed: Observed,
+        observed: CallSpan,
         key: &Key,
         result: Result<T, Error>,
         lease: impl FnOnce(&T) -> Option<&Lease>,
     ) -> Result<T, Error> {
         let result = result.map_err(|error| error.with_key(key.name()));
-        // The event handler runs user code, so the waiter has left its queue before the report.
+        // The caller has left its queue before, since the event handler runs user code.
         if self.callbacks.has_listeners() {
             let waited = self.watchdog.now().since(observed.started);
             let granted = result
@@ -285,7 +286,7 @@ impl Acquirer {
         &self.lease_pools[key.shard(LEASE_POOLS)]
     }
 
-    /// The record of the outage that matters to requests with these options.
+    /// The outages that requests with these options meet.
     fn outage_of(&self, options: &Options) -> &Outage {
         match options.replicas {
             None => &self.outage,
@@ -293,7 +294,7 @@ impl Acquirer {
         }
     }
 
-    /// The outage of the key's server that callers of this client have found.
+    /// The current outage of the key's server, if a caller of this client has found one.
     fn current_outage(
         &self,
         key: &Key,
@@ -309,12 +310,13 @@ impl Acquirer {
         self.shutdown.check()
     }
 
-    /// The leases of this client that have not been released.
+    /// The leases that threads of this client hold.
     pub fn holders(&self) -> Vec<Arc<Lease>> {
         self.queues.holders()
     }
 
-    /// Ends all waits with `Shutdown`, and releases their entries in Redis. Later waits end at once.
+    /// Ends all waits with the error `Shutdown`, and removes their leases from the queues in Redis. Later waits end at
+    /// once.
     pub fn end(&self) {
         self.shutdown.close();
         for (key, entry) in self.queues.abandon_all() {
@@ -324,7 +326,7 @@ impl Acquirer {
     }
 }
 
-/// A thread that waits in a local queue.
+/// A thread that waits for a lock in its local queue.
 struct Caller<'a> {
     acquirer: &'a Acquirer,
     request: &'a LockRequest,
@@ -334,18 +336,18 @@ struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    /// Does what `wait` says, until this caller has the lock or gives up. The wait began at `joined_at`.
+    /// Carries out the steps of `wait` until this caller has the lock or stops waiting. The wait began at `joined_at`.
     fn run<P: Pace>(
         &mut self,
         mut wait: Wait<P>,
         joined_at: MonotonicTime,
-    ) -> Result<Option<Acquired>, Error> {
+    ) -> Result<Option<NewLease>, Error> {
         let acquirer = self.acquirer;
         let LockRequest { key, options, .. } = self.request;
         let mut now = joined_at;
         loop {
             if let Some(lease) = self.waiter.handed_off() {
-                return Ok(Some(Acquired::HandedOff(lease)));
+                return Ok(Some(NewLease::HandedOff(lease)));
             }
             acquirer.check_open()?;
             if self.is_cancelled() {
@@ -354,14 +356,14 @@ impl Caller<'_> {
             let position = self.waiter.position(now);
             if let QueuePosition::Granted(entry, message) = &position {
                 if let Some(lease) = self.accept(entry, *message, now)? {
-                    return Ok(Some(Acquired::Granted(lease)));
+                    return Ok(Some(NewLease::Granted(lease)));
                 }
                 wait.ask_now();
             }
             let outage = acquirer.current_outage(key, options, now);
             match wait.next(now, &position, outage) {
                 Step::Ask { deadline } => match self.attempt(now, deadline)? {
-                    Attempt::Granted(lease) => return Ok(Some(Acquired::Granted(lease))),
+                    Attempt::Granted(lease) => return Ok(Some(NewLease::Granted(lease))),
                     Attempt::Refused(refusal) => {
                         now = acquirer.watchdog.now();
                         wait.refused(refusal, now);
@@ -389,7 +391,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Whether the caller has cancelled its wait. A caller that does not wait has none to cancel.
+    /// Whether the caller has cancelled its wait. Returns false for a caller that does not wait.
     fn is_cancelled(&self) -> bool {
         let cancel = self.request.cancel.as_ref();
         let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);

@@ -1,4 +1,4 @@
-//! Models of waits: threads of one or two clients want one lock, hand it off, give up, lose it, or are ended by a
+//! Models of waits. Threads of one or two clients want one lock, hand it off, stop waiting, lose it, or are ended by a
 //! shutdown.
 
 pub mod cancellation;
@@ -27,7 +27,7 @@ const RUNS: usize = 1000;
 const SECOND: Duration = Duration::from_secs(1);
 const OPTIONS: Options = Options::USUAL;
 
-/// A client without its watchdog's threads: no lock is held for long enough to be renewed.
+/// A client without the threads of its watchdog: the models hold no lock until its renewal.
 struct Client {
     store: Arc<Direct>,
     watchdog: Arc<Watchdog>,
@@ -74,7 +74,7 @@ impl Client {
         }
     }
 
-    /// Releases the lease as a dropped guard does, or as `unlock` does. `is_there` says whether the lease's key still
+    /// Releases the lease, at random as a dropped guard or as `unlock`. `is_there` says whether the lease's key still
     /// exists.
     fn release(&self, lease: &Arc<Lease>, is_there: bool) {
         if chance(2) {
@@ -96,7 +96,7 @@ struct Work {
     request: LockRequest,
     inside: AtomicU32,
     last_token: Mutex<u64>,
-    /// The lease whose key another user deletes while it is held. Another holder may then work at the same time.
+    /// The lease whose key another user deletes while a thread holds it. Then another holder may work at the same time.
     deleted: Option<LeaseId>,
 }
 
@@ -169,7 +169,7 @@ fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
 fn model_threads_of_one_client_take_turns() {
     check(RUNS, || {
         let server = Server::new();
-        // The clock stands still, so a waiter that is not woken sleeps for ever.
+        // The clock stands still, so a waiter that misses its wake-up never returns.
         let queue_mode = [QueueMode::Notified, QueueMode::Polling][choice(2)];
         let clients = [Client::new(&server, queue_mode)];
         let work = Work::new();
@@ -263,7 +263,7 @@ fn model_loss_wakes_the_next_waiter() {
             server.take_back(&request.key, lease.grant().id);
             lease.lose(MonotonicTime::now(), LossReason::Deleted);
         };
-        // The waiters get the lock even if the lost lease is not released.
+        // The next waiters get the lock, whether or not the lost lease is released.
         let releases = || {
             client.acquirer.release(&lease);
         };

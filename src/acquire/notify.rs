@@ -1,16 +1,16 @@
-//! Handles notifications: wakes the waiter of a grant, and ends or confirms leases whose keys changed. Only
-//! `clock_moved` waits: when a test has moved the clock of a `MemoryStore`, for the renewals that became due.
+//! Handles notifications: wakes waiters that Redis has granted a lock, and ends or confirms leases whose keys changed.
+//! Only `clock_moved` blocks: when a test moves the clock of a `MemoryStore`, it waits for the renewals that are due.
 //!
-//! Any user with the right to publish may forge a message (docs/security.md).
+//! Any user with the right to publish may forge a message (docs/security.md), so the client checks each one:
 //!
-//! - *A grant* is believed without a request if the lease is waiting, no earlier message has named it, and its token is
-//!   plausible: not before the waiter joined, and at most a minute after now, by the clock of Redis. The waiter
-//!   confirms each other grant with an acquire, whose reply has the token from Redis.
-//! - *A late grant* of a lease that this client has abandoned is released once. Grants of unknown leases are ignored.
-//! - *A forced release* is confirmed by an acquire if the grant is not accepted yet, otherwise by a renewal worker.
-//!   Each lease has one such request at a time. If Redis replies that the lease is held, further messages are only
-//!   recorded for a second, so a flood of forged messages costs few requests. A forged message makes no connection
-//!   suspect.
+//! - *A grant* needs no request if a thread waits for the lease, no earlier message has contained the lease id, and the
+//!   token is plausible: not before the waiter joined, and at most a minute after now, by the clock of Redis. The waiter
+//!   confirms any other grant with an acquire, whose reply has the token from Redis.
+//! - *A late grant* of a lease that this client has abandoned is released once. The client ignores grants of other leases.
+//! - *A forced release* of a held lease is confirmed by a renewal worker. If the caller has not accepted the grant yet,
+//!   its next acquire confirms it. Each lease has one such request at a time. If Redis replies that the lease is held, the
+//!   client only counts further messages for a second, so a flood of forged messages costs few requests. A forged message
+//!   makes no connection suspect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +25,19 @@ use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::watchdog::Watchdog;
 
 pub struct NotificationHandler {
-    /// The name of this client in Redis.
+    /// This client's holder id.
     holder: HolderId,
     backend: Backend,
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
-    /// The longest ttl that an abandoned lease can have.
+    /// The longest ttl that an abandoned lease may have. Its release is repeated for this time.
     max_ttl: Duration,
 }
 
 impl NotificationHandler {
-    /// Also sets the loss hook: it stops the tracking of the lost lease's key, and wakes the key's first waiter.
+    /// Also sets the callback for losses: it stops the tracking of the lost lease's key, and wakes the key's first
+    /// waiter.
     pub fn new(
         holder: HolderId,
         backend: Backend,
@@ -45,8 +46,8 @@ impl NotificationHandler {
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
-        // Weak references avoid a cycle: the watchdog and the held leases own the callback executor, which owns the
-        // hook.
+        // Weak references avoid a cycle: the watchdog and the held leases own the callback executor, which owns this
+        // callback.
         let (dog, local) = (Arc::downgrade(&watchdog), Arc::downgrade(&queues));
         callbacks.set_loss_hook(move |lease| {
             if let Some(watchdog) = dog.upgrade() {
@@ -66,8 +67,8 @@ impl NotificationHandler {
         }
     }
 
-    /// Handles a read of `key` that did not find `lease`. If the read may come from a server that is not the primary, a
-    /// request has to confirm the loss first.
+    /// Handles a report that `key` does not contain `lease`. Queues a request that confirms the loss if the report may
+    /// come from a server that is no longer the primary. Otherwise ends the lease.
     fn lost(&self, key: &Key, lease: LeaseId, state: KeyState<'_>) {
         let held = self.watchdog.tracked(key);
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
@@ -84,8 +85,8 @@ impl NotificationHandler {
 impl Listener for NotificationHandler {
     fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
-            // The client has already released this lease, but Redis may have read that release before it made the
-            // grant.
+            // The client has sent a release for this lease, but Redis may have read that release before it granted the
+            // lease.
             self.backend.store.send_release(Command::Release(Release {
                 key: key.clone(),
                 lease,
@@ -116,7 +117,7 @@ impl Listener for NotificationHandler {
         let held = held.filter(|lease| lease.valid_for(now).is_some());
         let lease = held.map(|lease| lease.grant().id);
         let matters_to_waiter = match self.backend.notifications.free_servers() {
-            Some(majority) => self.queues.note_change(key, server, majority),
+            Some(majority) => self.queues.record_change(key, server, majority),
             None => self.queues.tracked_entry_of(key).is_some(),
         };
         let matters = lease.is_some() || matters_to_waiter;
@@ -128,7 +129,7 @@ impl Listener for NotificationHandler {
 
     fn all_changed(&self, _: ServerId, keys: &dyn Fn(&Key) -> bool) {
         self.queues.wake_first(keys);
-        // Tracks the keys of all holders, even of those that got their lock a moment ago.
+        // Includes leases that were granted a moment ago, and whose keys are not tracked yet.
         let mut holders = self.queues.holders();
         holders.retain(|lease| keys(&lease.grant().key));
         self.watchdog.track_again(&holders, keys);
@@ -140,16 +141,17 @@ impl Listener for NotificationHandler {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
             None if let Some(majority) = self.backend.notifications.free_servers() => {
-                // This client's own grant on a minority of the servers, which it is about to release, is not a turn of
-                // another client.
+                // A turn of this client is its own grant on a minority of the servers, which it is about to release.
                 let turn = state.turn().filter(|turn| turn.holder != self.holder);
                 if let Some(turn) = turn {
-                    self.queues.note_turn(key, turn);
+                    self.queues.record_turn(key, turn);
                 }
-                self.queues.note_read(key, server, state.exists(), majority);
+                self.queues
+                    .record_read(key, server, state.exists(), majority);
             }
             None => {
-                // Another client holds the lock. Its release will serve the queue, so the waiter need not ask.
+                // If another client holds the lock and its release will grant the lock to the first waiter, the waiter
+                // sleeps on.
                 let entry = self.queues.tracked_entry_of(key);
                 let waits_on =
                     entry.is_some_and(|entry| state.has_queue() && !state.is_held_by(entry));
@@ -189,7 +191,7 @@ mod tests {
         store: Arc<Scripted>,
         watchdog: Arc<Watchdog>,
         handler: NotificationHandler,
-        /// A lease that is not among the holders.
+        /// A lease that the holders do not contain yet.
         lease: Arc<Lease>,
     }
 
@@ -243,8 +245,8 @@ mod tests {
         assert!(f.watchdog.tracked(key).is_none());
     }
 
-    /// The timer of a lease may fire before its caller, which was granted the lock, is among the holders. If there is
-    /// no notification connection then, the next one tracks the key.
+    /// The timer of a lease may fire before its caller adds the lease to the holders. If there is no notification
+    /// connection at that moment, the next connection tracks the key.
     #[test]
     fn a_new_connection_tracks_leases_whose_timer_has_fired() {
         let f = fixture();

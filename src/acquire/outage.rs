@@ -1,4 +1,4 @@
-//! The current outages of the servers, as the callers of one client see them.
+//! The current outages of the servers that the callers of one client have found.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
-/// The outages that a client knows of. All waiters of the client share their start, so a queue of a hundred waiters
+/// The current outages of a client's servers. All waiters share the start of an outage, so a queue of a hundred waiters
 /// ends after one `outage_timeout`, not after a hundred.
 pub struct Outage {
     is_known: AtomicBool,
-    /// The outage of each server that has one. Bounded by the number of servers.
+    /// At most one outage for each server.
     known: Mutex<Vec<(ServerId, CurrentOutage)>>,
-    /// How long an outage counts as current after its last failure.
+    /// How long after its last failure an outage counts as current.
     fresh_for: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Outage {
         }
     }
 
-    /// Records that an attempt on `server` failed that began at `since`. Returns the outage, and whether it is new.
+    /// Records a failed attempt on `server` that began at `since`. Returns the outage, and whether the outage is new.
     pub fn begin(
         &self,
         server: ServerId,
@@ -61,13 +61,13 @@ impl Outage {
         };
         known.push((server, current.clone()));
         self.is_known.store(true, Ordering::Release);
-        // The error may own a value of the user, so it is dropped after the unlock.
+        // The error may own a value of the user, so it is dropped while the mutex is unlocked.
         drop(known);
         drop(replaced);
         (current, is_news)
     }
 
-    /// Records that a server answered.
+    /// Ends the outage of a server that has replied.
     pub fn end(&self, server: impl FnOnce() -> ServerId) {
         if self.is_known.load(Ordering::Acquire) {
             let server = server();
@@ -79,7 +79,7 @@ impl Outage {
         }
     }
 
-    /// The outage of a server, if it has one at `now`.
+    /// The outage of a server, if it is current at `now`.
     pub fn current(
         &self,
         server: impl FnOnce() -> ServerId,

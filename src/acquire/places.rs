@@ -1,37 +1,37 @@
-//! When a waiter asks a server with queues again: by its place in the queue, since the server notifies it of its grant.
+//! The policy for a server with queues: when a waiter asks again, from its place in the queue in Redis.
 
 use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::wait::{LONGEST_TRUST, Pace, Place, Retry};
-use crate::command::Queued;
+use crate::command::QueuePlace;
 use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 
-/// How long a waiter is queued in Redis before its key is tracked.
+/// A waiter has its key tracked when it has been queued in Redis for this time.
 const TRACK_AFTER: Duration = Duration::from_millis(20);
-/// How many waiters at the front of a key's queue have the key tracked. Each of these waiters costs a request at each
-/// change of the key.
+/// This many waiters at the front of a queue have the key tracked. Each of them sends a request at each change of the
+/// key.
 const TRACKING_WAITERS: u64 = 2;
-/// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Each waiter behind them asks less
-/// often: with twice as many waiters before it, half as often, but see `FAR`.
+/// This many waiters at the front of a queue ask at least once in [`LONGEST_TRUST`]. Behind them, the pause grows in
+/// proportion to the number of waiters in front, up to [`FAR_TRUST`].
 const NEAR: u64 = 8;
-/// How many waiters ask at least once in `FAR_TRUST`. If all waiters before them are stopped, one of them has to notice
-/// soon that the first one does not confirm its grant. Behind them, a waiter with twice as many waiters before it asks
-/// half as often. So the number of requests grows with the logarithm of the number of waiters.
+/// This many waiters ask at least once in `FAR_TRUST`: if all waiters in front of them are stopped, one of them has to
+/// find out soon. Behind them, the pause grows in proportion to the number of waiters in front, so the number of
+/// requests grows with the logarithm of the number of waiters.
 const FAR: u64 = 128;
 const FAR_TRUST: Duration = Duration::from_millis(2500);
-/// The waiters of an expired lock ask one after another, this far apart. Usually the first request already serves the
+/// When the lock has expired, the waiters ask in their order, one in this time. The first request usually serves the
 /// queue.
 const ASK_APART: Duration = Duration::from_millis(20);
-/// The last waiter asks at most this long after the lock has expired. The queue outlives the lock by ten seconds or
-/// more.
+/// Each waiter asks within this time after the lock has expired. The queue's ttl exceeds the lock's by at least ten
+/// seconds.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
-/// The pauses of a waiter that a server keeps in its queues.
+/// The policy for a server with queues.
 pub struct Places<'a> {
     waiter: &'a WaiterGuard<'a>,
-    /// When the key is tracked for the waiter. `None` if it is tracked, or need not be.
+    /// When the key is tracked for the waiter. `None` if the key is tracked already, or the waiter is too far behind.
     track_at: Option<MonotonicTime>,
     ask_at: MonotonicTime,
 }
@@ -46,8 +46,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// When a waiter at this place asks again, if it gets no notification and the lock expires at `expires_at`.
-pub fn ask_at(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> MonotonicTime {
+/// When a waiter at this place asks again without a notification, if the lock expires at `expires_at`.
+pub fn ask_at(queued: QueuePlace, expires_at: MonotonicTime, now: MonotonicTime) -> MonotonicTime {
     let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
     let share = |of: u64| queued.ahead.max(of) as f64 / of as f64;
     let near = LONGEST_TRUST.mul_f64(share(NEAR));
@@ -99,7 +99,7 @@ impl Pace for Places<'_> {
         if self.track_at.take_if(|at| *at <= now).is_none() {
             return Retry::PAUSE;
         }
-        self.waiter.note_tracked();
+        self.waiter.set_tracked();
         Retry::Track
     }
 }

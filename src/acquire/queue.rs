@@ -1,5 +1,6 @@
-//! The local queues: the threads of this client that wait for a key, first come, first served. Only the first waiter of
-//! a queue asks Redis, and only while no thread of this client holds the lock. Also has the holders. Does no I/O.
+//! The local queues: the threads of this client that wait for each key, first come, first served. Only the first waiter
+//! of a queue asks Redis, and only while no thread of this client holds the lock. Also has the held leases. Does no
+//! I/O.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -22,12 +23,12 @@ use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, Yields, either, try_send, yield_now};
 
 const SHARDS: usize = 64;
-/// How many abandoned leases each shard remembers. It forgets the oldest first.
+/// Each shard remembers this many abandoned leases, and forgets the oldest first.
 const MAX_ABANDONED: usize = 64;
-/// The memory of an emptied queue is kept for the next queue if it has room for no more waiters than this.
+/// An empty queue's memory is kept for the next queue if it has room for at most this many waiters.
 const LONGEST_SPARE: usize = 16;
-/// How far the clock of Redis may gain on this machine's clock during a wait. A grant with a later time has to be
-/// confirmed.
+/// The clock of Redis may gain at most this much on this machine's clock during a wait. A waiter confirms a grant with
+/// a later time.
 const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 
 /// The holders and the waiting threads of one client, by key.
@@ -36,42 +37,41 @@ pub struct LocalQueues {
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// One shard of [`LocalQueues`]. Holders have a map of their own: a client may hold a million locks, and hardly any of
-/// them has a queue.
+/// One shard of [`LocalQueues`]. The held leases have their own map: a client may hold a million locks, most of them
+/// without a queue.
 #[derive(Default)]
 struct Shard {
     holders: LeasesByKey,
     queues: KeyMap<KeyQueue>,
-    /// The memory of an emptied queue, for the next key.
+    /// The memory of an empty queue. The next new queue uses it.
     spare: VecDeque<Arc<Waiter>>,
     abandoned: Abandoned,
 }
 
-/// The queue of one key. It exists while threads wait, or while the lock is held and `entry` or `forced` is set.
+/// The queue of one key. Exists while threads wait, and also while the lock is held and `entry` or `forced` is set.
 #[derive(Default)]
 struct KeyQueue {
     waiters: VecDeque<Arc<Waiter>>,
     entry: Option<QueueEntry>,
-    /// The place of the last entry that lost its place in the queue in Redis without a grant. The next entry joins
-    /// there.
+    /// The place in the queue in Redis that the last entry lost without a grant. The next entry joins at this place.
     since: Option<u64>,
-    /// A lease that was unlocked by force, and the client that did so. Set if this message came before a caller had
-    /// accepted the lease's grant.
+    /// Set if a message reports a forced release of a lease whose grant the caller has not accepted yet: the lease, and
+    /// the client that released it.
     forced: Option<(LeaseStart, HolderId)>,
-    /// The reports of servers about the key since a waiter last began to watch it. A grant removes them.
+    /// What the servers have reported about the key since a waiter last began to watch it. A grant clears it.
     watch: Option<Watch>,
 }
 
-/// The reports about a key that a waiter watches. A server is in one of the two sets at most.
+/// What the servers have reported about a watched key. Each server is in at most one of the two sets.
 #[derive(Default)]
 struct Watch {
     present_on: ServerSet,
     missing_on: ServerSet,
-    /// The turn that a server has reported last.
+    /// The last turn that a server has reported.
     turn: Option<Turn>,
-    /// Another client has the key, or had it since the watch began.
+    /// Whether another client has had the key at any time since the watch began.
     was_taken: bool,
-    /// A majority of the servers has reported the release of the key that another client had. A renewal looks the same.
+    /// Whether a majority of the servers has reported that another client released the key. A renewal looks the same.
     was_released: bool,
 }
 
@@ -86,37 +86,38 @@ fn is_majority(servers: ServerSet, majority: usize) -> bool {
     servers.count_ones() as usize >= majority
 }
 
-/// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
-/// next waiter takes over the entry.
+/// The lease that a queue's first waiter asks Redis for. The lease may be in the queue in Redis. When the waiter
+/// leaves, the next waiter continues with this entry.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueEntry {
     pub lease: LeaseId,
     pub options: Options,
-    /// The time just before the first request for the lease, so before any grant of it.
+    /// A time before the first request for the lease, and so before any grant of it.
     pub asked_at: MonotonicTime,
-    /// The grant that a message reported.
+    /// The grant in a message that this client has received.
     pub granted: Option<GrantMessage>,
-    /// A message has reported a grant, and no later reply has found the entry in the queue in Redis.
+    /// Whether a message has reported a grant, and no later reply has shown that the lease is still queued.
     was_granted: bool,
-    /// A message has contained the lease id, so other users may know the id. The next grant of the lease has to be
-    /// confirmed.
+    /// Whether a message has contained the lease id. Other users may then know the id, so the waiter confirms the next
+    /// grant.
     is_known: bool,
-    /// A request for the lease is unanswered. Until the reply comes, only that request's caller may release the lease.
+    /// Whether a request for the lease has no reply yet. Until the reply comes, only that request's caller releases the
+    /// lease.
     is_in_flight: bool,
-    /// The entry's place in the queue of Redis: the time in µs at which it joined, by the clock of Redis.
+    /// The lease's place in the queue in Redis: the time at which it joined, in µs of the clock of Redis.
     since: Option<u64>,
-    /// Whether the waiter will be notified of a grant. If not, it polls.
+    /// Whether Redis notifies the waiter of a grant. Otherwise the waiter polls.
     notified: bool,
-    /// `Notifications::epoch` at the last request that found the entry in the queue. `None` after a roll call
-    /// of the queue, which may remove the entry without a grant.
+    /// `Notifications::epoch` before the last request whose reply reports that the lease is queued. `None` after a roll
+    /// call, which may remove the lease from the queue without a grant.
     notification_epoch: Option<u64>,
-    /// Redis reports changes of the entry's key to this client.
+    /// Whether Redis reports changes of the key to this client.
     is_tracked: bool,
 }
 
 impl QueueEntry {
-    /// Whether Redis can have made the token of this grant. The token's time must lie between the entry's place and
-    /// `now`, with an allowance of `CLOCK_DRIFT`.
+    /// Whether Redis can have made the token of this grant: the token's time is between the lease's place and `now`,
+    /// plus or minus `CLOCK_DRIFT`.
     pub fn is_plausible(&self, grant: GrantMessage, now: MonotonicTime) -> bool {
         let Some(since) = self.since else {
             return false;
@@ -132,51 +133,50 @@ impl QueueEntry {
     }
 }
 
-/// The lease to which a reported grant belongs.
+/// The kind of lease that a message grants.
 #[must_use]
 #[derive(Debug, PartialEq)]
 pub enum GrantOf {
-    /// The entry of a queue: its waiter was woken.
+    /// A waiter of this client asks for the lease. The message has woken it.
     Waiter,
-    /// An abandoned lease of this client: the caller has to release the grant.
+    /// This client has abandoned the lease. The caller has to release it.
     AbandonedLease,
-    /// Any other lease: the client has accepted the grant already, or the message is forged.
+    /// Any other lease: the client holds it already, or the message is forged.
     OtherLease,
 }
 
-/// The lease that a waiter asks Redis for.
+/// Whether the lease that a waiter asks Redis for is new.
 #[derive(Debug, PartialEq, Eq)]
 pub enum EntryKind {
-    /// The lease of the queue's entry, which may be queued in Redis already.
+    /// The entry's lease, which an earlier request may have queued in Redis.
     Existing,
-    /// A new lease, which joins the queue of Redis at the place `since`.
+    /// A new lease. It joins the queue in Redis at the place `since`.
     Rejoin { since: u64 },
-    /// A new lease, which joins at the end of the queue of Redis.
+    /// A new lease. It joins the end of the queue in Redis.
     New,
 }
 
-/// A thread's membership in a local queue. `leave` and `leave_with` leave the queue, and return what the caller has to
-/// release. A drop without them, as in a panic, also leaves the queue.
+/// A thread's membership in a local queue. `leave` and `leave_with` return the leases that the caller has to release. A
+/// drop, as in a panic, leaves the queue, too.
 pub struct WaiterGuard<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
     waiter: Arc<Waiter>,
-    /// The caller's channel that cancels the wait, and the receiving end of the wake channel. The thread selects on
-    /// both.
+    /// The user's channel that cancels the wait, and the channel that wakes this thread. The thread waits for both.
     cancel: Option<(&'a Receiver<()>, Receiver<()>)>,
     left: bool,
 }
 
-/// The position of a waiter in its local queue, and what the waiter can do there.
+/// The position of a waiter in its local queue.
 #[derive(Debug)]
 pub enum QueuePosition {
-    /// Other waiters of this client come first.
+    /// Other waiters of this client are in front.
     Behind,
-    /// This waiter is the first, and a thread of this client holds the lock, with this much validity left.
+    /// This waiter is the first. A thread of this client holds the lock, and its lease is valid for this time.
     Held(Duration),
-    /// This waiter is the first: it asks Redis.
+    /// This waiter is the first, and may ask Redis.
     First,
-    /// This waiter is the first, and a message reported a grant to its entry.
+    /// This waiter is the first, and a message has granted the entry's lease.
     Granted(QueueEntry, GrantMessage),
 }
 
@@ -186,7 +186,8 @@ impl LocalQueues {
         Self { clock, shards }
     }
 
-    /// Joins the queue of `key` behind all other waiters. Once `cancel` is ready, it ends the waiter's sleeps.
+    /// Adds the calling thread to the end of the queue of `key`. The waiter's sleeps end when `cancel` receives a
+    /// message.
     pub fn join<'a>(
         &'a self,
         key: &'a Key,
@@ -196,7 +197,7 @@ impl LocalQueues {
         self.join_in(self.shard(key), key, options, cancel)
     }
 
-    /// As [`join`](Self::join), but only if no thread waits.
+    /// Joins the queue of `key`, but only if no other thread waits for it.
     pub fn join_if_empty<'a>(&'a self, key: &'a Key, options: Options) -> Option<WaiterGuard<'a>> {
         let shard = self.shard(key);
         (!shard.waits_for(key)).then(|| self.join_in(shard, key, options, None))
@@ -226,14 +227,14 @@ impl LocalQueues {
         }
     }
 
-    /// Removes `lease`, which is not held any more, and wakes the first waiter. That waiter asks Redis.
+    /// Removes `lease`, which has ended, and wakes the key's first waiter, which then asks Redis.
     pub fn remove_holder(&self, lease: &Lease) {
         let holder = self.shard(&lease.grant().key).remove_holder(lease);
-        // Drop the lease after the mutex is unlocked, since this may be the last reference to it.
+        // The lease is dropped while the mutex is unlocked, since this may be the last reference to it.
         drop(holder);
     }
 
-    /// Hands the lock off to the first waiter, if a thread waits and `pass_on` makes a lease for that waiter's options.
+    /// Hands the lock off to the first waiter, if there is one and `pass_on` returns a lease for that waiter's options.
     /// Calls `pass_on` under the shard's mutex.
     pub fn hand_off(
         &self,
@@ -256,7 +257,7 @@ impl LocalQueues {
         }
         shard.tidy(key);
         let before = shard.holders.insert(Arc::clone(&next));
-        // The mutex is still locked, so a waiter that leaves now finds either itself in the queue or this lease.
+        // The mutex is still locked. A waiter that leaves the queue afterwards finds this lease.
         first.hand_off(next);
         drop(shard);
         first.ring();
@@ -270,7 +271,7 @@ impl LocalQueues {
         }
     }
 
-    /// Wakes the first waiter of each of these keys: each of them asks Redis once.
+    /// Wakes the first waiter of each of these keys. Each of them then asks Redis once.
     pub fn wake_first(&self, keys: &dyn Fn(&Key) -> bool) {
         for shard in &self.shards {
             for (key, queue) in &shard.lock().queues {
@@ -289,13 +290,13 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that Redis has granted `key` to `lease`: wakes the waiter that asked for it.
+    /// Handles a message that Redis has granted `key` to `lease`. Wakes the waiter that has asked for the lease.
     pub fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) -> GrantOf {
         let mut shard = self.shard(key);
         if let Some(queue) = shard.queues.get_mut(key)
             && let Some(entry) = queue.entry.as_mut().filter(|entry| entry.lease == lease)
         {
-            // On a Cluster, the nodes forward messages to each other, so the same message may come several times.
+            // On a Cluster, several nodes may forward the same message.
             let repeated = entry.granted.filter(|known| known.token == grant.token);
             let is_doubtful = repeated.map_or(entry.is_known, |known| known.to_confirm);
             let to_confirm = grant.to_confirm || is_doubtful;
@@ -313,7 +314,7 @@ impl LocalQueues {
         GrantOf::OtherLease
     }
 
-    /// Handles a message that `lease` is among the first in the queue of Redis: makes its waiter ask again soon.
+    /// Handles a message that `lease` is now one of the first in the queue in Redis. Its waiter asks again soon.
     pub fn near(&self, key: &Key, lease: LeaseStart) {
         let shard = self.shard(key);
         if let Some(queue) = shard.queues.get(key)
@@ -326,8 +327,8 @@ impl LocalQueues {
         }
     }
 
-    /// Handles the message of a roll call: wakes the waiter of `lease`, which has to send a request at once, or it loses
-    /// its place in the queue of Redis.
+    /// Handles a message of a roll call. Wakes the waiter of `lease`, which asks at once: otherwise Redis removes it
+    /// from the queue.
     pub fn called(&self, key: &Key, lease: LeaseStart) {
         if let Some(queue) = self.shard(key).queues.get_mut(key)
             && let Some(entry) = &mut queue.entry
@@ -338,13 +339,13 @@ impl LocalQueues {
         }
     }
 
-    /// Adds a holder that did not wait in a queue. If the key has another holder already, the older of the two leases
-    /// is lost.
+    /// Adds a held lease of a caller that did not wait in a queue. If the key has another holder already, the older of
+    /// the two leases is lost.
     pub fn hold(&self, lease: &Arc<Lease>) {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
         let is_newer = |holder: &Arc<Lease>| holder.grant().token > lease.grant().token;
-        // If the known holder is newer, `lease` has already ended.
+        // If the known holder is newer, `lease` itself has ended.
         let lost = if shard.holders.get(key).is_some_and(is_newer) {
             Some(Arc::clone(lease))
         } else {
@@ -356,8 +357,8 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that `by` unlocked `lease` by force. If a thread of this client holds the lease, returns it.
-    /// If no caller has accepted the lease's grant yet, notes that the grant has to be confirmed.
+    /// Handles a message that the client `by` has released `lease` by force. Returns the lease if a thread of this
+    /// client holds it. If the waiter has not accepted the grant yet, records that the waiter has to confirm it.
     pub fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
@@ -389,7 +390,7 @@ impl LocalQueues {
         shards.flat_map(held).collect()
     }
 
-    /// The lease of the entry for `key`, if the key is tracked for it.
+    /// The lease that a waiter asks for, if Redis reports changes of the key to this client.
     pub fn tracked_entry_of(&self, key: &Key) -> Option<LeaseId> {
         let entry = self
             .shard(key)
@@ -401,16 +402,15 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
-    /// Notes whether `server` has the key that a waiter watches. Wakes the first waiter once the key is missing on a
-    /// majority of the servers.
-    pub fn note_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
+    /// Records whether `server` has a watched key. Wakes the first waiter once a majority of the servers lacks the key.
+    pub fn record_read(&self, key: &Key, server: ServerId, exists: bool, majority: usize) {
         if let Some(queue) = self.shard(key).queues.get_mut(key) {
-            queue.note_presence(server, exists, majority);
+            queue.record_presence(server, exists, majority);
         }
     }
 
-    /// Notes whose turn it is, for a key that a waiter watches.
-    pub fn note_turn(&self, key: &Key, turn: Turn) {
+    /// Records which client holds a watched key.
+    pub fn record_turn(&self, key: &Key, turn: Turn) {
         let mut shard = self.shard(key);
         let queue = shard.queues.get_mut(key);
         if let Some(watch) = queue.and_then(|queue| queue.watch.as_mut()) {
@@ -418,23 +418,23 @@ impl LocalQueues {
         }
     }
 
-    /// Notes a change of the key on `server`. If the key was present there, the change counts as its release: another
-    /// client may have the key again before it is read. A renewal looks the same, so the waiter may ask in vain. Returns
+    /// Records a change of a watched key on `server`. If the key was there before, the change counts as its release,
+    /// although it may be a renewal: another client may have acquired the key again by the time it is read. Returns
     /// true if the key should be read: a waiter watches it, and no majority lacks it.
-    pub fn note_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
+    pub fn record_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
             return false;
         };
         let was_present = |watch: &Watch| watch.present_on & set_of(server) != 0;
         if queue.watch.as_ref().is_some_and(was_present) {
-            queue.note_presence(server, false, majority);
+            queue.record_presence(server, false, majority);
         }
         let watch = queue.watch.as_ref();
         watch.is_some_and(|watch| !is_majority(watch.missing_on, majority))
     }
 
-    /// On how many servers a watched key is present, and whether it was released since the watch began.
+    /// On how many servers a watched key exists, and whether it was released since the watch began.
     #[cfg(all(test, not(shuttle)))]
     pub fn watched(&self, key: &Key) -> Option<(u32, bool)> {
         let shard = self.shard(key);
@@ -442,8 +442,8 @@ impl LocalQueues {
         Some((watch.present_on.count_ones(), watch.was_released))
     }
 
-    /// Forgets the entry of `lease`, which is not queued in Redis or will now be released. The next entry joins at the
-    /// same place. If a grant of `lease` is reported later, the client releases the grant.
+    /// Removes `lease` from its queue, because Redis has not queued it, or the caller is about to release it. The next
+    /// lease joins at the same place. If a message grants `lease` later, the client releases it.
     pub fn forget_entry(&self, key: &Key, lease: LeaseId) {
         let mut shard = self.shard(key);
         shard.abandoned.insert(lease);
@@ -454,7 +454,7 @@ impl LocalQueues {
         }
     }
 
-    /// Removes the entries of all queues, and returns those that the caller has to release.
+    /// Removes the leases that waiters ask for from all queues. Returns those that the caller has to release.
     pub fn abandon_all(&self) -> Vec<(Key, QueueEntry)> {
         let mut entries = Vec::new();
         for shard in &self.shards {
@@ -488,7 +488,8 @@ impl Shard {
         queue.is_some_and(|queue| !queue.waiters.is_empty())
     }
 
-    /// Removes the holder and wakes the first waiter. Returns the holder, to be dropped after the mutex is released.
+    /// Removes the held lease and wakes the first waiter. The caller drops the returned lease while the mutex is
+    /// unlocked.
     #[must_use]
     fn remove_holder(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let holder = self.holders.remove(lease);
@@ -500,7 +501,7 @@ impl Shard {
         holder
     }
 
-    /// Removes the queue of `key`, unless threads wait in it, or the lock is held and `entry` or `forced` is set.
+    /// Removes the queue of `key` if no thread waits in it, unless the lock is held and `entry` or `forced` is set.
     fn tidy(&mut self, key: &Key) {
         let is_held = self.holders.get(key).is_some();
         let is_needed = |queue: &KeyQueue| {
@@ -517,8 +518,8 @@ impl Shard {
 }
 
 impl KeyQueue {
-    /// Removes the entry. Returns the entry, unless a request for it is in flight: the caller of that request releases
-    /// it.
+    /// Removes the entry. Returns it if the caller has to release its lease. If a request for the lease has no reply
+    /// yet, that request's caller releases the lease.
     fn abandon(&mut self) -> Option<QueueEntry> {
         self.entry.take().filter(|entry| !entry.is_in_flight)
     }
@@ -529,7 +530,7 @@ impl KeyQueue {
         }
     }
 
-    fn note_presence(&mut self, server: ServerId, exists: bool, majority: usize) {
+    fn record_presence(&mut self, server: ServerId, exists: bool, majority: usize) {
         let Some(watch) = &mut self.watch else {
             return;
         };
@@ -574,15 +575,15 @@ impl WaiterGuard<'_> {
         live.map_or(QueuePosition::First, QueuePosition::Held)
     }
 
-    /// Takes the lease that another thread handed off to this waiter, if there is one. In this case the waiter has left
-    /// the queue.
+    /// Takes the lease that another thread has handed off to this waiter, if there is one. The waiter is then no longer
+    /// in the queue.
     pub fn handed_off(&self) -> Option<Arc<Lease>> {
         self.waiter.take_handed_off()
     }
 
-    /// Chooses the lease to ask Redis for, and marks the entry as in flight. Chooses the entry's lease if the entry has
-    /// this waiter's options and is not in flight, otherwise `fresh`. If `fresh` replaces an entry with other options,
-    /// also returns that entry, which the caller has to release.
+    /// Chooses the lease to ask Redis for, and marks it as in flight. This is the entry's lease if it has this waiter's
+    /// options and is not in flight, otherwise `fresh`. If `fresh` replaces an entry with other options, also returns
+    /// that entry: the caller has to release its lease.
     pub fn entry(
         &self,
         fresh: LeaseId,
@@ -594,7 +595,7 @@ impl WaiterGuard<'_> {
         };
         let options = self.waiter.options;
         if queue.entry.is_some_and(|entry| entry.is_in_flight) {
-            // The request in flight belongs to a thread that was handed the lock before the reply came.
+            // That request belongs to a thread that was handed the lock before the reply.
             return (fresh, EntryKind::New, None);
         }
         if let Some(entry) = queue
@@ -624,10 +625,10 @@ impl WaiterGuard<'_> {
         (fresh, entry_kind, queue.entry.replace(fresh_entry))
     }
 
-    /// Records that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether
-    /// the waiter will be notified of a grant. Returns `None` if `lease` is not the queue's entry any more.
+    /// Records that a reply reports `lease` in the queue in Redis. `queue_mode` belongs to the request. Returns whether
+    /// Redis will notify the waiter of a grant; `None` if the local queue asks for another lease by now.
     #[must_use]
-    pub fn note_queued(
+    pub fn record_queued(
         &self,
         lease: LeaseId,
         since: u64,
@@ -640,8 +641,8 @@ impl WaiterGuard<'_> {
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
             (Some(since), false, Some(notification_epoch));
-        // Redis found the entry in the queue. So a grant that was reported before this request was forged. A grant that
-        // was reported after the request was sent may be true.
+        // The reply shows that a grant which a message reported before this request was forged. A message after the
+        // request may be true.
         entry.was_granted = entry.granted.is_some();
         entry.notified = match queue_mode {
             QueueMode::Existing { notified } => entry.notified || notified,
@@ -650,11 +651,11 @@ impl WaiterGuard<'_> {
         Some(entry.notified)
     }
 
-    /// Forgets the entry of `lease`, which is missing from the queue in Redis.
+    /// Removes `lease`, which is missing from the queue in Redis, and chooses the place of the next lease.
     ///
-    /// If the waiter was to be notified and got no message of a grant, the next entry joins at the same place. In this
-    /// case returns the notification epoch of the entry. Otherwise a grant may have ended before the waiter asked, so
-    /// the next entry joins in front of all others.
+    /// The next lease joins at the same place if Redis was to notify the waiter and no message of a grant came. In this case,
+    /// returns the notification epoch of the entry. Otherwise Redis may have granted the lock and the grant may have expired,
+    /// so the next lease joins in front of all others.
     pub fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
@@ -671,8 +672,8 @@ impl WaiterGuard<'_> {
         entry.notification_epoch.filter(|_| relied_on)
     }
 
-    /// Records that Redis reports changes of the entry's key to this client.
-    pub fn note_tracked(&self) {
+    /// Records that Redis reports changes of the key to this client.
+    pub fn set_tracked(&self) {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key);
         if let Some(entry) = queue.and_then(|queue| queue.entry.as_mut()) {
@@ -680,8 +681,8 @@ impl WaiterGuard<'_> {
         }
     }
 
-    /// Records that this waiter watches the key, of which no server has reported anything yet. `is_taken`: another
-    /// client has the key.
+    /// Begins to watch the key, and forgets what servers have reported about it. `is_taken`: another client has the
+    /// key.
     pub fn watch(&self, is_taken: bool) {
         if let Some(queue) = self.queues.shard(self.key).queues.get_mut(self.key) {
             queue.watch = Some(Watch {
@@ -707,17 +708,17 @@ impl WaiterGuard<'_> {
         watch.is_some_and(|watch| watch.was_released)
     }
 
-    /// Sleeps until this waiter is woken or cancelled, at most until `until`.
+    /// Sleeps until this waiter is woken or cancelled, until `until` at the latest.
     pub fn sleep(&self, until: MonotonicTime) -> WakeReason {
         let cancel = self.cancel.as_ref().map(|(cancel, woken)| (*cancel, woken));
         self.waiter.sleep(until, &self.queues.clock, cancel)
     }
 
-    /// Leaves the queue and adds `lease`, which Redis has granted, as the holder. If a message said that a client
-    /// unlocked `lease` by force, returns that client.
+    /// Leaves the queue with `lease`, which Redis has granted, and adds it to the held leases.
     ///
-    /// Also returns a lease that was handed off to this waiter meanwhile, by a holder whose loss was not known yet. The
-    /// caller has to release it.
+    /// Returns a lease that another thread has handed off to this waiter in the meantime, and that the caller has to release:
+    /// that thread did not know yet that it had lost its lease. Also returns the client that has released `lease` by force, if
+    /// a message has reported this.
     #[must_use]
     pub fn leave_with(mut self, lease: &Arc<Lease>) -> (Option<Arc<Lease>>, Option<HolderId>) {
         self.left = true;
@@ -735,15 +736,15 @@ impl WaiterGuard<'_> {
         drop(shard);
         let now = self.queues.clock.now();
         if let Some(before) = before {
-            // Redis has granted the lock to another lease, so this client's older holder has lost it.
+            // Redis has granted the lock again, so this client's older lease is lost.
             before.lose(now, LossReason::Deleted);
         }
         let forced = forced.filter(|(start, _)| *start == lease.grant().id.start());
         (handed_off, forced.map(|(_, by)| by))
     }
 
-    /// Leaves the queue without a grant of Redis. Returns what the caller has to release: a lease that was handed off
-    /// to this waiter meanwhile, and the entry of a queue that has no waiter left.
+    /// Leaves the queue without a grant from Redis. Returns what the caller has to release: a lease that another thread
+    /// has handed off to this waiter, and the entry if no other thread waits.
     pub fn leave(mut self) -> (Option<Arc<Lease>>, Option<QueueEntry>) {
         self.left = true;
         self.quit(false)
@@ -759,10 +760,10 @@ impl WaiterGuard<'_> {
         queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
         if was_first {
             if panics && let Some(entry) = &mut queue.entry {
-                // The panicking thread does not read the reply.
+                // This thread panics, so it does not read the reply.
                 entry.is_in_flight = false;
             }
-            // The leaving waiter may have used up a wake-up, so the next waiter is woken.
+            // The leaving waiter may have received a wake-up that it did not act upon, so the next waiter is woken.
             queue.wake();
         }
         let abandoned = if queue.waiters.is_empty() {
@@ -791,16 +792,16 @@ struct Waiter {
     options: Options,
     state: Mutex<WaiterState>,
     changed: Condvar,
-    /// The sending end of the wake channel; only a wait that can be cancelled has one. Its thread selects on this
-    /// channel and on the caller's cancel channel, instead of waiting for `changed`.
+    /// Wakes the thread of a wait that can be cancelled. This thread waits for this channel and for the user's cancel
+    /// channel, instead of `changed`.
     wake_channel: Option<Sender<()>>,
 }
 
 #[derive(Default)]
 struct WaiterState {
-    /// Stays set until the next sleep, so that a wake-up before that sleep is not lost.
+    /// Remains set until the next sleep, so a wake-up before that sleep is not lost.
     woken: bool,
-    /// The thread has to compute its sleep again, since it may have become shorter.
+    /// Whether the thread has to compute its sleep again, which may be shorter now.
     nudged: bool,
     handed_off: Option<Arc<Lease>>,
 }
@@ -810,9 +811,9 @@ struct WaiterState {
 pub enum WakeReason {
     Woken,
     Cancelled,
-    /// The thread has to sleep for a shorter time.
+    /// The thread has to compute its sleep again, which may be shorter now.
     Nudged,
-    /// The time is up.
+    /// The time has passed.
     TimedOut,
 }
 
@@ -836,12 +837,12 @@ impl Waiter {
         self.ring();
     }
 
-    /// Hands a lease off to this waiter. The caller calls `ring` afterwards.
+    /// Stores a lease that is handed off to this waiter. The caller then calls `ring`.
     fn hand_off(&self, lease: Arc<Lease>) {
         self.state.lock().handed_off = Some(lease);
     }
 
-    /// Takes the lease that was handed off to this waiter.
+    /// Takes the stored lease.
     fn take_handed_off(&self) -> Option<Arc<Lease>> {
         self.state.lock().handed_off.take()
     }
@@ -850,13 +851,13 @@ impl Waiter {
     fn ring(&self) {
         self.changed.notify_one();
         if let Some(wake_channel) = &self.wake_channel {
-            // If the channel is full, the thread will wake up anyway.
+            // A full channel already has a wake-up.
             try_send(wake_channel);
         }
     }
 
-    /// Sleeps until woken or cancelled, at most until `until`. `cancel` is a pair: the caller's channel that cancels
-    /// the wait, and the receiving end of the wake channel.
+    /// Sleeps until woken or cancelled, until `until` at the latest. `cancel` has the user's channel that cancels the
+    /// wait, and the channel that wakes the thread.
     fn sleep(
         &self,
         until: MonotonicTime,
@@ -901,9 +902,8 @@ impl Waiter {
     }
 }
 
-/// Abandoned leases: this client asked for them, and gave them up before it held them. When a grant of such a lease is
-/// reported later, the client releases the grant. Any user may publish a message of a grant, so grants of unknown
-/// leases are not released.
+/// The leases that this client has asked for and stopped waiting for. If a message grants one of them, the client
+/// releases it. The client ignores grants of leases that are not listed here: any user may publish such a message.
 #[derive(Default)]
 struct Abandoned(VecDeque<LeaseId>);
 
@@ -918,7 +918,7 @@ impl Abandoned {
         self.0.push_back(lease);
     }
 
-    /// Forgets `lease`, which is released only once. Returns false if `lease` was not known.
+    /// Removes `lease`, so that it is released only once. Returns false if `lease` is not listed.
     fn take(&mut self, lease: LeaseId) -> bool {
         let place = self.0.iter().position(|known| *known == lease);
         place.and_then(|place| self.0.remove(place)).is_some()

@@ -1,19 +1,19 @@
-//! How a lock is handed off within the client or released in Redis, and how a waiter leaves its queue.
+//! Hands locks off within the client, releases them in Redis, and removes waiters from their queues.
 //!
-//! A dropped guard or a closure that ends hands the lease off to the next waiter of this client, without a request, if
-//! all of these hold:
+//! A dropped guard, or a closure that ends, hands the lock off to the next waiter of this client without a request, if all
+//! of these hold:
 //!
 //! - the next waiter has the same options;
 //! - the lease is renewed, and has no check (`renew_while`);
 //! - two thirds of the validity are left, and the lease was not extended beyond its ttl;
-//! - no change of the ttl and no confirmation of a forced release is under way;
+//! - no thread is changing the ttl or confirming a forced release;
 //! - the settings for hand-offs allow it.
 //!
-//! The next holder gets a `Lease` of its own, with the same lease id and the next token. A later loss is reported to
-//! it.
+//! The next holder gets a `Lease` of its own, with the same lease id and the next token. The client reports a later loss to
+//! the next holder only.
 //!
-//! Without a hand-off, `unlock` and closures wait for the reply. The release of a dropped guard is written by the
-//! dropping thread if its pipeline is idle and connected, otherwise by the leader of the pipeline or in the background.
+//! Without a hand-off, `unlock` and closures wait for the reply. The thread that drops a guard writes the release itself if
+//! the pipeline is idle and connected. Otherwise the pipeline's leader or the background writes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,48 +30,49 @@ use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// How the lease of a dropped guard ended.
+/// What happened to the lease of a dropped guard.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Dropped {
-    /// Another thread of this client has the lock now.
+pub enum DropOutcome {
+    /// The lock was handed off to another thread of this client.
     HandedOff,
-    /// The release was written or queued.
+    /// The release was sent or queued.
     Sent,
-    /// The lease was lost before.
+    /// The lease had been lost.
     Lost,
 }
 
 impl Acquirer {
-    /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or tells Redis to release
-    /// it. Does not wait for Redis. If Redis replies within the validity that another lease or none holds the key, the
+    /// Ends the lease of a dropped guard without waiting for Redis: hands the lock off to the next waiter of this
+    /// client, or sends the release. If Redis replies within the validity that the lease does not hold the key, the
     /// store reports the loss.
-    pub fn release(&self, lease: &Arc<Lease>) -> Dropped {
+    pub fn release(&self, lease: &Arc<Lease>) -> DropOutcome {
         if self.hand_off(lease) {
-            return Dropped::HandedOff;
+            return DropOutcome::HandedOff;
         }
         let now = self.watchdog.now();
-        self.note_turn_ends(lease, now);
+        self.record_turn_end(lease, now);
         let ended = self.watchdog.end_lease(lease, now).map(drop);
-        // The release is sent even after a loss, since the server that reported the loss may not be the primary.
+        // A lost lease is released, too: the server that reported the loss may not be the primary.
         let valid_until = if ended.is_ok() {
             lease.valid_until()
         } else {
             now
         };
         self.store.send_release(release_of(lease, valid_until));
-        // Remove the holder after the send: Redis must get the release before the request of the next waiter.
+        // The holder is removed after the send, so that Redis gets the release before the request of the next waiter.
         self.queues.remove_holder(lease);
         if ended.is_ok() {
-            return Dropped::Sent;
+            return DropOutcome::Sent;
         }
         self.forget_lost_entry(lease);
-        Dropped::Lost
+        DropOutcome::Lost
     }
 
-    /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost.
+    /// Releases the lease in Redis, without a hand-off, and waits for the reply. Returns an error only if the lease was
+    /// lost.
     pub fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
         let now = self.watchdog.now();
-        self.note_turn_ends(lease, now);
+        self.record_turn_end(lease, now);
         let result = match self.watchdog.end_lease(lease, now) {
             Err(reason) => Err(self.release_lost(lease, reason, now)),
             Ok(detached) => {
@@ -82,7 +83,7 @@ impl Acquirer {
                         Some(reason) => self.not_there(lease, detached, reason),
                         None => Ok(Released::Confirmed),
                     },
-                    // If a later reply shows a loss, the store reports it, as for a dropped guard.
+                    // If a later reply shows a loss, the store reports it, as after the drop of a guard.
                     Err(error) => Ok(Released::Unconfirmed(error)),
                 }
             }
@@ -94,15 +95,15 @@ impl Acquirer {
         result
     }
 
-    fn note_turn_ends(&self, lease: &Lease, now: MonotonicTime) {
+    fn record_turn_end(&self, lease: &Lease, now: MonotonicTime) {
         if let Some(contention) = &self.contention {
-            contention.note_release(&lease.grant().key, now);
+            contention.record_release(&lease.grant().key, now);
         }
     }
 
-    /// The result of a release that did not find the lease in Redis. Within the validity, the lock was lost, and its
-    /// listeners are notified. After the validity, the key may have expired only after the caller had asked for the
-    /// release, so this is no loss.
+    /// The result of a release whose reply reports that the lease does not hold the key. Within the validity, this is a
+    /// loss, and the lock's listeners are notified. After the validity, it is none: the key may have expired while the
+    /// request was on its way.
     fn not_there(
         &self,
         lease: &Lease,
@@ -118,21 +119,21 @@ impl Acquirer {
         Ok(Released::Unconfirmed(error))
     }
 
-    /// Forgets the entry of a lost lease. If the lease's grant was forged, Redis may still grant the lease later, and
-    /// the client releases that grant.
+    /// Removes a lost lease from its local queue. If the message of its grant was forged, Redis may still grant the
+    /// lease, and the client then releases it.
     fn forget_lost_entry(&self, lease: &Lease) {
         self.queues
             .forget_entry(&lease.grant().key, lease.grant().id);
     }
 
-    /// Tells Redis to release a lease that was lost before `now`, since the lease's key may still exist there. Returns
-    /// the error that reports the loss.
+    /// Sends the release of a lease that was lost before `now`: its key may still exist. Returns the error that reports
+    /// the loss.
     pub fn release_lost(&self, lease: &Lease, reason: LossReason, now: MonotonicTime) -> Error {
         self.store.send_release(release_of(lease, now));
         Error::lost(reason)
     }
 
-    /// Hands the lease off to the next waiting thread of this client, if the limits of hand-offs allow it.
+    /// Hands the lock off to the next waiting thread of this client, if the rules for hand-offs allow it.
     pub fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let (grant, limits) = (lease.grant(), self.hand_offs);
         let mut handed = None;
@@ -152,8 +153,8 @@ impl Acquirer {
         done
     }
 
-    /// Leaves the local queue without a grant of Redis. Releases a lease that was handed off to this waiter meanwhile.
-    /// If no waiter is left, also releases the queue's entry.
+    /// Leaves the local queue without a grant. Releases a lease that another thread has handed off to this waiter. If
+    /// no other thread waits, also releases the lease that the queue has asked Redis for.
     pub fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
@@ -176,8 +177,8 @@ impl Acquirer {
         }
     }
 
-    /// Tells Redis to release a lease that no guard holds: its grant, or its entry in the queue. First forgets the
-    /// entry, so that no later request uses the lease id: this release would end a later grant.
+    /// Sends the release of a lease that no guard holds, but that Redis may have granted or queued. First removes the
+    /// lease from the local queue: a later request must not use its id, since this release would end that grant.
     pub fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
@@ -191,8 +192,8 @@ impl Acquirer {
     }
 }
 
-/// The release of `lease`. A reply before `valid_until` may show that the lock was lost. For a lease that is known to be
-/// lost, the callers pass the current time, so that the reply does not report the loss again.
+/// The release of `lease`. A reply before `valid_until` may report a loss. For a lease that is already lost, callers
+/// pass the current time, so that the reply does not report the loss again.
 fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
     Command::Release(Release {
         key: lease.grant().key.clone(),

@@ -13,7 +13,7 @@ use super::places;
 use super::queue::GrantOf;
 use super::*;
 use crate::command::{
-    Acquire, Command, GrantMessage, QueueMode, Queued, Reply, Request, front_place,
+    Acquire, Command, GrantMessage, QueueMode, QueuePlace, Reply, Request, front_place,
 };
 use crate::lease::Grant;
 use crate::process::threads::ThreadGroup;
@@ -26,7 +26,7 @@ use crate::watchdog::Scheduler;
 const OPTIONS: Options = Options::USUAL;
 /// The place of a waiter in the queue in Redis.
 const SINCE: u64 = 1_800_000_000_000_005;
-/// The command time-out and the outage time-out are longer than any test.
+/// Longer than any test.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -47,7 +47,7 @@ fn with_store(store: Scripted) -> Fixture {
     let store = Arc::new(store);
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
-    // The watchdog's threads do not run: no lock is held for long enough to need them.
+    // The watchdog's threads do not run: tests hold no lock until its renewal.
     let (scheduler, _) = Scheduler::new(clock.clone());
     let backend = Backend::new(store.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
@@ -82,7 +82,7 @@ fn error(kind: ErrorKind) -> Error {
     Error::new(kind, "")
 }
 
-/// The reply that another holder has the lock, and that the caller is queued in Redis or not.
+/// The reply that another holder has the lock. `is_queued`: the caller's lease is in the queue in Redis.
 fn contended(is_queued: bool) -> Reply {
     let expires_in = OPTIONS.ttl;
     match is_queued {
@@ -98,7 +98,7 @@ fn contended(is_queued: bool) -> Reply {
 fn contended_behind(ahead: u64) -> Reply {
     Reply::Contended {
         expires_in: OPTIONS.ttl,
-        queued: Some(Queued {
+        queued: Some(QueuePlace {
             ahead,
             since: SINCE,
         }),
@@ -128,7 +128,7 @@ impl Fixture {
         self.store.answer(answer);
     }
 
-    /// Sets the outcome of the next request. The outcome comes `later` than the request.
+    /// Sets the outcome of the next request, which comes after the time `later`.
     fn answer_after(&self, later: Duration, outcome: Result<Reply, Error>) {
         let clock = self.clock.clone();
         self.answer(move |_| {
@@ -137,7 +137,7 @@ impl Fixture {
         });
     }
 
-    /// Acquires the lock, and returns its grant.
+    /// Acquires the lock. Returns its grant.
     fn acquire(&self, until: Until) -> Result<Option<Grant>, Error> {
         self.acquire_on(OPTIONS, until)
     }
@@ -163,10 +163,10 @@ fn queued_waiter_has_its_key_tracked() {
     }
 }
 
-/// The time until a waiter asks again, if `ahead` waiters come first and the lock expires after `ttl`.
+/// The time until a waiter asks again, if `ahead` waiters are in front of it and the lock expires after `ttl`.
 fn asks_after(ahead: u64, ttl: Duration) -> Duration {
     let now = MonotonicTime::now();
-    let queued = Queued {
+    let queued = QueuePlace {
         ahead,
         since: SINCE,
     };
@@ -180,7 +180,7 @@ fn a_thousand_waiters_send_few_requests() {
         let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
         let requests: f64 = a_second.sum();
         assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
-        // The last waiter asks before the queue is gone: a queue outlives its lock by at least ten seconds.
+        // A queue's ttl exceeds the lock's by at least ten seconds. Even the last waiter asks before.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
     }
@@ -226,8 +226,8 @@ fn entry_lost_without_notifications_raises_no_suspicion() {
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
 }
 
-/// The grant ends before Redis confirms it. The test has two cases: the grant's message comes before the confirming
-/// request is sent, or after.
+/// The grant expires before an acquire confirms it. The message of the grant comes before the waiter sends this
+/// acquire, or after.
 #[test]
 fn waiter_that_confirms_late_rejoins_in_front() {
     for is_early in [true, false] {
@@ -280,7 +280,7 @@ fn waiter_that_polls_late_rejoins_in_front() {
     assert_eq!(f.store.asked.lock().last(), Some(&again));
 }
 
-/// The waiter's entry was silent at a roll call, and was removed before the waiter could reply.
+/// A roll call has made the waiter silent, and Redis has removed it before its request arrived.
 #[test]
 fn called_waiter_asks_at_once_and_keeps_its_place() {
     let f = fixture();
@@ -341,7 +341,7 @@ fn shutdown_releases_queued_entries() {
     let (lease, ..) = place.entry(LeaseId::random(), f.clock.now());
     assert!(
         place
-            .note_queued(lease, 1, QueueMode::Notified, 0)
+            .record_queued(lease, 1, QueueMode::Notified, 0)
             .is_some()
     );
     f.acquirer.end();

@@ -1,9 +1,9 @@
-//! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis;
-//! the new holder adopts the ticket under a lease id of its own.
+//! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis. The
+//! new holder adopts the ticket under a lease id of its own.
 //!
-//! The adoption is a grant: it has a new, greater token, and the queue stays. It replaces the old lease id, so a ticket
-//! can be adopted only once. Redis refuses a ticket whose token is later than its clock and its counter. An adoption
-//! without a reply is undone, as an acquire is.
+//! An adoption is a grant: it has a new, greater token. The key's queue stays. The new lease id replaces the old one, so a
+//! ticket can be adopted only once. Redis refuses a ticket whose token is later than both its clock and its fence counter.
+//! If an adoption gets no reply, the store releases the new lease.
 
 use std::sync::Arc;
 
@@ -16,14 +16,13 @@ use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Fails if the store has no tickets.
+    /// Returns an error if the store does not support tickets.
     pub fn check_tickets(&self) -> Result<(), Error> {
         self.store.check_tickets()
     }
 
-    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease (unless its ttl is
-    /// fixed), so that more time is left for the adoption. If Redis does not answer, the ticket has the rest of the
-    /// ttl.
+    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. Renews the lease first, unless its ttl is
+    /// fixed, so that more time is left for the adoption. If Redis does not reply, the ticket has the rest of the ttl.
     pub fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
@@ -32,12 +31,12 @@ impl Acquirer {
         }
         if options.renew_every.is_some() {
             let ttl = lease.renewal_ttl(self.watchdog.now());
-            // The lease records the result, so it is ignored here.
+            // An error is ignored: the lease has recorded whether it was renewed.
             let _ = self.watchdog.extend(lease, ttl);
         }
         if options.checked {
-            // A check cannot be transferred. Without its check the lease must not be renewed, so the ticket has no
-            // renewals.
+            // A ticket does not contain the lease's check (`renew_while`), and a lease must not be renewed without its
+            // check. So the adopted lease is not renewed.
             options.renew_every = None;
         }
         let now = self.watchdog.now();
@@ -57,8 +56,8 @@ impl Acquirer {
         })
     }
 
-    /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a
-    /// request that got no answer: Redis may have carried it out, and then the store releases the key.
+    /// Adopts a ticket. Repeats a request that did not reach Redis, for at most `outage_timeout`. Does not repeat a
+    /// request without a reply: Redis may have carried it out, so the store releases the key.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let observed = self.observe(&ticket.key);
         let adopted = self.adopt_through_outage(ticket, observed.started);

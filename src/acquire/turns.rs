@@ -1,5 +1,6 @@
-//! When a waiter asks a quorum again. A quorum has no queue, so the waiters watch the key and take turns: each one counts
-//! the turns that it has missed, and pauses according to the client's records of the [contention](self::contention).
+//! The policy for a quorum: when a waiter asks again. A quorum has no queue, so waiters watch the key and take turns.
+//! Each waiter counts the turns that it has missed, and pauses according to the client's records of the
+//! [contention](self::contention).
 
 pub mod contention;
 #[cfg(test)]
@@ -16,15 +17,14 @@ use crate::util::clock::MonotonicTime;
 
 use contention::{Contention, WaitSoFar};
 
-/// The pause of a waiter that starves before it asks again, if the current turn began a short time ago. During long
-/// turns it has half of their age so far. The attempts come at random times, so some of them find the key free before
-/// the clients that are notified sooner.
+/// The pause of a starving waiter while the current turn is young. As a turn gets older, the pause grows to half of the
+/// turn's age. The pauses are random, so some attempts find the key free before clients that are notified sooner.
 const STARVING_POLL: Duration = Duration::from_millis(10);
 
-/// A caller that does not wait gives up after so many split votes.
+/// A caller that does not wait stops after this many split votes.
 const MAX_SPLIT_VOTES: u32 = 4;
 
-/// The pauses of a waiter that takes turns with other clients of a quorum.
+/// The policy for a quorum.
 pub struct Turns<'a> {
     call: Call,
     key: &'a Key,
@@ -32,20 +32,20 @@ pub struct Turns<'a> {
     contention: &'a Contention,
     phase: Phase,
     so_far: WaitSoFar,
-    /// `so_far` counts the current turn of another client as missed. The turn ends once the key is free.
+    /// Whether `so_far` includes the current turn of another client. The turn ends once the key is free.
     is_turn_counted: bool,
-    /// How many new turns of others were read in this wait.
+    /// How many turns of other clients this wait has read.
     turns_read: usize,
-    /// When the last of them was read for the first time.
+    /// When this wait first read the current turn.
     turn_since: MonotonicTime,
 }
 
-/// How a waiter waits between two attempts.
+/// What a waiter waits for between two attempts.
 #[derive(Clone, Copy)]
 enum Phase {
-    /// Until a majority of the servers has reported a release, or until this time.
+    /// The waiter watches the key until a majority of the servers has reported a release, or until this time.
     Watching(MonotonicTime),
-    /// Until `until`; a wake-up does not shorten the pause. With `reads_first`, the waiter then watches the key.
+    /// The waiter pauses until `until`, even if it is woken. With `reads_first`, it then watches the key.
     Pausing {
         until: MonotonicTime,
         reads_first: bool,
@@ -72,25 +72,25 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Counts the current turn of another client as missed, unless it is counted already.
+    /// Counts the current turn of another client as missed, once.
     fn count_turn(&mut self) {
         if !std::mem::replace(&mut self.is_turn_counted, true) {
             self.so_far.missed_turns += 1;
         }
     }
 
-    /// Records the turn that the reads of the current watch have found. Comes before the next watch, which forgets it.
+    /// Records the turn that the current watch has found. Called before the next watch, which forgets the turn.
     fn record_turn(&mut self, now: MonotonicTime) {
         let Some(turn) = self.waiter.take_turn() else {
             return;
         };
-        if self.contention.note_turn(self.key, turn, now) {
+        if self.contention.record_turn(self.key, turn, now) {
             self.turns_read += 1;
             self.turn_since = now;
         }
     }
 
-    /// The latest time for an attempt that ends before the deadline. `None` without a deadline.
+    /// The latest start of an attempt that ends before the deadline. `None` without a deadline.
     fn latest_attempt(&self) -> Option<MonotonicTime> {
         let Until::At(deadline) = self.call.until else {
             return None;
@@ -98,15 +98,14 @@ impl<'a> Turns<'a> {
         Some(deadline.before(self.contention.round_trip(self.key)))
     }
 
-    /// Begins the pause before the next attempt. If it would end too late for an attempt before the deadline, it ends
-    /// one round trip before the deadline, and the caller is owed this last attempt. If less than a round trip is left,
-    /// the caller asks at once.
+    /// Begins the pause before the next attempt. If the deadline is near, the pause ends one round trip before it, and
+    /// the caller is owed this last attempt. If less than a round trip is left, the caller asks at once.
     fn start_pause(&mut self, now: MonotonicTime) -> Retry {
         self.record_turn(now);
         let pause = self.contention.choose_pause(self.key, self.so_far, now);
         let until = now.after(pause.time);
         let latest = self.latest_attempt();
-        // A read takes a round trip, too.
+        // If the caller reads the key first, the read takes another round trip.
         let read_until = until.after(self.contention.round_trip(self.key));
         self.phase = Phase::Pausing {
             until: latest.map_or(until, |latest| until.min(latest)),
@@ -117,8 +116,8 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Begins to watch the key on all servers. `expires_at`: when the lock of another client expires, or `None` if the
-    /// key may be free. If the key is free, the read wakes this waiter.
+    /// Begins to watch the key on all servers. If the key is free, the first read wakes this waiter. `expires_at` is
+    /// the time at which the lock of another client expires, or `None` if the key may be free.
     fn start_watching(&mut self, expires_at: Option<MonotonicTime>, now: MonotonicTime) -> Retry {
         self.record_turn(now);
         let poll = match self.contention.starves(self.key, self.turns_read, now) {
@@ -129,7 +128,7 @@ impl<'a> Turns<'a> {
         };
         let mut ask_at = now.after(jittered(poll));
         if let Some(expiry) = expires_at {
-            // The waiters of an expired lock ask one after another, but before their deadlines.
+            // The waiters of an expired lock ask one after another, each before its deadline.
             let pause = self.contention.choose_pause(self.key, self.so_far, now);
             let in_turn = expiry.after(pause.time);
             let latest = self.latest_attempt();
@@ -142,7 +141,7 @@ impl<'a> Turns<'a> {
 }
 
 impl Pace for Turns<'_> {
-    /// True if this client has just released the key, and the caller waits.
+    /// Whether the caller leaves the next turn to others, because this client has just released the key.
     fn leave_turn(&mut self, now: MonotonicTime) -> bool {
         if !self.call.waits() {
             return false;
@@ -159,7 +158,7 @@ impl Pace for Turns<'_> {
     }
 
     fn taken(&mut self, _: Place, expires_at: MonotonicTime, now: MonotonicTime) -> Retry {
-        self.contention.note_other_client(self.key, now);
+        self.contention.record_other_client(self.key, now);
         self.so_far.split_votes = 0;
         self.count_turn();
         match self.call.waits() {
@@ -168,7 +167,8 @@ impl Pace for Turns<'_> {
         }
     }
 
-    /// A caller that does not wait asks again, [`MAX_SPLIT_VOTES`] times in all, unless the lock may be taken.
+    /// A caller that does not wait asks again after a split vote, [`MAX_SPLIT_VOTES`] times in all. If another client
+    /// may have got the lock, it stops.
     fn split_vote(
         &mut self,
         may_be_taken: bool,
@@ -176,10 +176,10 @@ impl Pace for Turns<'_> {
         now: MonotonicTime,
     ) -> Retry {
         self.so_far.split_votes += 1;
-        // The turn of the client that gets the key now does not count again.
+        // The split vote is a missed turn. The turn of the client that now gets the key does not count again.
         self.so_far.missed_turns += 1;
         self.is_turn_counted = true;
-        self.contention.note_other_client(self.key, now);
+        self.contention.record_other_client(self.key, now);
         if self.call.waits() {
             return match may_be_taken {
                 true => self.start_watching(Some(expires_at), now),
@@ -196,7 +196,7 @@ impl Pace for Turns<'_> {
         Retry::Pause { owes_attempt }
     }
 
-    /// Too few servers can notify, so the caller polls.
+    /// Too few servers can notify this client, so the caller polls.
     fn untracked(&self) -> Retry {
         Retry::Poll
     }
@@ -211,7 +211,7 @@ impl Pace for Turns<'_> {
         match self.phase {
             Phase::Pausing { .. } => Retry::PAUSE,
             Phase::Watching(_) if self.waiter.was_released() => {
-                // The turn of another client has ended. The next one counts again.
+                // The turn of another client has ended, so the next turn counts again.
                 self.count_turn();
                 self.is_turn_counted = false;
                 self.start_pause(now)

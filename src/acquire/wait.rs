@@ -1,5 +1,6 @@
-//! One caller's wait for a lock, as a state machine. It gets the time, the caller's position, refusals and wake-ups, and
-//! returns the caller's next step. It does no I/O, does not sleep, and reads no clock: `Caller::run` drives it.
+//! One caller's wait for a lock, as a state machine. Its inputs are the time, the caller's position, refusals and
+//! wake-ups; its output is the caller's next step. It does no I/O, does not sleep, and reads no clock: `Caller::run`
+//! does.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -9,13 +10,12 @@ use std::time::Duration;
 
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{QueuePosition, WakeReason};
-use crate::command::Queued;
+use crate::command::QueuePlace;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
-/// The longest time for which a waiter relies on notifications before it asks again, if few waiters come first. This
-/// bounds the delay after a lost notification.
+/// A waiter near the front of a queue asks again at least this often, in case a notification was lost.
 pub const LONGEST_TRUST: Duration = Duration::from_secs(1);
 
 /// The pauses of a caller that polls.
@@ -23,14 +23,14 @@ pub const FIRST_POLL: Duration = Duration::from_millis(1);
 const LONGEST_POLL: Duration = Duration::from_millis(50);
 pub const LONGEST_OUTAGE_POLL: Duration = Duration::from_millis(250);
 
-/// An attempt has at least this time if its caller has time to wait, so that a short wait does not end before a healthy
+/// The least time for an attempt of a caller that may wait that long. So a short wait does not end before a healthy
 /// server replies.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
-/// How long to wait while another holder has the lock.
+/// How long a caller waits while another holder has the lock.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// Not at all.
+    /// The caller does not wait.
     Now,
     At(MonotonicTime),
     Forever,
@@ -41,8 +41,8 @@ pub enum Until {
 pub struct Call {
     pub until: Until,
     pub started: MonotonicTime,
-    /// `None` if the call waits without a limit. A caller without time to wait has one command time-out for all of its
-    /// attempts: another caller may end the first attempt early, and then a second one must not begin a new time-out.
+    /// When the call ends; `None` if it has no limit. All attempts of a caller that does not wait share one command
+    /// time-out: another caller may end the first attempt early, and the next attempt then has only the rest.
     pub end: Option<MonotonicTime>,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -74,12 +74,12 @@ impl Call {
         !matches!(self.until, Until::Now)
     }
 
-    /// Whether the end of the call is after `now`.
+    /// Whether the call has not ended at `now`.
     pub fn has_time(&self, now: MonotonicTime) -> bool {
         self.end.is_none_or(|end| now < end)
     }
 
-    /// The deadline of an attempt that no other limit shortens.
+    /// The deadline of an attempt, if only the command time-out limits it.
     pub fn full_time(&self, asked_at: MonotonicTime) -> MonotonicTime {
         asked_at.after(self.command_timeout)
     }
@@ -96,7 +96,7 @@ impl Call {
         }
     }
 
-    /// The latest time at which a waiter checks the end of its call and the outage again.
+    /// The time at which a sleeping waiter checks the end of its call and the outage again, at the latest.
     fn longest_sleep(&self, now: MonotonicTime, outage: Option<&CurrentOutage>) -> MonotonicTime {
         let timeout = self.outage_timeout.max(Duration::from_millis(10));
         let look_again = match outage {
@@ -106,7 +106,7 @@ impl Call {
         self.end.map_or(look_again, |end| end.min(look_again))
     }
 
-    /// Returns the result for a caller that has waited long enough, or `None` if the caller has to wait on.
+    /// Returns the result of a caller whose time is up, or `None` if the caller waits on.
     fn give_up(
         &self,
         now: MonotonicTime,
@@ -129,14 +129,14 @@ impl Call {
         Some(outage.map_or(Ok(()), |outage| Err(self.error_of(outage, now))))
     }
 
-    /// The error for a caller that an outage has kept from the lock.
+    /// The error of a caller that could not get the lock because of an outage.
     fn error_of(&self, outage: &CurrentOutage, now: MonotonicTime) -> Error {
         if !self.waits() {
             return outage.error.clone();
         }
         let lasted = now.since(outage.since.max(self.started));
         let (kind, reason) = match outage.error.kind() {
-            // The new error has this kind, so its text would say it twice.
+            // The new error has the same kind, so its text already says this.
             kind @ (ErrorKind::Unavailable | ErrorKind::NoQuorum) => {
                 (kind, outage.error.message().to_owned())
             }
@@ -150,41 +150,41 @@ impl Call {
 /// The next step of the caller.
 #[derive(Debug)]
 pub enum Step {
-    /// Sends an acquire and waits for its reply until `deadline`, then reports a refusal to [`Wait::refused`].
+    /// Send an acquire and wait for its reply until `deadline`. Then report a refusal to [`Wait::refused`].
     Ask { deadline: MonotonicTime },
-    /// Asks the servers to read the key and to report its changes, then calls [`Wait::tracked`].
+    /// Ask the servers to read the key and to report its changes. Then call [`Wait::tracked`].
     Track,
-    /// Sleeps until this time or a wake-up, then calls [`Wait::woken`].
+    /// Sleep until this time or a wake-up. Then call [`Wait::woken`].
     Sleep(MonotonicTime),
-    /// Stops waiting: with an error during an outage, otherwise without one.
+    /// Stop waiting, with an error during an outage.
     GiveUp(Result<(), Error>),
 }
 
-/// Why an attempt did not grant the lock.
+/// The result of an attempt that did not grant the lock.
 #[derive(Debug)]
 pub enum Refusal {
-    /// Another holder has the lock, for `expires_in` at least.
+    /// Another holder has the lock, for at least `expires_in`.
     Taken { expires_in: Duration, place: Place },
-    /// No client got enough votes of a quorum. `may_be_taken`: the servers that have not voted can have granted the lock
-    /// to another client.
+    /// No client got enough votes of a quorum. `may_be_taken`: a majority of the servers has refused, so another client
+    /// may have the lock.
     SplitVote {
         expires_in: Duration,
         may_be_taken: bool,
     },
-    /// The lease was queued in Redis, and is missing there.
+    /// The lease has lost its place in the queue in Redis.
     MissingEntry,
     /// Redis was unavailable.
     Unavailable(CurrentOutage),
-    /// The caller's own deadline ended the attempt. The reply may take longer, so this is an outage for this caller only.
+    /// The caller's own deadline ended the attempt. Redis may only be slow, so this is no outage for other callers.
     Cut(CurrentOutage),
 }
 
 /// The place of a refused caller in the queue in Redis.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// The caller is queued and will be notified of its grant.
-    Notified(Queued),
-    /// The caller is queued and will not be notified.
+    /// The caller is queued, and Redis will notify it of its grant.
+    Notified(QueuePlace),
+    /// The caller is queued, but Redis will not notify it.
     Silent,
     /// The queue is full.
     Full,
@@ -195,13 +195,13 @@ pub enum Place {
 /// When the first waiter of a queue asks Redis again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Retry {
-    /// At once: the waiter has not asked yet, or was woken.
+    /// At once, because the waiter has not asked yet or was woken.
     Now,
-    /// After a pause that doubles: the waiter will not be notified.
+    /// After a pause that doubles each time, because the waiter will not be notified.
     Poll,
-    /// After [`Pace::wake_at`]. First the servers read the key and begin to report its changes.
+    /// After [`Pace::wake_at`]. Before the pause, the servers read the key and begin to report its changes.
     Track,
-    /// After [`Pace::wake_at`]. `owes_attempt`: the caller has another attempt, even if its time is up by then.
+    /// After [`Pace::wake_at`]. `owes_attempt`: the caller makes this attempt even if its time is up by then.
     Pause { owes_attempt: bool },
 }
 
@@ -212,17 +212,17 @@ impl Retry {
 }
 
 /// The policy that decides when a refused caller asks again: `Places` on servers with queues, `Turns` on a quorum. It
-/// remembers the pause that it has begun.
+/// stores the current pause.
 pub trait Pace {
-    /// Whether the caller leaves the lock to others before it asks. If so, begins the pause.
+    /// Whether the caller leaves the next turn to other clients before it asks. If so, begins a pause.
     fn leave_turn(&mut self, _now: MonotonicTime) -> bool {
         false
     }
 
-    /// Another holder has the lock, until `expires_at` at least.
+    /// Handles a refusal: another holder has the lock, for at least the time until `expires_at`.
     fn taken(&mut self, place: Place, expires_at: MonotonicTime, now: MonotonicTime) -> Retry;
 
-    /// Votes were split. Happens on a quorum only.
+    /// Handles a split vote of a quorum.
     fn split_vote(
         &mut self,
         may_be_taken: bool,
@@ -230,28 +230,28 @@ pub trait Pace {
         now: MonotonicTime,
     ) -> Retry;
 
-    /// Returns what a caller does that cannot track the key, as notifications are not connected.
+    /// What a caller does if the servers cannot report changes of the key, because notifications are not connected.
     fn untracked(&self) -> Retry;
 
     /// The end of the current pause.
     fn wake_at(&self) -> MonotonicTime;
 
-    /// The waiter was woken in the current pause.
+    /// Handles a wake-up of the waiter during the current pause.
     fn woken(&mut self, now: MonotonicTime) -> Retry;
 
-    /// A message reported that the waiter is among the first in the queue in Redis.
+    /// Handles a message that the waiter is now one of the first in the queue in Redis.
     fn nudged(&mut self, _now: MonotonicTime) {}
 
-    /// The waiter slept in the current pause until `now`, which may be before the end of the pause.
+    /// Handles the end of a sleep at `now`, which may be before the end of the current pause.
     fn slept(&mut self, now: MonotonicTime) -> Retry;
 }
 
-/// The pauses of a caller that polls.
+/// The pauses of a caller that polls. Each is twice as long as the one before.
 #[derive(Clone, Copy)]
 struct Polls {
     backoff: Backoff,
     longest: Duration,
-    /// No pause is longer than this, in spite of jitter.
+    /// The longest pause, including its random part.
     bound: Duration,
 }
 
@@ -287,7 +287,8 @@ impl Polls {
     }
 }
 
-/// The result of this caller's own last attempt. It counts more than the outage that other callers have found.
+/// This caller's own last attempt. If the caller may ask, its own attempt counts, not the outages that others have
+/// found.
 enum LastAttempt {
     None,
     Answered,
@@ -301,9 +302,9 @@ pub struct Wait<P> {
     retry: Retry,
     polls: Polls,
     last_attempt: LastAttempt,
-    /// The caller does not give up before the next attempt, even if the time is up.
+    /// Whether the caller makes one more attempt even if its time is up.
     is_attempt_owed: bool,
-    /// The last step was chosen during an outage.
+    /// Whether an outage was known at the last step.
     is_outage: bool,
 }
 
@@ -321,12 +322,13 @@ impl<P: Pace> Wait<P> {
         }
     }
 
-    /// The caller asks at once, since it has to confirm a grant that was reported to it.
+    /// Makes the next step an acquire, which confirms a grant that a message has reported.
     pub fn ask_now(&mut self) {
         self.retry = Retry::Now;
     }
 
-    /// Chooses the next step of a caller at this position. `known` is the outage that callers of this client have found.
+    /// Chooses the next step of a caller at this position. `known` is the outage that callers of this client have
+    /// found.
     pub fn next(
         &mut self,
         now: MonotonicTime,
@@ -338,14 +340,13 @@ impl<P: Pace> Wait<P> {
         }
         let may_ask = match position {
             QueuePosition::Behind => false,
-            // A caller that does not wait still asks Redis, which may know of a loss that this client does not know of
-            // yet.
+            // A caller that does not wait still asks: Redis may know that this client has lost the lock.
             QueuePosition::Held(_) => !self.call.waits(),
             QueuePosition::First | QueuePosition::Granted(..) => true,
         };
-        // A waiter behind others is owed none.
+        // A waiter behind others is not owed an attempt.
         self.is_attempt_owed &= may_ask;
-        // The own last attempt of a caller that may ask decides; otherwise the attempts of other callers do.
+        // If the caller may ask, its own last attempt decides. Otherwise the attempts of other callers decide.
         let outage = match &self.last_attempt {
             LastAttempt::Answered if may_ask => None,
             LastAttempt::Failed(outage) if may_ask => Some(outage.clone()),
@@ -409,7 +410,7 @@ impl<P: Pace> Wait<P> {
                 Retry::Poll
             }
             Refusal::Cut(outage) => {
-                // If an earlier attempt has found that the lock is taken, it is taken for this caller.
+                // If an earlier attempt was refused, the result of this call is that the lock is taken.
                 if let LastAttempt::None = self.last_attempt {
                     self.last_attempt = LastAttempt::Failed(outage);
                 }
@@ -419,7 +420,7 @@ impl<P: Pace> Wait<P> {
         self.set_retry(retry);
     }
 
-    /// The servers report changes of the key from now on, or cannot do so.
+    /// Handles the end of [`Step::Track`]. `is_tracked`: the servers now report changes of the key.
     pub fn tracked(&mut self, is_tracked: bool) {
         let retry = match is_tracked {
             true => Retry::PAUSE,

@@ -1,4 +1,4 @@
-//! Grants a key to a lease, or queues the lease.
+//! The acquire: grants a key to a lease, or adds the lease to the key's queue.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// Grants the key to the lease if the key is free, or if the lease is the first in its queue.
+/// Grants the key to the lease, if the key is free or the lease is the first in the key's queue.
 #[derive(Clone, Debug)]
 pub struct Acquire {
     pub key: Key,
     pub lease: LeaseId,
     pub ttl: Duration,
     pub queue_mode: QueueMode,
-    /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store undoes the
-    /// grant.
+    /// If set, this many replicas have to acknowledge the grant. If they do not, the outcome is `Unavailable`, and the
+    /// store releases the grant.
     pub replicas: Option<Replicas>,
 }
 
@@ -73,7 +73,7 @@ impl Call for Acquire {
         }
     }
 
-    /// The outcome is unknown, so the acquire is not repeated under its lease id.
+    /// The store releases the lease, because Redis may have granted it. The caller's next acquire has a new lease id.
     fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Undo(self.undo(now))
     }
@@ -92,7 +92,7 @@ impl Call for Acquire {
         let mut left = match keyspace.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => {
-                // The lease was granted the key while it was queued.
+                // While the lease was queued, another client's release granted it the key.
                 lock.expires_at = step.now.after(ttl);
                 lock.doubt = None;
                 step.notifications.push(Notification::Changed(key.clone()));
@@ -104,7 +104,8 @@ impl Call for Acquire {
                 Some(lock.left(step.now))
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
-            // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
+            // A request for a lease that was queued before must not acquire a free key. Its caller may be gone, and
+            // then nothing would release the key.
             None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
             None => {
                 let micros = keyspace.grant(key, &own, ttl, false, step);
@@ -180,7 +181,7 @@ fn read(result: &mut Value) -> Option<Outcome> {
             let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
                 return None;
             };
-            let queued = Queued {
+            let queued = QueuePlace {
                 ahead: u64::try_from(*ahead).ok()?,
                 since: u64::try_from(*since).ok()?,
             };
@@ -194,12 +195,13 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Acquire {
-    /// Whether this acquire may queue its lease, or its lease may be queued already.
+    /// Whether Redis may have the lease in its queue after this acquire.
     pub fn may_queue(&self) -> bool {
         self.queue_mode != QueueMode::None
     }
 
-    /// The release that undoes this acquire. Redis may have carried the acquire out, or may do so later.
+    /// The release that undoes this acquire. It has an effect even if Redis carries the acquire out later than the
+    /// release is sent: the store repeats the release until the ttl has passed.
     pub fn undo(&self, now: MonotonicTime) -> Release {
         let queued = self.may_queue().then_some(self.ttl);
         Release {
@@ -209,30 +211,31 @@ impl Acquire {
     }
 }
 
-/// How an acquire that finds the key taken joins the key's queue.
+/// What an acquire does with the key's queue if another lease holds the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueMode {
-    /// Does not join: a single attempt.
+    /// The lease does not join the queue.
     None,
-    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis grants it the key with
-    /// a short ttl, and the waiter finds the grant when it polls.
+    /// The lease joins the queue, but Redis cannot notify this client. When the lease is first in the queue, Redis
+    /// grants it the key with a short ttl. The client polls, and so finds the grant.
     Polling,
-    /// Joins. When the waiter's turn comes, it is granted the key and notified.
+    /// The lease joins the queue. When it is first, Redis grants it the key and notifies the client.
     Notified,
-    /// Joins as `Polling` or `Notified`, at the place `since` of an earlier lease of this client, which is no longer
-    /// queued. [`front_place`] makes a place in front of the queue.
+    /// The lease joins the queue at the place `since`, which an earlier lease of this client had before Redis removed
+    /// it. With `polls`, the same as `Polling`, otherwise as `Notified`. [`front_place`] computes a place in front of
+    /// all others.
     Rejoin { since: u64, polls: bool },
-    /// Does not join, since the lease joined before and may still be queued. With `notified`, an entry that joined to
-    /// poll is notified from now on.
+    /// An earlier request has added the lease to the queue, so this request does not. `notified` turns an entry that
+    /// polls into one that Redis notifies.
     Existing { notified: bool },
 }
 
-/// The smallest place, in µs, of a waiter that has not had its turn. Waiters that were too late for an earlier turn
-/// have smaller places.
+/// The smallest place, in µs, of a waiter at its first turn. A waiter that confirmed an earlier grant too late gets a
+/// smaller place, so it comes first.
 pub const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
-/// The place in front of the queue for a waiter that joined at `since` and was too late when its turn came. Several
-/// such waiters keep their order.
+/// The place in front of the queue for a waiter that joined at `since` and confirmed its grant too late. Several such
+/// waiters keep their order.
 pub fn front_place(since: u64) -> u64 {
     since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
@@ -244,9 +247,9 @@ impl QueueMode {
     }
 }
 
-/// The place of a waiter in the queue of a key.
+/// A waiter's place in the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuePlace {
     /// How many waiters are before this waiter.
     pub ahead: u64,
     /// When the waiter joined, in µs by the clock of Redis. The queue is sorted by this.

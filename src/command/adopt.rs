@@ -1,4 +1,4 @@
-//! Moves a grant from the lease of a ticket to a new lease.
+//! The adoption: moves a grant from the lease in a ticket to a new lease.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// Moves the grant of another lease to `lease`.
+/// Moves the grant of the ticket's lease to `lease`.
 #[derive(Clone, Debug)]
 pub struct Adopt {
     pub key: Key,
@@ -61,7 +61,7 @@ impl Call for Adopt {
         }
     }
 
-    /// The outcome is unknown, so the adoption is not repeated under its lease id.
+    /// The store releases the lease, because Redis may have moved the grant to it.
     fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Undo(self.undo(now))
     }
@@ -115,13 +115,13 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Adopt {
-    /// The release that undoes this adoption. Redis may have carried the adoption out, or may do so later.
+    /// The release that undoes this adoption, even if Redis carries the adoption out later than the release is sent.
     pub fn undo(&self, now: MonotonicTime) -> Release {
         Release::undo(&self.key, self.lease, now.after(self.grant.longest))
     }
 }
 
-/// The grant that a ticket stands for, and its ttl after the adoption.
+/// The grant in a ticket, and the key's ttl after the adoption.
 #[derive(Clone, Debug)]
 pub struct Adoption {
     pub from: LeaseId,
@@ -131,6 +131,7 @@ pub struct Adoption {
     /// An upper bound for the key's ttl after the adoption.
     pub longest: Duration,
     pub renew: bool,
-    /// As for [`Acquire`](crate::command::Acquire).
+    /// If set, this many replicas have to acknowledge the adoption. If they do not, the outcome is `Unavailable`, and
+    /// the store releases the key.
     pub replicas: Option<Replicas>,
 }

@@ -7,7 +7,7 @@ use crate::command::value;
 use crate::command::value::micros_of;
 use crate::util::id::{HolderId, LeaseId};
 
-/// Writes the RESP2 types that requests use.
+/// Appends requests to a buffer, as arrays and strings of RESP2.
 pub struct Encoder<'a>(pub &'a mut Vec<u8>);
 
 impl Encoder<'_> {
@@ -44,7 +44,7 @@ impl Encoder<'_> {
         self.text(lease.encode(&mut [0; LeaseId::DIGITS]));
     }
 
-    /// Writes the whole value of a key that the lease holds, if no waiters are queued.
+    /// Writes the value that a held lock's key has while no waiter is queued.
     pub fn held_value(&mut self, holder: &HolderId, lease: LeaseId, held: Held) {
         let (digits, start) = decimal(micros_of(held.token));
         let micros = match held.is_token_in_value {
@@ -64,8 +64,7 @@ impl Encoder<'_> {
         self.bytes(&digits[start..]);
     }
 
-    /// Writes a length. A request has a dozen lengths, and most have one or two digits, which are written without a
-    /// conversion.
+    /// Writes a line with a length. Most lengths have one or two digits, for which this function has a fast path.
     fn line(&mut self, sign: u8, number: u64) {
         let digit = |digit: u64| b'0' + digit as u8;
         match number {
@@ -83,8 +82,8 @@ impl Encoder<'_> {
     }
 }
 
-/// The decimal digits of `number`, from the returned index on. The formatting of the standard library takes ten times
-/// as long, and each request has several numbers.
+/// Formats `number` as decimal digits. The digits are at the end of the array, from the returned index on. Each request
+/// has several numbers, and the standard library takes ten times as long to format one.
 pub fn decimal(mut number: u64) -> ([u8; 20], usize) {
     let mut digits = [0; 20];
     let mut start = digits.len();

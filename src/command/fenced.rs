@@ -14,14 +14,15 @@ use crate::command::{Call, CallContext, IfUnanswered, Outcome, Reply};
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 
-/// Writes or deletes a fenced value, unless it was changed under a greater token. The token stays.
+/// Writes or deletes a fenced value, unless the value was last changed under a greater token. A deleted value keeps its
+/// token in Redis, so that older tokens stay refused.
 #[derive(Clone, Debug)]
 pub struct Write {
     pub key: Key,
     pub token: u64,
     /// `None` deletes the value.
     pub value: Option<Arc<[u8]>>,
-    /// For how long Redis keeps value and token from now on. `None` leaves the ttl as it is.
+    /// The new ttl of the value and its token. `None` keeps the current ttl.
     pub ttl: Option<Duration>,
 }
 
@@ -58,8 +59,8 @@ impl Call for Write {
         out.bytes(self.value.as_deref().unwrap_or_default());
     }
 
-    /// A write is not repeated: if both copies arrived, the second could overwrite a value that was written between
-    /// them.
+    /// The caller gets an error. If the client repeated the write and Redis got both copies, the second copy could
+    /// overwrite a value that another client wrote between them.
     fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Report
     }

@@ -77,7 +77,7 @@ fn read(result: &mut Value) -> Option<Outcome> {
     }
 }
 
-/// Reads `<ttl in ms> <length of the queue> <value>`.
+/// Reads a result: `<ttl in ms> <length of the queue> <value>`.
 fn inspection(bytes: &[u8]) -> Option<Outcome> {
     let mut words = bytes.splitn(3, |byte| *byte == b' ');
     let ms: i64 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;

@@ -1,6 +1,6 @@
-//! The model of a server: its locks, fenced values and queues. Each command's file has the command's part of it, in plain
-//! code; a test compares the model with Redis on generated histories. Pure: the caller passes the time and delivers the
-//! notifications.
+//! A model of a Redis server: its locks, fenced values and queues. The file of each command has that command's part of
+//! the model. The model does no I/O: its caller passes the time and delivers the notifications. A test runs random
+//! histories on the model and on Redis, and compares replies and keys.
 
 pub mod queue;
 
@@ -15,7 +15,7 @@ use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 
-/// A key outlives the time for the confirmation by this time.
+/// If a waiter has to confirm its grant, the key expires this long after the time for the confirmation.
 pub const KEPT_UNCONFIRMED: Duration = Duration::from_secs(3);
 /// The time at the start of the clock, in µs. It has sixteen digits, like all times of grants.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
@@ -34,9 +34,9 @@ pub struct Keyspace {
 /// The mark of a quorum's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The mark is of an earlier process.
+    /// Whether an earlier process of the server wrote the mark.
     pub is_old: bool,
-    /// Since when the node has had its data, in µs.
+    /// When the node's data begins, in µs. The quarantine is counted from this time.
     pub since: u64,
 }
 
@@ -45,7 +45,7 @@ pub enum Entry {
     Lock(Lock),
     Fenced {
         token: u64,
-        /// `None` once the value was deleted.
+        /// `None` if the value was deleted. The token stays.
         value: Option<Arc<[u8]>>,
         expires_at: Option<MonotonicTime>,
     },
@@ -56,9 +56,9 @@ pub struct Lock {
     pub lease: LeaseId,
     pub micros: u64,
     pub holder: HolderId,
-    /// The release of the lock has to serve the queue.
+    /// Whether the release of the lock has to grant it to the first waiter in the queue.
     pub marked: bool,
-    /// The mark of a grant that its waiter has not confirmed.
+    /// Set while the waiter that was granted the lock has not confirmed the grant.
     pub doubt: Option<Doubt>,
     pub expires_at: MonotonicTime,
 }
@@ -66,46 +66,46 @@ pub struct Lock {
 /// A notification to a client, or to the clients that track a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notification {
-    /// `lease`, which was queued, has the key.
+    /// A release has granted the key to `lease`, which was queued.
     Granted {
         to: HolderId,
         key: Key,
         lease: LeaseId,
         grant: GrantMessage,
     },
-    /// `lease` is now one of the first in its queue.
+    /// `lease` has come among the first eight in its queue.
     Near {
         to: HolderId,
         key: Key,
         lease: LeaseStart,
     },
-    /// `lease` has to send a request at once, or it loses its place.
+    /// The client has to send a request for `lease` at once. Otherwise `lease` loses its place in the queue.
     Called {
         to: HolderId,
         key: Key,
         lease: LeaseStart,
     },
-    /// Another client took the key of `lease` by force.
+    /// Another client unlocked `lease` by force.
     Forced {
         to: HolderId,
         key: Key,
         lease: LeaseStart,
         by: HolderId,
     },
-    /// The key was written to, deleted, or has expired.
+    /// The key was written or deleted, or has expired.
     Changed(Key),
 }
 
-/// The context of one command.
+/// The client and the time of one command, and the notifications that the command causes.
 pub struct Step<'a> {
     pub now: MonotonicTime,
     /// The client that sent the command.
     pub by: &'a HolderId,
-    /// The length of a quarantine, if the server is a node of a quorum.
+    /// The length of a quarantine on a node of a quorum, otherwise zero.
     pub quarantine: Duration,
-    /// How far the server's clock is ahead, in µs. Only nodes of a quorum differ.
+    /// How far the server's clock is ahead of the true time, in µs. Zero except on nodes of a quorum.
     pub ahead: u64,
-    /// Whether a client can be notified.
+    /// Whether this client listens for notifications.
     pub listens: &'a dyn Fn(&HolderId) -> bool,
     pub notifications: &'a mut Vec<Notification>,
 }
@@ -126,7 +126,7 @@ impl Keyspace {
         command.model(self, step)
     }
 
-    /// Grants the key to a waiter. Returns the µs of its token.
+    /// Grants the key to a waiter. Returns the µs part of the waiter's token.
     pub fn grant(
         &mut self,
         key: &Key,
@@ -149,13 +149,13 @@ impl Keyspace {
         self.last_micros
     }
 
-    /// Whether these µs are later than the node's clock and its fence counter by more than a quarantine.
+    /// Whether `micros` is later than both the node's clock and its fence counter by more than a quarantine.
     pub fn is_too_far_ahead(&self, micros: u64, step: &Step<'_>) -> bool {
         let quarantine = step.quarantine.as_micros() as u64;
         micros > step.micros().max(self.last_micros) + quarantine
     }
 
-    /// Sets the key on a node of a quorum.
+    /// Sets the key for `lease` on a node of a quorum.
     pub fn set(
         &mut self,
         key: &Key,
@@ -176,19 +176,22 @@ impl Keyspace {
         step.notifications.push(Notification::Changed(key.clone()));
     }
 
-    /// The reply of a quorum's node that does not vote. A mark that is missing or in the future begins a quarantine.
+    /// The reply of a quorum's node in quarantine; `None` if the node votes. A mark that is missing or in the future
+    /// begins a quarantine.
     pub fn abstained(&mut self, step: &Step<'_>) -> Option<Reply> {
         let for_another = self.quarantine_left(false, step);
         (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
     }
 
-    /// The reply of a quorum's node that may have lost the key. `None` on a single server.
+    /// The reply to a lease whose key is missing, if the node of a quorum may have lost the key. `None` on a single
+    /// server.
     pub fn lost(&mut self, step: &Step<'_>) -> Option<Reply> {
         let is_in_quorum = !step.quarantine.is_zero();
         is_in_quorum.then(|| self.abstained(step)).flatten()
     }
 
-    /// The reply to a release. A node that may have lost the lease's key does not know whether the lease was lost.
+    /// Returns `reply`, the reply to a release. Replaces a loss by `Abstained` on a node that may have lost the key:
+    /// such a node does not know whether the lease was lost.
     pub fn unless_lost(&mut self, reply: Reply, step: &Step<'_>) -> Reply {
         match reply {
             Reply::Missing | Reply::Taken { .. } => self.lost(step).unwrap_or(reply),
@@ -196,8 +199,8 @@ impl Keyspace {
         }
     }
 
-    /// Checks at the login of a connection whether the process is a new one, and then begins a quarantine. Returns the
-    /// time until the node votes.
+    /// Does what lua/data.lua does when a client connects to a node of a quorum: begins a quarantine if the server's
+    /// process is new. Returns the time until the node votes.
     pub fn check_data(&mut self, step: &Step<'_>) -> Duration {
         self.quarantine_left(true, step)
     }
@@ -214,7 +217,7 @@ impl Keyspace {
             .saturating_sub(Duration::from_micros(now - mark.since))
     }
 
-    /// Acts as if the node of a quorum had had its data for ever.
+    /// Ends any quarantine of a quorum's node: it appears to have had its data since the start of its clock.
     pub fn mark_as_old_node(&mut self) {
         self.mark = Some(Mark {
             is_old: false,
@@ -222,7 +225,7 @@ impl Keyspace {
         });
     }
 
-    /// Acts as if a new process had started with the data, and a client had connected at once.
+    /// Simulates a restart of the server with its data, after which a client connects at once.
     pub fn restart(&mut self, step: &Step<'_>) {
         if let Some(mark) = &mut self.mark {
             mark.is_old = true;
@@ -251,7 +254,7 @@ impl Keyspace {
         self.mark = mark;
     }
 
-    /// The value of a lock's key, as GET returns it.
+    /// The value of a lock's key as GET returns it.
     pub fn text(&mut self, key: &Key, step: &mut Step<'_>) -> Option<String> {
         self.expire_key(key, step);
         match self.entries.get(key) {
@@ -269,7 +272,7 @@ impl Keyspace {
         self.queues.retain(|_, queue| queue.expires_at >= step.now);
     }
 
-    /// Deletes a key, by its name in Redis. Returns true if it existed.
+    /// Deletes the key with this name in Redis. Returns true if the key existed.
     pub fn delete(&mut self, name: &str, step: &mut Step<'_>) -> bool {
         self.expire(step);
         let key = self.entries.keys().find(|key| key.in_redis() == name);
@@ -281,7 +284,7 @@ impl Keyspace {
         true
     }
 
-    /// Deletes all keys, including the fence counter. A client of a quorum's node notices that at once.
+    /// Deletes all keys, including the fence counter. On a node of a quorum, a quarantine begins.
     pub fn flush(&mut self, step: &Step<'_>) {
         let had_mark = self.mark.is_some();
         *self = Self::default();
@@ -296,14 +299,14 @@ impl Keyspace {
         self.entries.remove(key);
     }
 
-    /// Acts as if the clock had been set back by `by`: moves the fence counter ahead.
+    /// Simulates a clock that was set back by `by`: moves the fence counter ahead.
     #[cfg(test)]
     pub fn put_back(&mut self, by: Duration) {
         let ahead = u64::try_from(by.as_micros()).unwrap_or(0);
         self.last_micros = self.last_micros.max(FIRST_MICROS) + ahead;
     }
 
-    /// The entries of a key's queue, as in Redis.
+    /// The entries of a key's queue, as Redis stores them.
     #[cfg(test)]
     pub fn queue(&self, key: &Key) -> Vec<String> {
         let queue = self.queues.get(key);
@@ -331,7 +334,7 @@ impl Keyspace {
         }
     }
 
-    /// Whether a lock or a fenced value stands under the key.
+    /// Whether the key holds a lock or a fenced value.
     #[cfg(test)]
     pub fn contains(&mut self, key: &Key, step: &mut Step<'_>) -> bool {
         self.expire_key(key, step);
@@ -350,8 +353,7 @@ impl Keyspace {
         }
     }
 
-    /// The time of the next grant in µs: that of the clock, or one more than the time of the last grant if that is
-    /// later.
+    /// The time of the next grant in µs: the server's time, or one more than the last grant's time if that is later.
     pub fn next_micros(&self, step: &Step<'_>) -> u64 {
         step.micros().max(self.last_micros + 1)
     }
@@ -384,7 +386,7 @@ impl Lock {
         )
     }
 
-    /// The time until the lock expires, or until its waiter should have confirmed it.
+    /// The time until the lock expires. For a grant that has to be confirmed, the time until it has to be.
     pub fn left(&self, now: MonotonicTime) -> Duration {
         let kept = match self.doubt {
             Some(_) => KEPT_UNCONFIRMED,

@@ -1,5 +1,5 @@
-//! The commands of a store and their replies. Each command has a file with its arguments, its script, and what happens if
-//! its reply is missing.
+//! The commands of a store and their replies. The file of a command has its arguments, its script, and the treatment of
+//! a request without a reply.
 
 pub mod acquire;
 pub mod adopt;
@@ -29,7 +29,7 @@ use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 
-pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, Queued, front_place};
+pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place};
 pub use adopt::{Adopt, Adoption};
 pub use fenced::{Read, Write};
 pub use inspect::Inspect;
@@ -51,13 +51,14 @@ pub enum Command {
     Write(Write),
     Read(Read),
     Probe(Probe),
-    /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. Code above the store
-    /// calls `Store::flush`.
+    /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. `Store::flush` sends
+    /// it.
     Flush,
 }
 
-/// All scripts, in the order in which a batch is written. Releases come before acquires, so a key that one batch releases
-/// and acquires is free. Holds come before releases, since a hold sets a missing key.
+/// All scripts, in the order in which a batch is written. Releases come before acquires: if a batch releases a key and
+/// acquires it, the acquire finds the key free. Holds come before releases: otherwise a hold would set a key again that
+/// the same batch has released.
 pub static SCRIPTS: [&Script; 10] = [
     &vote::HOLD,
     &release::SCRIPT,
@@ -71,7 +72,7 @@ pub static SCRIPTS: [&Script; 10] = [
     &vote::PROBE,
 ];
 
-/// The place of `script` in [`SCRIPTS`].
+/// The index of `script` in [`SCRIPTS`].
 pub fn place(script: &Script) -> usize {
     let place = SCRIPTS.iter().position(|one| *one == script);
     place.expect("the table has each script")
@@ -83,38 +84,38 @@ pub trait Call {
 
     fn key(&self) -> &Key;
 
-    /// Whether the call has the key of the lock's queue, too.
+    /// Whether a call of the script also passes the key of the lock's queue.
     fn has_queue_key(&self) -> bool {
         false
     }
 
-    /// Writes the arguments of the command, as many as the layout of the script says.
+    /// Writes the arguments of the command. Their number is [`Layout::arguments`](script::Layout::arguments).
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>);
 
-    /// Does what the script does, in the model of a server. Adds its notifications to `step`.
+    /// Carries the command out in the model of a server, as the script does in Redis. Adds its notifications to `step`.
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome;
 
-    /// The treatment of a request whose connection breaks before the reply. Redis may have carried the command out.
+    /// What the pipeline does if the connection breaks before the reply. Redis may have carried the command out.
     fn if_unanswered(&self, _now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Repeat
     }
 }
 
-/// The arguments that all commands of a script call share.
+/// The arguments that a script call passes once for all of its commands.
 #[derive(Clone, Copy)]
 pub struct CallContext<'a> {
     pub holder: &'a HolderId,
-    /// The length of a quarantine of a quorum's nodes.
+    /// The length of a quarantine. Only scripts of a quorum's nodes use it.
     pub quarantine: Duration,
 }
 
-/// The treatment of a command that was written and got no reply.
+/// What the pipeline does with a command that it has written and that got no reply.
 pub enum IfUnanswered {
-    /// The command is repeated.
+    /// Sends the command again.
     Repeat,
-    /// The outcome is an error, and this release follows.
+    /// Completes the command with an error, and sends this release.
     Undo(Release),
-    /// The outcome is an error.
+    /// Completes the command with an error.
     Report,
 }
 
@@ -149,27 +150,27 @@ impl Command {
         with_call!(self, call => Some(call.key()), None)
     }
 
-    /// As for [`Call`].
+    /// See [`Call::has_queue_key`].
     pub fn has_queue_key(&self) -> bool {
         with_call!(self, call => call.has_queue_key(), false)
     }
 
-    /// As for [`Call`].
+    /// See [`Call::arguments`].
     pub fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
         with_call!(self, call => call.arguments(out, context), ());
     }
 
-    /// As for [`Call`].
+    /// See [`Call::if_unanswered`].
     pub fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         with_call!(self, call => call.if_unanswered(now), IfUnanswered::Repeat)
     }
 
-    /// As for [`Call`].
+    /// See [`Call::model`].
     pub fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         with_call!(self, call => call.model(keyspace, step), Ok(Reply::Done))
     }
 
-    /// The release, if this is one of a guard or an undo.
+    /// The release in this command, unless it is another command. A `ForceUnlock` is none.
     pub fn as_release(&self) -> Option<&Release> {
         match self {
             Self::Release(release) => Some(release),
@@ -187,12 +188,12 @@ impl Command {
         }
     }
 
-    /// Whether this acquire may queue its lease, or its lease may be queued already.
+    /// Whether this is an acquire that may leave its lease in the queue in Redis.
     pub fn may_queue(&self) -> bool {
         matches!(self, Self::Acquire(acquire) if acquire.may_queue())
     }
 
-    /// The release that undoes this acquire or adoption. Redis may have carried the command out, or may do so later.
+    /// The release that undoes this command, if it is an acquire or an adoption.
     pub fn undo(&self, now: MonotonicTime) -> Option<Self> {
         match self.if_unanswered(now) {
             IfUnanswered::Undo(release) => Some(Self::Release(release)),
@@ -211,50 +212,51 @@ pub enum Reply {
     Granted {
         /// The fencing token.
         token: u64,
-        /// Whether the lock's value has the token.
+        /// Whether the lock's value contains the token. Plain commands write the value before they know the token.
         is_token_in_value: bool,
     },
-    /// Another lease holds the key. It expires after `expires_in` unless its holder renews it.
+    /// Another lease holds the key. The key expires after `expires_in` unless its holder renews it.
     Contended {
         expires_in: Duration,
-        queued: Option<Queued>,
+        queued: Option<QueuePlace>,
     },
-    /// No majority of a quorum's nodes granted the key, since several leases have asked for it at the same time.
+    /// No lease got the votes of a majority of a quorum's nodes, because several leases asked for the key at the same
+    /// time.
     SplitVote {
-        /// As for `Contended`.
+        /// After this time, a majority of the nodes is free again, unless a holder renews the key.
         expires_in: Duration,
-        /// So many nodes have refused that another lease may hold the key.
+        /// Whether a majority of the nodes has refused the key, so that another lease may hold it.
         may_be_taken: bool,
     },
-    /// Released, renewed, written, flushed.
+    /// The release, renewal, write or flush was carried out.
     Done,
     /// The key does not exist.
     Missing,
-    /// The key was not released by force, since its holder would not be notified.
+    /// The holder of the key does not listen for notifications, so the key was not released by force.
     NotListening {
-        /// Nodes of a quorum have released it, but no majority.
+        /// Some nodes of a quorum have released the key, but no majority has.
         by_some: bool,
     },
-    /// A node of a quorum may have lost data, and does not vote for this time. After a release, the lease has no key on
-    /// the node.
+    /// A node of a quorum may have lost data, and does not vote for this time. As the reply to a release: the node does
+    /// not have the lease's key.
     Abstained { for_another: Duration },
-    /// The clock of a node of a quorum that votes, in µs.
+    /// The time of a quorum's node that votes, in µs of its clock.
     Clock { micros: u64 },
-    /// A node of a quorum has got the request after the client has given it up, by the node's clock, which shows
-    /// `micros`. Nothing was done.
+    /// The request reached a node of a quorum after the client had stopped waiting for it. The node did nothing. Its
+    /// clock shows `micros`.
     TooLate { micros: u64 },
-    /// A node of a quorum refuses the token, which is later than its clock and its fence counter by more than a
-    /// quarantine. Nothing was done.
+    /// The token in the request is later than the clock and the fence counter of a quorum's node by more than a
+    /// quarantine. The node did nothing.
     TooFarAhead,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
-    /// The caller's lease has the grant now.
+    /// The adoption has moved the grant to the caller's lease.
     Adopted {
         expires_in: Duration,
-        /// The token, which is greater than the ticket's token.
+        /// The new token. It is greater than the ticket's token.
         token: u64,
     },
-    /// The lock's value and its ttl; `None` for a key without a ttl.
+    /// The lock's value and its ttl. The ttl is `None` if the key has none.
     Found {
         value: Box<LockValue>,
         expires_in: Option<Duration>,
@@ -266,7 +268,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// A grant whose token the lock's value has.
+    /// A grant whose token is in the lock's value.
     pub fn granted(token: u64) -> Self {
         Self::Granted {
             token,
@@ -274,7 +276,8 @@ impl Reply {
         }
     }
 
-    /// Why the lease is lost, if the reply to its release or renewal reports that another lease or none holds the key.
+    /// The reason of a loss, if this reply to a release or renewal reports that the caller's lease does not hold the
+    /// key.
     pub fn loss(&self) -> Option<LossReason> {
         match self {
             Self::Missing => Some(LossReason::Deleted),
@@ -283,7 +286,7 @@ impl Reply {
         }
     }
 
-    /// Whether the command has given the caller's lease the key, or a ttl.
+    /// Whether the caller's lease holds the key after this reply to an acquire, adoption or renewal.
     pub fn is_success(&self) -> bool {
         matches!(
             self,
@@ -292,24 +295,24 @@ impl Reply {
     }
 }
 
-/// The message that grants a key to a waiter.
+/// The content of a message by which Redis grants a key to a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantMessage {
     pub token: u64,
-    /// The key has a short ttl until the waiter confirms the grant with an acquire.
+    /// Whether the waiter has to confirm the grant with an acquire. Until then, the key has a short ttl.
     pub to_confirm: bool,
 }
 
 #[cfg(test)]
 impl GrantMessage {
-    /// The grant that tests and models use by default.
+    /// A grant for tests and models.
     pub const USUAL: Self = Self {
         token: 7,
         to_confirm: false,
     };
 }
 
-/// A command with its deadline and, once executed, its outcome.
+/// A command with its deadline. After the command was executed, also has its outcome.
 #[derive(Debug)]
 pub struct Request {
     pub command: Command,
@@ -326,7 +329,7 @@ impl Request {
         }
     }
 
-    /// The outcome; every executed request has one.
+    /// The outcome. The request has been executed, so it has one.
     pub fn into_outcome(self) -> Result<Reply, Error> {
         self.outcome.expect("the store sets every outcome")
     }

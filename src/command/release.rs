@@ -1,4 +1,4 @@
-//! Ends a lease's grant: in time by its holder, or by force by another client.
+//! The releases: of a lease by its own client, and of a lock by force.
 
 use std::time::Duration;
 
@@ -14,20 +14,21 @@ use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves the
-/// queue. Retries end at `until`, when the ttl has ended.
+/// Ends the grant of the lease, if the lease still holds the key: grants the key to the first waiter of its queue, or
+/// deletes it. If the lease is queued, removes it from the queue. The store repeats a failed release until `until`,
+/// when the ttl has ended.
 #[derive(Clone, Debug)]
 pub struct Release {
     pub key: Key,
     pub lease: LeaseId,
     pub until: MonotonicTime,
-    /// The grant, if a guard held it.
+    /// Set if a guard held the lease.
     pub held: Option<Held>,
-    /// The ttl of the lease's acquire, if the lease may be in the queue.
+    /// Set if the lease may be queued: the ttl of its acquire.
     pub queued: Option<Duration>,
 }
 
-/// A client whose grant is younger than this may still be connecting for notifications.
+/// The client of a younger grant may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 
 pub static SCRIPT: Script = Script::new(
@@ -89,7 +90,7 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Release {
-    /// The release of a lease that no guard held, and that is not queued.
+    /// The release of a lease that a guard never held, and that is not queued.
     pub fn undo(key: &Key, lease: LeaseId, until: MonotonicTime) -> Self {
         Self {
             key: key.clone(),
@@ -100,45 +101,46 @@ impl Release {
         }
     }
 
-    /// The key and the fencing token, if this is the release of a guard's lease.
+    /// The key and the fencing token, if a guard held the lease.
     pub fn of_guard(&self) -> Option<(&Key, u64)> {
         self.held.map(|held| (&self.key, held.token))
     }
 
-    /// Why the lock was lost, if this is the release of a guard's lease, and `reply`, received at `now`, shows that the
-    /// lease had lost its key before the end of its validity.
+    /// The reason of a loss, if a guard held the lease, and `reply`, received at `now`, reports before the end of the
+    /// lease's validity that the lease does not hold the key.
     pub fn loss(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
         let held = self.held?;
         (now < held.valid_until).then(|| reply.loss()).flatten()
     }
 
-    /// The key, if the release may grant it to another client's waiter.
+    /// The key, if other clients may be queued for it. Redis then grants it to the first of them.
     pub fn key_for_next_waiter(&self) -> Option<&Key> {
         let may_grant = self.held.is_some_and(|held| held.others_queued);
         may_grant.then_some(&self.key)
     }
 }
 
-/// The part of a guard's grant that its release needs.
+/// What a release has to know about a lease that a guard held.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub token: u64,
-    /// Whether the lock's value has the token.
+    /// Whether the lock's value contains the token.
     pub is_token_in_value: bool,
     /// Other clients may be queued for the key.
     pub others_queued: bool,
-    /// If Redis replies before this time that another lease or none holds the key, the lock was lost while it was held.
+    /// The end of the lease's validity. The lock was lost if Redis replies before this time that the lease does not
+    /// hold the key.
     pub valid_until: MonotonicTime,
 }
 
-/// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry this
-/// command.
+/// Releases the key by force: ends the grant of another client's `lease`, and notifies that client. The client does not
+/// repeat this command.
 #[derive(Clone, Debug)]
 pub struct ForceUnlock {
     pub key: Key,
     pub lease: LeaseId,
-    /// If true, the command does nothing while the holder does not listen for notifications and the grant is less than a
-    /// second old or has no time: the holder's client may still be connecting.
+    /// If true, Redis refuses the command while the holder may still be connecting for notifications: the holder does
+    /// not listen, and its grant is less than a second old or has no time in its value.
     pub must_notify: bool,
 }
 
@@ -167,13 +169,13 @@ impl Call for ForceUnlock {
     }
 }
 
-/// The model of both commands.
+/// The model of [`Release`] and [`ForceUnlock`].
 fn release(
     keyspace: &mut Keyspace,
     key: &Key,
     lease: LeaseId,
     queued: Option<Duration>,
-    // `None` for a usual release; `Some` for a release by force.
+    // `None` in a [`Release`].
     must_notify: Option<bool>,
     step: &mut Step<'_>,
 ) -> Reply {

@@ -1,4 +1,4 @@
-//! Sets the ttl of a lease's key back to its full length.
+//! The renewal: sets the ttl of a lease's key back to its full length.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::util::id::LeaseId;
 
-/// Sets the ttl back to its full length, if the lease still holds the key.
+/// Sets the key's ttl back to its full length, if the lease still holds the key.
 #[derive(Clone, Debug)]
 pub struct Renew {
     pub key: Key,
@@ -21,7 +21,7 @@ pub struct Renew {
     /// The token of the grant, for a quorum.
     pub token: u64,
     pub ttl: Duration,
-    /// The replicas that have to acknowledge the ttl. Otherwise the outcome is `Unavailable`.
+    /// If set, this many replicas have to acknowledge the new ttl. If they do not, the outcome is `Unavailable`.
     pub replicas: Option<Replicas>,
 }
 

@@ -1,4 +1,4 @@
-//! Results that several scripts return.
+//! Readers for results that several scripts return.
 
 use std::time::Duration;
 
@@ -7,41 +7,42 @@ use crate::command::{Outcome, Reply, value};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::text::without_ids;
 
-/// The µs part of a fencing token: the lease holds the key.
+/// Reads the µs part of a fencing token: the script has granted the key to the lease.
 pub fn granted(micros: &[u8]) -> Outcome {
     let token = std::str::from_utf8(micros).ok().and_then(value::token);
     let reply = token.map(Reply::granted);
     reply.ok_or_else(|| foreign_value(NO_LOCK, "string"))
 }
 
-/// The value of a lock that another lease holds.
+/// Reads the value of a lock: another lease holds the key.
 pub fn taken(value: &[u8]) -> Reply {
     let by = value::holder_of(value);
     Reply::Taken { by }
 }
 
-/// The reply for the error `WRONGTYPE`: the key holds a value of another type, which another program wrote. Returns
-/// `None` for another `code`.
+/// Reads the error `WRONGTYPE`: another program has written a value of another type to the key. Returns `None` for
+/// another `code`.
 pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
     (code == "WRONGTYPE").then_some(Ok(Reply::Taken { by: None }))
 }
 
-/// The error for a reply `FOREIGN`: the key holds a value of another program, of the type `found`. Returns `None` for
+/// Reads the error `FOREIGN`: another program has written a value of the type `found` to the key. Returns `None` for
 /// another `code`.
 pub fn foreign_lock(code: &str, found: &str) -> Option<Outcome> {
     (code == "FOREIGN").then(|| Err(foreign_value(NO_LOCK, found)))
 }
 
-/// The reply for `QUARANTINE`: the node of a quorum does not vote for `ms` milliseconds. Returns `None` for another
+/// Reads the error `QUARANTINE`: the node of a quorum does not vote for `ms` milliseconds. Returns `None` for another
 /// `code`.
 pub fn quarantine(code: &str, ms: &str) -> Option<Outcome> {
     let for_another = Duration::from_millis(ms.parse().unwrap_or(0));
     (code == "QUARANTINE").then_some(Ok(Reply::Abstained { for_another }))
 }
 
-/// The error for a value of another user: `what`, and the type of the value. Its content may be secret.
+/// The error for a key with another program's value of the type `found`. `what` says what is missing. The error does
+/// not contain the value, which may be secret.
 pub fn foreign_value(what: &str, found: &str) -> Error {
-    let message = format!("{what}: a {}", without_ids(found));
+    let message = format!("{what}, but a {}", without_ids(found));
     Error::new(ErrorKind::Protocol, message)
 }
 

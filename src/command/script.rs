@@ -1,4 +1,4 @@
-//! A script: its text, the layout of its keys and arguments, and how its results are read.
+//! A script: its text, the layout of its keys and arguments, and the readers of its results.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -8,38 +8,38 @@ use redis::Value;
 use crate::command::Outcome;
 use crate::command::parts::whole;
 
-/// The script that carries out a command. All commands of one call have the same script.
+/// A Lua script that carries out one or several commands of the same kind.
 pub struct Script {
     pub name: &'static str,
     source: &'static str,
     pub layout: Layout,
     pub results: Results,
-    /// Only nodes of a quorum need the script.
+    /// Whether only a quorum uses the script.
     pub only_on_quorum: bool,
     text: OnceLock<Text>,
 }
 
-/// The keys and arguments of a call, in the order in which the header of the script lists them.
+/// The keys and arguments of a script call. The header of the script lists them in order.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// Before the keys of the commands: the fence counter.
+    /// Whether the first key is the fence counter.
     pub counter: bool,
-    /// Behind the fence counter: the mark of a node of a quorum. Behind the holder: the length of a quarantine.
+    /// Whether the second key is the mark of a quorum's node, and the second argument the length of a quarantine.
     pub mark: bool,
-    /// On a node of a quorum, the mark is the last key, and the length of a quarantine the last argument.
+    /// Whether the last key is the mark and the last argument the length of a quarantine, on a node of a quorum.
     pub mark_at_end: bool,
-    /// The first argument: the holder.
+    /// Whether the first argument is the holder.
     pub holder: bool,
-    /// Behind the holder: the length of the longest value.
+    /// Whether the next argument is the length of the longest value that the client accepts.
     pub limit: bool,
-    /// The number of arguments of each command.
+    /// How many arguments follow for each command.
     pub arguments: usize,
-    /// The call ends with the name of the shard channels, since the script may notify other clients.
+    /// Whether the last argument on a Cluster is the start of the shard channels' names. The script publishes there.
     pub shard_channel: bool,
 }
 
 impl Layout {
-    /// A call with one key for each command, and without arguments.
+    /// A call with one key for each command, and no arguments.
     pub const KEYS_ONLY: Self = Self {
         counter: false,
         mark: false,
@@ -56,20 +56,20 @@ impl Layout {
     }
 }
 
-/// How the results of a script are read.
+/// The readers of a script's results.
 #[derive(Clone, Copy)]
 pub struct Results {
-    /// Reads the result of one command. `None` if the script cannot return it. If the result has unreadable text that
-    /// another user wrote under the key, the outcome is an error of this key.
+    /// Reads the result of one command. Returns `None` if the script never returns this result. If the result contains
+    /// another user's text that is no lock, the outcome is an error.
     pub read: fn(&mut Value) -> Option<Outcome>,
-    /// Reads the code and the detail of an error that is a result of one command. `None` for other errors.
+    /// Reads an error that is the result of one command, from its code and its detail. Returns `None` for other errors.
     pub read_error: fn(&str, &str) -> Option<Outcome>,
-    /// One result can stand for all commands of a call: all were granted with consecutive tokens, or all have the same
-    /// outcome.
+    /// Whether the script may return one result for all commands of a call: all have this outcome, or all were granted,
+    /// with consecutive tokens from this one on.
     pub one_for_all: bool,
 }
 
-/// The text of a script, and the hash by which Redis knows it.
+/// The text of a script, and the hash that names the script in EVALSHA.
 struct Text {
     text: String,
     /// SHA-1 of the text, in hexadecimal digits.
@@ -110,7 +110,7 @@ impl Script {
         &self.made().text
     }
 
-    /// The hash of the script's text.
+    /// The SHA-1 of the script's text.
     pub fn hash(&self) -> &str {
         &self.made().hash
     }
@@ -128,7 +128,7 @@ impl fmt::Debug for Script {
     }
 }
 
-/// Removes comments and indentation from a script, since Redis hashes the text of each EVAL.
+/// Removes comments and indentation from a script: they would make it longer to send and to hash.
 pub fn strip_comments(script: &str) -> String {
     let lines = script.lines().map(str::trim_start);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));

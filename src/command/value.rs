@@ -1,6 +1,9 @@
-//! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` ?` or ` !` behind it if
-//! a waiter has not confirmed its grant, and ` +` at the end if the lock's release has to serve a queue. In Redis,
-//! scripts and plain acquires write the value; the store in memory formats it here.
+//! The value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, and these marks behind it:
+//!
+//! - ` ?` or ` !` if a waiter has not confirmed its grant;
+//! - ` +` if the lock's release has to serve a queue.
+//!
+//! In Redis, scripts and plain commands write the value; the store in memory formats it here.
 
 use std::iter;
 
@@ -10,15 +13,15 @@ use crate::util::id::{HolderId, LeaseId};
 
 /// The first word of every value: the version of the format.
 const VERSION: &str = "lh1 ";
-/// The end of a value whose release has to serve a queue.
+/// The mark at the end of a value, if the lock's release has to grant the key to a waiter.
 const QUEUE_MARK: &str = " +";
 
 /// The mark of a grant that its waiter has not confirmed: see lua/serve.lua.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// The time for the confirmation runs, or has run out.
+    /// No roll call has taken place since the grant.
     Unconfirmed,
-    /// A waiter has called the roll since.
+    /// Another waiter has found that the confirmation is late, and has called the roll.
     RollCalled,
 }
 
@@ -30,7 +33,7 @@ impl Doubt {
         }
     }
 
-    /// Removes the mark from the end of a value.
+    /// Splits the mark from the end of a value.
     fn strip(value: &str) -> (Option<Self>, &str) {
         let all = [Self::Unconfirmed, Self::RollCalled];
         let stripped = |doubt: Self| Some((Some(doubt), value.strip_suffix(doubt.mark())?));
@@ -38,29 +41,30 @@ impl Doubt {
     }
 }
 
-/// The bits of a fencing token below the µs part that Redis makes. They count the hand-offs of one grant.
+/// The number of low bits in a fencing token that count the hand-offs of one grant. The bits above are the µs of the
+/// grant.
 const TOKEN_SHIFT: u32 = 10;
-/// The greatest fencing token. Scripts grant nothing once the fence counter has passed 9,007,199,254,000,000 µs
-/// (lua/count.lua). That is a little less than 2^53, so every token is less than 2^63, and fits into an `i64`.
+/// The greatest fencing token. The scripts refuse to grant once the fence counter has passed 9,007,199,254,000,000 µs
+/// (lua/count.lua), which is less than 2^53. So every token is less than 2^63, and fits into an `i64`.
 pub const MAX_TOKEN: u64 = i64::MAX as u64;
 
-/// The greatest time of a grant in µs.
+/// The greatest time of a grant in µs. The scripts refuse later ones.
 pub const MAX_MICROS: u64 = 9_007_199_254_000_000;
 
-/// The message of the error if a lock's key has a foreign value.
-pub const NO_LOCK: &str = "no lock of this library stands under the key";
-/// The message of the error if a fenced value's key has a foreign value.
-pub const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
+/// The start of the error for a lock's key that holds another program's value.
+pub const NO_LOCK: &str = "the key holds no lock of this library";
+/// The start of the error for a fenced value's key that holds another program's value.
+pub const NO_FENCED_VALUE: &str = "the key holds no fenced value of this library";
 
-/// Stands for the µs in the value of a lock that plain commands granted: the value is written before the token is
-/// known. It has sixteen digits, like all times of grants.
+/// The µs in the value of a lock that plain commands have granted: they write the value before they know the token. It
+/// has sixteen digits, the same as a time.
 pub const NO_TOKEN: &str = "0000000000000000";
 
 /// The parts of a lock's value, and the length of its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockValue {
     pub lease: LeaseId,
-    /// The fencing token of the grant's first holder within the client. `None` if the value does not have it.
+    /// The fencing token that the grant began with, before any hand-off. `None` if plain commands granted the lock.
     pub token: Option<u64>,
     pub holder: HolderId,
     /// How many waiters are in the lock's queue.
@@ -68,7 +72,7 @@ pub struct LockValue {
 }
 
 impl LockValue {
-    /// Reads a value. Returns `None` unless it is exactly as clients and scripts write it: another user may have
+    /// Reads a value. Returns `None` if the value differs from what clients and scripts write: another program may have
     /// written it.
     pub fn parse(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix(VERSION)?;
@@ -87,7 +91,7 @@ impl LockValue {
     }
 }
 
-/// Formats the value of a lock as a script writes it.
+/// Formats a lock's value as the scripts do.
 pub fn format(
     lease: LeaseId,
     micros: u64,
@@ -102,7 +106,7 @@ pub fn format(
     parts + doubt + mark
 }
 
-/// The parts of the value of a lock without a queue.
+/// The strings that together are the value of a lock without marks.
 pub fn parts<'a>(lease: &'a str, micros: &'a str, holder: &'a HolderId) -> [&'a str; 6] {
     [VERSION, lease, " ", micros, " ", holder.as_str()]
 }
@@ -111,7 +115,7 @@ pub fn holder_of(value: &[u8]) -> Option<HolderId> {
     LockValue::parse(value, 0).map(|value| value.holder)
 }
 
-/// The reason of a loss, from the value under the lease's key; `None` for a missing key.
+/// The reason of a loss, from the current value of the lease's key. `None` stands for a missing key.
 pub fn loss_reason(value: Option<&[u8]>) -> LossReason {
     value.map_or(LossReason::Deleted, |value| LossReason::TakenOver {
         by: holder_of(value),
@@ -129,18 +133,18 @@ pub fn token_of(micros: u64) -> u64 {
     micros << TOKEN_SHIFT
 }
 
-/// `first` and the tokens of the grants that follow it directly, up to the greatest token.
+/// The tokens of `first` and of the grants after it, each 1 µs later, up to the greatest token.
 pub fn consecutive_tokens(first: u64) -> impl Iterator<Item = u64> {
     let next = |token: &u64| Some(token + (1 << TOKEN_SHIFT)).filter(|next| *next <= MAX_TOKEN);
     iter::successors(Some(first), next)
 }
 
-/// The µs part of a fencing token. All holders of one grant within a client share it.
+/// The µs part of a fencing token. All holders within one grant share it.
 pub fn micros_of(token: u64) -> u64 {
     token >> TOKEN_SHIFT
 }
 
-/// How often the grant was handed off within its client before this token.
+/// How many hand-offs within the client came between the grant and this token.
 pub fn hand_offs_of(token: u64) -> u32 {
     (token % (1 << TOKEN_SHIFT)) as u32
 }
@@ -158,7 +162,7 @@ pub fn doubt_of(value: &[u8]) -> Option<Doubt> {
     Doubt::strip(text.strip_suffix(QUEUE_MARK).unwrap_or(text)).0
 }
 
-/// Whether a lock's value has the mark that makes its release serve the queue.
+/// Whether a lock's value has the mark ` +`: the lock's release has to grant the key to a waiter.
 pub fn has_queue(value: &[u8]) -> bool {
     value.starts_with(VERSION.as_bytes()) && value.ends_with(QUEUE_MARK.as_bytes())
 }

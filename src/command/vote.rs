@@ -1,4 +1,5 @@
-//! The commands of a quorum to one of its nodes: a node grants a key, holds it for a lease, or tells its clock.
+//! The three commands of a quorum to one of its nodes: propose a grant, hold a key for a lease, and read the node's
+//! clock.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id;
 use crate::util::id::LeaseId;
 
-/// Grants a key to the lease on one node of a quorum: a free key. The token is the proposal if the node has granted
-/// no greater one.
+/// Asks one node of a quorum to grant a key to the lease, if the key is free. The token is the proposal, or a greater
+/// one if the node's clock or its fence counter is later.
 #[derive(Clone, Debug)]
 pub struct Propose {
     pub key: Key,
@@ -23,14 +24,14 @@ pub struct Propose {
     pub ttl: Duration,
     /// The µs part of the proposed token.
     pub micros: u64,
-    /// After this time of its clock, in µs, the node replies `TooLate`: the client has given the proposal up.
+    /// The time in µs until which the client waits for the votes. If the node's clock is later, it replies `TooLate`.
     pub until: u64,
 }
 
-/// A hold with this ttl sets no ttl, as in lua/hold.lua.
+/// A hold with this ttl only asks whether the lease holds the key. It sets no ttl.
 const ONLY_ASKS: Duration = Duration::from_millis(1);
 
-/// The layout of the scripts that set keys of a quorum's node.
+/// The layout of the scripts that propose and hold.
 const LAYOUT: Layout = Layout {
     counter: true,
     mark: true,
@@ -68,7 +69,7 @@ impl Call for Propose {
         out.text(&format!("{:016}", self.until));
     }
 
-    /// The outcome is unknown, so the proposal is not repeated; the quorum's store releases its lease.
+    /// The caller gets an error. The quorum's store then releases the lease on the node.
     fn if_unanswered(&self, _: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Report
     }
@@ -112,8 +113,8 @@ fn read_error(code: &str, detail: &str) -> Option<Outcome> {
     Some(Ok(reply))
 }
 
-/// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token, unless another lease
-/// holds the key.
+/// Makes one node of a quorum hold the key for the lease, with the full ttl and at least this token. A key of another
+/// lease stays as it is.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub key: Key,
@@ -121,9 +122,11 @@ pub struct Hold {
     pub ttl: Duration,
     /// The µs part of the token.
     pub micros: u64,
-    /// The node sets a missing key until its clock shows these µs, and then replies
-    /// [`TooLate`](crate::command::Reply::TooLate). After this time, the reply is `TooLate`.
-    /// `None`: a missing key is not set, and the reply is `Missing`.
+    /// Whether the node sets a missing key:
+    ///
+    /// - `None`: the node does not set the key, and replies `Missing`.
+    /// - `Some`: the node sets the key while its clock shows at most these µs. Later it replies
+    ///   [`TooLate`](crate::command::Reply::TooLate).
     pub sets_missing: Option<u64>,
 }
 
@@ -212,7 +215,7 @@ fn read_held(result: &mut Value) -> Option<Outcome> {
     }))
 }
 
-/// Reads the clock of one node of a quorum.
+/// Reads the clock of one node of a quorum, if the node votes.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The key of the node's mark.
@@ -261,7 +264,7 @@ fn read_clock(result: &mut Value) -> Option<Outcome> {
     Some(Ok(Reply::Clock { micros }))
 }
 
-/// Grants the key on a node of a quorum.
+/// Grants a free key to the lease, under the greatest of the proposal, the clock and the fence counter.
 fn vote(
     keyspace: &mut Keyspace,
     key: &Key,
@@ -279,7 +282,7 @@ fn vote(
     Reply::granted(token(micros))
 }
 
-/// The reply of a quorum's node to a request that the client has given up at `until`, in µs of the node's clock.
+/// The reply `TooLate`, if the node's clock is later than `until`, in µs.
 fn too_late(until: u64, step: &Step<'_>) -> Option<Reply> {
     let micros = step.micros();
     (micros > until).then_some(Reply::TooLate { micros })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::acquire::Dropped;
+use crate::acquire::DropOutcome;
 use crate::client::{Client, Handle};
 use crate::lease::Lease;
 use crate::process::fork::Process;
@@ -202,9 +202,9 @@ impl Drop for Guard {
             return;
         }
         let outcome = match client.acquirer.release(&self.lease) {
-            Dropped::HandedOff => "handed_off",
-            Dropped::Sent => "dropped",
-            Dropped::Lost => "lost",
+            DropOutcome::HandedOff => "handed_off",
+            DropOutcome::Sent => "dropped",
+            DropOutcome::Lost => "lost",
         };
         self.report_end(outcome, false);
     }

@@ -1,12 +1,12 @@
 //! A store without a server, for tests: it keeps the locks of clients in one process. The caller's thread carries out
 //! each command at once, and calls the listeners.
 //!
-//! `keyspace` is the specification of the scripts. A property test runs generated histories of all commands on a
-//! `MemoryStore` and on a real Redis, and compares replies, values, ttls and notifications. Another test changes the
-//! scripts, and checks that the comparison finds each change.
+//! The store runs the models in `command/`, which specify the scripts. A property test runs generated histories of all
+//! commands on a `MemoryStore` and on a real Redis, and compares replies, values, ttls and notifications. Another test
+//! plants differences in the scripts, and checks that the comparison finds each of them.
 //!
-//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move, and each vote checks
-//! the mark as a new connection does.
+//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move. Each command of a quorum
+//! checks the mark, as a new connection to Redis does.
 
 pub mod outage;
 #[cfg(test)]
@@ -38,27 +38,27 @@ use crate::util::id::HolderId;
 
 use outage::{Mode, Outage, PendingRelease};
 
-/// How far the clock of a server can be ahead. Then no µs leave the range of a token.
+/// The clock of a server can be ahead by at most this time, so that the µs of its tokens stay in range.
 const LONGEST_AHEAD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A server in memory that clients share.
+/// A server in memory. Clients share it.
 pub struct MemoryServer {
     process: Process,
-    /// The number of this server in reports to the listeners.
+    /// The number of this server in its reports to the listeners.
     id: ServerId,
     clock: Clock,
-    /// How far the clock that replies name is ahead of `clock`, in µs.
+    /// How far the time in replies is ahead of `clock`, in µs.
     ahead: AtomicU64,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
-    /// The clients that track each key. A change of the key is reported to each of them, once.
+    /// The clients that track each key. A change of the key is reported once to each of them.
     trackers: Mutex<KeyMap<Vec<HolderId>>>,
     outage: Outage,
-    /// Rises at the end of each outage, because notifications were lost during it.
+    /// Rises at the end of each outage, because notifications were lost during the outage.
     notification_epoch: AtomicU64,
 }
 
-/// The servers of `memory://` URLs with a name, as long as a client uses them.
+/// The servers of `memory://` URLs with a name. A server exists while a client uses it.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryServer {
@@ -66,7 +66,7 @@ impl MemoryServer {
         Self::of(ServerId::ONLY, Clock::movable())
     }
 
-    /// The nodes of a quorum. They share a clock, and have had their data for long.
+    /// Makes the nodes of a quorum. They share a clock, and their data is old enough to vote.
     pub fn nodes(count: usize) -> Vec<Arc<Self>> {
         let clock = Clock::movable();
         let node = |index| {
@@ -91,7 +91,8 @@ impl MemoryServer {
         })
     }
 
-    /// The server that the URL `memory://<name>` names; without a name, a new server. `None` for other URLs.
+    /// Returns the server for the URL `memory://<name>`, or a new server for a URL without a name. `None` for other
+    /// URLs.
     pub fn from_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
         let name = url.strip_prefix("memory://")?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -116,7 +117,8 @@ impl MemoryServer {
         })))
     }
 
-    /// The server. Fails with `Forked` in a child of the process that made it, which must not use it.
+    /// Returns the server, or the error `Forked` in a child of the process that made it: a child must not use the
+    /// server.
     pub fn live(&self) -> Result<&Self, Error> {
         self.process.check().map(|()| self)
     }
@@ -128,7 +130,7 @@ impl MemoryServer {
     /// Moves the clock of this server and its clients ahead. Expires keys and calls the listeners.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
-        self.note_moved_clock();
+        self.handle_moved_clock();
         for listener in self.listeners() {
             listener.clock_moved();
         }
@@ -137,21 +139,21 @@ impl MemoryServer {
     /// Moves the clock of the nodes of a quorum and of their clients ahead.
     pub fn advance_all(nodes: &[Arc<Self>], by: Duration) {
         nodes[0].clock.advance(by);
-        nodes.iter().for_each(|node| node.note_moved_clock());
-        // Each client listens to all nodes, and is called once.
+        nodes.iter().for_each(|node| node.handle_moved_clock());
+        // Each client has one listener on all nodes, which is called once.
         for listener in nodes[0].listeners() {
             listener.clock_moved();
         }
     }
 
-    fn note_moved_clock(&self) {
+    fn handle_moved_clock(&self) {
         self.outage.clock_moved(self.clock.now());
         self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.expire(step)
         });
     }
 
-    /// Sets how far the clock that replies name is ahead, up to [`LONGEST_AHEAD`]. Keys expire by the clock that all
+    /// Sets how far the time in replies is ahead, up to [`LONGEST_AHEAD`]. Keys still expire by the clock that all
     /// nodes share.
     pub fn set_ahead(&self, by: Duration) {
         let micros = by.min(LONGEST_AHEAD).as_micros() as u64;
@@ -163,8 +165,7 @@ impl MemoryServer {
         clock_micros(now) + self.ahead.load(Ordering::Relaxed)
     }
 
-    /// Starts the server again, as a new process with the data of the old one. Calls the listeners, whose connections
-    /// broke.
+    /// Simulates a restart of the server with its data. Calls the listeners, as if their connections had ended.
     pub fn restart(&self) {
         self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.restart(step)
@@ -187,24 +188,24 @@ impl MemoryServer {
         }
     }
 
-    /// Deletes one key, by its name in Redis. Returns true if the key existed.
+    /// Deletes the key with this name in Redis. Returns true if the key existed.
     pub fn delete(&self, name: &str) -> bool {
         let was_there = self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.delete(name, step)
         });
-        // All clients are notified, since a new holder may not have its key tracked yet.
+        // Notifies all clients, since a new holder's key may not be tracked yet.
         if was_there && !self.outage.is_on() {
             self.notify_all_changed();
         }
         was_there
     }
 
-    /// From now on every request fails at once, and notifications are lost.
+    /// Begins an outage in which each request fails at once. Notifications are lost.
     pub fn fail(&self, kind: ErrorKind) {
         self.outage.begin(Mode::Fails(kind));
     }
 
-    /// From now on no request is answered, and notifications are lost.
+    /// Begins an outage in which requests get no reply. Notifications are lost.
     pub fn hang(&self) {
         self.outage.begin(Mode::Hangs);
     }
@@ -219,11 +220,11 @@ impl MemoryServer {
         self.notify_all_changed();
     }
 
-    /// Returns an error during an outage, as an attempt to connect would.
+    /// Returns an error during an outage, as an attempt to connect does.
     pub fn check_reachable(&self) -> Result<(), Error> {
         self.outage.wait(&self.clock, None).map_err(|error| {
             match error.kind() {
-                // No request was sent yet, so no outcome is unknown.
+                // No request was sent, so this is `Unavailable` and not a time-out with an unknown outcome.
                 ErrorKind::Timeout => {
                     Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
                 }
@@ -248,7 +249,7 @@ impl MemoryServer {
         self.listeners.lock().values().cloned().collect()
     }
 
-    /// Changes the keyspace for the client `by`, then calls the listeners with the notifications.
+    /// Changes the keyspace in the name of the client `by`, then passes the notifications to the listeners.
     fn change<T>(
         &self,
         by: &HolderId,
@@ -257,7 +258,7 @@ impl MemoryServer {
         self.change_as_node(by, Duration::ZERO, change)
     }
 
-    /// As [`change`](Self::change), on a node of a quorum with this length of a quarantine.
+    /// The same as [`change`](Self::change), on a node of a quorum with a quarantine of this length.
     fn change_as_node<T>(
         &self,
         by: &HolderId,
@@ -325,12 +326,12 @@ impl MemoryServer {
         }
     }
 
-    /// Reads a key for `holder`, tracks it if it exists, and calls the listener with its value.
+    /// Reads a key for `holder`, tracks the key if it exists, and passes its value to the listener.
     fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // A missing key is not tracked, since the listener learns of its absence now. The keyspace is locked, so
-            // the key cannot change in between.
+            // A missing key is not tracked: the listener learns now that it is missing. The keyspace is locked, so the
+            // key does not change in between.
             if value.is_some() {
                 let mut trackers = self.trackers.lock();
                 let of_key = trackers.entry(tracked.key.clone()).or_default();
@@ -371,7 +372,7 @@ impl MemoryNode {
         }
     }
 
-    /// Makes this the store of a quorum's node.
+    /// Makes this store a node of a quorum.
     pub fn with_quarantine(mut self, quarantine: Duration) -> Self {
         self.quarantine = quarantine;
         self
@@ -382,19 +383,19 @@ impl MemoryNode {
         self.server.micros_at(now)
     }
 
-    /// Drops the releases that wait for the end of an outage.
+    /// Drops the releases of this client that wait for the end of an outage.
     pub fn drop_releases(&self) {
         self.server.outage.drop_client(&self.holder);
     }
 
-    /// A store that does not report late releases.
+    /// Makes a store that does not report late releases.
     #[cfg(test)]
     pub fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
         Self::new(server, holder, Box::new(|_| {}), None)
     }
 
-    /// Carries out `command`. During an outage, waits for its end until `deadline`, and fails after that. A release is
-    /// then kept, and carried out when the outage ends.
+    /// Carries out `command`. During an outage in which requests hang, waits for its end until `deadline`. If the
+    /// command fails because of an outage, a release is kept, and carried out when the outage ends.
     fn carry_out(
         &self,
         command: &Command,
@@ -417,7 +418,7 @@ impl MemoryNode {
             .server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
                 if votes {
-                    // As if each request came on a new connection.
+                    // Does what Redis does on a new connection.
                     keyspace.check_data(step);
                 }
                 keyspace.execute(command, step)
@@ -451,7 +452,7 @@ impl Store for MemoryNode {
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
             match self.carry_out(&command, None) {
-                // The request gets no outcome until the outage ends.
+                // The request has no outcome before the outage ends.
                 Err(error) if error.kind() == ErrorKind::Timeout => {
                     self.server.outage.hold(completion);
                 }
@@ -470,7 +471,7 @@ impl Store for MemoryNode {
     }
 
     fn send_release(&self, release: Command) {
-        // No caller waits for the reply.
+        // The reply is ignored: no caller waits for it.
         let _ = self.carry_out(&release, None);
     }
 
@@ -508,7 +509,7 @@ impl Notifications for MemoryNode {
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
-            // When the outage ends, the listener tracks its keys again.
+            // The listener tracks its keys again when the outage ends.
             return false;
         }
         let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {

@@ -1,5 +1,5 @@
-//! An outage of the store in memory, which a test asks for: requests fail or hang, notifications are lost, and releases
-//! wait until the outage ends.
+//! Outages of the store in memory, for tests: requests fail or hang, notifications are lost, and releases wait until
+//! the outage ends.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -12,23 +12,24 @@ use crate::util::id::HolderId;
 
 #[derive(Clone, Copy)]
 pub enum Mode {
-    /// Every request fails at once, with this kind of error.
+    /// Each request fails at once with an error of this kind.
     Fails(ErrorKind),
-    /// No request is answered.
+    /// Requests get no reply.
     Hangs,
 }
 
-/// A release that could not be done yet.
+/// A release that waits for the end of an outage.
 pub struct PendingRelease {
     holder: HolderId,
     command: Command,
     until: MonotonicTime,
-    /// Reports to a quorum how the release ends, if a guard held the lease.
+    /// Reports to a quorum how the release ends. Set if a guard held the lease.
     tracker: Option<ReleaseTracker>,
 }
 
 impl PendingRelease {
-    /// Returns `None` if `command` is no release. Reports the release as late, because of `error`.
+    /// Makes a pending release of `command`, and reports it as late because of `error`. Returns `None` if `command` is
+    /// no release.
     pub fn new(
         holder: &HolderId,
         command: Command,
@@ -50,7 +51,8 @@ impl PendingRelease {
         })
     }
 
-    /// Carries the release out, and confirms it to a quorum. As for a repeat, the reply shows no loss.
+    /// Carries the release out, and confirms it to a quorum. Like the reply to a repeated release, its reply shows no
+    /// loss.
     pub fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
         release(&self.holder, &self.command);
         if let Some(tracker) = self.tracker {
@@ -62,7 +64,7 @@ impl PendingRelease {
 #[derive(Default)]
 pub struct Outage {
     state: Mutex<State>,
-    /// The mode has changed, the clock was moved, or a pending release has ended.
+    /// Wakes waiting threads when the mode changes, the clock is moved, or a pending release ends.
     changed: Condvar,
 }
 
@@ -70,7 +72,7 @@ pub struct Outage {
 struct State {
     mode: Option<Mode>,
     pending: Vec<PendingRelease>,
-    /// The completions of submitted requests that are not answered.
+    /// The completions of submitted requests that have no reply yet.
     hanging: Vec<Completion>,
 }
 
@@ -89,12 +91,12 @@ impl Outage {
         let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         self.changed.notify_all();
-        // The dropped completions get a time-out. Their requests will not be carried out.
+        // Each dropped completion reports a time-out. Its request is not carried out.
         drop(hanging);
         pending
     }
 
-    /// Leaves a submitted request without an answer until the outage ends.
+    /// Keeps the completion of a submitted request until the outage ends.
     pub fn hold(&self, completion: Completion) {
         let mut state = self.state.lock();
         if state.mode.is_some() {
@@ -107,7 +109,7 @@ impl Outage {
         self.state.lock().mode.is_some()
     }
 
-    /// Waits until a request may be carried out, at the latest until `deadline`. Without a deadline, does not wait.
+    /// Waits until a request may be carried out, until `deadline` at the latest. Does not wait without a deadline.
     pub fn wait(&self, clock: &Clock, deadline: Option<MonotonicTime>) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
@@ -142,12 +144,12 @@ impl Outage {
         None
     }
 
-    /// Gives up the releases whose ttl has ended.
+    /// Drops the pending releases whose ttl has ended.
     pub fn drop_expired(&self, now: MonotonicTime) {
         self.drop_pending(|release| release.until <= now);
     }
 
-    /// Gives up the releases of a client.
+    /// Drops the pending releases of a client.
     pub fn drop_client(&self, holder: &HolderId) {
         self.drop_pending(|release| release.holder == *holder);
     }
@@ -162,17 +164,17 @@ impl Outage {
         if !over.is_empty() {
             self.changed.notify_all();
         }
-        // Dropping the releases reports them, and that locks other mutexes.
+        // A dropped release reports that it has ended, which locks other mutexes. So this one is unlocked before.
         drop(over);
     }
 
-    /// How many releases of a client wait for the end of the outage.
+    /// How many releases of a client are pending.
     pub fn pending(&self, holder: &HolderId) -> usize {
         self.state.lock().pending_of(holder)
     }
 
-    /// Waits until no release of a client is pending. Returns false after `deadline`, which is a time of the machine's
-    /// clock, not of the server's.
+    /// Waits until no release of a client is pending. Returns false after `deadline`, by the clock of this machine: a
+    /// test may have stopped the server's clock.
     pub fn wait_for_releases(&self, holder: &HolderId, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         while state.pending_of(holder) > 0 {

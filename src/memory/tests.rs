@@ -16,11 +16,11 @@ use crate::util::slot::Slot;
 use histories::{Operation, Subject, histories, key};
 use server::{Redis, Scripts};
 
-/// The most histories that are tried to find a planted difference.
+/// A planted difference has to be found within this many histories.
 const PLANTED_CASES: u32 = 1600;
 
-/// Compares the memory store with Redis on up to `cases` generated histories. Returns the first difference, with its
-/// history shortened.
+/// Compares the memory store with Redis on up to `cases` generated histories. Returns the first difference that it
+/// finds, after it has shortened the history.
 fn shortened_difference(
     redis: Redis,
     subject: Subject,
@@ -31,9 +31,9 @@ fn shortened_difference(
     first_difference(redis, subject, scripts, seed, cases, 200)
 }
 
-/// Whether a generated history shows the difference that is planted in `scripts`.
+/// Whether a generated history finds the difference that is planted in `scripts`.
 fn finds_planted(subject: Subject, scripts: &Scripts, seed: u8) -> bool {
-    // Only the outcome counts, so the history is not shortened.
+    // The history need not be shortened, since nobody reads it.
     first_difference(Redis::start(), subject, scripts, seed, PLANTED_CASES, 0).is_some()
 }
 
@@ -83,7 +83,7 @@ fn a_memory_node_of_a_quorum_votes_as_redis_does() {
     }
 }
 
-/// The node would refuse undeclared keys, and keys of several slots in one call.
+/// A node of a Cluster refuses keys that a call does not declare, and keys of several slots in one call.
 #[test]
 fn a_cluster_node_replies_as_one_server_does() {
     for (shard_slot, scripts) in [
@@ -94,7 +94,7 @@ fn a_cluster_node_replies_as_one_server_does() {
         let mut redis = Redis::start_cluster_node(shard_slot);
         let is_old = !redis.knows_strict_scripts();
         if is_old && (scripts.are_strict() || shard_slot.is_some()) {
-            // Redis 6.2 has no shard channels either.
+            // Redis 6.2 has no shard channels, and cannot refuse scripts a second slot.
             continue;
         }
         let how = shortened_difference(redis, Subject::Locks, &scripts, 2, 100);
@@ -296,7 +296,7 @@ fn assert_found(subject: Subject, plants: &[(&Script, &str, &str)]) {
     let mut missed = Vec::new();
     for (n, (script, from, to)) in plants.iter().enumerate() {
         let scripts = Scripts::planted(script, from, to);
-        // Some differences show in few histories, so four seeds are tried.
+        // Some differences appear in few histories, so four seeds are tried.
         let mut seeds = (0..4).map(|part| (n + 64 * part) as u8);
         if !seeds.any(|seed| finds_planted(subject, &scripts, seed)) {
             missed.push(format!("{script:?}: {from:?} as {to:?}"));
@@ -324,5 +324,5 @@ fn a_difference_planted_in_the_data_check_is_found() {
     }
 }
 
-/// The longest pause in a history, in which keys expire.
+/// The longest pause in a history. Some keys expire in it.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);

@@ -5,7 +5,7 @@ use crossbeam_channel::unbounded;
 use super::*;
 use crate::util::sync::try_send;
 
-/// Waits until the lock is granted, or until the wait is cancelled. `may` says whether a cancellation is possible.
+/// Waits until the lock is granted or the wait is cancelled. `may` says whether the wait may be cancelled.
 fn wait(work: &Work, client: &Client, cancel: &Receiver<()>, may: bool) {
     let request = LockRequest {
         cancel: Some(cancel.clone()),
@@ -40,7 +40,7 @@ fn model_cancellation_ends_a_wait_behind_a_holder() {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
-        // This thread may hold the lock until the wait is over.
+        // This thread may hold the lock until the other thread's wait has ended.
         let own = chance(2).then(|| {
             let lease = client.acquirer.acquire(&request(), Until::Forever);
             lease.unwrap().unwrap()
@@ -63,7 +63,7 @@ fn model_cancellation_ends_a_wait_behind_a_holder() {
             let error = cancelled.map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         };
-        // Other wake-ups do not end the wait.
+        // Wake-ups for other reasons do not end the wait.
         let wakes = || client.queues.wake_all();
         let cancels = || try_send(&stop);
         run(&server, &clients, &[&waits, &wakes, &cancels]);

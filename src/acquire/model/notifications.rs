@@ -1,4 +1,4 @@
-//! Models of notifications from Redis that arrive while threads of the client wait for, or hold, the locks concerned.
+//! Models of notifications that arrive while threads of the client wait for the lock or hold it.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -6,16 +6,16 @@ use super::*;
 use crate::util::id::HolderId;
 use crate::util::sync::model::quiet;
 
-/// A little longer than a waiter is queued before its key is tracked.
+/// A little longer than the time after which a waiter's key is tracked.
 const TRACKED_AFTER: Duration = Duration::from_millis(25);
 
 fn by() -> HolderId {
     HolderId::of_text("operator/1/0")
 }
 
-/// Waits until all threads sleep. Then moves the clock on, until the keys of queued waiters are tracked.
+/// Waits until all threads sleep. Then moves the clock ahead, so that the keys of the waiters are tracked.
 fn let_watch(waiting: &AtomicUsize) {
-    // Each waiter has a thread that delivers its notifications.
+    // Each waiting client also has a thread that delivers its notifications.
     quiet(|| 2 * waiting.load(Ordering::SeqCst));
     pass(TRACKED_AFTER);
 }
@@ -84,7 +84,7 @@ fn model_lease_of_a_deleted_key_is_lost() {
         let work = Work::new();
         let is_tracked = || client.watchdog.track_keys(std::slice::from_ref(&lease));
         let deletes = || server.delete(&request().key);
-        // A new notification connection reads the key, and so reports the loss as well.
+        // A new notification connection reads the key, so it reports the loss, too.
         let loses = || client.store.reconnect();
         let waits = || assert!(work.run(client, Until::Forever));
         run(&server, &clients, &[&is_tracked, &deletes, &loses, &waits]);

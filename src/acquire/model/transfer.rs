@@ -1,16 +1,16 @@
-//! Models of a grant that passes to another client.
+//! Models of a ticket that passes a grant to another client.
 
 use super::*;
 use crate::command::GrantMessage;
 
-/// Returns a lease that `client` was granted while it was queued. The notification has not been delivered yet.
+/// Returns a lease of `client` that was granted while it was queued. The client has not received the message yet.
 fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
     let (key, first) = (request().key, LeaseId::random());
     server.give(&key, first, MonotonicTime::now().after(OPTIONS.ttl));
     thread::scope(|scope| {
         scope.spawn(|| {
             server.take_back(&key, first);
-            // The first waiter asks again, as after a lost connection.
+            // Makes the first waiter ask again, as a lost connection does.
             client.queues.wake_first(&|_| true);
         });
         let lease = client.acquirer.acquire(&request(), Until::Forever);

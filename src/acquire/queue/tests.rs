@@ -189,11 +189,17 @@ fn entry_outlasts_its_waiter_until_the_last_leaves() {
     let asked = LeaseId::random();
     let (lease, was_queued, other) = one.entry(asked, MonotonicTime::now());
     assert!(lease == asked && was_queued == EntryKind::New && other.is_none());
-    assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    assert!(
+        one.record_queued(asked, 1, QueueMode::Notified, 0)
+            .is_some()
+    );
     assert!(one.leave().1.is_none());
     let (lease, was_queued, other) = two.entry(LeaseId::random(), MonotonicTime::now());
     assert!(lease == asked && was_queued == EntryKind::Existing && other.is_none());
-    assert!(two.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    assert!(
+        two.record_queued(asked, 1, QueueMode::Notified, 0)
+            .is_some()
+    );
     assert_eq!(two.leave().1.unwrap().lease, asked);
     assert_eq!(queues.queues(), 0);
 }
@@ -205,7 +211,7 @@ fn in_flight_entry_is_left_to_its_caller() {
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
     let [asked, fresh] = [(); 2].map(|()| LeaseId::random());
     one.entry(asked, MonotonicTime::now());
-    // Another thread adopts the lock, and hands it off to the waiter whose request is in flight.
+    // Another thread adopts the lock, and hands it off to a waiter whose request has no reply yet.
     queues.hold(&held);
     assert!(queues.hand_off(&held, |options| {
         held.hand_off(MonotonicTime::now(), options)
@@ -214,12 +220,14 @@ fn in_flight_entry_is_left_to_its_caller() {
     let (lease, was_queued, other) = two.entry(fresh, MonotonicTime::now());
     assert!(lease == fresh && was_queued == EntryKind::New && other.is_none());
     assert!(
-        two.note_queued(fresh, 1, QueueMode::Notified, 0).is_none(),
+        two.record_queued(fresh, 1, QueueMode::Notified, 0)
+            .is_none(),
         "its caller releases it"
     );
     assert!(two.leave().1.is_none());
     assert!(
-        one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
+        one.record_queued(asked, 1, QueueMode::Notified, 0)
+            .is_none(),
         "its caller releases it now"
     );
     assert!(one.leave().0.is_some());
@@ -233,12 +241,16 @@ fn shutdown_leaves_in_flight_entries_to_their_callers() {
         let asked = LeaseId::random();
         one.entry(asked, MonotonicTime::now());
         if again {
-            assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+            assert!(
+                one.record_queued(asked, 1, QueueMode::Notified, 0)
+                    .is_some()
+            );
             one.entry(LeaseId::random(), MonotonicTime::now());
         }
         assert!(queues.abandon_all().is_empty());
         assert!(
-            one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
+            one.record_queued(asked, 1, QueueMode::Notified, 0)
+                .is_none(),
             "the caller of its request releases it"
         );
     }
@@ -261,7 +273,10 @@ fn entry_with_other_options_is_released() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.entry(asked, MonotonicTime::now());
-    assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    assert!(
+        one.record_queued(asked, 1, QueueMode::Notified, 0)
+            .is_some()
+    );
     let others = Options {
         ttl: Duration::from_secs(5),
         ..OPTIONS
@@ -340,7 +355,10 @@ fn second_grant_of_a_lease_needs_confirmation() {
     let one = join(&queues, &key);
     let (asked, fresh) = (LeaseId::random(), LeaseId::random());
     one.entry(asked, MonotonicTime::now());
-    assert!(one.note_queued(asked, 5, QueueMode::Notified, 3).is_some());
+    assert!(
+        one.record_queued(asked, 5, QueueMode::Notified, 3)
+            .is_some()
+    );
     let grants_by = |message| {
         assert_eq!(queues.granted(&key, asked, message), GrantOf::Waiter);
         match one.position(MonotonicTime::now()) {
@@ -357,16 +375,16 @@ fn second_grant_of_a_lease_needs_confirmation() {
     assert!(grants_by(other));
     let grants = || grants_by(GRANT);
     assert!(grants());
-    // Redis found the entry in the queue, so the grant was forged.
+    // The reply shows that the lease is still queued, so the grant was forged.
     assert_eq!(
         one.entry(fresh, MonotonicTime::now()).1,
         EntryKind::Existing
     );
     let kept = QueueMode::Existing { notified: true };
-    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    assert!(one.record_queued(asked, 5, kept, 3).is_some());
     assert!(grants());
     one.entry(fresh, MonotonicTime::now());
-    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    assert!(one.record_queued(asked, 5, kept, 3).is_some());
     // The entry keeps its place, as if no grant had been reported.
     one.entry(fresh, MonotonicTime::now());
     assert_eq!(one.remove_missing_entry(asked), Some(3));
@@ -399,7 +417,7 @@ fn token_is_plausible_from_joining_to_now() {
         };
         assert!(!is_plausible(JOINED), "its place is not known");
         assert!(
-            one.note_queued(asked, since, QueueMode::Notified, 0)
+            one.record_queued(asked, since, QueueMode::Notified, 0)
                 .is_some()
         );
         assert!(is_plausible(JOINED) && is_plausible(JOINED + MINUTE + 5_000_000));
@@ -454,7 +472,7 @@ fn only_grants_of_abandoned_leases_are_released() {
     one.entry(forgotten, MonotonicTime::now());
     queues.forget_entry(&key, forgotten);
     one.entry(left, MonotonicTime::now());
-    assert!(one.note_queued(left, 1, QueueMode::Notified, 0).is_some());
+    assert!(one.record_queued(left, 1, QueueMode::Notified, 0).is_some());
     assert_eq!(queues.granted(&key, left, GRANT), GrantOf::Waiter);
     one.leave();
     let one = join(&queues, &key);
@@ -576,28 +594,28 @@ fn missing_majority_wakes_the_waiter_once() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     one.watch(false);
-    queues.note_read(&key, NODES[0], false, MAJORITY);
-    queues.note_read(&key, NODES[1], true, MAJORITY);
-    queues.note_read(&key, NODES[0], false, MAJORITY);
+    queues.record_read(&key, NODES[0], false, MAJORITY);
+    queues.record_read(&key, NODES[1], true, MAJORITY);
+    queues.record_read(&key, NODES[0], false, MAJORITY);
     assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
-    queues.note_read(&key, NODES[2], false, MAJORITY);
+    queues.record_read(&key, NODES[2], false, MAJORITY);
     assert_eq!(one.sleep(soon()), WakeReason::Woken);
     assert!(!one.was_released(), "no majority had the key");
-    queues.note_read(&key, NODES[1], false, MAJORITY);
+    queues.record_read(&key, NODES[1], false, MAJORITY);
     assert_eq!(one.sleep(soon()), WakeReason::TimedOut, "once");
 }
 
 #[test]
 fn change_of_a_present_key_counts_as_its_release() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
-    assert!(!queues.note_change(&key, NODES[0], MAJORITY), "no waiter");
+    assert!(!queues.record_change(&key, NODES[0], MAJORITY), "no waiter");
     let one = join(&queues, &key);
-    assert!(!queues.note_change(&key, NODES[0], MAJORITY), "no watch");
+    assert!(!queues.record_change(&key, NODES[0], MAJORITY), "no watch");
     one.watch(false);
-    let read = |node, exists| queues.note_read(&key, node, exists, MAJORITY);
-    let change = |node| queues.note_change(&key, node, MAJORITY);
+    let read = |node, exists| queues.record_read(&key, node, exists, MAJORITY);
+    let change = |node| queues.record_change(&key, node, MAJORITY);
     read(NODES[0], true);
-    // Not read yet, so the change may be the grant.
+    // The change may be the grant, since the key has not been read yet.
     assert!(change(NODES[1]));
     read(NODES[1], true);
     assert!(change(NODES[0]), "a read may find the key there");
@@ -616,18 +634,18 @@ fn change_of_a_present_key_counts_as_its_release() {
     assert!(one.was_released(), "it was taken when the watch began");
 }
 
-/// Otherwise the reports about another client's lock would wake the next waiter at once.
+/// If the watch continued, the reports about another client's lock would wake the next waiter at once.
 #[test]
 fn a_grant_ends_the_watch_of_the_key() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
     one.watch(true);
     for node in NODES {
-        queues.note_read(&key, node, true, MAJORITY);
+        queues.record_read(&key, node, true, MAJORITY);
     }
     let held = lease(&key);
     assert!(one.leave_with(&held).0.is_none());
     assert_eq!(queues.watched(&key), None);
-    assert!(!queues.note_change(&key, NODES[0], MAJORITY));
+    assert!(!queues.record_change(&key, NODES[0], MAJORITY));
     drop(two);
 }

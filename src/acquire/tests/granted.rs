@@ -1,4 +1,4 @@
-//! Tests of grants that a message reports, that come too late, or that come at a shutdown.
+//! Tests of grants that a message reports, that come after their validity, or that come during a shutdown.
 
 use super::*;
 use crate::command::{Acquire, Command};
@@ -10,7 +10,7 @@ const GRANT: GrantMessage = GrantMessage {
 };
 
 impl Fixture {
-    /// Makes the next request queue the caller. A message reports the caller's grant before the reply comes.
+    /// The next request is queued. A message reports its grant before the reply comes.
     fn grant_while_queued(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
         self.grant(GRANT, later, meanwhile);
     }
@@ -101,14 +101,14 @@ fn lease_from_the_queue_is_released_to_waiters() {
 
 #[test]
 fn grant_that_ended_before_acceptance_is_repeated() {
-    // This ttl is as short as the allowance for drift, so the grant is never valid.
+    // The ttl is as short as the allowance for drift of the clocks, so its validity is zero.
     let options = Options {
         ttl: Duration::from_millis(2),
         ..OPTIONS
     };
     let kept = QueueMode::Existing { notified: true };
-    // On a busy machine, a third of the ttl can pass before the waiter runs. The waiter then confirms the grant, which
-    // this test does not check, so the test tries again.
+    // On a busy machine, a third of the ttl can pass before the waiter runs. The waiter then confirms the grant, so the
+    // test tries again.
     let is_in_time = (0..1000).any(|_| {
         let f = fixture();
         f.grant_while_queued(Duration::ZERO, || {});

@@ -1,4 +1,4 @@
-//! Tests of what a failed attempt means for its caller, and for other callers.
+//! Tests of failed attempts: their effect on their caller and on other callers.
 
 use super::*;
 use crate::util::sync::Mutex;
@@ -22,8 +22,8 @@ fn unanswered_try_is_an_outage() {
     assert_eq!(*f.store.asked.lock(), [QueueMode::None], "it does not wait");
 }
 
-/// The first attempt may end early, for example since another caller's attempt to connect has failed. Whatever ends the
-/// attempts, a later one must not begin a new time-out.
+/// The first attempt may end early, for example because another caller has failed to connect. A later attempt then has
+/// only the rest of the command time-out.
 #[test]
 fn attempts_of_one_call_share_its_time() {
     type Outcome = fn() -> Result<Reply, Error>;

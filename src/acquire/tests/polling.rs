@@ -9,7 +9,7 @@ use crate::memory::{MemoryNode, MemoryServer};
 use crate::store::{Listener, Notifications, TrackedKey};
 use crate::util::id::HolderId;
 
-/// The notifications of a store without queues: none ever comes.
+/// The notifications of a store without queues. This store sends none.
 struct Silent;
 
 impl Notifications for Silent {
@@ -40,7 +40,7 @@ fn client(server: &Arc<MemoryServer>) -> Acquirer {
     };
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
-    // The watchdog's threads do not run: no lock is held for long enough to need them.
+    // The watchdog's threads do not run: tests hold no lock until its renewal.
     let (scheduler, _) = Scheduler::new(clock.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let hand_offs = HandOffs {
@@ -102,7 +102,7 @@ fn pauses_without_a_queue_are_short() {
     f.answer(|_| Ok(Reply::granted(7)));
     let started = Instant::now();
     assert!(f.acquire(Until::Forever).unwrap().is_some());
-    // A waiter that relied on notifications would pause for half a second at least.
+    // A waiter that waits for notifications asks again after half a second at the earliest.
     assert!(started.elapsed() < ATTEMPTS * Duration::from_millis(250));
     assert!(
         f.store

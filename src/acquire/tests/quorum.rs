@@ -1,4 +1,4 @@
-//! The attempts of callers of a quorum, with the replies that a test sets.
+//! Tests of callers of a quorum. The tests set the replies.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn attempts_set_the_unit_of_pauses() {
     f.answer_after(slow, Ok(contended(false)));
     assert!(f.acquire(Until::Now).unwrap().is_none());
     assert!(f.contention().round_trip(&key()) >= slow);
-    // A failed attempt does not count: it may end at once.
+    // The time of a failed attempt is not recorded: the attempt may have ended at once.
     f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
     f.acquire(Until::Now).unwrap_err();
     assert!(f.contention().round_trip(&key()) >= slow);

@@ -45,7 +45,7 @@ fn an_unlock_fails_only_if_the_lock_was_lost() {
     }
 }
 
-/// The work ended while the lock was held; the key may have expired afterwards.
+/// The work ended within the validity. The key may have expired while the release was on its way.
 #[test]
 fn a_key_gone_after_the_validity_is_no_loss() {
     let late = OPTIONS.ttl;

@@ -1,21 +1,21 @@
-//! Decides when a client asks a quorum for a key. A quorum has no queue, so each client decides by itself, from replies
-//! and notifications.
+//! A client's records of the contention for the keys of a quorum, and the pauses that follow from them. A quorum has no
+//! queue, so each client decides by itself when to ask, from replies and notifications.
 //!
-//! - *After its own release*, a client pauses for up to four round trips: it would always be the first to ask, because
-//!   the others have yet to be notified. It does so while other clients want the key, and otherwise from time to time,
-//!   because it does not see clients that it never lets in.
-//! - *After a split vote*, a client pauses for a random time, which doubles with each further split vote, up to one
+//! - *After its own release*, a client pauses for up to four round trips. Otherwise it would always ask first, because
+//!   other clients have yet to be notified. It pauses while other clients want the key. If it sees none, it still pauses
+//!   from time to time, because it cannot see clients that never get a turn.
+//! - *After a split vote*, a client pauses for a random time. This time doubles with each further split vote, up to one
 //!   round trip for each client that contends.
-//! - *Order.* A waiter misses a turn if another client gets the key, or if votes are split. The waiters that have
-//!   missed the most turns ask first. With a fair share, a waiter misses one turn of each rival. So it pauses for one
-//!   round trip for each rival, less the turns that it has missed. Clients that contend for a key see mostly the same
-//!   holders, so they count about the same number of rivals.
-//! - *Starvation.* Clients with longer round trips are notified later and ask later. A waiter that has read many turns
-//!   of others starves: it asks again 5 to 10 ms after each refusal, and less often the older the current turn is. So
-//!   it finds the key free by chance.
+//! - *Order.* A waiter misses a turn if another client gets the key, or if votes are split. With a fair share, a waiter
+//!   misses one turn of each rival. So it pauses for one round trip for each rival, less the turns that it has missed: the
+//!   waiters that have missed the most turns ask first. Clients that contend for a key see mostly the same holders, so they
+//!   count about the same number of rivals.
+//! - *Starvation.* Clients with longer round trips are notified later and ask later. A waiter that has read many turns of
+//!   others starves: it asks again 5 to 10 ms after each refusal, and less often the older the current turn is. So it finds
+//!   the key free by chance.
 //!
-//! A turn lasts from a grant to its release: a renewal begins no new turn. A notification does not tell a renewal from
-//! a release, so it counts as a missed turn.
+//! A turn lasts from a grant to its release: a renewal begins no new turn. But a notification does not tell a renewal from
+//! a release, so a renewal that wakes a waiter counts as a missed turn.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -28,62 +28,62 @@ use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// The number of records. Keys share them.
+/// The number of records. Keys with the same hash share one.
 const RECORDS: usize = 64;
 
-/// The longest pause after a release, in round trips. The shortest is half of it. Another client needs one and a half:
-/// for the notification, and to ask.
+/// The longest pause after a release, in round trips. The shortest is half of it. Another client needs one and a half
+/// round trips: half a round trip for the notification, and one to ask.
 const LEFT_ROUND_TRIPS: u32 = 4;
-/// For how long a client that was seen counts as one that wants the key.
+/// After another client was seen, it counts for this time as one that wants the key.
 const WANTED_FOR: Duration = Duration::from_secs(1);
-/// How often a client that sees no others still leaves them a turn, or in ten times the longest pause if that is more. It
-/// cannot see clients that it never lets in.
+/// A client that sees no others leaves a turn to them once in this time, or in ten of its longest pauses if that is
+/// more. It cannot see clients that never get a turn.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
-/// The longest time that each part of a pause may take: that for the turns of others, and the random part.
+/// A pause has two parts, one for the turns of others and a random one. Neither is longer than this.
 const LONGEST_PART: Duration = Duration::from_millis(250);
-/// The greatest random part of a pause, in round trips, if no votes were split. Less than one, so that a caller that
-/// has missed one turn more still asks first.
+/// The greatest random part of a pause without split votes, in round trips. It is less than one, so that a caller that
+/// has missed one turn more asks first.
 const RANDOM_ROUND_TRIPS: f64 = 0.25;
-/// After split votes, the random part is at least this share of what doubling alone would give: more clients may
+/// After split votes, the random part is at least this share of what doubling alone gives, because more clients may
 /// contend than this client has seen.
 const LEAST_SHARE_OF_DOUBLING: f64 = 1.0 / 8.0;
-/// Keeps the shift in range. The random part reaches [`LONGEST_PART`] before.
+/// Limits the shift. The random part reaches [`LONGEST_PART`] before.
 const MAX_DOUBLINGS: u32 = 16;
-/// How many turns of other clients a record has, to count the rivals. More turns would find more rivals, but keep those
-/// that have left for longer.
+/// How many turns of other clients a record keeps, to count the rivals. With more turns, a record would find more
+/// rivals, but forget clients that have left later.
 const RECENT_TURNS: usize = 32;
-/// For how long after its last turn a client counts as a rival.
+/// A client counts as a rival for this time after its last turn.
 const RIVAL_FOR: Duration = Duration::from_secs(5);
-/// A waiter without rivals starves once it has read so many turns of others in one wait. Each rival adds two.
+/// A waiter without rivals starves once it has read this many turns of others in one wait. Each rival adds two turns.
 const STARVES_AFTER: f64 = 8.0;
-/// How many attempts a record has, to estimate the round trip. The shortest counts: on a busy machine, an attempt may
-/// take ten times as long as the next.
+/// How many attempts a record keeps. The shortest of them is the estimate of a round trip: on a busy machine, one
+/// attempt may take ten times as long as another.
 const RECENT_ATTEMPTS: usize = 4;
-/// The shortest round trip that pauses use. Timers of less than that are too inexact to put clients in order.
+/// The shortest round trip that pauses use. Timers are not exact enough to keep clients in order with a shorter one.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_micros(500);
-/// The longest round trip that pauses use. It bounds the pauses of a client whose last attempts were all slow.
+/// The longest round trip that pauses use. It limits the pauses of a client whose last attempts were all slow.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(100);
-/// If at least so many turns of others probably come first, a caller reads the key before it asks. A read costs less
-/// than an attempt, but a caller that finds the key free needs one more round trip.
+/// If at least this many turns of others probably come first, a caller reads the key before it asks. A read costs less
+/// than an attempt. But if the caller finds the key free, the read costs one more round trip.
 const READ_FIRST_FROM: f64 = 2.0;
 
-/// Each client's own records of the contention for the keys of a quorum.
+/// One client's records of the contention for the keys of a quorum.
 pub struct Contention(Box<[Mutex<Record>]>);
 
-/// A client's record of the contention for the keys that share it. They also share the rivals and the round trip, so
-/// pauses may be longer than one of them needs.
+/// The record of the contention for the keys that share it. They also share the rivals and the round trip, so pauses
+/// may be longer than a single key needs.
 #[derive(Default)]
 pub struct Record {
-    /// The key that this client last released, and when. `None` once `leave_turn` has used it.
+    /// The key that this client last released, and when. `leave_turn` clears it.
     released: Option<(Key, MonotonicTime)>,
-    /// When this client last noticed another one.
+    /// When this client last noticed that another client wants a key.
     others_seen_at: Option<MonotonicTime>,
-    /// When this client last left a turn to the others.
+    /// When this client last left a turn to others.
     left_at: Option<MonotonicTime>,
-    /// How long this client's last attempts took.
+    /// The durations of this client's last attempts.
     recent_attempts: VecDeque<Duration>,
-    /// The last turns of others that this client has read, and when it has last read each of them.
+    /// The last turns of others that this client has read, each with the time of its last read.
     recent_turns: VecDeque<(Turn, MonotonicTime)>,
 }
 
@@ -101,14 +101,14 @@ impl Record {
         holders.collect::<HashSet<_>>().len()
     }
 
-    /// The unit of pauses: the shortest of the last attempts, within bounds.
+    /// The unit of pauses: the shortest of the recent attempts, within bounds.
     fn round_trip(&self) -> Duration {
         let shortest = self.recent_attempts.iter().min().copied();
         let shortest = shortest.unwrap_or_default();
         shortest.clamp(SHORTEST_ROUND_TRIP, LONGEST_ROUND_TRIP)
     }
 
-    /// The random part of a pause. It grows with the split votes.
+    /// The random part of a pause. It gets longer with each split vote.
     fn random_part(&self, rivals: usize, split_votes: u32) -> Duration {
         let round_trips = match split_votes {
             0 => RANDOM_ROUND_TRIPS,
@@ -124,21 +124,21 @@ impl Record {
     }
 }
 
-/// A caller's wait so far.
+/// What a caller has met in its wait so far.
 #[derive(Clone, Copy, Default)]
 pub struct WaitSoFar {
-    /// How many turns the caller has missed since it became the first waiter of its client, as far as the client has
-    /// noticed. A renewal that wakes the caller counts as a turn, too.
+    /// How many turns the caller has missed since it became the first waiter of its client. A renewal that wakes the
+    /// caller counts, too.
     pub missed_turns: u32,
-    /// How many of its last attempts in a row have split the votes.
+    /// How many of the caller's last attempts in a row were split votes.
     pub split_votes: u32,
 }
 
-/// How a caller waits before it asks again.
+/// The pause of a caller before it asks again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pause {
     pub time: Duration,
-    /// Others have probably taken the key by the end of the pause. So the caller then reads it first. If the key is
+    /// Whether the caller reads the key after the pause, because others have probably taken it by then. If the key is
     /// free, the caller asks; otherwise it watches the key.
     pub reads_first: bool,
 }
@@ -154,8 +154,8 @@ impl Contention {
         self.0[key.shard(RECORDS)].lock()
     }
 
-    /// Notes how long an attempt of this client took.
-    pub fn note_attempt(&self, key: &Key, took: Duration) {
+    /// Records how long an attempt of this client took.
+    pub fn record_attempt(&self, key: &Key, took: Duration) {
         push(
             &mut self.lock_record(key).recent_attempts,
             took,
@@ -168,8 +168,9 @@ impl Contention {
         self.lock_record(key).round_trip()
     }
 
-    /// Notes a turn that a node has reported. Its client may have lost a split vote. Returns whether the turn is new.
-    pub fn note_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
+    /// Records a turn that a node has reported, or the time of its last read. Returns whether the turn is new. The
+    /// turn's client may have lost a split vote.
+    pub fn record_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
         let mut record = self.lock_record(key);
         let mut known = record.recent_turns.iter_mut();
         if let Some((_, read_at)) = known.find(|(known, _)| known.lease == turn.lease) {
@@ -180,28 +181,29 @@ impl Contention {
         true
     }
 
-    /// Whether a waiter that has read so many turns of others in one wait has to ask more often. Its requests may take
-    /// longer than those of others, which then always come first.
+    /// Whether a waiter that has read this many turns of others has to ask more often. Its requests may take longer
+    /// than those of others, which would then always come first.
     pub fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
         let record = self.lock_record(key);
         let (seen, turns) = (record.rivals(now), record.recent(now).count());
-        // Many rivals have no turn among the recent ones. In a crowd, the waits are long, but nobody starves.
+        // Estimates the rivals that have no turn among the recent ones. In a crowd, all waits are long, so fewer
+        // waiters starve.
         let rivals = seen as f64 / (1.0 - seen as f64 / (turns + 1) as f64);
         turns_read as f64 >= STARVES_AFTER + 2.0 * rivals
     }
 
-    /// Notes that another client has the key, or has asked for it at the same time.
-    pub fn note_other_client(&self, key: &Key, now: MonotonicTime) {
+    /// Records that another client has the key, or has asked for it at the same time.
+    pub fn record_other_client(&self, key: &Key, now: MonotonicTime) {
         self.lock_record(key).others_seen_at = Some(now);
     }
 
-    /// Notes that this client releases the key.
-    pub fn note_release(&self, key: &Key, now: MonotonicTime) {
+    /// Records that this client releases the key.
+    pub fn record_release(&self, key: &Key, now: MonotonicTime) {
         self.lock_record(key).released = Some((key.clone(), now));
     }
 
-    /// Until when this client pauses, so that another one gets the next turn. `None` if it need not pause. Each release
-    /// counts once.
+    /// Returns the time until which this client leaves the key to others after its release. Returns `None` if it need
+    /// not pause. Each release leads to one pause at most.
     pub fn leave_turn(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
         let mut record = self.lock_record(key);
         let (_, released_at) = record.released.take_if(|(released, _)| released == key)?;
@@ -217,9 +219,8 @@ impl Contention {
         Some(now.after(jittered(until.since(now))))
     }
 
-    /// Chooses the pause before a caller asks again. It has one round trip for each turn that others will probably get
-    /// first: one for each rival, less those that the caller has missed. A random part is added, so that clients ask at
-    /// different times.
+    /// Chooses the pause before a caller asks again: one round trip for each turn that others will probably get first,
+    /// plus a random part. Others will get one turn for each rival, less the turns that the caller has missed.
     pub fn choose_pause(&self, key: &Key, wait: WaitSoFar, now: MonotonicTime) -> Pause {
         let record = self.lock_record(key);
         let rivals = record.rivals(now);
@@ -231,14 +232,14 @@ impl Contention {
         }
     }
 
-    /// Chooses the pause of a caller that does not wait for its turn: the random part only.
+    /// Chooses the pause of a caller that does not wait for its turn. It has only the random part.
     pub fn choose_random_pause(&self, key: &Key, split_votes: u32, now: MonotonicTime) -> Duration {
         let record = self.lock_record(key);
         record.random_part(record.rivals(now), split_votes)
     }
 }
 
-/// Adds a record, and drops the oldest one if there are `most` already.
+/// Appends a record, and drops the oldest one if there are `most` already.
 fn push<T>(recent: &mut VecDeque<T>, record: T, most: usize) {
     if recent.len() == most {
         recent.pop_front();
@@ -261,13 +262,13 @@ mod tests {
     /// The contention for a key that was granted at once and has never been released.
     fn granted() -> (Contention, Key, MonotonicTime) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
-        contention.note_attempt(&key, ROUND_TRIP);
+        contention.record_attempt(&key, ROUND_TRIP);
         (contention, key, MonotonicTime::now())
     }
 
-    /// How long the client that releases the key at `now` leaves it to others.
+    /// How long the client pauses that releases the key at `now`.
     fn left_turn(contention: &Contention, key: &Key, now: MonotonicTime) -> Option<Duration> {
-        contention.note_release(key, now);
+        contention.record_release(key, now);
         let left = contention.leave_turn(key, now);
         assert_eq!(
             contention.leave_turn(key, now),
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn seen_clients_get_each_next_turn() {
         let (contention, key, now) = granted();
-        contention.note_other_client(&key, now);
+        contention.record_other_client(&key, now);
         for after in [0, 1, 999] {
             let pause = left_turn(&contention, &key, now.after(ms(after))).unwrap();
             assert!(pause >= ms(2) && pause <= ms(4), "{pause:?}");
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn a_client_leaves_unseen_others_a_turn_sometimes() {
         let (contention, key, now) = granted();
-        contention.note_other_client(&key, now);
+        contention.record_other_client(&key, now);
         let later = now.after(ms(1000));
         for (after, leaves) in [
             (0, true),
@@ -304,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Otherwise a lone client that is far away would pause after most releases.
+    /// A lone client with long round trips must not pause after most of its releases.
     #[test]
     fn distant_clients_leave_unseen_others_fewer_turns() {
         let (contention, key, now) = granted();
@@ -317,16 +318,16 @@ mod tests {
     #[test]
     fn a_client_that_has_not_just_released_the_key_does_not_wait() {
         let (contention, key, now) = granted();
-        contention.note_other_client(&key, now);
+        contention.record_other_client(&key, now);
         assert_eq!(contention.leave_turn(&key, now), None);
-        contention.note_release(&key, now);
+        contention.record_release(&key, now);
         let later = now.after(ms(3));
         let until = contention.leave_turn(&key, later).unwrap();
         assert!(
             until <= now.after(ms(4)),
             "the pause counts from the release"
         );
-        contention.note_release(&key, now);
+        contention.record_release(&key, now);
         assert_eq!(contention.leave_turn(&key, now.after(ms(4))), None);
     }
 
@@ -336,8 +337,8 @@ mod tests {
         let names = (0..).map(|n| format!("other {n}"));
         let mut others = names.map(|name| Key::new("", &name, 16).unwrap());
         let other = others.find(|other| other.shard(RECORDS) == key.shard(RECORDS));
-        contention.note_other_client(&key, now);
-        contention.note_release(&key, now);
+        contention.record_other_client(&key, now);
+        contention.record_release(&key, now);
         assert_eq!(contention.leave_turn(&other.unwrap(), now), None);
         assert!(contention.leave_turn(&key, now).is_some());
     }
@@ -346,8 +347,8 @@ mod tests {
     fn a_left_turn_has_bounds() {
         let (contention, key, now) = granted();
         for (round_trip, longest) in [(ms(0), ms(2)), (ms(900), ms(400))] {
-            contention.note_other_client(&key, now);
-            (0..RECENT_ATTEMPTS).for_each(|_| contention.note_attempt(&key, round_trip));
+            contention.record_other_client(&key, now);
+            (0..RECENT_ATTEMPTS).for_each(|_| contention.record_attempt(&key, round_trip));
             let pause = left_turn(&contention, &key, now).unwrap();
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
         }
@@ -372,18 +373,18 @@ mod tests {
         }
     }
 
-    /// The contention of a client with so many rivals.
+    /// The contention of a client that has seen this many rivals.
     fn with_rivals(rivals: usize) -> (Contention, Key) {
         let (contention, key) = (Contention::default(), Key::new("", "k", 16).unwrap());
         let now = MonotonicTime::now();
         for n in 0..rivals {
-            assert!(contention.note_turn(&key, turn(n), now));
+            assert!(contention.record_turn(&key, turn(n), now));
         }
-        contention.note_attempt(&key, ROUND_TRIP);
+        contention.record_attempt(&key, ROUND_TRIP);
         (contention, key)
     }
 
-    /// Whether the pauses span the range from `shortest` to `longest` round trips.
+    /// Whether the pauses are between `shortest` and `longest` round trips and come close to both.
     fn span([least, greatest]: [Duration; 2], shortest: f64, longest: f64) -> bool {
         let [shortest, longest] = [shortest, longest].map(|it| ROUND_TRIP.mul_f64(it));
         let tenth = (longest - shortest) / 10;
@@ -437,7 +438,7 @@ mod tests {
             let pauses = pauses(&contention, &key, wait);
             assert!(span(pauses, 0.0, longest), "{split_votes}: {pauses:?}");
         }
-        // A new client knows of one other client.
+        // Without a recent turn, a client assumes one rival.
         let (contention, key) = with_rivals(0);
         let wait = WaitSoFar {
             split_votes: 2,
@@ -448,18 +449,18 @@ mod tests {
 
     fn become_slow(contention: &Contention, key: &Key) {
         let slow = Duration::from_secs(9);
-        (0..RECENT_ATTEMPTS).for_each(|_| contention.note_attempt(key, slow));
+        (0..RECENT_ATTEMPTS).for_each(|_| contention.record_attempt(key, slow));
     }
 
-    /// A busy machine makes some attempts slow. Pauses as long as these would make a waiter miss many turns.
+    /// A busy machine makes some attempts slow. With pauses as long as these, a waiter would miss many turns.
     #[test]
     fn a_few_slow_attempts_do_not_lengthen_pauses() {
         let (contention, key) = with_rivals(4);
         for _ in 0..3 {
-            contention.note_attempt(&key, 10 * ROUND_TRIP);
+            contention.record_attempt(&key, 10 * ROUND_TRIP);
             assert!(span(pauses(&contention, &key, missed(0)), 4.0, 4.25));
         }
-        contention.note_attempt(&key, 10 * ROUND_TRIP);
+        contention.record_attempt(&key, 10 * ROUND_TRIP);
         assert!(pauses(&contention, &key, missed(0))[0] >= 40 * ROUND_TRIP);
     }
 
@@ -488,17 +489,17 @@ mod tests {
         let (contention, key) = with_rivals(3);
         let now = MonotonicTime::now();
         let note = |turn: Turn| {
-            contention.note_turn(&key, turn, now);
+            contention.record_turn(&key, turn, now);
         };
         let rivals = || contention.lock_record(&key).rivals(now);
         assert_eq!(rivals(), 3);
         note(turn(0));
         assert_eq!(rivals(), 3);
-        // One long turn that is read often says nothing about the others.
+        // Many reads of one long turn do not change the rivals.
         let long = turn(1);
         (0..2 * RECENT_TURNS).for_each(|_| note(long.clone()));
         assert_eq!(rivals(), 3);
-        // One rival is left, which has many turns.
+        // One rival with many turns is left.
         (0..RECENT_TURNS).for_each(|_| note(turn(1)));
         assert_eq!(rivals(), 1);
         (0..2 * RECENT_TURNS).for_each(|n| note(turn(n)));
@@ -509,12 +510,12 @@ mod tests {
     fn rivals_that_have_gone_are_forgotten() {
         let (contention, key) = with_rivals(0);
         let (start, stays) = (MonotonicTime::now(), turn(1));
-        contention.note_turn(&key, turn(0), start);
-        contention.note_turn(&key, stays.clone(), start);
+        contention.record_turn(&key, turn(0), start);
+        contention.record_turn(&key, stays.clone(), start);
         let rivals = |now| contention.lock_record(&key).rivals(now);
         let later = start.after(RIVAL_FOR);
         assert_eq!(rivals(later.before(ms(1))), 2);
-        assert!(!contention.note_turn(&key, stays, later));
+        assert!(!contention.record_turn(&key, stays, later));
         assert_eq!(rivals(later), 1, "its turn goes on");
         assert_eq!(rivals(later.after(RIVAL_FOR)), 0);
         let pause = contention.choose_pause(&key, missed(0), later.after(RIVAL_FOR));
@@ -527,7 +528,7 @@ mod tests {
         // Each rival has had one turn or ten.
         for (rivals, turns, limit) in [(0, 0, 8), (2, 20, 12), (3, 3, 32), (32, 32, 8 + 64 * 33)] {
             let (contention, key) = with_rivals(0);
-            (0..turns).for_each(|n| assert!(contention.note_turn(&key, turn(n % rivals), now)));
+            (0..turns).for_each(|n| assert!(contention.record_turn(&key, turn(n % rivals), now)));
             assert!(!contention.starves(&key, limit - 1, now), "{rivals}");
             assert!(contention.starves(&key, limit + 1, now), "{rivals}");
         }

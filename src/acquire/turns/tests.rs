@@ -14,7 +14,7 @@ const MAJORITY: usize = 2;
 const UNIT: Duration = Duration::from_micros(500);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A client whose attempts take 0.5 ms or less, unless a test says otherwise.
+/// A client whose attempts take 0.5 ms or less, except in tests that set another time.
 struct Client {
     queues: LocalQueues,
     key: Key,
@@ -23,7 +23,7 @@ struct Client {
 }
 
 impl Client {
-    /// A client that has seen `rivals` others.
+    /// A client that has seen `rivals` other clients.
     fn new(rivals: usize) -> Self {
         let client = Self {
             queues: LocalQueues::new(Clock::default()),
@@ -34,7 +34,7 @@ impl Client {
         for n in 0..rivals {
             client
                 .contention
-                .note_turn(&client.key, turn(n), client.start);
+                .record_turn(&client.key, turn(n), client.start);
         }
         client
     }
@@ -43,7 +43,7 @@ impl Client {
     fn distant(rivals: usize, round_trip: Duration) -> Self {
         let client = Self::new(rivals);
         for _ in 0..10 {
-            client.contention.note_attempt(&client.key, round_trip);
+            client.contention.record_attempt(&client.key, round_trip);
         }
         client
     }
@@ -58,13 +58,13 @@ impl Client {
 
     fn read(&self, exists: bool) {
         for server in [ServerId(0), ServerId(1)] {
-            self.queues.note_read(&self.key, server, exists, MAJORITY);
+            self.queues.record_read(&self.key, server, exists, MAJORITY);
         }
     }
 
     /// A majority of the servers reports that `turn` holds the key, and then that the key is free.
     fn end_turn(&self, it: &mut Machine<Turns<'_>>, turn: Turn) {
-        self.queues.note_turn(&self.key, turn);
+        self.queues.record_turn(&self.key, turn);
         self.read(true);
         self.read(false);
         it.wake(WakeReason::Woken);
@@ -200,7 +200,7 @@ fn a_waiter_asks_a_last_time_before_its_deadline() {
     });
 }
 
-/// A read before the attempt would take a round trip, too.
+/// A read would take a round trip, and then the attempt would come too late.
 #[test]
 fn a_waiter_reads_nothing_just_before_its_deadline() {
     let client = Client::distant(4, ms(50));
@@ -214,14 +214,14 @@ fn a_waiter_reads_nothing_just_before_its_deadline() {
     });
 }
 
-/// A waiter that has missed fewer turns than others leaves an expired key to them, too.
+/// A waiter leaves an expired key first to waiters that have missed more turns.
 #[test]
 fn a_waiter_pauses_after_an_expiry() {
     let client = Client::new(40);
     client.wait(Until::Forever, |mut it| {
         it.refuse(taken(ms(1), Place::None));
         it.track(true);
-        // It has missed one of 32 turns.
+        // The waiter has missed one of 32 turns.
         let slept = it.sleep();
         assert!(
             (31 * UNIT..=33 * UNIT).contains(&(slept - ms(2))),
@@ -230,7 +230,7 @@ fn a_waiter_pauses_after_an_expiry() {
     });
 }
 
-/// The waiter would leave the expired key to others for 250 ms.
+/// Without a deadline, the waiter leaves the expired key to others for 250 ms.
 #[test]
 fn a_waiter_asks_for_an_expired_key_before_its_deadline() {
     let client = Client::distant(32, ms(50));
@@ -243,8 +243,8 @@ fn a_waiter_asks_for_an_expired_key_before_its_deadline() {
     });
 }
 
-/// How long each watch of a waiter lasts that has read twelve turns. The n-th read finds the n-th of `turns`; the polls
-/// are 3 s apart.
+/// The lengths of three watches of a waiter that has read twelve turns. The n-th read finds the n-th of `turns`; the
+/// watches are 3 s apart.
 fn polls_after(turns: impl Fn(usize) -> Turn) -> [Duration; 3] {
     let client = Client::new(0);
     let mut polls = [Duration::ZERO; 3];
@@ -258,7 +258,7 @@ fn polls_after(turns: impl Fn(usize) -> Turn) -> [Duration; 3] {
         for (n, poll) in polls.iter_mut().enumerate() {
             it.refuse(refused());
             it.track(true);
-            client.queues.note_turn(&client.key, turns(12 + n));
+            client.queues.record_turn(&client.key, turns(12 + n));
             *poll = it.sleep();
             it.now = it.now.after(3 * SECOND);
         }
@@ -273,7 +273,7 @@ fn a_starving_waiter_asks_often() {
     }
 }
 
-/// Renewals look like releases, but the reads find the same lease.
+/// A renewal looks like a release, but the read finds the same lease.
 #[test]
 fn a_waiter_behind_renewals_does_not_starve() {
     let long = turn(0);
@@ -282,26 +282,25 @@ fn a_waiter_behind_renewals_does_not_starve() {
     }
 }
 
-/// A client has got the lock, and keeps it for long.
+/// Another client holds the lock for a long time.
 #[test]
 fn a_starving_waiter_asks_less_often_in_long_turns() {
     let long = turn(0);
     let polls = polls_after(|n| if n < 12 { turn(0) } else { long.clone() });
-    // The second poll is the first one that knows of the turn, so the third one knows its age.
+    // The second watch is the first to read this turn, so the third one knows the turn's age.
     assert!(polls[1] <= ms(10), "{polls:?}");
     assert!(polls[2] >= ms(500), "{polls:?}");
 }
 
-/// Another client wants the key that this client has just released. So the next turn is left to the other client, for
-/// 20 to 40 ms.
+/// Another client wants the key that this client has just released. So this client pauses for 20 to 40 ms.
 #[test]
 fn a_waiter_leaves_a_turn_before_it_asks() {
     for (deadline, longest) in [(None, 40), (Some(18), 8)] {
         let client = Client::distant(0, ms(10));
         client
             .contention
-            .note_other_client(&client.key, client.start);
-        client.contention.note_release(&client.key, client.start);
+            .record_other_client(&client.key, client.start);
+        client.contention.record_release(&client.key, client.start);
         client.wait(Until::Now, |mut it| it.refuse(refused()));
         let until = deadline.map_or(Until::Forever, |at| Until::At(client.start.after(ms(at))));
         client.wait(until, |mut it| {

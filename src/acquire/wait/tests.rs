@@ -1,4 +1,4 @@
-//! The steps of a wait, without a store or a clock: a test sets each time, refusal and wake-up.
+//! Tests of the steps of a wait, without a store or a clock: a test sets each time, refusal and wake-up.
 
 use super::*;
 use crate::acquire::places::Places;
@@ -19,11 +19,11 @@ pub fn call(until: Until, started: MonotonicTime) -> Call {
     Call::new(until, started, COMMAND_TIMEOUT, OUTAGE_TIMEOUT)
 }
 
-/// A wait, and the time of its next step.
+/// A wait, with the time of its next step.
 pub struct Machine<P> {
     pub wait: Wait<P>,
     pub now: MonotonicTime,
-    /// The step that ended a sleep.
+    /// The step that ended the last sleep.
     chosen: Option<Step>,
 }
 
@@ -46,7 +46,7 @@ impl<P: Pace> Machine<P> {
         chosen.unwrap_or_else(|| self.step_at(&QueuePosition::First))
     }
 
-    /// Expects that the waiter asks now. Refuses it.
+    /// Refuses an acquire. Panics if the waiter does not ask now.
     #[track_caller]
     pub fn refuse(&mut self, refusal: Refusal) {
         let step = self.step();
@@ -54,7 +54,7 @@ impl<P: Pace> Machine<P> {
         self.wait.refused(refusal, self.now);
     }
 
-    /// Expects that the waiter sleeps. Returns for how long.
+    /// Returns how long the waiter sleeps. Panics if it does not sleep.
     #[track_caller]
     pub fn sleeps_for(&mut self) -> Duration {
         match self.step() {
@@ -63,7 +63,7 @@ impl<P: Pace> Machine<P> {
         }
     }
 
-    /// Expects that the waiter has the key tracked.
+    /// Carries out [`Step::Track`]. Panics if this is not the waiter's step.
     #[track_caller]
     pub fn track(&mut self, is_tracked: bool) {
         let step = self.step();
@@ -90,7 +90,7 @@ impl<P: Pace> Machine<P> {
         }
     }
 
-    /// Whether the waiter gives up now without an error.
+    /// Whether the waiter stops now without an error.
     pub fn gives_up(&mut self) -> bool {
         matches!(self.step(), Step::GiveUp(Ok(())))
     }
@@ -101,7 +101,7 @@ pub fn taken(expires_in: Duration, place: Place) -> Refusal {
 }
 
 fn behind(ahead: u64) -> Place {
-    Place::Notified(Queued { ahead, since: 0 })
+    Place::Notified(QueuePlace { ahead, since: 0 })
 }
 
 fn unavailable(since: MonotonicTime) -> CurrentOutage {
@@ -226,7 +226,7 @@ fn only_try_lock_asks_beside_a_holder_of_its_client() {
     );
 }
 
-/// Such a waiter has failed once, and then another thread of its client got the lock, for example by an adoption.
+/// The waiter has failed once. Then another thread of its client got the lock, for example by an adoption.
 #[test]
 fn waiter_behind_a_holder_ignores_old_outages() {
     places(

@@ -1,4 +1,4 @@
-//! The queue of a key in the model: who waits, and who is granted the key next.
+//! A key's queue in the model: its waiters, and which waiter is granted the key next.
 
 use std::time::Duration;
 
@@ -6,49 +6,50 @@ use crate::command::keyspace::{
     Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros, token,
 };
 use crate::command::value::Doubt;
-use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued};
+use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, QueuePlace};
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 
 /// The most waiters in a queue, and the most waiters that one grant skips.
 const MAX_QUEUE: usize = 10_000;
-/// How many of the first waiters are near the front, and send a request each second.
+/// This many waiters at the front of a queue send a request each second.
 const NEAR: usize = 8;
-/// A queue outlives its lock by at least this time. A request that finds less time left sets twice this time.
+/// A queue's ttl exceeds its lock's ttl by at least this time. A request that finds less sets it to twice this time.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// The ttl of a grant to a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
-/// The ttl of a grant to a waiter that polled too late for an earlier grant.
+/// The ttl of a grant to a waiter that polls, if the waiter polled too late for an earlier grant.
 const KEPT_LONGER: Duration = Duration::from_secs(1);
-/// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
+/// A waiter has to confirm its grant if it has waited for longer than this time, or than a third of its ttl.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// A waiter with a ttl of this length or less has to confirm its grant if it joined longer ago than this: a third of its
-/// ttl would be too short.
+/// A waiter with this ttl or a shorter one has to confirm its grant if it has waited for longer than this time. A third
+/// of its ttl would be too short.
 const SHORT_TTL: Duration = Duration::from_millis(500);
-/// A waiter has a quarter of its ttl to confirm its grant, limited to this least and this greatest time.
+/// A waiter has a quarter of its ttl to confirm its grant, but at least the first and at most the second of these
+/// times.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
-/// The time to confirm for a waiter that replied too late to an earlier grant.
+/// The time to confirm for a waiter that confirmed an earlier grant too late.
 const UNCONFIRMED_LATE: Duration = Duration::from_secs(3);
 /// How long waiters have to reply to a roll call.
 const ROLL_CALL: Duration = Duration::from_millis(500);
-/// The most waiters that a roll call makes silent, the most that it removes, and the most that are asked to send a
-/// request at once.
+/// A roll call makes at most this many waiters silent, and removes at most this many earlier silent ones. Redis asks at
+/// most this many waiters to send a request at once.
 const CALLED: usize = 1000;
-/// A waiter that was silent at a roll call has a place that is greater than its own by this.
+/// A roll call adds this to the places of waiters, so that they come last. Their next request subtracts it.
 const SILENT: u64 = 4_000_000_000_000_000;
 
-/// The queue of a key. Never empty.
+/// The queue of a key. A queue without waiters is removed.
 #[derive(Clone)]
 pub struct Queue {
-    /// The waiters, sorted by the time at which they joined.
+    /// Sorted by their places (`since`).
     pub waiters: Vec<Waiter>,
     pub expires_at: MonotonicTime,
 }
 
 #[derive(Clone)]
 pub struct Waiter {
-    /// When the waiter joined, in µs.
+    /// The waiter's place: the time at which it joined, in µs.
     pub since: u64,
     pub lease: LeaseId,
     /// `None` for a waiter that polls.
@@ -57,12 +58,12 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Whether the waiter replied too late to an earlier turn.
+    /// Whether the waiter confirmed an earlier grant too late.
     pub fn was_late(&self) -> bool {
         self.since < FIRST_USUAL_PLACE
     }
 
-    /// Whether the waiter was silent at the last roll call.
+    /// Whether the waiter has sent no request since the last roll call.
     pub fn is_silent(&self) -> bool {
         self.since >= SILENT
     }
@@ -84,7 +85,7 @@ impl Waiter {
         (waited > allowed).then(|| time.min(ttl))
     }
 
-    /// The waiter's entry in the queue of Redis.
+    /// The waiter's entry in the queue, as Redis stores it.
     pub fn entry(&self) -> String {
         let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
         format!("{},{millis},{}", self.lease, self.holder)
@@ -92,8 +93,8 @@ impl Waiter {
 }
 
 impl Keyspace {
-    /// Makes the key's queue outlive the lock, which expires in `left`. Returns the place of the waiter, or `None` if it
-    /// is not queued: an entry beyond the bound of a queue is removed.
+    /// Extends the queue's ttl beyond the ttl of the lock, which expires in `left`. Returns the waiter's place. Returns
+    /// `None` if the waiter is not in the queue, and removes it if its place is beyond [`MAX_QUEUE`].
     pub fn stay_queued(
         &mut self,
         key: &Key,
@@ -101,7 +102,7 @@ impl Keyspace {
         left: Duration,
         asks_again: bool,
         now: MonotonicTime,
-    ) -> Option<Queued> {
+    ) -> Option<QueuePlace> {
         let queue = self.queues.get_mut(key)?;
         let ahead = queue.find(entry)?;
         if ahead >= MAX_QUEUE {
@@ -112,7 +113,7 @@ impl Keyspace {
             let expires_at = now.after(left + 2 * QUEUE_OUTLIVES);
             queue.expires_at = queue.expires_at.max(expires_at);
         }
-        Some(Queued {
+        Some(QueuePlace {
             ahead: ahead as u64,
             since: queue.waiters[ahead].since,
         })
@@ -139,8 +140,8 @@ impl Keyspace {
         });
     }
 
-    /// Grants the key to the first waiter that listens, polls, or is the caller (`own`: its lease and ttl). Returns the
-    /// waiter's lease and the µs of its token.
+    /// Grants the key to the first waiter that listens for notifications, polls, or sent this request. `own` has the
+    /// lease and the ttl of the request. Returns the waiter's lease and the µs part of its token.
     pub fn serve(
         &mut self,
         key: &Key,
@@ -150,7 +151,7 @@ impl Keyspace {
         for gone in 1..=MAX_QUEUE {
             let queue = self.queues.get_mut(key)?;
             if queue.waiters[0].is_silent() {
-                // All others are silent, too.
+                // Silent waiters come last, so all others are silent, too.
                 let queue = self.queues.remove(key)?;
                 notify_called(key, &queue.waiters, step);
                 return None;
@@ -200,8 +201,9 @@ impl Keyspace {
         None
     }
 
-    /// Ends a grant that was not confirmed in time: calls the roll, or deletes the key if the roll was called before or
-    /// there are no other waiters. Returns the time for which the key stays granted; `None` if the key was deleted.
+    /// Handles a grant that its waiter has not confirmed in time. Calls the roll; if the roll was called before or
+    /// there are no other waiters, deletes the key. Returns the time for which the key stays granted, or `None` if it
+    /// was deleted.
     pub fn end_late_grant(
         &mut self,
         key: &Key,
@@ -220,7 +222,7 @@ impl Keyspace {
         left
     }
 
-    /// Calls the roll of the queue: makes all waiters but the caller, whose entry is `own`, silent. Returns the time
+    /// Calls the roll: makes all waiters of the queue silent except `own`, the sender of this request. Returns the time
     /// for which the key stays granted, or `None` if there are no other waiters.
     pub fn call_roll(&mut self, key: &Key, own: &Waiter, step: &mut Step<'_>) -> Option<Duration> {
         let queue = self.queues.get_mut(key)?;
@@ -252,7 +254,7 @@ impl Keyspace {
         Some(ROLL_CALL)
     }
 
-    /// Notifies the waiters that came among the first [`NEAR`] when `gone` waiters left the queue.
+    /// Notifies the waiters that have come among the first [`NEAR`], after `gone` waiters left the queue.
     pub fn notify_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
         let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
         let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
@@ -267,8 +269,8 @@ impl Keyspace {
 }
 
 impl Queue {
-    /// Finds the entry of a waiter that joined to be notified or to poll. With `notify`, an entry that polls is
-    /// notified from now on, and keeps its place.
+    /// Finds the waiter's entry, which may be `own` or `polls`: the entry of a waiter that polls. With `notify`, an
+    /// entry that polls is replaced by `own`, at the same place.
     pub fn find_waiter(
         &mut self,
         notified: Waiter,
@@ -290,7 +292,7 @@ impl Queue {
         Some(notified)
     }
 
-    /// Gives a silent waiter its own place back.
+    /// If the waiter is silent, gives it back the place that it had before the roll call.
     pub fn give_back_place(&mut self, entry: &Waiter) {
         let silent = self.find(entry).filter(|at| self.waiters[*at].is_silent());
         if let Some(at) = silent {
@@ -315,7 +317,7 @@ impl Queue {
     }
 }
 
-/// Asks the first waiters to send a request at once.
+/// Asks these waiters, at most [`CALLED`], to send a request at once.
 fn notify_called(key: &Key, waiters: &[Waiter], step: &mut Step<'_>) {
     let first = waiters.iter().take(CALLED);
     for waiter in first.filter(|waiter| waiter.ttl.is_some()) {

@@ -26,28 +26,28 @@ pub enum Operation {
     Ask {
         by: usize,
         command: Command,
-        /// Whether an acquire tries plain commands first, as `wire::scripts::plain` says.
+        /// Whether an acquire tries plain commands first, as `wire::scripts::plain` does.
         is_plain: bool,
     },
     Pause(Duration),
     Delete(Key),
-    /// Acts as if the clock of the server were set back: moves the fence counter ahead.
+    /// Simulates a clock that was set back: moves the fence counter ahead.
     PutBack(Duration),
     /// Deletes the fence counter, unless it is ahead of the clock.
     LoseCounter,
     /// Sets the fence counter to [`COUNTED`].
     Count,
-    /// Sets the mark of a quorum's node: whether an earlier process has written it, and how old it is. `None` deletes
-    /// the mark.
+    /// Sets the mark of a quorum's node, or deletes it (`None`). The mark has two properties: whether an earlier
+    /// process has written it, and its age.
     Mark(Option<(bool, Age)>),
-    /// Checks the data of a quorum's node, as at the login of a connection.
+    /// Checks the data of a quorum's node, as a new connection does.
     LogIn,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Age {
     Past(Duration),
-    /// An hour in the future.
+    /// The time in the mark is an hour in the future.
     Future,
 }
 
@@ -57,16 +57,16 @@ pub const COUNTED: u64 = 5_000_000_000_000_000;
 /// The length of a quarantine in all histories.
 pub const QUARANTINE: Duration = Duration::from_millis(50);
 
-/// The commands of a history.
+/// What the commands of a history belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Those of one server.
+    /// One server.
     Locks,
-    /// Those of a quorum's node.
+    /// A node of a quorum.
     Votes,
 }
 
-/// On a Cluster, the keys share a slot, so that one transaction can read them.
+/// A lock's key. On a Cluster, all keys are in one slot, so that one transaction can read them.
 pub fn key(n: usize) -> Key {
     Key::new("p:", ["{k}a", "{k}b"][n], 10).unwrap()
 }
@@ -83,15 +83,14 @@ pub fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
-/// A placeholder in a ticket or a hold: it stands for the lock's real token.
+/// Stands for the lock's real token in a ticket or a hold.
 const RIGHT: u64 = 0;
-/// The µs of a token, or of a time, that neither clock nor fence counter reaches.
+/// A time in µs that is later than the clock and the fence counter.
 const FUTURE: u64 = 8_000_000_000_000_000;
-/// The µs of a token, or of a time, long before the test. It has sixteen digits, as all have.
+/// A time in µs, long before the test. It has sixteen digits, like all times of grants.
 const PAST: u64 = 1_000_000_000_000_001;
 
-/// Returns the command. If its token is [`RIGHT`], that token is replaced by the token in `value`, the value of the
-/// lock's key.
+/// Replaces the token [`RIGHT`] in a command by the token in `value`, the value of the lock's key.
 pub fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
     let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
@@ -118,7 +117,7 @@ fn vote() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
     let lease = || (0..3_usize).prop_map(lease);
     let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
-    // All but the first one are ahead of both clocks. A node whose counter stands at `COUNTED` refuses the last ones.
+    // All but the first are later than both clocks. A node whose counter is at `COUNTED` refuses the last ones.
     let quarantine = QUARANTINE.as_micros() as u64;
     let given = vec![
         PAST,
@@ -150,7 +149,7 @@ fn vote() -> impl Strategy<Value = Command> {
     ]
 }
 
-/// Histories of the commands to a node of a quorum. Most begin with a node that votes.
+/// Histories of the commands to a node of a quorum. Most of them begin with a node that votes.
 fn votes() -> impl Strategy<Value = Vec<Operation>> {
     let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let age = select(vec![
@@ -245,7 +244,7 @@ pub fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
     }
 }
 
-/// A grant that its waiter has to confirm within 20 ms, and requests of the waiters around the end of this time.
+/// A grant that its waiter has to confirm within 20 ms, and then requests of waiters around the end of this time.
 fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
     let waiter = |n: usize, queue_mode| Operation::Ask {
         by: n % 2,
@@ -300,7 +299,7 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
     ];
-    // Some histories begin with a long queue, in which waiters come to the front.
+    // Some histories begin with a long queue, so that waiters come among the first eight.
     let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },

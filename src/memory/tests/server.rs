@@ -17,7 +17,7 @@ use crate::command::keyspace::{Keyspace, Notification, Step};
 use crate::command::keyspace::{Mark, clock_micros};
 use crate::command::script::{Script, strip_comments};
 use crate::command::value::{LockValue, doubt_of, has_queue};
-use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, Queued, Reply};
+use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, QueuePlace, Reply};
 use crate::config::key;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::error::Error;
@@ -29,7 +29,7 @@ use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::KeyOutcome;
 use crate::wire::scripts::{Decoded, ScriptContext, ScriptRef};
 
-/// The texts of the scripts, and of the data check. One of them may have a planted difference.
+/// The texts of all scripts, and of the data check. A test may plant a difference in one of them.
 pub struct Scripts(Vec<String>, String);
 
 impl Scripts {
@@ -38,7 +38,7 @@ impl Scripts {
         Self(texts.to_vec(), scripts::data_check().to_owned())
     }
 
-    /// The scripts with a first line by which Redis 7 refuses them all access to a second slot.
+    /// The scripts with a first line that makes Redis 7 refuse them access to a second slot.
     pub fn of_one_slot() -> Self {
         let Self(texts, data_check) = Self::real();
         let strict = |text: String| format!("#!lua\n{text}");
@@ -80,23 +80,23 @@ pub struct Redis {
     _server: Box<dyn Any>,
 }
 
-/// Redis rounds times to whole milliseconds. A step that takes longer than this is not compared.
+/// Redis rounds times to whole milliseconds. The test does not compare a step that takes longer than this.
 const GRAIN: Duration = Duration::from_millis(2);
-/// The most runs of one history. The test repeats a history until each of its steps takes less than [`GRAIN`].
+/// How often a history may run. The test repeats it until each step takes less than [`GRAIN`].
 const RUNS: usize = 100;
 
-/// The reply and the state of Redis after a step.
+/// The reply of Redis and its state after a step.
 struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
     looked: [Looked; 2],
     /// Whether the fenced value exists, and when it expires.
     value: (bool, Option<MonotonicTime>),
-    /// The fence counter and the mark; `None` for those of one server.
+    /// The fence counter and the mark. `None` on a single server.
     node: Option<(Option<u64>, Option<Mark>)>,
-    /// The µs of the token of a hold.
+    /// The µs part of the token in a hold.
     held: Option<u64>,
-    /// Exact times before and after the command; `before` and `after` are whole milliseconds.
+    /// The exact times before and after the command. `before` and `after` are rounded to milliseconds.
     command: [MonotonicTime; 2],
     before: MonotonicTime,
     after: MonotonicTime,
@@ -148,14 +148,15 @@ impl Redis {
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         let run_id = run_id.unwrap().to_owned();
         let mut subscriber = client.get_connection().unwrap();
-        // All clients but the last one listen. The subscription to all channels only records the messages.
+        // All clients but the last one listen. Another connection subscribes to all channels and records the messages.
         let names = &CLIENTS[..CLIENTS.len() - 1];
         let channels = names
             .iter()
             .map(|name| ("SUBSCRIBE", format!("p:~to:{name}")));
         let mut channels: Vec<_> = channels.chain([("PSUBSCRIBE", "*".to_owned())]).collect();
         if let Some(slot) = shard_slot {
-            // The first client does not subscribe to it, like a client that does not know yet that slots have moved.
+            // The first client does not subscribe to its shard channel, like a client that does not know yet that slots
+            // have moved.
             let start = key::shard_channel_start(layout, "p:", slot);
             let listen = |name| ("SSUBSCRIBE", format!("{start}{name}"));
             channels.extend(names[1..].iter().map(listen));
@@ -189,8 +190,8 @@ impl Redis {
         key::fence_counter("p:") + key(0).fence_tag(self.layout)
     }
 
-    /// Runs a history on Redis and on the keyspace. Fails with the difference. If a busy machine stops Redis during a
-    /// step, it is unknown when keys expired, and the history runs again.
+    /// Runs a history on Redis and on the keyspace, and returns the first difference as an error. If a step takes too
+    /// long on a busy machine, the test does not know when keys expired, and runs the history again.
     pub fn compare(
         &mut self,
         subject: Subject,
@@ -270,7 +271,7 @@ impl Redis {
             Operation::LogIn => (holder(0), None),
         };
         if let Some(Command::Acquire(Acquire { key, lease, .. })) = command {
-            // Clients never ask again for such a grant. The script deletes it, and begins again.
+            // This lock's token cannot be used. The script deletes the lock and grants the key again.
             let mut get = redis::cmd("GET");
             let value: Option<Vec<u8>> = get
                 .arg(key.in_redis())
@@ -285,10 +286,10 @@ impl Redis {
         let tried = command.filter(|command| is_plain && plain::can_grant(command));
         let tried = tried.map(|command| self.acquire_plain(&by, command));
         let found = self.find(subject, scripts, &by, command, tried)?;
-        // It is unknown whether a key expired before the command, between the command and the reads, or not at all. The
-        // memory store has to agree with Redis in one of these cases.
+        // A key may have expired before the command, between the command and the reads, or not at all. The keyspace has
+        // to agree with Redis in one of these cases.
         let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
-        // With a quarantine, more than one time may end at the command. A quarantine ends at a microsecond.
+        // A quarantine ends at a microsecond, so it may also end between the two exact times of the command.
         let [begun, ended] = found.command;
         let asked_at = [first, last, found.before, found.after, begun, ended];
         let mut differences = BTreeSet::new();
@@ -361,7 +362,7 @@ impl Redis {
         let results = loop {
             match self.connection.recv_response().unwrap() {
                 Value::Array(results) => break results,
-                // The replies `OK` to MULTI and `QUEUED` to each command.
+                // The replies to MULTI and to each queued command.
                 Value::Okay | Value::SimpleString(_) => {}
                 other => panic!("{other:?}"),
             }
@@ -443,7 +444,7 @@ impl Redis {
         (bytes, command)
     }
 
-    /// Tries an acquire by plain commands, as a connection does before it asks the script. Also returns the time of
+    /// Tries an acquire with plain commands, as a connection does before it calls the script. Also returns the time of
     /// Redis before.
     fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, KeyOutcome) {
         let begun = self.time();
@@ -463,7 +464,7 @@ impl Redis {
         (begun, acquires.outcomes[0])
     }
 
-    /// Deletes the fence counter, unless it is ahead of the clock, where tokens would fall.
+    /// Deletes the fence counter, unless it is later than the clock: tokens would become smaller.
     fn lose_counter(&mut self) {
         let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let mut last = redis::cmd("ZSCORE");
@@ -476,8 +477,8 @@ impl Redis {
         }
     }
 
-    /// A message with the plain channel in place of the shard channel. A client that listens to its shard channel gets
-    /// all messages there.
+    /// Formats a message with the plain channel in place of the shard channel, since the keyspace knows only plain
+    /// channels. A client that listens to its shard channel gets all messages there.
     fn as_plain(&self, kind: &str, channel: &str, text: &str) -> String {
         let Some(slot) = self.shard_slot else {
             return format!("{channel}: {text}");
@@ -504,7 +505,7 @@ impl Redis {
             .unwrap();
     }
 
-    /// The time in µs that is as old as this.
+    /// The time in µs for a mark of this age.
     fn time_of_age(&mut self, age: Age) -> u64 {
         let (secs, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.connection).unwrap();
         let now = secs * 1_000_000 + micros;
@@ -561,7 +562,7 @@ struct Twin {
 }
 
 impl Twin {
-    /// Runs the command on the keyspace. Fails with the difference from Redis.
+    /// Runs the command on the keyspace, and returns a difference from Redis as an error.
     fn follow(
         &mut self,
         found: &Found,
@@ -575,7 +576,7 @@ impl Twin {
         let mut step = Step {
             now: asked_at,
             by,
-            // Without a quarantine, the keyspace acts as a single server.
+            // A keyspace without a quarantine acts as a single server.
             quarantine: found.node.map_or(Duration::ZERO, |_| QUARANTINE),
             ahead: 0,
             listens: &listens,
@@ -586,7 +587,7 @@ impl Twin {
             .and_then(|key| self.keyspace.text(key, &mut step));
         let mut command = command.map(|command| with_right_token(command, value.as_deref()));
         if let (Some(Command::Hold(Hold { micros, .. })), Some(held)) = (&mut command, found.held) {
-            // The key may have expired since its token was read, in Redis or in memory.
+            // Redis or the keyspace may have removed the key since the test read its token.
             let own = self.tokens.get(&(held << 10));
             *micros = own.map_or(held, |own| own >> 10);
         }
@@ -668,12 +669,12 @@ impl Twin {
         Ok(())
     }
 
-    /// Whether both tokens belong to the same grant. A new token has to be the greatest so far.
+    /// Whether both tokens belong to the same grant. The token of a new grant has to be the greatest so far.
     fn same_token(&mut self, redis: u64, memory: u64) -> bool {
         if let Some(known) = self.tokens.get(&redis) {
             return *known == memory;
         }
-        // A hold may set a key under an old token.
+        // A hold may set a key with the token of an old grant.
         let was_given = redis == memory;
         let (last, own_last) = self.greatest;
         self.tokens.insert(redis, memory);
@@ -681,7 +682,7 @@ impl Twin {
         was_given || redis > last && memory > own_last
     }
 
-    /// Compares the tokens in two values. A grant by plain commands has no token in its value.
+    /// Compares the tokens in two values. After a grant by plain commands, the value of Redis has no token.
     fn same_stored(&mut self, redis: Option<u64>, memory: Option<u64>) -> bool {
         redis.is_none_or(|redis| memory.is_some_and(|memory| self.same_token(redis, memory)))
     }
@@ -751,7 +752,7 @@ impl Twin {
             && self.same_stored(one.token, own.token)
     }
 
-    /// The message that scripts publish for a notification.
+    /// The message that the scripts publish for a notification.
     fn published(&self, notification: &Notification) -> Option<String> {
         let text = |to: &HolderId, lease: &dyn Display, what: &str, key: &Key| {
             Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
@@ -782,16 +783,16 @@ impl Twin {
     }
 }
 
-/// Whether both places are the same, except for the difference of the clocks.
-fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
-    let place = |queued: Option<Queued>| {
+/// Whether both places are the same, apart from the difference of the clocks.
+fn same_place(redis: Option<QueuePlace>, memory: Option<QueuePlace>) -> bool {
+    let place = |queued: Option<QueuePlace>| {
         let is_asked_for = |since: &u64| *since < FIRST_USUAL_PLACE + 1000;
-        queued.map(|Queued { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
+        queued.map(|QueuePlace { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
     };
     place(redis) == place(memory)
 }
 
-/// The reply of lua/data.lua, as that of a node that abstains, perhaps for no time.
+/// Reads the reply of lua/data.lua as a reply `Abstained`. Its time is zero if the node votes.
 fn data_check_reply(reply: &Value) -> Reply {
     let (_, left): (String, u64) = redis::from_redis_value_ref(reply).unwrap();
     Reply::Abstained {
@@ -799,14 +800,13 @@ fn data_check_reply(reply: &Value) -> Reply {
     }
 }
 
-/// The mark of Redis, by the clock of the keyspace.
+/// Converts a mark of Redis to the clock of the keyspace.
 fn mark_in_memory(mark: Mark) -> Mark {
     let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
     Mark { since, ..mark }
 }
 
-/// The last time of a key that has `left` ms at the whole millisecond `at`: Redis keeps a key through its last
-/// millisecond.
+/// The last moment of a key that has `left` ms at `at`: Redis keeps a key until the end of its last millisecond.
 fn end_of(at: MonotonicTime, left: u64) -> MonotonicTime {
     let through = Duration::from_millis(1) - Duration::from_nanos(1);
     at.after(Duration::from_millis(left) + through)
@@ -816,7 +816,7 @@ fn exact_time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000).after(Duration::from_micros(micros))
 }
 
-/// The time in whole milliseconds, as Redis uses it for the ends of keys.
+/// A time of Redis, rounded down to milliseconds: Redis uses these for the ttl of keys.
 fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000 + micros / 1000)
 }

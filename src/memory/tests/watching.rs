@@ -1,4 +1,4 @@
-//! Tests of tracked keys (a missing key is not tracked), and of requests that hang in an outage.
+//! Tests of tracked keys, and of requests that hang in an outage.
 
 use std::sync::Arc;
 use std::time::Duration;
