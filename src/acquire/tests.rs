@@ -90,6 +90,7 @@ fn contended(is_queued: bool) -> Reply {
         false => Reply::Contended {
             expires_in,
             queued: None,
+            shared: None,
         },
     }
 }
@@ -102,6 +103,7 @@ fn contended_behind(ahead: u64) -> Reply {
             ahead,
             since: SINCE,
         }),
+        shared: None,
     }
 }
 

@@ -61,7 +61,7 @@ use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
 use crate::command::{
-    Acquire, ForceUnlock, GrantMessage, Hold, Outcome, Probe, Propose, Release, Renew,
+    Acquire, ForceUnlock, GrantMessage, Hold, Mode, Outcome, Probe, Propose, Release, Renew,
 };
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::key;
@@ -333,6 +333,8 @@ impl Lease<'_> {
 
     fn release(&self, now: MonotonicTime) -> Command {
         Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: self.key.clone(),
             lease: self.id,
             until: now.after(self.ttl),
@@ -794,6 +796,8 @@ impl QuorumStore {
     /// forced release of such a node any more, so that request may never be written.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             until: self.clock.now().after(self.quarantine),

@@ -637,6 +637,7 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         token: grant.token,
         ttl,
         replicas: grant.options.replicas,
@@ -647,8 +648,10 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
 fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
     let grant = lease.grant();
     Command::Release(Release {
+        min_hold: Duration::ZERO,
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         until: lease.key_until().after(ttl),
         held: None,
         queued: None,
@@ -661,6 +664,7 @@ fn confirmation(lease: &Lease) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         token: grant.token,
         ttl: CONFIRMING_TTL,
         replicas: None,
