@@ -1,7 +1,7 @@
 //! Locks in Redis for multi-threaded services.
 //!
-//! A [`Client`] acquires a lock and blocks the calling thread until the thread has the lock. It renews each held lock in
-//! the background, and notifies the holder when a lock is lost.
+//! A [`Client`] acquires a lock and blocks the calling thread until the thread has the lock. It renews each held lock
+//! in the background, and notifies the holder when a lock is lost.
 //!
 //! ```no_run
 //! use leasehold::Client;
@@ -16,8 +16,8 @@
 //! }
 //! ```
 //!
-//! A lock is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two holders can exist for
-//! a short time. Each grant has a fencing token, with which a storage can refuse the writes of a late holder. Read
+//! A lock is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two holders can exist
+//! for a short time. Each grant has a fencing token, with which a storage can refuse the writes of a late holder. Read
 //! [`guide::guarantees`] before you rely on a lock alone.
 //!
 //! Tests work without a server: [`Client::memory`] keeps locks in the process, and a test moves the clock of a
@@ -39,8 +39,8 @@
 //! | check the settings of Redis | [`Client::check_environment`] |
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
-//! Fork before you make a client: in a forked child, the parent's client fails with [`Forked`](ErrorKind::Forked), and the
-//! child cannot make a new client. The parent keeps its locks.
+//! Fork before you make a client: in a forked child, the parent's client fails with [`Forked`](ErrorKind::Forked), and
+//! the child cannot make a new client. The parent keeps its locks.
 //!
 //! # Feature flags
 //!

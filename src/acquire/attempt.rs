@@ -266,14 +266,14 @@ impl Caller<'_> {
         Refusal::Unavailable(outage)
     }
 
-    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first, in these
-    /// cases:
+    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first,
+    /// in these cases:
     ///
     /// - The message asks for it, its token is not plausible, or other users may know the lease id.
-    /// - The queued lease has other options than this caller, the caller was promised the whole ttl, or replicas have to
-    ///   acknowledge the grant.
-    /// - More than a third of the ttl has passed since the first request for the lease. The validity counts from that request,
-    ///   because the time of the grant is not known.
+    /// - The queued lease has other options than this caller, the caller was promised the whole ttl, or replicas have
+    ///   to acknowledge the grant.
+    /// - More than a third of the ttl has passed since the first request for the lease. The validity counts from that
+    ///   request, because the time of the grant is not known.
     pub fn accept(
         &self,
         entry: &QueueEntry,

@@ -5,8 +5,8 @@
 //!
 //! 1. A caller joins the local queue of its key. While a thread of this client holds the lock, all waiters of the queue
 //!    sleep. Otherwise only the first waiter sends requests.
-//! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script adds the lease
-//!    to the key's queue in Redis (lua/README.md), and the waiter sleeps until it is notified.
+//! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script adds the
+//!    lease to the key's queue in Redis (lua/README.md), and the waiter sleeps until it is notified.
 //! 3. A waiter asks again without a notification, because a notification may be lost: after a second if it is one of
 //!    the first eight, later if more waiters are before it, and soon after the lock expires. Without a notification
 //!    connection, it polls.
@@ -19,17 +19,17 @@
 //!
 //! # Rules
 //!
-//! - A lease id joins the queue in Redis once, by its first request. Before a client releases a lease id, it removes the id
-//!   from the local queue, so that no later request uses the id. Otherwise Redis could carry out such a request before the
-//!   release, and the release would end that grant. While a request under the id has no reply, only the caller of that
-//!   request releases the id.
-//! - The waiter confirms a grant by an acquire in three cases: the message asks for it; the caller was promised the whole
-//!   ttl (no renewals, or `max_hold`); or more than a third of the ttl has passed since its first request, because the
-//!   validity counts from that request.
+//! - A lease id joins the queue in Redis once, by its first request. Before a client releases a lease id, it removes
+//!   the id from the local queue, so that no later request uses the id. Otherwise Redis could carry out such a request
+//!   before the release, and the release would end that grant. While a request under the id has no reply, only the
+//!   caller of that request releases the id.
+//! - The waiter confirms a grant by an acquire in three cases: the message asks for it; the caller was promised the
+//!   whole ttl (no renewals, or `max_hold`); or more than a third of the ttl has passed since its first request,
+//!   because the validity counts from that request.
 //! - If Redis has lost a waiter's place in the queue, the waiter joins again at that place. If the client had a
 //!   notification connection all the time, that connection may lead to an old primary, so it becomes suspect.
-//! - A client that drops a lock and acquires it again at once reads the reply to the release first, if other clients may
-//!   wait for the lock. Otherwise Redis would read both requests before it notifies the next holder.
+//! - A client that drops a lock and acquires it again at once reads the reply to the release first, if other clients
+//!   may wait for the lock. Otherwise Redis would read both requests before it notifies the next holder.
 
 pub mod attempt;
 #[cfg(test)]

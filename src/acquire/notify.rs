@@ -4,13 +4,14 @@
 //! Any user with the right to publish may forge a message (docs/security.md), so the client checks each one:
 //!
 //! - *A grant* needs no request if a thread waits for the lease, no earlier message has contained the lease id, and the
-//!   token is plausible: not before the waiter joined, and at most a minute after now, by the clock of Redis. The waiter
-//!   confirms any other grant with an acquire, whose reply has the token from Redis.
-//! - *A late grant* of a lease that this client has abandoned is released once. The client ignores grants of other leases.
+//!   token is plausible: not before the waiter joined, and at most a minute after now, by the clock of Redis. The
+//!   waiter confirms any other grant with an acquire, whose reply has the token from Redis.
+//! - *A late grant* of a lease that this client has abandoned is released once. The client ignores grants of other
+//!   leases.
 //! - *A forced release* of a held lease is confirmed by a renewal worker. If the caller has not accepted the grant yet,
-//!   its next acquire confirms it. Each lease has one such request at a time. If Redis replies that the lease is held, the
-//!   client only counts further messages for a second, so a flood of forged messages costs few requests. A forged message
-//!   makes no connection suspect.
+//!   its next acquire confirms it. Each lease has one such request at a time. If Redis replies that the lease is held,
+//!   the client only counts further messages for a second, so a flood of forged messages costs few requests. A forged
+//!   message makes no connection suspect.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -653,9 +653,9 @@ impl WaiterGuard<'_> {
 
     /// Removes `lease`, which is missing from the queue in Redis, and chooses the place of the next lease.
     ///
-    /// The next lease joins at the same place if Redis was to notify the waiter and no message of a grant came. In this case,
-    /// returns the notification epoch of the entry. Otherwise Redis may have granted the lock and the grant may have expired,
-    /// so the next lease joins in front of all others.
+    /// The next lease joins at the same place if Redis was to notify the waiter and no message of a grant came. In this
+    /// case, returns the notification epoch of the entry. Otherwise Redis may have granted the lock and the grant may
+    /// have expired, so the next lease joins in front of all others.
     pub fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
@@ -716,9 +716,9 @@ impl WaiterGuard<'_> {
 
     /// Leaves the queue with `lease`, which Redis has granted, and adds it to the held leases.
     ///
-    /// Returns a lease that another thread has handed off to this waiter in the meantime, and that the caller has to release:
-    /// that thread did not know yet that it had lost its lease. Also returns the client that has released `lease` by force, if
-    /// a message has reported this.
+    /// Returns a lease that another thread has handed off to this waiter in the meantime, and that the caller has to
+    /// release: that thread did not know yet that it had lost its lease. Also returns the client that has released
+    /// `lease` by force, if a message has reported this.
     #[must_use]
     pub fn leave_with(mut self, lease: &Arc<Lease>) -> (Option<Arc<Lease>>, Option<HolderId>) {
         self.left = true;

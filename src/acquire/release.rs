@@ -1,7 +1,7 @@
 //! Hands locks off within the client, releases them in Redis, and removes waiters from their queues.
 //!
-//! A dropped guard, or a closure that ends, hands the lock off to the next waiter of this client without a request, if all
-//! of these hold:
+//! A dropped guard, or a closure that ends, hands the lock off to the next waiter of this client without a request, if
+//! all of these hold:
 //!
 //! - the next waiter has the same options;
 //! - the lease is renewed, and has no check (`renew_while`);
@@ -9,11 +9,11 @@
 //! - no thread is changing the ttl or confirming a forced release;
 //! - the settings for hand-offs allow it.
 //!
-//! The next holder gets a `Lease` of its own, with the same lease id and the next token. The client reports a later loss to
-//! the next holder only.
+//! The next holder gets a `Lease` of its own, with the same lease id and the next token. The client reports a later
+//! loss to the next holder only.
 //!
-//! Without a hand-off, `unlock` and closures wait for the reply. The thread that drops a guard writes the release itself if
-//! the pipeline is idle and connected. Otherwise the pipeline's leader or the background writes it.
+//! Without a hand-off, `unlock` and closures wait for the reply. The thread that drops a guard writes the release
+//! itself if the pipeline is idle and connected. Otherwise the pipeline's leader or the background writes it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis. The
-//! new holder adopts the ticket under a lease id of its own.
+//! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis.
+//! The new holder adopts the ticket under a lease id of its own.
 //!
-//! An adoption is a grant: it has a new, greater token. The key's queue stays. The new lease id replaces the old one, so a
-//! ticket can be adopted only once. Redis refuses a ticket whose token is later than both its clock and its fence counter.
-//! If an adoption gets no reply, the store releases the new lease.
+//! An adoption is a grant: it has a new, greater token. The key's queue stays. The new lease id replaces the old one,
+//! so a ticket can be adopted only once. Redis refuses a ticket whose token is later than both its clock and its fence
+//! counter. If an adoption gets no reply, the store releases the new lease.
 
 use std::sync::Arc;
 

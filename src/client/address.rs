@@ -13,7 +13,8 @@ use crate::report::error::Error;
 use crate::wire::connect::url::{redacted, redacted_info};
 use crate::wire::endpoint::Endpoint;
 
-/// The address of a Redis server, for [`Client::open`](crate::Client::open) and [`Client::builder`](crate::Client::builder). Made from a URL, from a
+/// The address of a Redis server, for [`Client::open`](crate::Client::open) and
+/// [`Client::builder`](crate::Client::builder). Made from a URL, from a
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. A host with a `%`, `@` or `/` is

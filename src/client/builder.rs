@@ -393,7 +393,7 @@ impl Builder {
             Server::Redis(endpoint) => drop(endpoint.open()?),
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
-            // Below: the nodes are asked at the same time.
+            // These are connected below: the client asks the nodes at the same time.
             Server::Quorum(_) | Server::MemoryQuorum(_) => {}
         }
         let is_quorum = matches!(server, Server::Quorum(_) | Server::MemoryQuorum(_));
@@ -434,7 +434,7 @@ impl Builder {
         Ok((server, self.config))
     }
 
-    /// The time to connect, and the longest reply.
+    /// The time to connect, and the size of the largest reply.
     fn endpoint_settings(&self) -> (Duration, usize) {
         (self.config.connect_timeout, self.config.max_reply_bytes)
     }

@@ -135,8 +135,8 @@ impl RefUnwindSafe for MemoryStore {}
 /// Simulated outages, for tests. docs/testing.md shows how to use them.
 impl MemoryStore {
     /// Makes every request of every client fail at once with `kind`, until [`recover`](Self::recover). Clients get no
-    /// notifications until then. `Unavailable` simulates a Redis that is away, `Denied` a changed password, `Protocol`
-    /// another kind of server.
+    /// notifications until then. `Unavailable` simulates a Redis server that is down, `Denied` a changed password,
+    /// `Protocol` another kind of server.
     ///
     /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
     /// succeed or their ttl has ended, and events report them.
@@ -152,9 +152,12 @@ impl MemoryStore {
     /// let client = memory.client()?;
     /// let guard = client.mutex("k").lock()?;
     ///
-    /// memory.fail(ErrorKind::Unavailable); assert!(client.mutex("other").try_lock().unwrap_err().is_unavailable());
-    /// memory.advance(Duration::from_secs(15)); // renewals fail assert!(!guard.is_lost());
-    /// memory.advance(Duration::from_secs(15)); // the ttl has ended assert!(guard.is_lost());
+    /// memory.fail(ErrorKind::Unavailable);
+    /// assert!(client.mutex("other").try_lock().unwrap_err().is_unavailable());
+    /// memory.advance(Duration::from_secs(15)); // renewals fail
+    /// assert!(!guard.is_lost());
+    /// memory.advance(Duration::from_secs(15)); // the ttl has ended
+    /// assert!(guard.is_lost());
     ///
     /// memory.recover();
     /// assert!(client.mutex("other").try_lock()?.is_some());
@@ -402,8 +405,8 @@ impl MemoryQuorum {
         self.node(node).flush();
     }
 
-    /// Sets how far this node's clock is ahead of the clock that all nodes share: a year at most, which replaces a
-    /// longer time. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire according to the
+    /// Sets how far this node's clock is ahead of the clock that all nodes share. A time of more than a year counts as
+    /// a year. The node uses its clock for fencing tokens and [`Client::nodes`]; its keys expire according to the
     /// common clock.
     ///
     /// ```

@@ -45,14 +45,19 @@ use crate::wire::session::Transactions;
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely. The drop of the last clone waits for Redis.
 ///
-/// A clone is cheap, and all threads can use the client. It owns a few connections and four threads, however many locks
-/// are held or waited for: one each for timers, renewals, releases and notifications. A second thread renews from when
-/// renewals first overlap. Callbacks and an event handler have a thread, locks with [`renew_while`](Mutex::renew_while)
-/// have one, and a `redis+sentinel://` address has one. Up to three threads make connections while callers wait for one
-/// or attempts are under way, and the environment check has a thread while it runs. A client of a Redis Cluster has
-/// four threads, two for each master that it uses, and a third one for each further master whose locks it has renewed.
-/// A client of a quorum has four threads, and two for each node. A client of a [`MemoryStore`](crate::MemoryStore) has
-/// three threads.
+/// A clone is cheap, and all threads can use the client. It owns a few connections and few threads, however many locks
+/// are held or waited for:
+///
+/// | client of | threads |
+/// |---|---|
+/// | one server | four: timers, renewals, releases, notifications. A second one for renewals from when they first overlap |
+/// | a Redis Cluster | four, two for each master that it uses, and a third one for each further master whose locks it has renewed |
+/// | a [quorum](Client::quorum) | four, and two for each node |
+/// | a [`MemoryStore`](crate::MemoryStore) | three |
+///
+/// Callbacks and an event handler have one more thread, locks with [`renew_while`](Mutex::renew_while) have one, and a
+/// `redis+sentinel://` address has one. Up to three threads make connections while callers wait for one or attempts are
+/// under way, and the environment check has a thread while it runs.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -76,11 +81,11 @@ use crate::wire::session::Transactions;
 #[derive(Clone)]
 pub struct Client(Arc<ClientInner>);
 
-/// The handle, and the process that made it. Its drop shuts the client down, in that process only.
+/// The parts of a client. Dropping it shuts the client down, but not in a forked child.
 struct ClientInner {
     /// `None` only during the drop of this struct.
     handle: Option<Handle>,
-    /// Dropped after the handle.
+    /// The fields are dropped in order, so this is dropped after the handle.
     fork_guard: Arc<ForkGuard>,
 }
 
@@ -124,9 +129,11 @@ impl Client {
     /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
-    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, or if, on a
-    /// Cluster, all announced masters are unreachable for another connect time-out, `Denied` for a wrong password,
-    /// `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it forked.
+    /// - `InvalidConfig` for an invalid URL.
+    /// - `Unavailable` if no server replies within the connect time-out. On a Cluster, also if all announced masters
+    ///   are unreachable for another connect time-out.
+    /// - `Denied` for a wrong password, `Protocol` if the server is not Redis.
+    /// - `Forked` in a process whose parent had clients when it forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
         Self::builder(address).build()
     }
@@ -262,9 +269,9 @@ impl Client {
     /// clients cannot have held the lock in between.
     ///
     /// # Errors
-    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than the clock and
-    ///   the fence counter of Redis. Also if the reply to a first try was lost, and the client has released the lock
-    ///   that this try had adopted.
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket's token is later than both the
+    ///   clock and the fence counter of Redis. A call after `Timeout` also fails with `NotHeld` if the first call had
+    ///   adopted the lock, because the client has released it since.
     /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
     /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
     /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
@@ -547,14 +554,14 @@ impl Client {
         Ok(self.handle())
     }
 
-    /// The parts of the client. Fails with `Forked` or `Shutdown`.
+    /// The parts of the client. Fails with `Forked`, or with `Shutdown` after a shutdown.
     fn running(&self) -> Result<&Handle, Error> {
         let handle = self.live()?;
         handle.acquirer.check_open()?;
         Ok(handle)
     }
 
-    /// The parts of the client, also in a forked child, which may only use plain data: settings and names.
+    /// The parts of the client, even in a forked child, which may only read plain data: settings and names.
     fn handle(&self) -> &Handle {
         let handle = self.0.handle.as_ref();
         handle.expect("the handle is taken out only when the last client is dropped")
@@ -564,12 +571,12 @@ impl Client {
         &self.handle().config
     }
 
-    /// Distinguishes the clients of this process. Never used twice.
+    /// The number of this client. Other clients of this process have other numbers.
     pub(crate) fn number(&self) -> u64 {
         self.handle().number
     }
 
-    /// For an operation that has begun with [`live`](Self::live).
+    /// The callback executor. Callers have called [`live`](Self::live) before.
     pub(crate) fn callbacks(&self) -> &CallbackExecutor {
         &self.handle().callbacks
     }
@@ -713,7 +720,7 @@ impl Handle {
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = MonotonicTime::now().after(timeout);
-        // The leases end first, before the next call takes entries out of the queues.
+        // All leases end before the next line removes the entries of the local queues.
         self.watchdog.stop();
         self.acquirer.end();
         let Backend {
@@ -739,13 +746,13 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // The error has no receiver any more. Locks that are not released now expire at the end of their ttl.
+        // A drop cannot return the error. Locks that are not released by now expire at the end of their ttl.
         let _ = self.shut_down(self.config.command_timeout);
         self.backend.store.close();
     }
 }
 
-/// Passes on what the store reports about sentinels, refused acquires and nodes to the callback thread.
+/// Connects the reports of the store (about sentinels, refused acquires and nodes) to the callback thread.
 fn connect_reports(store: &dyn Store, callbacks: &Arc<CallbackExecutor>) {
     let reports = Arc::downgrade(callbacks);
     store.on_unavailable_sentinels(Box::new(move |error| {

@@ -785,8 +785,8 @@ impl Store for ClusterStore {
         owner.map_or(ServerId::ONLY, |owner| owner.id())
     }
 
-    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time. All pings share
-    /// one deadline.
+    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time. All pings
+    /// share one deadline.
     fn ping(&self) -> Result<Duration, Error> {
         let deadline = self.deadline_with_connect();
         let mut longest = Duration::ZERO;

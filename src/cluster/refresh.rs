@@ -232,8 +232,8 @@ impl ForeignMaps {
     }
 }
 
-/// Asks one node after another for the slot map, until one answers. Returns the node and the map. Each round begins with
-/// another node. Silent nodes come last.
+/// Asks one node after another for the slot map, until one answers. Returns the node and the map. Each round begins
+/// with another node. Silent nodes come last.
 ///
 /// A node may belong to another Cluster now: its address was given away, or it was reset. So a map without any node of
 /// the last map counts only if all nodes of the URL give such maps, as after the Cluster was made anew.

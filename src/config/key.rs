@@ -19,14 +19,14 @@ pub const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
-/// Follows the prefix in the key of the mark of a quorum's node. The mark has the time at which the node's data begins.
+/// Follows the prefix in the key of the mark of a quorum's node.
 const DATA: &str = "~data";
-/// Stands between the prefix and the name in the key of a lock's queue, with `:` behind it.
+/// Between the prefix and the name in the key of a lock's queue, followed by `:`.
 const QUEUE: &str = "~queue";
-/// Stands between the prefix and the name in the key of a fenced value, with `:` behind it.
+/// Between the prefix and the name in the key of a fenced value, followed by `:`.
 const VALUE: &str = "~value";
 
-/// Stands between the prefix and the holder in the name of a client's channel.
+/// Between the prefix and the holder in the name of a client's channel.
 const CHANNEL: &str = "~to:";
 
 /// [`Key::new`] refuses names that contain one of these words. Prefixes may be nested: under the prefix `app:`, a lock
@@ -36,18 +36,19 @@ const RESERVED_WORDS: [&str; 7] = [
     FENCE, DATA, "~queue:", "~queue{", "~value:", "~value{", CHANNEL,
 ];
 
-/// In errors, invalid keys are cut to this number of bytes.
+/// Errors show at most this number of bytes of an invalid key.
 const LONGEST_INVALID: usize = 32;
 
 /// How the library names its own keys, so that the keys of one script call share a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyLayout {
-    /// One server, without slots.
+    /// For one server, which has no slots.
     #[default]
     Single,
-    /// A Cluster. The names of the fence counters, queues and fenced values contain the tag of their slot.
+    /// For a Cluster. The names of fence counters, queues and fenced values contain the tag of their slot.
     Slots,
-    /// A Cluster, and a prefix with a hash tag: all keys share its slot, so their names are those of one server.
+    /// For a Cluster with a prefix that has a hash tag. All keys share the tag's slot, so they have the same names as
+    /// on one server.
     OneSlot,
 }
 
@@ -202,10 +203,10 @@ fn reserved_word(name: &str) -> Option<&'static str> {
     RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
-/// SipHash with a random seed for each process. Without a seed, users could choose many names with the same hash.
+/// SipHash with a random seed for each process, so that users cannot choose many names with the same hash.
 #[cfg(not(all(test, shuttle)))]
 type Seed = std::collections::hash_map::RandomState;
-/// Models need the same hashes each time.
+/// Without a seed, since a replay of a model needs the same hashes.
 #[cfg(all(test, shuttle))]
 type Seed = BuildHasherDefault<std::collections::hash_map::DefaultHasher>;
 
@@ -241,9 +242,9 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits of a hash choose a key's shard, so all keys in the map of a shard have the same low bits. But
-        // the map also chooses buckets by the low bits. So the hash is multiplied (Fibonacci hashing): the upper half
-        // of the product depends on all bits, and the halves are swapped.
+        // The low bits of a hash choose a key's shard, so they are equal for all keys in the map of a shard. But the
+        // map chooses its buckets by the low bits, too. The multiplication (Fibonacci hashing) makes the upper half of
+        // the product depend on all bits, and the swap of the halves moves that half down.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -322,7 +323,7 @@ mod tests {
                 Key::for_value(KeyLayout::Single, outer, name, 1024).is_err(),
                 "{name}"
             );
-            // The names are refused under the empty prefix, too.
+            // These names are refused even under the empty prefix.
             assert!(Key::new("", &key, 1024).is_err(), "{key}");
         }
         assert_eq!(
@@ -423,7 +424,7 @@ mod tests {
         let hasher = BuildHasherDefault::<KeyHasher>::default();
         let bucket = |key: &Key| hasher.hash_one(key) % 256;
         let used: std::collections::HashSet<_> = first_shard.iter().map(bucket).collect();
-        // The shard has some 256 keys, which are expected to use 162 buckets.
+        // The shard has some 256 keys. With a good hash, they use 162 buckets.
         let (used, keys) = (used.len(), first_shard.len());
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }

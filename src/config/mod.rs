@@ -21,14 +21,14 @@ pub const DEFAULT_PREFIX: &str = "leasehold:";
 pub const MIN_TTL: Duration = Duration::from_millis(10);
 /// The greatest value of `max_ttl`.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// The default of `max_ttl` on a quorum, where it is the length of a quarantine, too: the default ttl.
+/// The default of `max_ttl` on a quorum: the default ttl. `max_ttl` is also the length of a quarantine.
 pub const QUORUM_MAX_TTL: Duration = Duration::from_secs(30);
 /// The greatest value of `max_key_bytes`.
 const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;
 const MAX_PIPELINES: usize = 4;
 const MAX_TRANSACTIONS: usize = 64;
-/// The greatest number of hand-offs in a row: a fencing token has ten bits for this number.
+/// The greatest value of `max_hand_offs`: a fencing token counts hand-offs with ten bits.
 const MAX_HAND_OFFS: u32 = 1023;
 /// The default limit for a reply with a caller's values, in bytes.
 pub const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
@@ -80,7 +80,7 @@ pub struct ConnectionLimits {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            // Azure forgets connections after four minutes of silence, and other networks later.
+            // Azure forgets connections after four minutes of silence; most other networks take longer.
             max_idle: Duration::from_secs(120),
             max_age: Duration::from_secs(30 * 60),
         }
@@ -88,8 +88,8 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// When a connection that is made at `now` has to be replaced: after a random part of `max_age`, between three quarters
-    /// and all of it, so that the connections of many clients are not replaced at the same time.
+    /// When a connection that is made at `now` has to be replaced: after a random part of `max_age`, between three
+    /// quarters and all of it, so that the connections of many clients are not replaced at the same time.
     pub fn replace_at(&self, now: MonotonicTime) -> MonotonicTime {
         let part = u32::try_from(random_number() % 256).unwrap_or_default();
         now.after(self.max_age - self.max_age / 1024 * part)
@@ -216,8 +216,8 @@ impl Config {
         self.check_replicas(self.replicas)
     }
 
-    /// Checks the time-out for acknowledgements. A request may first wait for those of an earlier batch, so two of
-    /// these time-outs have to fit into the command time-out. Zero is refused, since `WAIT` takes it as no limit.
+    /// Checks the time-out for acknowledgements: at most half of the command time-out, because a request may first wait
+    /// for the acknowledgements of an earlier batch. Refuses zero, which `WAIT` takes as no limit.
     pub fn check_replicas(&self, replicas: Option<Replicas>) -> Result<(), Error> {
         let Some(Replicas { timeout, .. }) = replicas else {
             return Ok(());

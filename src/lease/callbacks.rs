@@ -53,8 +53,7 @@ struct Starter {
     inbox: Receiver<Message>,
 }
 
-/// A hook that is called for each lost lease, after the lease's channels got the reason. It must be quick and must not
-/// run user code.
+/// Called for each lost lease, after the lease's channels got the reason. Has to be quick, and must not run user code.
 type LossHook = Box<dyn Fn(&Lease) + Send + Sync>;
 
 enum Message {
@@ -154,9 +153,9 @@ impl CallbackExecutor {
         (Arc::new(callbacks), deliver)
     }
 
-    /// Queues a callback, which is never dropped while the client lives.
+    /// Queues a callback. The callback runs unless the client ends before.
     pub fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
-        // Fails only after the callback thread has ended with its client.
+        // An error means that the callback thread has ended with its client.
         let _ = self.queue.send(Message::Callback(Box::new(callback)));
         self.try_start_thread();
     }
@@ -175,8 +174,8 @@ impl CallbackExecutor {
         self.queue_loss(&grant.key, grant.token, reason);
     }
 
-    /// Reports a refused write of a fenced value to tracing, metrics and the client's event handler, on this thread: the
-    /// caller has just waited for Redis.
+    /// Reports a refused write of a fenced value to tracing, metrics and the client's event handler, on this thread:
+    /// the caller has just waited for Redis.
     pub fn report_refused_write(&self, value: EventLock<'_>, last_token: u64) {
         if observe::IS_ON {
             Observer.write_refused(value, last_token);

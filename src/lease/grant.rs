@@ -19,7 +19,7 @@ pub struct Options {
     /// Time between renewals; `None` for a lease that is not renewed.
     pub renew_every: Option<Duration>,
     pub max_hold: Option<Duration>,
-    /// The caller's check runs before each renewal. Such a lease is never handed off.
+    /// Whether the lock has a check (`renew_while`), which runs before each renewal. Such a lease is never handed off.
     pub checked: bool,
     /// The replicas that have to acknowledge each grant and each renewal.
     pub replicas: Option<Replicas>,
@@ -61,7 +61,7 @@ impl Options {
 pub struct SharedOptions(Mutex<Option<Arc<Options>>>);
 
 impl SharedOptions {
-    /// Returns `options`, shared with the previous call if they are equal.
+    /// Returns a copy of `options`. If they are equal to those of the previous call, returns the same copy.
     pub fn share(&self, options: Options) -> Arc<Options> {
         let mut last = self.0.lock();
         match &*last {
@@ -77,7 +77,7 @@ pub struct Grant {
     pub key: Key,
     pub id: LeaseId,
     pub token: u64,
-    /// Whether the lock's value in Redis has the token.
+    /// Whether the lock's value in Redis contains the token.
     pub is_token_in_value: bool,
     pub options: Arc<Options>,
     /// When this client asked for the lock, before it sent the first byte. After a hand-off: when the lock was handed
@@ -92,9 +92,9 @@ pub struct Grant {
 const RENEWAL_STEPS: u32 = 128;
 /// The longest step. With longer steps, a client with many leases would renew too many of them at one moment.
 const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
-/// If many renewals were due together, the next ones are spread over this part (one sixteenth) of the time between
-/// renewals. With a larger part, they would spread sooner, but be renewed more often. With this part, 3 % more renewals
-/// are sent.
+/// If many leases were renewed together, each of their next renewals moves earlier by a random time: at most this part
+/// (one sixteenth) of the time between renewals. This spreads the renewals, and causes 3 % more of them. With a larger
+/// part, they would spread sooner, but cause more requests.
 const SPREAD: u32 = 16;
 
 fn renewal_step(every: Duration) -> Duration {
@@ -103,7 +103,7 @@ fn renewal_step(every: Duration) -> Duration {
 
 #[cfg(test)]
 impl Grant {
-    /// The grant of tests and models that need no special grant: asked for and granted at `now`.
+    /// A grant for tests and models, requested and granted at `now`.
     pub fn usual(key: Key, now: MonotonicTime) -> Self {
         Self {
             key,
@@ -145,8 +145,8 @@ impl Grant {
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
-    /// When to renew after a grant or renewal that was asked for at `asked_at`. `None` if leases with these options are
-    /// not renewed, or if the lease is `capped`: its ttl reaches the end of `max_hold` already.
+    /// The time of the next renewal, after a grant or renewal that was requested at `asked_at`. `None` if leases with
+    /// these options are not renewed, or if the lease is `capped`: its ttl reaches the end of `max_hold`.
     pub fn next_renewal(&self, asked_at: MonotonicTime, capped: bool) -> Option<MonotonicTime> {
         if capped {
             return None;
@@ -155,8 +155,8 @@ impl Grant {
         Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`. `jitter`, from
-    /// 0.0 to 1.0, differs from lease to lease, so the renewals spread over time.
+    /// The time of a renewal that is due at `at` together with many others, moved earlier. `jitter`, from 0.0 to 1.0,
+    /// differs from lease to lease, so the renewals spread.
     pub fn spread_earlier(&self, at: MonotonicTime, jitter: f64) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(jitter);

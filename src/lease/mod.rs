@@ -66,21 +66,21 @@ struct State {
     valid_until: MonotonicTime,
     /// The latest time at which Redis may still have the key, even if a renewal without a reply was carried out.
     key_until: MonotonicTime,
-    /// The ttl reaches the end of `max_hold`, so the lease is not renewed any more.
+    /// Whether the ttl reaches the end of `max_hold`. The lease is then not renewed any more.
     capped: bool,
-    /// When the next renewal is due, or when the renewal that is under way became due.
+    /// When the next renewal is due. During a renewal: when that renewal became due.
     renew_at: Option<MonotonicTime>,
-    /// A renewal is queued or under way.
+    /// Whether a renewal is queued or under way.
     renewal_due: bool,
     /// When to track the key. `None` once that time has come.
     track_at: Option<MonotonicTime>,
-    /// Redis notifies this client of changes of the key.
+    /// Whether Redis notifies this client of changes of the key.
     tracked: bool,
-    /// A request that changes the ttl is under way. There is one such request at a time.
+    /// Whether a request that changes the ttl is under way. There is one such request at a time.
     ttl_changing: bool,
-    /// The lease must not be handed off within the client.
+    /// Whether hand-offs of the lease within the client are forbidden.
     no_hand_off: bool,
-    /// Other clients may be in the queue of the key in Redis.
+    /// Whether other clients may be in the key's queue in Redis.
     others_queued: bool,
     /// The lease's timer. Only the watchdog reads it.
     timer: Option<TimerHandle>,
@@ -92,11 +92,11 @@ struct State {
 struct Extras {
     /// Why the lease was lost. `None` unless it was lost.
     loss: Option<LossReason>,
-    /// Renewal was stopped for this reason, which becomes the loss reason when the validity ends.
+    /// Set if renewal was stopped. Becomes the loss reason when the validity ends.
     renewal_stopped: Option<LossReason>,
-    /// The caller's check, which decides whether the lease is renewed.
+    /// The user's check (`renew_while`), which decides whether the lease is renewed.
     check: Option<Check>,
-    /// The check is queued or running.
+    /// Whether the check is queued or running.
     checking: bool,
     /// When to warn that `max_hold` ends soon.
     warn_at: Option<MonotonicTime>,
@@ -106,16 +106,17 @@ struct Extras {
     ttl_change_ended: Option<Arc<Condvar>>,
 }
 
-/// The messages about a `force_unlock` of this lease. Any user may publish such a message, so the lease ends only after
-/// a pipeline has confirmed the message.
+/// What messages have reported about a `force_unlock` of this lease. Any user may publish such a message, so the lease
+/// ends only after a pipeline has confirmed the message.
 #[derive(Default)]
 struct ForceReport {
-    /// The client that unlocked by force, according to the latest message that the pipelines have not denied.
+    /// The client that unlocked by force, according to the latest message. `None` after a pipeline has refuted the
+    /// message.
     by: Option<HolderId>,
-    /// A request that confirms the message is queued or under way.
+    /// Whether a request that confirms the message is queued or under way.
     confirming: bool,
-    /// Another message came during the request. A denial does not refute it, because each node of a quorum sends a
-    /// message of its own.
+    /// Whether another message came during this request. Then a reply that the lease is held does not refute the
+    /// message: each node of a quorum sends its own message, perhaps before the next node releases the key.
     is_repeated: bool,
     /// When a pipeline last reported that the lease is held.
     denied_at: Option<MonotonicTime>,
@@ -140,7 +141,7 @@ struct LossListeners {
 /// The sender of one loss channel.
 struct LossChannel {
     sender: Sender<LossReason>,
-    /// Counts the owners of the receiver: each keeps a clone of the `Arc`.
+    /// Counts the owners of the receiver, each of which keeps a clone of the `Arc`.
     receiver: Weak<Sender<LossReason>>,
 }
 
@@ -189,7 +190,8 @@ impl Drop for LeaseRemains {
 
 /// How long a lock is held before its key is tracked, so short holds send no request to track it.
 const TRACK_AFTER: Duration = Duration::from_millis(30);
-/// After a pipeline has denied a message of a `force_unlock`, further messages are not confirmed for this long.
+/// After a reply that the lease is held, this client does not confirm further messages of a `force_unlock` for this
+/// time.
 const PAUSE_AFTER_DENIAL: Duration = Duration::from_secs(1);
 
 impl Lease {
@@ -234,8 +236,8 @@ impl Lease {
         }
     }
 
-    /// The rest of the validity; zero if the lease is lost or released. Locks the state, and marks the lease as lost if
-    /// its validity has ended.
+    /// The rest of the validity; zero if the lease has ended. If the validity has ended at `now`, first ends the lease
+    /// as lost.
     pub fn remaining(&self, now: MonotonicTime) -> Duration {
         let state = self.lock_and_expire(now);
         match state.phase {
@@ -249,12 +251,13 @@ impl Lease {
         self.state.lock().valid_until
     }
 
-    /// Why the lease was lost, if it is lost. Locks the state, and marks the lease as lost if its validity has ended.
+    /// The reason if the lease is lost. If the validity has ended at `now`, first ends the lease as lost.
     pub fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
         self.lock_and_expire(now).loss().cloned()
     }
 
-    /// Ends the lease as released. Returns the reason as an error if the lease was lost before. Sends nothing to Redis.
+    /// Ends the lease as released, without a request to Redis. Also returns the reason as an error if the lease was
+    /// lost before.
     pub fn mark_released(&self, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
@@ -269,8 +272,7 @@ impl Lease {
         (detached, Ok(()))
     }
 
-    /// For how much longer the lease is valid, if it is held at `now`. Never ends the lease, so callers may hold
-    /// mutexes.
+    /// How much longer the lease is valid, if it is held at `now`. Never ends the lease, so callers may hold mutexes.
     pub fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
         let state = self.state.lock();
         let is_live = state.phase == Phase::Held && now < state.valid_until;
@@ -341,8 +343,8 @@ impl Lease {
         Some((Arc::new(next), detached))
     }
 
-    /// Forbids hand-offs of the lease. A transaction without a reply may still be executed as long as the key has the
-    /// same value, and a hand-off does not change the value.
+    /// Forbids hand-offs of the lease after a transaction without a reply. Redis may still execute the transaction
+    /// while the key has the same value, and a hand-off does not change the value.
     pub fn forbid_hand_off(&self) {
         self.state.lock().no_hand_off = true;
     }
@@ -374,9 +376,9 @@ impl Lease {
         reason
     }
 
-    /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to ask a pipeline now.
-    /// If the pipeline does not find the lease under its key, the lease is lost with `ForceUnlocked`. The caller sends
-    /// one request at a time, and waits for a second after a denial.
+    /// Records a message that `by` unlocked this lease by force. Returns true if the caller has to confirm the message
+    /// by a request: only one such request runs at a time, and none within a second after a reply that the lease is
+    /// held.
     pub fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -393,8 +395,8 @@ impl Lease {
         confirms
     }
 
-    /// Records the end of the request after [`record_force_message`](Self::record_force_message). `denied_at` is the
-    /// time at which a pipeline reported that the lease is still held.
+    /// Records the end of the request that confirms a message. `denied_at` is set if a pipeline has reported that the
+    /// lease is held.
     pub fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
         let report = &mut state.extras().force;

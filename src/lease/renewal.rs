@@ -1,5 +1,4 @@
-//! How a lease is renewed: which of its actions are due and when, the caller's check, and the changes of its ttl, one
-//! at a time.
+//! The renewal of a lease: which actions are due and when, the user's check, and the changes of the ttl, one at a time.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,8 +15,8 @@ use crate::util::sync::Condvar;
 pub enum DueActions {
     /// The lease has ended, so it has no actions.
     Ended,
-    /// The lease is held, and its timer is set to `next`. The flags say whether to renew the lease, to track its key,
-    /// and to warn that `max_hold` ends soon.
+    /// The lease is held, and its timer is set to `next`. `renew`, `track` and `warn` say which actions are due: to
+    /// renew the lease, to track its key, and to warn that `max_hold` ends soon.
     Held {
         renew: bool,
         track: bool,
@@ -26,8 +25,8 @@ pub enum DueActions {
     },
 }
 
-/// A caller's closure that runs before each renewal and decides whether to renew. This type runs the closure; the
-/// watchdog chooses when, and on which thread.
+/// The user's check (`renew_while`), which decides before each renewal whether to renew. The watchdog chooses when and
+/// on which thread it runs.
 #[derive(Clone)]
 pub struct Check(Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -72,10 +71,10 @@ impl Lease {
             .as_mut()
             .filter(|extras| renew && extras.check.is_some())
         {
-            // A check that is still queued or running is not queued again.
+            // A check that is queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);
         }
-        // If too many keys were tracked, each renewal tries to track the key again.
+        // The key may not be tracked because too many keys were. Each renewal tries again.
         let again = renew && state.track_at.is_none() && !state.tracked;
         let track = state.track_at.take_if(|at| *at <= now).is_some() || again;
         let extras = state.extras.as_mut();
@@ -95,7 +94,7 @@ impl Lease {
     pub fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
         let until = self.grant.hold_until()?;
         let state = self.state.lock();
-        // If the ttl is capped, the validity ends before `max_hold` does, earlier by the allowance for drift.
+        // With a capped ttl, the validity ends earlier than `max_hold`, by the allowance for drift.
         let until = if state.capped {
             state.valid_until
         } else {
@@ -105,28 +104,27 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// If the lease is held, calls `has_room`. If that returns true, the key counts as tracked, and this call returns
-    /// true.
+    /// Marks the key as tracked if the lease is held and `has_room` returns true. Returns whether it did.
     pub fn track_if(&self, has_room: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
             return false;
         }
         state.tracked = has_room();
-        // A new notification connection may already have tracked this key, before the timer of the lease fired.
+        // A new notification connection may have tracked this key before the timer of the lease fired.
         if state.tracked {
             state.track_at = None;
         }
         state.tracked
     }
 
-    /// Makes tracking of the key due again at `at`. (Tracking also reads the key.) Sets no timer.
+    /// Makes the tracking of the key, which also reads the key, due at `at`. Sets no timer.
     pub fn track_again_at(&self, at: MonotonicTime) {
         self.state.lock().track_at = Some(at);
     }
 
-    /// Sets the timer to the next action, if the lease is held. `replace_timer` is described at
-    /// [`take_due`](Self::take_due). False if the lease is held and the watchdog has stopped.
+    /// Sets the timer to the next action, if the lease is held. `replace_timer` is the same as in
+    /// [`take_due`](Self::take_due). Returns false if the lease is held and the watchdog has stopped.
     pub fn reschedule(
         &self,
         replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,
@@ -159,10 +157,10 @@ impl Lease {
         state.key_until = state.key_until.max(until);
     }
 
-    /// Runs the caller's check on this thread, and returns whether to renew now. Stops renewal for good if the check
-    /// returns false.
+    /// Runs the user's check on this thread. Returns whether to renew now. If the check returns false, stops renewal
+    /// for good.
     pub fn run_check(&self) -> bool {
-        // A lease that has ended has lost its check, and its renewal has no effect.
+        // A lease that has ended has no check any more, and its renewal has no effect.
         let check = self.state.lock().extras().check.clone();
         let may = check.is_none_or(Check::run);
         if !may {
@@ -172,9 +170,9 @@ impl Lease {
         may
     }
 
-    /// Begins the renewal that is due. Returns for how long it has been due, counted from its first try. Returns `None`
-    /// if the lease has ended, its ttl is being changed or was changed after the renewal became due, or renewal was
-    /// stopped. Marks the lease as lost if its validity has ended.
+    /// Begins the renewal that is due. Returns how long ago it became due. Returns `None` if renewal was stopped, the
+    /// lease has ended, or its ttl is being changed or was changed after the renewal became due. If the validity has
+    /// ended at `now`, first ends the lease as lost.
     pub fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
         let mut state = self.lock_and_expire(now);
         let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
@@ -189,8 +187,8 @@ impl Lease {
         Some(now.since(due.unwrap_or(now)))
     }
 
-    /// If a renewal is due at `now`, waits until it has succeeded or failed. Returns false after `timeout`. Marks the
-    /// lease as lost if its validity has ended.
+    /// If a renewal is due at `now`, waits until it has succeeded or failed. Returns false after `timeout`. If the
+    /// validity has ended at `now`, first ends the lease as lost.
     pub fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
         let mut state = self.lock_and_expire(now);
         loop {
@@ -227,8 +225,8 @@ impl Lease {
         true
     }
 
-    /// Ends a change of the ttl that Redis has confirmed: the key lives until `ttl` after `asked_at`, or longer. Never
-    /// shortens the validity, and never revives a lost lease.
+    /// Records that Redis has confirmed a change of the ttl: the key lives until `ttl` after `asked_at`, or longer.
+    /// Never shortens the validity, and never revives a lost lease.
     pub fn finish_ttl_change(&self, now: MonotonicTime, asked_at: MonotonicTime, ttl: Duration) {
         let mut state = self.lock_and_expire(now);
         state.ttl_changing = false;
@@ -248,14 +246,14 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// When a request for the full ttl would have to be sent to give the lease its present validity; `latest` at most.
+    /// The time at which a request for the full ttl leads to the present validity of the lease; `latest` at most.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
     }
 
-    /// Makes the next renewal a little earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0,
-    /// says how much earlier.
+    /// Moves the next renewal earlier, because many leases were renewed together. `jitter`, from 0.0 to 1.0, says how
+    /// much.
     pub fn spread_renewal(&self, jitter: f64) {
         let mut state = self.state.lock();
         state.renew_at = state
@@ -263,8 +261,8 @@ impl Lease {
             .map(|at| self.grant.spread_earlier(at, jitter));
     }
 
-    /// Ends a change of the ttl to `asked` that Redis has not confirmed. Redis may still get the request while the key
-    /// exists. `retry_at` is the time of the next try, if this was a renewal.
+    /// Records that Redis has not confirmed a change of the ttl to `asked`. Redis may still get the request while the
+    /// key exists. `retry_at` is the time of the next try, if this was a renewal.
     pub fn fail_ttl_change(
         &self,
         now: MonotonicTime,
@@ -273,8 +271,8 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // The request may still reach Redis, as long as the key exists, but at most `asked` after `now`. It then sets
-        // the ttl to `asked` once more. Several such requests do not add up.
+        // The request may still reach Redis while the key exists, which is for at most `asked` after `now`. It then
+        // sets the ttl to `asked` once more. Several such requests do not add up.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
@@ -287,7 +285,7 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The ttl to ask for at a renewal: the full ttl, or the time until `max_hold` ends.
+    /// The ttl for a renewal: the full ttl, or the time until `max_hold` ends.
     pub fn renewal_ttl(&self, now: MonotonicTime) -> Duration {
         match self.grant.hold_until() {
             Some(until) => self.grant.ttl().min(until.since(now)),
@@ -297,7 +295,7 @@ impl Lease {
 }
 
 impl State {
-    /// The condition variable that is notified when a change of the ttl ends.
+    /// The condition variable for threads that wait until a change of the ttl ends.
     fn ttl_change_ended(&mut self) -> Arc<Condvar> {
         Arc::clone(self.extras().ttl_change_ended.get_or_insert_default())
     }

@@ -25,7 +25,7 @@ fn lease(change: impl FnOnce(&mut Grant)) -> Fixture {
 fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Grant)) -> Fixture {
     let threads = ThreadGroup::new();
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
-    // A multiple of all times between renewals in these tests, so renewals fall on whole seconds.
+    // A multiple of all times between renewals in these tests, so that renewals are due at whole seconds.
     let asked_at = MonotonicTime::now()
         .after(1000 * SECOND)
         .rounded_down(10 * SECOND);
@@ -499,7 +499,7 @@ fn a_key_without_room_is_offered_at_renewals() {
 
 #[test]
 fn a_lease_takes_at_most_176_bytes() {
-    // The head of `lease` says what else a held lock takes.
+    // The first lines of src/lease/mod.rs list what else a held lock takes.
     let (lease, count) = (size_of::<Lease>(), 2 * size_of::<usize>());
     assert!(lease + count <= 176, "{lease} bytes");
 }

@@ -17,19 +17,15 @@ use crate::util::id::{LeaseId, number};
 
 const VERSION: &str = "lht1";
 
-/// The data of a grant that its adopter needs.
-///
-/// The text of a ticket has these words: version, lease id, token, ttl, time between renewals (or `-`), rest of
-/// `max_hold` (or `-`), longest time for which Redis may have the key, length of the prefix, key in Redis. Times are in
-/// ms.
+/// The content of a ticket: the data of a grant that its adopter needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub key: Key,
     pub lease: LeaseId,
     pub token: u64,
-    /// The old holder's settings. Their `max_hold` is the time that was left of it when the ticket was made.
+    /// The old holder's settings. `max_hold` is the time that is left of it.
     pub options: Options,
-    /// The longest time for which Redis may still have the key.
+    /// The longest time for which Redis may have the key.
     pub key_left: Duration,
 }
 

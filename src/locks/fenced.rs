@@ -70,8 +70,8 @@ impl FencedValue {
     }
 
     /// Sets a ttl: after each [`write`](Self::write) and [`delete`](Self::delete), Redis keeps the value for `ttl`.
-    /// Does no I/O. 10 ms to ten years; with another ttl, writes fail with `InvalidConfig`. Without this setting, a
-    /// write leaves the ttl as it is, and a new value has no ttl. Needs the right to `pexpire`, as locks do.
+    /// 10 ms to ten years; with another ttl, writes fail with `InvalidConfig`. Without this setting, a write leaves the
+    /// ttl as it is, and a new value has no ttl. This call does no I/O. Writes with a ttl need the right to `pexpire`.
     ///
     /// **The last token expires with the value.** After that, Redis accepts a write under any token, even from a holder
     /// that lost its lock long ago. So choose a ttl that is longer than a holder can be late: hours or days, if its

@@ -193,7 +193,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // In a forked child the lock belongs to the parent. The client is leaked there, and everything that it owns.
+        // In a forked child, the lock belongs to the parent. The child leaks the client and everything that the client
+        // owns.
         let Ok(client) = self.client.live() else {
             self.observed.forget();
             return;
@@ -210,8 +211,8 @@ impl Drop for Guard {
     }
 }
 
-// The comment at `Client` has the reason. As with `parking_lot`, a panic under the lock does not poison the lock: the
-// library cannot know whether the work was half done.
+// The comment at `impl UnwindSafe for Client` says why this is sound. A panic of the work does not poison the lock, as
+// with `parking_lot`: the library cannot know whether the work was half done.
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 

@@ -40,7 +40,7 @@ pub struct Lock {
 /// The ttl of a lock, and whether it is renewed.
 #[derive(Clone, Copy, Debug)]
 pub enum Ttl {
-    /// The client's ttl, renewed.
+    /// The client's ttl. The lock is renewed.
     OfClient,
     Renewed(Duration),
     Fixed(Duration),
@@ -65,7 +65,7 @@ impl Lock {
         self.key.as_ref().map_or("", Key::name)
     }
 
-    /// Acquires the lock. Returns `None` if other holders had the lock for as long as `until` allows.
+    /// Acquires the lock. Returns `None` if another holder had the lock until the time in `until`.
     pub fn acquire(&self, until: Until) -> Result<Option<Guard>, Error> {
         let named = |error: Error| error.with_key(self.name());
         let client = self.client.live().map_err(named)?;
@@ -77,7 +77,7 @@ impl Lock {
         Ok(lease.map(|lease| Guard::new(lease, self.client.clone())))
     }
 
-    /// Checks the settings.
+    /// Checks the settings, and makes a request of them.
     fn request(&self, key: Key) -> Result<LockRequest, Error> {
         let config = self.client.config();
         let (setting, ttl, is_renewed) = match self.ttl {
@@ -121,7 +121,8 @@ impl Lock {
     }
 }
 
-// The comment at `Client` says why this is right. The panic of a check is caught, and the check is not called again.
+// The comment at `impl UnwindSafe for Client` says why this is sound. The client catches a panic of a check, and never
+// calls that check again.
 impl UnwindSafe for Lock {}
 impl RefUnwindSafe for Lock {}
 

@@ -108,15 +108,14 @@ impl Mutex {
     /// if the lock was free, or was released at the same moment.
     ///
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
-    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`] within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
-    /// grant may be less than a second old, `force_unlock` waits until the holder's client is subscribed, for a second
-    /// at most. (Most locks that were free have no time in Redis, and count as new.) A client without notifications
-    /// detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing tokens refuse
-    /// the late writes of the holder.
+    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`] within milliseconds. A client without
+    /// notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
+    /// tokens refuse the late writes of the holder.
     ///
-    /// Takes one more request than [`inspect`](Self::inspect). Takes up to a second longer if the
-    /// holder's client is not subscribed, for example because its process has died, and the grant is new or has no
-    /// time.
+    /// Takes one more request than [`inspect`](Self::inspect). If the holder's client is not subscribed, takes up to a
+    /// second longer while the grant may be less than a second old: a client subscribes when it has held a lock for
+    /// 30 ms or has to wait for a lock. (The value of most locks that were free contains no time, so these locks count
+    /// as new.)
     ///
     /// # Errors
     /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was
@@ -156,7 +155,8 @@ impl Mutex {
                     released_by_some |= by_some;
                     park_timeout(NOTIFY_PAUSE);
                 }
-                // The nodes of a quorum have released it, one after the other.
+                // Earlier requests of this loop have released the lock on some nodes of a quorum, this one on the
+                // others.
                 _ if released_by_some => return Ok(Some(found)),
                 _ => return Ok(None),
             }
@@ -223,8 +223,8 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is dropped, which
-    /// releases the lock, so another process can acquire it at once.
+    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is dropped,
+    /// which releases the lock, so another process can acquire it at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

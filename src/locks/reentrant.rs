@@ -1,5 +1,5 @@
-//! A lock that its holder's thread can lock again. The first guard acquires the lock as a plain mutex does, so Redis and
-//! other threads see one plain lock. Further guards send no request and never wait.
+//! A lock that its holder's thread can lock again. The first guard acquires the lock as a plain mutex does, so Redis
+//! and other threads see one plain lock. Further guards send no request and never wait.
 //!
 //! Each thread has a list of the locks that it holds, which is only an index: the guards own the lock, and the drop of
 //! the last one releases it. When a thread ends while locks are in its list, these locks are not renewed any more. They
@@ -153,7 +153,7 @@ impl ReentrantMutex {
 /// ```
 #[must_use = "the lock is released as soon as its last guard is dropped"]
 pub struct ReentrantGuard {
-    /// Each guard has one `Rc`, so their number is the depth.
+    /// The guards of a thread share the hold, so the number of these references is the depth.
     hold: Rc<Hold>,
 }
 
@@ -174,8 +174,9 @@ impl ReentrantGuard {
         Rc::strong_count(&self.hold)
     }
 
-    /// Gives this guard up. The last guard of the thread releases the lock and waits for Redis to confirm it, as
-    /// [`MutexGuard::unlock`] does. While the thread has other guards, this returns `None` and sends no request.
+    /// Ends this guard. If it is the last guard of its thread, releases the lock and waits for Redis to confirm the
+    /// release, as [`MutexGuard::unlock`] does. If the thread has other guards of the lock, returns `None` and sends no
+    /// request.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost: another holder may have run at the same time.
@@ -194,7 +195,7 @@ impl ReentrantGuard {
         self.end_with(MutexGuard::unlock)
     }
 
-    /// Gives this guard up. If it is the last guard of the thread, ends the hold with `end`; otherwise returns `None`.
+    /// Drops this guard. If it was the last guard of the thread, ends the hold with `end`; otherwise returns `None`.
     fn end_with<T>(
         self,
         end: impl FnOnce(MutexGuard) -> Result<T, Error>,

@@ -72,7 +72,7 @@ impl<T: fmt::Debug> fmt::Debug for Committed<T> {
     }
 }
 
-/// Why a transaction ended without having been carried out.
+/// Why a transaction was not carried out.
 pub(crate) enum TransactionFailure<E> {
     /// The closure returned this error.
     Body(E),
@@ -207,7 +207,7 @@ impl TransactionRunner {
             connection = Some(conn);
             connect_by = self.connect_by();
         }
-        // This fails if the lock was lost, since a loss is more important than the conflict.
+        // If the lock was lost, the caller gets this error instead of the conflict.
         self.watching_connection(lease, connection, connect_by)?
             .unwatch();
         let message = format!(
@@ -216,13 +216,13 @@ impl TransactionRunner {
         Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
-    /// The end of all attempts to connect of a try that begins now.
+    /// The time by which a try that begins now has to be connected.
     fn connect_by(&self) -> MonotonicTime {
         MonotonicTime::now().after(self.connect_timeout)
     }
 
-    /// A connection that watches the lock's key, and that has read that the lease is held. Connects by `connect_by`, if
-    /// it has to.
+    /// Returns a connection that watches the lock's key, after it has read that the lease holds the key. If
+    /// `connection` is `None`, connects until `connect_by`.
     fn watching_connection(
         &self,
         lease: &Lease,

@@ -5,8 +5,8 @@
 //! commands on a `MemoryStore` and on a real Redis, and compares replies, values, ttls and notifications. Another test
 //! plants differences in the scripts, and checks that the comparison finds each of them.
 //!
-//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move. Each command of a quorum
-//! checks the mark, as a new connection to Redis does.
+//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move. Each command of a
+//! quorum checks the mark, as a new connection to Redis does.
 
 pub mod outage;
 #[cfg(test)]

@@ -23,7 +23,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Makes the id of another process, for tests.
+    /// Makes the id of another process.
     #[cfg(test)]
     pub fn another() -> Self {
         Self(0)
@@ -48,7 +48,8 @@ impl Process {
     }
 }
 
-/// Counts one client of this process. Dropped when the client and its last thread have ended.
+/// Counts one client of this process. The drop, after the client and its last thread have ended, takes it off the
+/// count.
 pub struct ForkGuard(Process);
 
 impl ForkGuard {

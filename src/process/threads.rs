@@ -30,8 +30,8 @@ pub fn sleep_unless<T>(
     }
 }
 
-/// Calls `call` for each item, on a thread of its own. `collect` receives each result with the index of its item, until
-/// all calls have ended; a call that panics has no result. Returns after all calls have ended.
+/// Calls `call` for each item, each on its own thread, and passes the results with the index of their items to
+/// `collect`. A call that panics has no result. Returns after all calls have ended.
 pub fn call_each<I: Sync, T: Send>(
     items: &[I],
     call: impl Fn(&I) -> T + Sync,
@@ -49,7 +49,7 @@ pub fn call_each<I: Sync, T: Send>(
             let of_thread = sender.clone();
             match thread.spawn_scoped(scope, move || call_one(index, &of_thread)) {
                 Ok(thread) => threads.push(thread),
-                // This thread makes the call.
+                // The system starts no further thread, so this thread makes the call.
                 Err(_) => call_one(index, &sender),
             }
         }
@@ -69,8 +69,7 @@ thread_local! {
 /// group.
 #[derive(Clone)]
 pub struct ThreadGroup {
-    /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended. Shared
-    /// with the clones of this group.
+    /// Never sends a message. Each thread has a clone, so the channel is disconnected when the last thread has ended.
     alive: Arc<Mutex<Option<Sender<()>>>>,
     ended: Receiver<()>,
     /// Each thread has a clone, so the client is counted until its last thread has ended.
@@ -123,8 +122,8 @@ impl ThreadGroup {
         self.may_start.fetch_update(SeqCst, SeqCst, take).is_ok()
     }
 
-    /// Waits until all threads have ended. Returns false if some have not ended at `deadline`. On a thread of any
-    /// thread group, returns true at once: such a thread could wait for itself.
+    /// Waits until all threads have ended. Returns false if some are still running at `deadline`. Returns true at once
+    /// on a thread of any thread group, which could otherwise wait for itself.
     pub fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
         self.alive.lock().take();
         if IN_GROUP.get() {

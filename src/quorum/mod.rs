@@ -99,14 +99,15 @@ const MAX_NODES: usize = 9;
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
-/// After a split vote, one caller in this many waits for silent nodes, for [`LONGEST_GRACE`] at most. While it waits, it
-/// keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key. But
-/// if none waited, a slow node could not outvote a key that a dead client has left on another node.
+/// After a split vote, one caller in this many waits for silent nodes, for [`LONGEST_GRACE`] at most. While it waits,
+/// it keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key.
+/// But if none waited, a slow node could not outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
 /// After a majority has flushed, the time to the first check whether the other nodes make progress, if all of them are
 /// failing. Otherwise, and between two checks, it is [`LONGEST_GRACE`].
 const FAILING_FLUSH: Duration = Duration::from_millis(100);
-/// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to [`LONGEST_GRACE`].
+/// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to
+/// [`LONGEST_GRACE`].
 const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
 /// An inspection asks again after this time at most, if it waits for no node.
 const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
@@ -775,7 +776,8 @@ impl QuorumStore {
         Some((late_releases, key, token))
     }
 
-    /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the nodes.
+    /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the
+    /// nodes.
     fn release_on_all(
         &self,
         release: &Command,
@@ -932,9 +934,9 @@ impl QuorumStore {
         }
     }
 
-    /// Inspects the key. If the nodes that have voted disagree, asks again until `deadline`: nodes disagree while a lock
-    /// changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits longer for
-    /// that vote.
+    /// Inspects the key. If the nodes that have voted disagree, asks again until `deadline`: nodes disagree while a
+    /// lock changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits
+    /// longer for that vote.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {

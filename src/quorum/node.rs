@@ -34,8 +34,8 @@ pub trait QuorumNode: Store + Notifications {
     /// takes a smaller number for progress; the number also falls when ttls end.
     fn queued_releases(&self) -> usize;
 
-    /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more. The
-    /// keys that are not released on the node expire with their ttl.
+    /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more.
+    /// The keys that are not released on the node expire with their ttl.
     fn disconnect(&self);
 
     /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.

@@ -47,8 +47,8 @@ pub enum SlowNodes {
 
 impl SlowNodes {
     /// `renewals`: how many renewals the watchdog sends together. No caller waits for them, but all workers of the
-    /// watchdog may wait at the same time. So the wait follows the shortest ttl that the client uses, also if no lock of
-    /// this batch has it.
+    /// watchdog may wait at the same time. So the wait follows the shortest ttl that the client uses, also if no lock
+    /// of this batch has it.
     pub fn of_renewals(renewals: usize, shortest_ttl: Duration) -> Self {
         let part = match renewals {
             1 => SPLIT_RENEWAL_PART,
@@ -77,7 +77,8 @@ struct RecentTtl {
 }
 
 impl RecentTtls {
-    /// Notes a ttl at `now`. A ttl below [`MIN_TTL`] does not count: such a renewal only asks whether the lease is held.
+    /// Notes a ttl at `now`. A ttl below [`MIN_TTL`] does not count: such a renewal only asks whether the lease is
+    /// held.
     pub fn note(&self, ttl: Duration, now: MonotonicTime) {
         if ttl < MIN_TTL {
             return;

@@ -430,8 +430,8 @@ fn a_silent_node_is_left_to_its_thread() {
     assert_eq!(held, Some([true, false, true]));
 }
 
-/// The proxy delays requests and replies, so a node replies 7.5 ms late. A caller waits for 5 ms; if it waited for twice
-/// that time, the node would not become silent.
+/// The proxy delays requests and replies, so a node replies 7.5 ms late. A caller waits for 5 ms; if it waited for
+/// twice that time, the node would not become silent.
 #[test]
 fn a_slightly_slower_node_becomes_silent() {
     let servers = servers::<3>();
@@ -1473,8 +1473,9 @@ fn a_flush_waits_for_a_silent_majority() {
     });
 }
 
-/// Whether a flush waits for the third node, which the client reaches through a proxy. `slow_down` makes the node slower.
-/// If this machine stands still for half a second, the flush does not wait, since the node seems to make no progress.
+/// Whether a flush waits for the third node, which the client reaches through a proxy. `slow_down` makes the node
+/// slower. If this machine stands still for half a second, the flush does not wait, since the node seems to make no
+/// progress.
 fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);

@@ -1,4 +1,4 @@
-//! Findings of the environment check: settings of a server, or of a client, under which locks can be lost.
+//! The findings of the environment check: settings of a server or of a client under which locks can be lost.
 
 use std::fmt;
 use std::time::Duration;
@@ -132,8 +132,8 @@ pub enum EnvironmentWarning {
         /// The server's reply.
         reply: String,
     },
-    /// `Builder::assume_durable_nodes` is set, but this node of a quorum loses data when it restarts. It may then grant a
-    /// lock that is held.
+    /// `Builder::assume_durable_nodes` is set, but this node of a quorum loses data when it restarts. It may then grant
+    /// a lock that is held.
     LosesData {
         /// The setting of Redis: `appendonly` or `appendfsync`.
         setting: &'static str,

@@ -150,7 +150,7 @@ struct Repr {
     key: Option<Box<str>>,
     reason: Option<LossReason>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
-    /// A node of a Cluster refused the request. Boxed, since most errors have none.
+    /// Why a node of a Cluster refused the request. Boxed, since few errors have one.
     redirect: Option<Box<Redirect>>,
     /// See [`Error::is_lasting`].
     is_lasting: bool,
@@ -216,7 +216,7 @@ impl Error {
         error
     }
 
-    /// The text behind the kind, without the key.
+    /// The message after the text of the kind, without the key.
     pub(crate) fn message(&self) -> &str {
         &self.0.message
     }
@@ -226,13 +226,13 @@ impl Error {
         self.0.message.contains(address)
     }
 
-    /// This error with `place`, an address or the number of a node, before its message.
+    /// Puts `place`, an address or the number of a node, before the message.
     pub(crate) fn at(mut self, place: &str) -> Self {
         self.0.message = format!("{place}: {}", self.0.message);
         self
     }
 
-    /// This error with `more` behind its message.
+    /// Puts `more` behind the message.
     pub(crate) fn followed_by(mut self, more: &str) -> Self {
         self.0.message = format!("{}; {more}", self.0.message);
         self
@@ -243,13 +243,13 @@ impl Error {
         self
     }
 
-    /// This error with the source of `other`.
+    /// Adds the source of `other`.
     pub(crate) fn with_source_of(mut self, other: &Self) -> Self {
         self.0.source.clone_from(&other.0.source);
         self
     }
 
-    /// This error with the reason for which a node of a Cluster refused the request.
+    /// Adds the reason for which a node of a Cluster refused the request.
     pub(crate) fn with_redirect(mut self, redirect: Option<Redirect>) -> Self {
         self.0.redirect = redirect.map(Box::new);
         self
@@ -260,13 +260,13 @@ impl Error {
         self.0.redirect.as_deref()
     }
 
-    /// This error, with [`is_lasting`](Self::is_lasting).
+    /// Marks the error as lasting: see [`is_lasting`](Self::is_lasting).
     pub(crate) fn lasting(mut self) -> Self {
         self.0.is_lasting = true;
         self
     }
 
-    /// Whether this is an error of connecting that another attempt within the connect time-out would get, too.
+    /// Whether another attempt to connect within the connect time-out would fail with the same error.
     pub(crate) fn is_lasting(&self) -> bool {
         self.0.is_lasting
     }
@@ -280,7 +280,7 @@ impl Error {
     }
 }
 
-// The source is only shown, never changed.
+// An error only shows its source, and never changes it.
 impl UnwindSafe for Error {}
 impl RefUnwindSafe for Error {}
 
@@ -288,7 +288,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.kind.describe())?;
         match &self.0.key {
-            // The key of this error is escaped already.
+            // This key is escaped already.
             Some(key) if self.0.kind == ErrorKind::InvalidKey => write!(f, " (\"{key}\")")?,
             Some(key) => write!(f, " ({key:?})")?,
             None => {}

@@ -63,8 +63,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// client holds it. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
-    /// lock was transferred to another client. Otherwise the lock had been lost already, another thread of this client
-    /// has it now, or its release is under way.
+    /// lock was transferred to another client. It is false if the lock had been lost, if another thread of this client
+    /// has it now, or if the release is still under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key, but not after the client was shut down or dropped. Called once per
@@ -79,15 +79,17 @@ pub trait EventHandler: Send + Sync + 'static {
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
     /// The last tenth of a lock's `max_hold` has begun: the lock will be lost in `left`. Called once per hold.
     fn max_hold_ending(&self, lock: EventLock<'_>, left: Duration) {}
-    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss, and
-    /// also if no call returns `LeaseLost`. For example, a guard was dropped, or its `unlock` has returned
-    /// [`Unconfirmed`](crate::Released::Unconfirmed). If Redis then replies to the release, before the end of the
-    /// validity, that the lock is gone, this method is called. It is not called if the client had to repeat the release:
-    /// Redis may have carried out the first attempt.
+    /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss.
+    ///
+    /// This includes a loss that no call reports as `LeaseLost`: after a drop of the guard, or after an `unlock` that
+    /// returned
+    /// [`Unconfirmed`](crate::Released::Unconfirmed), the reply to the release may report that the key was gone before the end
+    /// of the validity. The reply to a repeated release is ignored, because Redis may have carried out the first
+    /// attempt.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
     /// Redis refused a write or a deletion of a fenced value (`StaleToken`): its token is `value.fencing_token`, but a
-    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its lock.
-    /// Without fencing, it would have overwritten the data of the later holder.
+    /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its
+    /// lock. Without fencing, it would have overwritten the data of the later holder.
     ///
     /// ```
     /// # use std::sync::Mutex;
@@ -115,8 +117,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// A request to acquire or adopt a lock could not be sent, or got no reply. Called for every such request.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
     /// `count` events were dropped since the last call, because 65,536 events were queued for the callback thread.
-    /// Called before the events that are still queued. [`lost`](Self::lost), [`on_lost`](crate::MutexGuard::on_lost)
-    /// callbacks and events on the caller's thread are never dropped.
+    /// Called before the events that are still queued. The client never drops [`lost`](Self::lost),
+    /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events on the caller's thread.
     fn events_missed(&self, count: u64) {}
     /// Redis refuses notifications to this client, or a part of them, because of an ACL or a proxy. The error names the
     /// refused command, the next step, and what is missing: either waiters poll, and losses are found at the next
@@ -129,8 +131,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// primary again.
     fn sentinels_unavailable(&self, error: &Error) {}
     /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
-    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time; then it
-    /// tries again. Called once per client, at the first refusal.
+    /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time. After that,
+    /// it tries the commands again. Called once per client, at the first refusal.
     fn plain_acquires_refused(&self, error: &Error) {}
     /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
     /// too much from those of the other nodes, or no longer does ([`NodeClock`](crate::NodeClock)). The client's first

@@ -1,8 +1,8 @@
-//! Spans, events and metrics for the features `tracing` and `metrics`; docs/observability.md has their names. Without
+//! Spans, events and metrics for the features `tracing` and `metrics`. docs/observability.md lists their names. Without
 //! these features, the functions here have no effect.
 //!
-//! Subscribers and recorders are user code: they run on callers' threads and the callback thread only, and their panics
-//! are caught here.
+//! Subscribers and recorders are user code. They run only on callers' threads and on the callback thread, and this
+//! module catches their panics.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing")),
@@ -48,7 +48,7 @@ fn end(span: Span, record: impl FnOnce(&Span)) {
     catch_panics(|| drop(span));
 }
 
-/// The name of a lock, printable for spans and events, since users of the program may choose names.
+/// The name of a lock, printable on one line: users of the program may choose names.
 #[cfg(feature = "tracing")]
 fn named(key: &str) -> Cow<'_, str> {
     printable(key, 1024)
@@ -457,8 +457,8 @@ fn recorder_address() -> usize {
     metrics::with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>() as usize)
 }
 
-/// Registers all series again if the process has another recorder now: one that was installed after the client was
-/// built. Otherwise, this only compares two addresses.
+/// Registers all series again if the process has another recorder now, which was installed after the client was built.
+/// Otherwise only compares two addresses.
 #[cfg(feature = "metrics")]
 fn register_at_new_recorder() {
     if REGISTERED_AT.load(Ordering::Relaxed) != recorder_address() {
@@ -501,7 +501,7 @@ pub(crate) fn register() {
             Unit::Count,
             "Failed releases that will be retried"
         );
-        // Another client of the process may have set the level.
+        // A level of zero would overwrite that of another client of the process, so this adds zero.
         metrics::gauge!("leasehold_release_retries").increment(0.0);
     });
 }
@@ -561,7 +561,7 @@ mod tests {
             LossReason::ThreadEnded,
             LossReason::Shutdown,
         ];
-        // `Forked` has no series: a forked child reports no losses, since its recorder is a copy of its parent's.
+        // A forked child reports no losses, so `Forked` has no series.
         assert_eq!(
             reasons.each_ref().map(name_of_loss),
             values_of("leasehold_losses_total")

@@ -1,4 +1,4 @@
-//! How a release ended, as `unlock` returns it. Plain data.
+//! The result of a release, which `unlock` returns.
 
 use crate::report::error::Error;
 

@@ -30,10 +30,11 @@ pub struct Caller {
 struct CallerState {
     outcomes: Few<Option<Outcome>>,
     missing: usize,
-    /// The caller no longer waits. It gets no more outcomes, and the store undoes acquires that are granted late.
+    /// Whether the caller has stopped waiting. It gets no more outcomes, and the store undoes acquires that are granted
+    /// later.
     has_left: bool,
     appointed: bool,
-    /// The thread is parked or about to park, and no other thread is about to unpark it.
+    /// Whether the thread is parked or about to park, and another thread has to unpark it.
     asleep: bool,
 }
 
@@ -55,7 +56,7 @@ pub enum WaitEnd {
 }
 
 impl Caller {
-    /// A caller that may be appointed to lead the pipeline that has its requests.
+    /// A caller that may be appointed to lead the pipeline with its requests.
     pub fn new(requests: usize) -> Arc<Self> {
         Self::of(requests, true)
     }
@@ -100,7 +101,7 @@ impl Caller {
             }
             state.asleep = true;
             drop(state);
-            // This returns at once if the thread was unparked before, and may also return without a reason.
+            // Returns at once if the thread was unparked before. May also return without a reason.
             park_timeout(left);
         }
     }
@@ -129,7 +130,7 @@ impl Caller {
     }
 
     /// Whether a caller that leads can stop, because all outcomes have come or the deadline has passed. After the
-    /// deadline the caller counts as having left.
+    /// deadline, the caller gets no more outcomes.
     pub fn is_over(&self, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.missing > 0 && MonotonicTime::now() >= deadline {
@@ -168,7 +169,7 @@ impl Caller {
         }
     }
 
-    /// Takes the outcomes. For each outcome that did not come, the error is a time-out.
+    /// Takes the outcomes. The outcome of a request that has none is a time-out.
     pub fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
         let outcomes = std::mem::take(&mut self.state.lock().outcomes);
         let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
@@ -184,7 +185,7 @@ impl Caller {
         }
         state.outcomes[index] = Some(outcome);
         state.missing -= 1;
-        // A caller that does not lead may need only some of its outcomes.
+        // A caller that does not lead may continue before it has all outcomes.
         if state.missing == 0 || !self.can_lead {
             self.wake(state);
         }
@@ -192,7 +193,7 @@ impl Caller {
     }
 }
 
-/// Requests that a caller has submitted, perhaps to several stores. After this value is dropped, the stores undo the
+/// The caller's end of submitted requests, perhaps to several stores. After the drop of this value, the stores undo the
 /// acquires that they still grant.
 pub struct Submitted(Arc<Caller>);
 
@@ -229,8 +230,8 @@ impl Submitted {
         self.0.state.lock().outcomes.to_vec()
     }
 
-    /// Ends the wait, and returns the outcomes until now. The store undoes acquires that it grants later, so the caller
-    /// has to release the grants among the returned outcomes, and no others.
+    /// Ends the wait, and returns the outcomes until now. The caller has to release the grants among them. The store
+    /// undoes acquires that it grants later.
     pub fn leave(self) -> Vec<Option<Outcome>> {
         let mut state = self.0.state.lock();
         state.has_left = true;
@@ -244,8 +245,8 @@ impl Drop for Submitted {
     }
 }
 
-/// The right to set the outcome of one request. If it is dropped without an outcome, as in a panic, the outcome is a
-/// time-out. So no caller waits in vain.
+/// The right to set the outcome of one request. A drop without an outcome, as in a panic, sets a time-out, so that the
+/// caller does not wait in vain.
 pub struct Completion {
     caller: Arc<Caller>,
     index: usize,
@@ -267,8 +268,7 @@ impl Completion {
         self.caller.complete(self.index, outcome)
     }
 
-    /// Sets the error as the outcome, even if the caller has left, since the caller may still take its outcomes after
-    /// that.
+    /// Sets the error as the outcome, even after the caller has left: it may take its outcomes later.
     pub fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));

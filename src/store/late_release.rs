@@ -1,5 +1,6 @@
-//! Reports each late release of a guard once, and a loss that a release finds, unless a caller gets the reply. The nodes
-//! of a quorum also report how each release ended. Neither writes nor retries releases.
+//! Reports of releases to the client: each release of a guard that is late, and each loss that a release finds, unless
+//! a caller gets the reply. The nodes of a quorum also report how each release ended. Neither writes nor repeats
+//! releases.
 
 use std::sync::Arc;
 
@@ -8,15 +9,15 @@ use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 
-/// A report about a release that was not done at the first attempt, or that found its lock lost.
+/// A report about a release that failed at the first attempt, or that found its lock lost.
 #[derive(Debug)]
 pub enum LateRelease {
-    /// The release failed; the background retries it.
+    /// The first attempt failed. The background repeats the release.
     Delayed(Error),
-    /// Redis confirmed the release, or the release was given up. Only the nodes of a quorum report this.
+    /// Redis confirmed the release, or the store stopped repeating it. Only nodes of a quorum report this.
     Ended { confirmed: bool },
-    /// Redis replied to the first attempt, before the end of the lease's validity, that another lease or none holds the
-    /// key. This reply reaches no caller, unless the hook belongs to a quorum's node. `Ended` may follow.
+    /// The reply to the first attempt came before the end of the lease's validity, and reports that the lease does not
+    /// hold the key. A caller does not get this reply, except on a node of a quorum. `Ended` may follow.
     Lost(LossReason),
 }
 
@@ -26,7 +27,7 @@ type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
 #[derive(Clone)]
 pub struct LateReleaseHook {
     report: Arc<Report>,
-    /// The hook also gets the ends of releases, and losses of which a caller learns.
+    /// Whether the hook also gets the ends of releases, and losses of which a caller learns.
     is_of_quorum: bool,
 }
 
@@ -54,9 +55,8 @@ impl LateReleaseHook {
     }
 }
 
-/// Tracks a release that is being written or waits for its reply, and reports to the hook. A drop reports the release
-/// as late and given up, except after [`confirm`](Self::confirm) or [`suspend`](Self::suspend) (the release went to a pipeline's
-/// queue).
+/// Tracks a release that is being written or waits for its reply, and reports to the hook. The drop reports the release
+/// as late and ended. [`confirm`](Self::confirm) and [`suspend`](Self::suspend) end the tracking without this report.
 pub struct ReleaseTracker {
     hook: LateReleaseHook,
     key: Key,
@@ -91,8 +91,8 @@ impl ReleaseTracker {
         tracker
     }
 
-    /// Ends the tracking, since the release goes to a pipeline's queue. Returns true if the hook knows that the
-    /// release is late.
+    /// Ends the tracking, because the release goes to a pipeline's queue. Returns whether the release was reported as
+    /// late.
     pub fn suspend(mut self) -> bool {
         self.suspended = true;
         self.reported_late
@@ -106,8 +106,8 @@ impl ReleaseTracker {
         }
     }
 
-    /// Records that Redis confirmed the release. Reports the `loss` that the reply shows, unless the reply was delivered
-    /// to a caller and the hook is not of a quorum.
+    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller got the reply and
+    /// the hook is not of a quorum.
     pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
             && (!is_delivered || self.hook.is_of_quorum)
@@ -120,7 +120,7 @@ impl ReleaseTracker {
 }
 
 impl Drop for ReleaseTracker {
-    /// Reports a release that is given up as late, and to a quorum the end of each release.
+    /// Reports the release as late. To a quorum, also reports its end.
     fn drop(&mut self) {
         if self.suspended {
             return;

@@ -25,7 +25,7 @@ impl MaintenanceRequests {
     /// Requests the maintenance of the node. Does not block.
     pub fn request(&self, urgency: Urgency) {
         let mut state = self.state.lock();
-        // Nearly every dropped guard calls this, so only the first call wakes the thread.
+        // Nearly every dropped guard calls this method, so only the first request wakes the thread.
         let is_sooner = match state.requested {
             None => true,
             Some(before) => before == Urgency::Soon && urgency == Urgency::Now,

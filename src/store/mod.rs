@@ -74,7 +74,7 @@ pub trait Store: Send + Sync {
     /// share round trips where that is possible.
     fn submit(&self, requests: Vec<(Command, Completion)>);
 
-    /// The server that stores `key`. Outages of other servers do not concern the key.
+    /// The server that stores `key`. Only its outages concern the key.
     fn server_of(&self, _key: &Key) -> ServerId {
         ServerId::ONLY
     }
@@ -93,12 +93,13 @@ pub trait Store: Send + Sync {
     /// Calls the hook of `on_first_connection` now, because a connection was opened before the hook was set.
     fn run_first_connection_hook(&self) {}
 
-    /// Sets the hook that is called when a connection is made to the last known primary, since no sentinel names one:
-    /// once until a sentinel names the primary again. It has to be quick and must not block. A second hook is ignored.
+    /// Sets the hook that is called when the client connects to the last known primary because the sentinels do not
+    /// name one. It is called once until a sentinel names the primary again. It has to be quick and must not block.
+    /// Only the first hook counts.
     fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
 
-    /// Sets the hook that is called once, if the server does not allow acquires by plain commands, so that the script
-    /// is used. It has to be quick and must not block.
+    /// Sets the hook that is called once, if the server does not allow acquires by plain commands and the client uses
+    /// the script. It has to be quick and must not block.
     fn on_plain_acquires_refused(&self, _hook: RefusalHook) {}
 
     /// The nodes of a quorum; none for other stores.
@@ -109,17 +110,17 @@ pub trait Store: Send + Sync {
     /// Sets the function that a quorum calls with each report about a node.
     fn on_node_report(&self, _hook: NodeHook) {}
 
-    /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
-    /// The background retries it. Never connects, and blocks for one write at most.
+    /// Writes a release to the socket, or queues it for the background, which repeats it if it fails. Does not wait for
+    /// the reply. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Command);
 
-    /// Reads replies that no caller waits for, and writes queued releases. Returns true if work is left for later. The
-    /// thread that calls this is "the background" in other comments.
+    /// Reads replies that callers do not wait for, and writes queued releases. Returns true if work is left for later.
+    /// Other comments call the thread that runs this "the background".
     fn run_maintenance(&self) -> bool {
         false
     }
 
-    /// How many releases failed and wait to be retried.
+    /// The number of failed releases that wait to be repeated.
     fn failed_releases(&self) -> usize {
         0
     }
@@ -135,7 +136,7 @@ pub trait Store: Send + Sync {
         false
     }
 
-    /// Fails if a lock cannot pass to another client by a ticket.
+    /// Returns an error if tickets cannot pass a lock to another client.
     fn check_tickets(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -144,58 +145,58 @@ pub trait Store: Send + Sync {
     /// primary. Each is replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self, _key: &Key) {}
 
-    /// Refuses submitted requests from now on. Called when the client ends, after its background.
+    /// Makes the store refuse submitted requests. Called when the client ends, after its background.
     fn end(&self) {}
 
-    /// Waits until all releases that were sent are done, until `deadline` at the latest.
+    /// Waits until all sent releases are done, until `deadline` at the latest.
     fn flush(&self, _deadline: MonotonicTime) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Makes no connection from now on, since the client has ended.
+    /// Makes the store open no more connections. Called when the client has ended.
     fn close(&self) {}
 }
 
-/// Reports to a [`Listener`] what happens to locks on the servers. All reports are hints, except the report of a grant.
-/// Every wait is bounded without reports.
+/// Reports to a [`Listener`] what happens to locks on the servers. All reports except grants are hints: every wait has
+/// a bound without them.
 pub trait Notifications: Send + Sync {
-    /// Calls `listener` for each notification from now on. Connects only after [`request`](Self::request) or
+    /// Starts to call `listener` for each notification. Connects only after [`request`](Self::request) or
     /// [`track`](Self::track).
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error>;
 
     /// Ends the calls to the listener, and closes the notification connections.
     fn stop(&self);
 
-    /// Makes the background connect for notifications about `key`, unless it has done so already.
+    /// Asks the background to connect for notifications about `key`, unless it has connected already.
     fn request(&self, key: &Key);
 
-    /// Reads `keys`, and from then on reports each change of them to the listener. Returns false if notifications are
-    /// not connected: once they are, `Listener::all_changed` is called.
+    /// Reads `keys`, and reports each later change of them to the listener. Returns false if notifications are not
+    /// connected: `Listener::all_changed` is called once they are.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// How a waiter should join the queue of `key` now. A store without queues always returns `QueueMode::None`.
+    /// How a waiter joins the queue of `key` now. Stores without queues return `QueueMode::None`.
     fn queue_mode(&self, key: &Key) -> QueueMode;
 
-    /// `None` if waiters queue on the server. Otherwise they watch the key: a waiter asks again when so many servers
+    /// `None` if waiters queue on the server. Otherwise waiters watch the key, and ask again when this many servers
     /// have reported that the key is missing.
     fn free_servers(&self) -> Option<usize> {
         None
     }
 
-    /// A number that changes when notifications about `key` may have been missed: with each new notification
-    /// connection, with each flush of a server, and when another server stores the key.
+    /// A number that changes when notifications about `key` may have been lost: with each new notification connection,
+    /// with each flush of a server, and when another server begins to store the key.
     fn epoch(&self, _key: &Key) -> u64 {
         0
     }
 
-    /// Whether a request has to confirm what a notification says about a held lease. The notification may come from
-    /// another server than the replies, or from another user.
+    /// Whether a request has to confirm a loss that a notification reports: the notification may come from another
+    /// server than the replies, or from another user.
     fn must_confirm_losses(&self) -> bool {
         false
     }
 }
 
-/// A client's store, by its interfaces.
+/// A client's store, as its two interfaces.
 #[derive(Clone)]
 pub struct Backend {
     pub store: Arc<dyn Store>,
@@ -223,9 +224,9 @@ pub struct RenewalLimits {
 }
 
 impl RenewalLimits {
-    /// The limits of one server. While one thread handles replies, the server can work on the requests of the other
-    /// thread. Batches are large only when renewals are late: then a lost lock is worse than a reply that comes some ms
-    /// later.
+    /// The limits for one server. While one thread handles replies, the server works on the requests of the other
+    /// thread. Large batches delay other requests by some ms, so they are sent only when renewals are late and locks
+    /// may be lost.
     pub const USUAL: Self = Self {
         threads: 2,
         at_a_time: if cfg!(all(test, shuttle)) { 8 } else { 512 },

@@ -28,11 +28,11 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Notifications that were sent and not delivered.
+/// Notifications that were sent, but not delivered yet.
 #[derive(Default)]
 struct Notices {
     sent: VecDeque<(HolderId, Notice)>,
-    /// The clients that track each key. A change of the key is reported to each of them, once.
+    /// The clients that track each key. A change of the key is reported once to each of them.
     trackers: KeyMap<Vec<HolderId>>,
     over: bool,
 }
@@ -134,7 +134,7 @@ pub struct Direct {
     server: Server,
     queue_mode: QueueMode,
     holder: HolderId,
-    /// Leases that were released without having been held. No acquire may use their ids.
+    /// Leases that were released without a guard. Acquires must not use their ids.
     released: parking_lot::Mutex<HashSet<LeaseId>>,
 }
 

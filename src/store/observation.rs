@@ -1,4 +1,4 @@
-//! The reports of servers about locks, as typed data. Each report names its server. Interprets the values of keys.
+//! The reports of servers about locks. Each report names its server.
 
 use crate::command::GrantMessage;
 use crate::command::value;
@@ -24,14 +24,14 @@ pub struct TrackedKey {
     pub lease: Option<LeaseId>,
 }
 
-/// The time for which a client has a lock.
+/// One client's hold of a lock, from its grant to its release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub lease: LeaseId,
     pub holder: HolderId,
 }
 
-/// The state of a lock's key, as one server reported it: its value, or that it is missing.
+/// The state of a lock's key, as one server reported it: the key's value, or that the key is missing.
 #[derive(Clone, Copy)]
 pub struct KeyState<'a>(Option<&'a [u8]>);
 
@@ -75,14 +75,14 @@ impl<'a> KeyState<'a> {
 /// has to confirm a reported loss before the listener ends the lease. For example, one server may have lost a lease
 /// that a majority of the servers still has.
 pub trait Listener: Send + Sync {
-    /// `key` was granted to `lease`, which was queued for it.
+    /// Redis has granted `key` to `lease`, which was queued.
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
-    /// `lease` is among the first waiters for `key`.
+    /// `lease` has come among the first waiters for `key`.
     fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
-    /// `lease` has to send a request at once, or it loses its place in the queue for `key`.
+    /// The client has to send a request for `lease` at once. Otherwise `lease` loses its place in the queue for `key`.
     fn called(&self, server: ServerId, key: &Key, lease: LeaseStart);
-    /// A message says that the client `by` took `key` from `lease` by force. Every user with the right to publish can
-    /// send it.
+    /// A message reports that the client `by` took `key` from `lease` by force. Each user with the right to publish can
+    /// send such a message.
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
     /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;

@@ -55,7 +55,7 @@ impl Scripted {
         self.answers.lock().is_empty()
     }
 
-    /// Removes the next reply that no request has taken. Returns false if there is none.
+    /// Removes the next reply that was set and not used. Returns false if there is none.
     pub fn unasked(&self) -> bool {
         self.answers.lock().pop_front().is_some()
     }
@@ -105,7 +105,7 @@ impl Store for Scripted {
 
     fn suspect_connections(&self, _: &Key) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
-        // Waiters poll from now on, as with the real store until its next notification connection is open.
+        // Waiters now poll, as with the real store until its next notification connection is open.
         *self.queue_mode.lock() = Some(QueueMode::Polling);
     }
 }

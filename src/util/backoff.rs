@@ -1,4 +1,4 @@
-//! The pauses between attempts.
+//! The pauses between repeated attempts.
 
 use std::time::Duration;
 

@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Moves a movable clock ahead, by at most [`LONGEST_STEP`]. Its time continues from the new time.
+    /// Moves a movable clock ahead, by at most [`LONGEST_STEP`].
     pub fn advance(&self, by: Duration) {
         if let Some(ahead) = &self.ahead {
             let nanos = by.min(LONGEST_STEP).as_nanos();

@@ -9,7 +9,7 @@ use proptest::sample::{Index, select};
 
 use crate::util::id::LeaseId;
 
-/// Words that a parser might confuse with valid ones.
+/// Words that resemble valid ones, to confuse a parser.
 const WORDS: [&str; 24] = [
     "",
     "-",

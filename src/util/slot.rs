@@ -160,12 +160,12 @@ pub mod tests {
 
     use super::*;
 
-    /// Names of keys in which braces are common.
+    /// Names of keys with many braces.
     pub fn name() -> impl Strategy<Value = String> {
         "([{}]|[a-c:]|\u{e9}|[{}]{2}){1,12}"
     }
 
-    /// The rule as the specification of Redis Cluster writes it, in other words than [`hash_tag`].
+    /// The rule in the words of the specification of Redis Cluster, to check [`hash_tag`].
     fn hashed(key: &[u8]) -> &[u8] {
         let Some(open) = key.iter().position(|byte| *byte == b'{') else {
             return key;

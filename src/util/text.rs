@@ -27,8 +27,7 @@ pub fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Shows a measured time, or a part of a setting, in whole milliseconds, and at least 1 ms: the exact value may have many
-/// digits, or be zero.
+/// Shows a duration in whole milliseconds, and at least 1 ms: the exact value of a measured time has many digits.
 pub struct Shown(pub Duration);
 
 impl fmt::Display for Shown {

@@ -62,8 +62,8 @@ pub use wheel::Wheel;
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// The ttl of a renewal that only asks whether the lease is held. A renewal never shortens a ttl, and with this one,
-/// the scripts give no ttl to a key without one. A replica refuses this request like any other write.
+/// The ttl of a renewal that only asks whether the lease holds the key: a renewal never shortens a ttl, and the scripts
+/// give no ttl of 1 ms to a key without a ttl. A replica refuses this request like any other write.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 /// Renews the leases of a client, ends them when their validity ends, and tracks their keys.
@@ -73,7 +73,7 @@ pub struct Watchdog {
     notifications: Arc<dyn Notifications>,
     callbacks: Arc<CallbackExecutor>,
     tracked: TrackedLeases,
-    /// Number of leases queued for the worker that tracks keys; at most the room among the tracked leases.
+    /// The number of leases that wait for their keys to be tracked. At most the room among the tracked leases.
     queued_to_track: AtomicUsize,
     /// The queue of the thread that runs checks, until that thread is started.
     checks: Mutex<Option<Receiver<Task>>>,
@@ -219,9 +219,9 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the detached parts:
-    /// the release notifies the listeners if it finds a loss. If the lease was lost before, returns the reason as an
-    /// error. Sends nothing to Redis.
+    /// Ends a lease for its holder, without a request to Redis: removes the lease's timer, and stops tracking its key.
+    /// Returns the detached parts, whose listeners are notified if the release finds a loss. If the lease was lost
+    /// before, returns the reason as an error.
     pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<LeaseRemains, LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
@@ -233,16 +233,15 @@ impl Watchdog {
         outcome.map(|()| detached)
     }
 
-    /// Schedules `next`, the lease that replaces `before` after a hand-off. If the key was tracked for `before`, it is
-    /// tracked for `next`.
+    /// Schedules `next`, which replaces `before` after a hand-off. If `before` was tracked, tracks `next`.
     pub fn replace_lease(&self, before: &Lease, detached: &LeaseRemains, next: &Arc<Lease>) {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
         if detached.tracked {
             self.tracked.remove(before);
-            // A notification that came between these two calls found no lease for the key. So the key is tracked again,
-            // which also reads it.
+            // A notification that came between these two calls found no lease for the key, so the key is read again.
+            // Tracking reads it.
             self.track_keys(std::slice::from_ref(next));
         }
         self.schedule_or_lose(next);
@@ -305,7 +304,7 @@ impl Watchdog {
         }
     }
 
-    /// Runs the actions that became due because a test moved the clock, on this thread. Waits for renewals of `held`
+    /// Runs, on this thread, the actions that became due because a test moved the clock. Waits for renewals of `held`
     /// that other threads have begun.
     pub fn catch_up(&self, held: &[Arc<Lease>]) {
         let now = self.now();
@@ -404,8 +403,8 @@ impl Watchdog {
         self.ask_to_track(tracked.map(|lease| tracked_key(lease)).collect());
     }
 
-    /// Tracks the leases of `holders`, and all leases that were tracked before, if `is_wanted` returns true for the key.
-    /// The timer of a lease may have fired, so that it counts as tracked, before its caller is among the holders.
+    /// Tracks the leases of `holders`, and the leases that are tracked already, if `is_wanted` returns true for their
+    /// keys. A lease may be tracked before it is among the holders: its timer may fire before its caller adds it.
     pub fn track_again(&self, holders: &[Arc<Lease>], is_wanted: &dyn Fn(&Key) -> bool) {
         for lease in holders {
             self.add_tracked(lease);
@@ -447,8 +446,8 @@ impl Watchdog {
         }
     }
 
-    /// Handles a read that did not find the lease under its key. Queues a request on a pipeline. If this request does
-    /// not find the lease either, the lease is lost.
+    /// Handles a report that the key does not contain the lease. Queues a request on a pipeline, whose reply decides
+    /// whether the lease is lost.
     pub fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
         self.queue_report(lease, LossReport::KeyRead);
     }
@@ -464,15 +463,15 @@ impl Watchdog {
         }
     }
 
-    /// Asks a pipeline whether the lease is held, and waits for the reply. Fails if there is no reply, or if the lease
-    /// is lost; a lost lease ends.
+    /// Asks a pipeline whether the lease holds its key, and waits for the reply. Returns an error if there is no reply,
+    /// or if the lease is lost, which ends it.
     pub fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         let outcome = self.store.execute_one(confirmation(lease), deadline);
         self.handle_confirmation(lease, outcome, LossReport::KeyRead)
     }
 
-    /// Asks a pipeline whether the leases are held, and ends the leases that are not.
+    /// Asks a pipeline whether the leases hold their keys, and ends those that do not.
     fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>, report: LossReport) {
         let now = self.now();
         leases.retain(|lease| lease.valid_for(now).is_some());
@@ -501,8 +500,7 @@ impl Watchdog {
         }
     }
 
-    /// Handles the reply to a request that asked whether a lease is held: marks the lease as lost, or the connections
-    /// as suspect.
+    /// Handles the reply to such a request: marks the lease as lost, or the connections as suspect.
     fn handle_confirmation(
         &self,
         lease: &Lease,
@@ -512,8 +510,7 @@ impl Watchdog {
         let reason = match outcome? {
             Reply::Done => {
                 if report == LossReport::KeyRead {
-                    // The reply contradicts the earlier read, so one of the two connections does not lead to the
-                    // primary.
+                    // The reply contradicts the report, so one of the two connections does not lead to the primary.
                     self.store.suspect_connections(&lease.grant().key);
                 }
                 return Ok(());
@@ -531,7 +528,7 @@ impl Watchdog {
     fn renew_all(&self, leases: &[Arc<Lease>]) {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        // Leases that are being extended are left out: the end of the extension sets the time of their next renewal.
+        // Leases that are being extended are left out. The end of the extension sets the time of their next renewal.
         let (begun, late): (Vec<&Arc<Lease>>, Vec<Duration>) = leases
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
@@ -587,9 +584,9 @@ impl Watchdog {
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
-        // If the lease ended during this renewal, the renewal may have set the key again after the release. The ttl was
-        // being changed, so the lease was not handed off, and its id is unused. A release that is sent now comes after
-        // this renewal.
+        // If the lease ended during this renewal, the renewal may have set the key again after the release. So the
+        // lease is released once more, after this renewal. This ends no other grant: a lease is not handed off while
+        // its ttl is being changed, so its id is unused.
         if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
             self.store.send_release(release_after_renewal(lease, ttl));
         }
@@ -658,7 +655,7 @@ fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
     })
 }
 
-/// The command that asks whether `lease` is held.
+/// The command that asks whether `lease` holds its key.
 fn confirmation(lease: &Lease) -> Command {
     let grant = lease.grant();
     Command::Renew(Renew {

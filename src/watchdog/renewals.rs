@@ -27,19 +27,18 @@ use crate::util::clock::MonotonicTime;
 use crate::util::slot::Slot;
 use crate::util::sync::{Condvar, Mutex};
 
-/// How many renewals a worker takes at least, if that many are due. All workers together then keep Redis busy for half
-/// a millisecond, and after that Redis serves other clients.
+/// A worker takes at least this many renewals, if they are due. Redis handles such batches of all workers in half a
+/// millisecond, and then serves other clients.
 pub const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
-/// Batches grow with the time for which renewals have waited, since fewer round trips help a slow network or machine.
-/// After this time, a batch is as large as the store allows, and takes Redis some milliseconds.
+/// If renewals have waited for this long, a batch is as large as the store allows, which takes Redis some milliseconds.
+/// A batch grows with the time of waiting, because fewer round trips help a slow network or machine.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// On a Cluster, a worker takes at most this many renewals of one slot together. They are one script call, which costs
-/// less than a call for each of them. With a larger group, leases of other slots that end earlier would wait for
-/// longer.
+/// less than one call each. With larger groups, leases of other slots that end earlier would wait longer.
 pub const SLOT_GROUP: usize = 16;
 
-/// The source of a report that a lease was lost. A pipeline has to confirm the report.
+/// The source of a report that a lease was lost. The reply to a request has to confirm the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LossReport {
     /// A read of the key did not find the lease.
@@ -60,7 +59,7 @@ pub enum RenewalBatch {
 pub struct RenewalQueues(Mutex<BTreeMap<ServerId, Arc<RenewalQueue>>>);
 
 impl Default for RenewalQueues {
-    /// Has the queue of [`ServerId::ONLY`].
+    /// Contains the queue of [`ServerId::ONLY`].
     fn default() -> Self {
         let first = (ServerId::ONLY, Arc::default());
         Self(Mutex::new(BTreeMap::from([first])))
@@ -97,8 +96,8 @@ impl RenewalQueues {
 }
 
 /// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not
-/// due again until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once
-/// more.)
+/// due again until a change of the ttl has ended. (But a lease that is extended while it is queued may be queued
+/// twice.)
 #[derive(Default)]
 pub struct RenewalQueue {
     waiting: Mutex<QueueState>,
@@ -123,12 +122,12 @@ struct QueueState {
     ended: bool,
 }
 
-/// A round: the renewals that were queued when it began. While some of them are left, the age of the round shows how
-/// late the workers are. A renewal that is queued later may be taken first, but does not make the round younger. The
-/// next round begins with small batches again.
+/// The renewals that were queued at one moment. While some of them are left, the age of the round shows how late the
+/// workers are. A renewal that is queued later may be taken first, but does not change the age. The next round begins
+/// with small batches again.
 struct Round {
     since: MonotonicTime,
-    /// The round consists of renewals with lower numbers.
+    /// The renewals of the round have numbers below this one.
     end: u64,
     left: usize,
 }
@@ -149,8 +148,8 @@ impl QueueState {
         }
     }
 
-    /// Takes the renewals for one round trip, `at_a_time` at most: those of the leases that end first. On a Cluster,
-    /// each of them is followed by others of its slot.
+    /// Takes the renewals for one round trip, at most `at_a_time`: those of the leases that end first. On a Cluster,
+    /// each takes others of its slot along.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
@@ -177,8 +176,8 @@ impl QueueState {
         taken
     }
 
-    /// On a Cluster, takes the next renewals of the slot of `lease`, whose own renewal `first` was taken: one less than
-    /// `most` and [`SLOT_GROUP`] at most. Returns the numbers of the renewals, too.
+    /// On a Cluster, takes further renewals of the slot of `lease`, after its own renewal `first`: at most
+    /// [`SLOT_GROUP`] and at most `most` with the first. Also returns the numbers of the renewals.
     fn take_others_of_slot(
         &mut self,
         lease: &Lease,
@@ -215,7 +214,7 @@ impl RenewalQueue {
         if leases.is_empty() {
             return;
         }
-        // This call locks each lease. It comes before the queue is locked, since other threads lock a lease first and
+        // This call locks each lease, so it comes before the lock of the queue: other threads lock a lease first, and
         // then the queue.
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
@@ -226,12 +225,12 @@ impl RenewalQueue {
         self.changed.notify_one();
     }
 
-    /// Counts one more worker.
+    /// Records one more worker.
     pub fn add_worker(&self) {
         self.waiting.lock().workers += 1;
     }
 
-    /// Counts one more worker and returns true, if leases wait, all workers are busy, and there are less than `most`.
+    /// Records one more worker and returns true, if leases wait, all workers are busy, and there are fewer than `most`.
     pub fn add_worker_if_missing(&self, most: usize) -> bool {
         let mut waiting = self.waiting.lock();
         let is_missing = !waiting.is_empty() && waiting.idle == 0 && waiting.workers < most;
@@ -239,7 +238,7 @@ impl RenewalQueue {
         is_missing
     }
 
-    /// Counts one worker less: it could not be started.
+    /// Records one worker less, because a thread could not be started.
     pub fn remove_worker(&self) {
         self.waiting.lock().workers -= 1;
     }
@@ -258,7 +257,7 @@ impl RenewalQueue {
         self.changed.notify_one();
     }
 
-    /// Waits for leases to confirm, or to renew, `at_a_time` at most; `None` once the queue has ended.
+    /// Waits for leases to confirm or to renew, at most `at_a_time`. Returns `None` after the queue has ended.
     pub fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
@@ -298,8 +297,8 @@ impl RenewalQueue {
     }
 }
 
-/// For each of these leases, the number from 0.0 to 1.0 that spreads its next renewal. If `by_slot`, the renewals of
-/// one slot that were sent together have the same number, so they are due together again.
+/// For each of these leases, a number from 0.0 to 1.0 that spreads its next renewal. With `by_slot`, renewals of one
+/// slot that were sent together have the same number, so that they are due together again.
 pub fn jitters<'a>(
     leases: impl IntoIterator<Item = &'a Arc<Lease>>,
     by_slot: bool,

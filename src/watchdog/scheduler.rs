@@ -19,11 +19,11 @@ use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::renewals::RenewalQueues;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
-/// The number of due timers that are returned at a time, roughly. After the machine was suspended, all timers are due;
-/// the first leases should not wait until all timers are collected.
+/// Roughly the number of due timers that are returned at a time. After the machine was suspended, all timers may be
+/// due, and the first leases should not wait until all of them are collected.
 const MAX_DUE_TIMERS: usize = 4096;
-/// The longest sleep while there are timers. Leases also expire while the machine is suspended, but some systems do not
-/// count that time as sleep.
+/// The longest sleep while there are timers. Some systems do not count the time of a suspended machine as sleep, but
+/// leases expire during it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The lease whose actions a timer runs, or the store's maintenance.
@@ -58,7 +58,7 @@ pub struct Scheduler {
     changed: Condvar,
     pub renewals: RenewalQueues,
     checks: Sender<Task>,
-    /// To the thread `leasehold-releases`: tracking and maintenance.
+    /// The queue of the thread `leasehold-releases`, which tracks keys and runs the store's maintenance.
     releases: Sender<Task>,
     maintenance_soon: AtomicBool,
     maintenance_now: AtomicBool,
@@ -73,8 +73,8 @@ struct Timers {
 
 impl Scheduler {
     pub fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Other limits bound both queues: each lease has at most one check queued, leases to track are counted, and a
-        // flag prevents a second request for maintenance.
+        // Other limits bound both queues: each lease has at most one check in the queue, leases to track are counted,
+        // and a flag prevents a second request for maintenance.
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
@@ -110,7 +110,7 @@ impl Scheduler {
             return None;
         }
         let id = timers.wheel.insert(tick, target);
-        // Cancelling a timer does not change the sleep: a lock that is acquired and released again and again must not
+        // A cancelled timer does not change the sleep. A lock that is acquired and released again and again must not
         // wake the timer thread each time.
         if tick < timers.asleep_until {
             timers.asleep_until = tick;
@@ -170,8 +170,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the timers that are due because a test moved the clock. Wakes the timer thread, whose sleep is too long
-    /// now.
+    /// Returns the timers that are due because a test moved the clock. Also wakes the timer thread, whose sleep is now
+    /// too long.
     pub fn take_due_timers(&self) -> Vec<TimerTarget> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
@@ -201,20 +201,20 @@ impl Scheduler {
         }
     }
 
-    /// Runs when the timer of [`Urgency::Soon`] has fired: queues the maintenance, and clears the request for it. An
-    /// urgent run of the maintenance does not clear that request, since the timer is still set: the next request would
-    /// set a second timer.
+    /// Queues the maintenance for which the timer of [`Urgency::Soon`] was set, and clears the request for it. A run
+    /// with
+    /// [`Urgency::Now`] does not clear that request, because the timer is still set: the next request would set a second one.
     pub fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.request_maintenance(Urgency::Now);
     }
 
-    /// Clears the pending request for urgent maintenance, so that the next request queues a new run.
+    /// Clears the request for urgent maintenance, so that the next request queues a run.
     pub fn clear_urgent_maintenance(&self) {
         self.maintenance_now.store(false, Ordering::Release);
     }
 
-    /// Ends the timer thread, and the workers after their current task. Returns the leases that had a timer.
+    /// Stops the timer thread, and the workers after their current task. Returns the leases that had a timer.
     pub fn stop(&self) -> Vec<Arc<Lease>> {
         let mut targets = Vec::new();
         {

@@ -107,7 +107,7 @@ fn a_renewal_that_finds_a_loss_reports_one() {
     assert_eq!(f.reported.failed.load(Ordering::SeqCst), 0);
 }
 
-/// The renewal may have set the key again.
+/// The renewal may have set the key after the release.
 #[test]
 fn a_lease_released_during_its_renewal_is_released_again() {
     for sets_keys in [true, false] {
@@ -158,7 +158,7 @@ fn a_denied_loss_makes_all_connections_suspect() {
     f.watchdog.confirm_all(vec![&lease], LossReport::KeyRead);
     assert_eq!(lease.loss(f.clock.now()), Some(LossReason::Deleted));
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 1);
-    // A lost lease is not confirmed again.
+    // A lease that is already lost is not confirmed.
     f.watchdog.confirm_all(vec![&lease], LossReport::KeyRead);
     f.callbacks.stop();
 }
@@ -205,8 +205,8 @@ fn a_denied_force_makes_no_connection_suspect() {
     f.callbacks.stop();
 }
 
-/// A force message that was queued as a read would have two faults: forged messages would make connections suspect, and
-/// the next message would not be confirmed.
+/// If a force message were queued as a read, forged messages would make connections suspect, and the next message would
+/// not be confirmed.
 #[test]
 fn a_force_message_is_not_queued_as_a_read() {
     let f = fixture();
@@ -237,8 +237,8 @@ fn a_denied_force_is_no_later_loss_reason() {
     f.callbacks.stop();
 }
 
-/// The first message of a node may be denied, because the other nodes of its quorum still have the lease. Their
-/// messages follow.
+/// The reply to the first message of a node may be that the lease is held, because the other nodes of its quorum have
+/// yet to release it. Their messages follow.
 #[test]
 fn a_force_message_during_a_denial_is_the_loss_reason() {
     let f = fixture();

@@ -21,7 +21,7 @@ const MAX_TRACKED: usize = 10_000;
 pub struct TrackedLeases(Mutex<LeasesByKey>);
 
 impl TrackedLeases {
-    /// Adds a lease. False if there is no room for another key.
+    /// Adds a lease. Returns false if there is no room for another key.
     pub fn insert(&self, lease: &Arc<Lease>) -> bool {
         let mut leases = self.0.lock();
         if leases.len() >= MAX_TRACKED && leases.get(&lease.grant().key).is_none() {

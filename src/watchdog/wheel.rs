@@ -49,7 +49,7 @@ struct Cell<T> {
     previous: u32,
     /// The next cell in the slot, or the next free cell.
     next: u32,
-    /// Meaningless while the cell is free.
+    /// Has no meaning while the cell is free.
     value: T,
 }
 
@@ -71,7 +71,7 @@ const EMPTY: Bucket = Bucket {
 pub struct Wheel<T> {
     now: u64,
     inserted: NonZeroU64,
-    /// The earliest deadline in `OVERDUE`, or an earlier tick. Meaningless while that slot is empty.
+    /// The earliest deadline in `OVERDUE`, or an earlier tick. Has no meaning while that slot is empty.
     overdue_since: u64,
     /// The slots that are in use, as a bit for each slot. The array has a word for each level, and a last word for
     /// `OVERDUE`.

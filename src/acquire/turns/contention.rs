@@ -2,20 +2,20 @@
 //! queue, so each client decides by itself when to ask, from replies and notifications.
 //!
 //! - *After its own release*, a client pauses for up to four round trips. Otherwise it would always ask first, because
-//!   other clients have yet to be notified. It pauses while other clients want the key. If it sees none, it still pauses
-//!   from time to time, because it cannot see clients that never get a turn.
+//!   other clients have yet to be notified. It pauses while other clients want the key. If it sees none, it still
+//!   pauses from time to time, because it cannot see clients that never get a turn.
 //! - *After a split vote*, a client pauses for a random time. This time doubles with each further split vote, up to one
 //!   round trip for each client that contends.
 //! - *Order.* A waiter misses a turn if another client gets the key, or if votes are split. With a fair share, a waiter
-//!   misses one turn of each rival. So it pauses for one round trip for each rival, less the turns that it has missed: the
-//!   waiters that have missed the most turns ask first. Clients that contend for a key see mostly the same holders, so they
-//!   count about the same number of rivals.
-//! - *Starvation.* Clients with longer round trips are notified later and ask later. A waiter that has read many turns of
-//!   others starves: it asks again 5 to 10 ms after each refusal, and less often the older the current turn is. So it finds
-//!   the key free by chance.
+//!   misses one turn of each rival. So it pauses for one round trip for each rival, less the turns that it has missed:
+//!   the waiters that have missed the most turns ask first. Clients that contend for a key see mostly the same holders,
+//!   so they count about the same number of rivals.
+//! - *Starvation.* Clients with longer round trips are notified later and ask later. A waiter that has read many turns
+//!   of others starves: it asks again 5 to 10 ms after each refusal, and less often the older the current turn is. So
+//!   it finds the key free by chance.
 //!
-//! A turn lasts from a grant to its release: a renewal begins no new turn. But a notification does not tell a renewal from
-//! a release, so a renewal that wakes a waiter counts as a missed turn.
+//! A turn lasts from a grant to its release: a renewal begins no new turn. But a notification does not tell a renewal
+//! from a release, so a renewal that wakes a waiter counts as a missed turn.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;

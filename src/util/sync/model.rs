@@ -27,7 +27,7 @@ use shuttle::{Config, Runner};
 
 use crate::util::sync::Either;
 
-// All threads of a model run on one thread of the system. Each run of a model resets these.
+// All threads of a model run on one thread of the system, so these are the state of one model. Each run resets them.
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static SLEEPERS: RefCell<Vec<(Duration, Thread)>> = const { RefCell::new(Vec::new()) };

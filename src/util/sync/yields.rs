@@ -12,8 +12,8 @@ use crate::util::clock::MonotonicTime;
 
 /// How often a thread yields in one wait. Models try each order of threads, so one yield is enough there.
 const MOST: u32 = if cfg!(all(test, shuttle)) { 1 } else { 10 };
-/// A yield that takes longer is slow: it has waited for the time slice of a busy thread. On two cores that only locks
-/// kept busy, at most one of 10,000 yields was slow; beside a busy loop per core, at least one of five was.
+/// A yield that takes longer is slow, because it has waited for the time slice of a busy thread. At most one of 10,000
+/// yields was slow on two cores that only locks kept busy; at least one of five was slow beside one busy loop per core.
 const SLOW: Duration = Duration::from_millis(1);
 /// A slow yield adds this number to the score. Each other yield takes one off.
 const SLOW_SCORE: u64 = 64;
@@ -23,13 +23,13 @@ const LIMIT: u64 = 3 * SLOW_SCORE;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
-/// Cores belong to all clients of the process.
+/// One for the process, since all of its clients share the cores.
 static SPEED: Speed = Speed::new();
 
 /// The yields of one wait.
 pub struct Yields {
     left: u32,
-    /// When the last yield began.
+    /// When the last yield of this wait began.
     yielded_at: Option<MonotonicTime>,
 }
 
@@ -53,7 +53,7 @@ impl Yields {
         if self.left == 0 {
             return false;
         }
-        // In models, time passes in steps of their own.
+        // Time in models moves only when a model moves it.
         if !cfg!(all(test, shuttle)) && !speed.admits_yields(now) {
             self.left = 0;
             return false;
@@ -118,7 +118,7 @@ impl Speed {
             self.record_fast(score);
             return;
         }
-        // One pause of the machine makes the yields of many threads slow, and counts once.
+        // If one pause of the machine makes the yields of many threads slow, it counts once.
         let began = now.before(took).as_nanos();
         if began < self.slow_until.load(Ordering::Relaxed) {
             return;

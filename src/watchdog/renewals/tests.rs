@@ -80,7 +80,7 @@ fn batches_grow_with_the_lateness() {
         AT_A_TIME,
         "the largest batch"
     );
-    // All leases of the first round are taken. The queue was never empty, since other leases were queued later.
+    // This is a new round, although the queue was never empty: leases of the next round were queued before.
     assert_eq!(taken_after(3 * FULL_BATCH_AFTER), MIN_BATCH);
 }
 
@@ -214,7 +214,7 @@ fn a_slot_with_many_leases_delays_others_by_one_group() {
     let second = take(AT_A_TIME);
     assert_eq!(second.last(), Some(&20));
     assert_eq!(second.len() + first.len(), 3 * SLOT_GROUP + 2);
-    // A short lease goes before the rest of a slot.
+    // A lease that ends early goes before the rest of a slot.
     renewals.add(leases_of((0..2 * SLOT_GROUP).map(|_| ("{a}", 30))));
     renewals.add(leases_of([("{a}", 10), ("b", 20)]));
     let next = take(AT_A_TIME);

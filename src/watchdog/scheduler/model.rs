@@ -75,7 +75,7 @@ fn model_a_request_during_maintenance_runs_it_again() {
         let (scheduler, inboxes) = Scheduler::new(Clock::default());
         let requests = AtomicU32::new(0);
         let requesting = AtomicUsize::new(3);
-        // All requests have the same urgency. Otherwise a run for one urgency could hide that a run for the other is
+        // All requests have the same urgency, since a run for one urgency could hide that a run for the other is
         // missing.
         let soon = chance(2);
         let run_maintenance = || {
