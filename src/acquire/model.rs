@@ -48,7 +48,7 @@ impl Client {
             HolderId::of_text("host/1/a"),
             backend.clone(),
             watchdog.clone(),
-            callbacks.clone(),
+            &callbacks,
             queues.clone(),
             OPTIONS.ttl,
         );

@@ -20,7 +20,6 @@ use crate::acquire::queue::{GrantOf, LocalQueues};
 use crate::command::{Command, GrantMessage, Mode, Release};
 use crate::config::key::Key;
 use crate::lease::CallbackExecutor;
-use crate::report::error::Error;
 use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::watchdog::Watchdog;
@@ -30,7 +29,6 @@ pub struct NotificationHandler {
     holder: HolderId,
     backend: Backend,
     watchdog: Arc<Watchdog>,
-    callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
     /// The longest ttl that an abandoned lease may have. Its release is repeated for this time.
     max_ttl: Duration,
@@ -43,7 +41,7 @@ impl NotificationHandler {
         holder: HolderId,
         backend: Backend,
         watchdog: Arc<Watchdog>,
-        callbacks: Arc<CallbackExecutor>,
+        callbacks: &CallbackExecutor,
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
@@ -62,10 +60,14 @@ impl NotificationHandler {
             holder,
             backend,
             watchdog,
-            callbacks,
             queues,
             max_ttl,
         }
+    }
+
+    /// Whether waiters queue on the server. If not, other users have sent all messages about queues.
+    fn has_queues(&self) -> bool {
+        self.backend.notifications.free_servers().is_none()
     }
 
     /// Handles a report that `key` does not contain `lease`. Queues a request that confirms the loss if the report may
@@ -85,7 +87,7 @@ impl NotificationHandler {
 
 impl Listener for NotificationHandler {
     fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
-        if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
+        if self.has_queues() && self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The client has sent a release for this lease, but Redis may have read that release before it granted the
             // lease.
             self.backend.store.send_release(Command::Release(Release {
@@ -101,11 +103,15 @@ impl Listener for NotificationHandler {
     }
 
     fn near(&self, _: ServerId, key: &Key, lease: LeaseStart) {
-        self.queues.near(key, lease);
+        if self.has_queues() {
+            self.queues.near(key, lease);
+        }
     }
 
     fn called(&self, _: ServerId, key: &Key, lease: LeaseStart) {
-        self.queues.called(key, lease);
+        if self.has_queues() {
+            self.queues.called(key, lease);
+        }
     }
 
     fn forced(&self, _: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
@@ -130,7 +136,11 @@ impl Listener for NotificationHandler {
         })
     }
 
-    fn all_changed(&self, _: ServerId, keys: &dyn Fn(&Key) -> bool) {
+    fn all_changed(&self, server: ServerId) {
+        self.moved(&|key| self.backend.notifications.is_at(server, key));
+    }
+
+    fn moved(&self, keys: &dyn Fn(&Key) -> bool) {
         self.queues.wake_first(keys);
         // Includes leases that were granted a moment ago, and whose keys are not tracked yet.
         let mut holders = self.queues.holders();
@@ -169,12 +179,6 @@ impl Listener for NotificationHandler {
         self.watchdog.catch_up(&self.queues.holders());
         self.queues.wake_all();
     }
-
-    fn refused(&self, _: ServerId, error: &Error) {
-        let error = error.clone();
-        self.callbacks
-            .queue_event(move |events| events.notifications_refused(&error));
-    }
 }
 
 #[cfg(test)]
@@ -183,6 +187,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::acquire::queue::QueuePosition;
     use crate::lease::{Grant, Lease, Options};
     use crate::process::threads::ThreadGroup;
     use crate::report::loss::LossReason;
@@ -193,6 +198,7 @@ mod tests {
     struct Fixture {
         store: Arc<Scripted>,
         watchdog: Arc<Watchdog>,
+        callbacks: Arc<CallbackExecutor>,
         handler: NotificationHandler,
         /// A lease that the holders do not contain yet.
         lease: Arc<Lease>,
@@ -218,15 +224,16 @@ mod tests {
             holder(),
             backend,
             Arc::clone(&watchdog),
-            Arc::clone(&callbacks),
+            &callbacks,
             queues,
             second,
         );
         let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
-        let lease = Lease::new(Grant::usual(key, now), callbacks, None);
+        let lease = Lease::new(Grant::usual(key, now), Arc::clone(&callbacks), None);
         Fixture {
             store,
             watchdog,
+            callbacks,
             handler,
             lease: Arc::new(lease),
         }
@@ -234,7 +241,7 @@ mod tests {
 
     impl Drop for Fixture {
         fn drop(&mut self) {
-            self.handler.callbacks.stop();
+            self.callbacks.stop();
         }
     }
 
@@ -254,14 +261,32 @@ mod tests {
     fn a_new_connection_tracks_leases_whose_timer_has_fired() {
         let f = fixture();
         let asked = || f.store.tracked.load(Ordering::SeqCst);
-        f.handler.all_changed(ServerId::ONLY, &|_| true);
+        f.handler.all_changed(ServerId::ONLY);
         assert_eq!(asked(), 0, "nothing is held");
         f.watchdog.track_keys(&[Arc::clone(&f.lease)]);
         assert_eq!(asked(), 1);
-        f.handler.all_changed(ServerId::ONLY, &|_| false);
+        f.handler.moved(&|_| false);
         assert_eq!(asked(), 1, "the key is on another server");
-        f.handler.all_changed(ServerId::ONLY, &|_| true);
+        f.handler.all_changed(ServerId::ONLY);
         assert_eq!(asked(), 2);
+    }
+
+    /// A quorum has no queues, so another user has sent the message.
+    #[test]
+    fn a_grant_message_is_ignored_without_queues() {
+        let now = MonotonicTime::now();
+        for free_servers in [None, Some(2)] {
+            let mut store = Scripted::default();
+            store.free_servers = free_servers;
+            let f = fixture_on(store);
+            let key = &f.lease.grant().key;
+            let waiter = f.handler.queues.join(key, Options::USUAL, None);
+            let (lease, ..) = waiter.entry(LeaseId::random(), now);
+            let grant = GrantMessage::USUAL;
+            f.handler.granted(ServerId::ONLY, key, lease, grant);
+            let is_granted = matches!(waiter.position(now), QueuePosition::Granted(..));
+            assert_eq!(is_granted, free_servers.is_none());
+        }
     }
 
     #[test]

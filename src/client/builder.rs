@@ -401,7 +401,7 @@ impl Builder {
         if is_quorum {
             client.ping()?;
         }
-        client.live()?.run_first_connection_hook();
+        client.live()?.first_connection.report();
         Ok(client)
     }
 
@@ -462,7 +462,7 @@ impl Builder {
         }
         #[cfg(feature = "tls")]
         endpoint.set_up_tls(self.tls.as_ref())?;
-        Ok(Server::Redis(Arc::new(endpoint)))
+        Ok(Server::Redis(Box::new(endpoint)))
     }
 
     fn cluster(&mut self, mut cluster: ClusterAddress) -> Result<Server, Error> {

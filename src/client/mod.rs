@@ -7,8 +7,10 @@ pub mod memory_store;
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex as PlainMutex;
 
 use crate::acquire::{Acquirer, LocalQueues, NotificationHandler};
 use crate::client::address::QuorumNode;
@@ -33,7 +35,7 @@ use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::store::{
-    Backend, LateRelease, LateReleaseHook, NodeReport, Notifications, ServerId, Store,
+    Backend, LateRelease, Notifications, Report, ReportedReleases, Reports, ServerId, Store,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -91,7 +93,7 @@ struct ClientInner {
 
 /// The server, or the servers, that store the locks of a client.
 pub(crate) enum Server {
-    Redis(Arc<Endpoint>),
+    Redis(Box<Endpoint>),
     Cluster(Box<ClusterAddress>),
     Memory(Arc<MemoryServer>),
     Quorum(Box<QuorumAddress>),
@@ -109,6 +111,7 @@ pub(crate) struct Handle {
     pub(crate) callbacks: Arc<CallbackExecutor>,
     pub(crate) acquirer: Acquirer,
     pub(crate) transactions: TransactionRunner,
+    pub(crate) first_connection: Arc<FirstConnection>,
     holder: HolderId,
     /// All threads but the callback thread.
     threads: Arc<ThreadGroup>,
@@ -645,8 +648,13 @@ impl Handle {
         let threads = Arc::new(threads);
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
-        let (backend, transactions) =
-            backend_of(server, &config, holder.clone(), &scheduler, &callbacks);
+        let first_connection = Arc::default();
+        let reports = reports(&config, &scheduler, &callbacks, &first_connection);
+        // A client of a Cluster does not check by itself.
+        let checks_environment = config.environment_check
+            && callbacks.has_listeners()
+            && !matches!(server, Server::Cluster(_));
+        let (backend, transactions) = backend_of(server, &config, holder.clone(), reports);
         let watchdog = Watchdog::new(
             scheduler,
             &backend,
@@ -661,7 +669,7 @@ impl Handle {
             holder.clone(),
             backend.clone(),
             Arc::clone(&watchdog),
-            Arc::clone(&callbacks),
+            &callbacks,
             Arc::clone(&queues),
             config.max_ttl,
         );
@@ -672,8 +680,10 @@ impl Handle {
                 watchdog.stop();
                 callbacks.stop();
             })?;
-        connect_reports(&*backend.store, &callbacks);
-        check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
+        if checks_environment {
+            let check = environment_check(&backend.store, &address, &config, &callbacks, &threads);
+            *first_connection.0.lock() = Some(Box::new(check));
+        }
         let acquirer = Acquirer::new(
             &backend,
             Arc::clone(&watchdog),
@@ -698,15 +708,11 @@ impl Handle {
             callbacks,
             acquirer,
             transactions,
+            first_connection,
             holder,
             threads,
             callback_thread,
         })
-    }
-
-    /// Starts the environment check, which waits for the first connection: `build` has opened one.
-    pub(crate) fn run_first_connection_hook(&self) {
-        self.backend.store.run_first_connection_hook();
     }
 
     pub(crate) fn now(&self) -> MonotonicTime {
@@ -752,33 +758,6 @@ impl Drop for Handle {
     }
 }
 
-/// Connects the reports of the store (about sentinels, refused acquires and nodes) to the callback thread.
-fn connect_reports(store: &dyn Store, callbacks: &Arc<CallbackExecutor>) {
-    let reports = Arc::downgrade(callbacks);
-    store.on_unavailable_sentinels(Box::new(move |error| {
-        if let Some(callbacks) = reports.upgrade() {
-            callbacks.queue_unavailable_sentinels(error);
-        }
-    }));
-    let reports = Arc::downgrade(callbacks);
-    store.on_plain_acquires_refused(Box::new(move |error| {
-        if let Some(callbacks) = reports.upgrade() {
-            callbacks.queue_plain_acquires_refused(error);
-        }
-    }));
-    let reports = Arc::downgrade(callbacks);
-    store.on_node_report(Box::new(move |report| {
-        if let Some(callbacks) = reports.upgrade() {
-            match report {
-                NodeReport::Changed(node) => callbacks.queue_node_change(node),
-                NodeReport::ClockRead(node) => {
-                    callbacks.queue_observation(move || observe::record_clock(&node));
-                }
-            }
-        }
-    }));
-}
-
 /// The findings about the servers of `store`, and about the time-outs of the client.
 fn check_environment(
     store: &dyn Store,
@@ -799,36 +778,92 @@ fn check_environment(
     Ok(found)
 }
 
-/// Checks the environment once, after the first connection, and reports the findings as events. The check has a thread
-/// of its own, so it does not delay callers. An error of the check is dropped, because requests for locks report the
-/// same error.
-fn check_environment_once(
+/// What the client does once, after its first connection.
+#[derive(Default)]
+pub(crate) struct FirstConnection(PlainMutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl FirstConnection {
+    /// Reports a connection.
+    pub(crate) fn report(&self) {
+        let action = self.0.lock().take();
+        if let Some(action) = action {
+            action();
+        }
+    }
+}
+
+/// Returns a check of the environment that reports the findings as events. The check has a thread of its own, so it
+/// does not delay callers. An error of the check is dropped, because requests for locks report the same error.
+fn environment_check(
     store: &Arc<dyn Store>,
     address: &str,
     config: &Config,
     callbacks: &Arc<CallbackExecutor>,
     threads: &Arc<ThreadGroup>,
-) {
-    if !config.environment_check || !callbacks.has_listeners() {
-        return;
-    }
+) -> impl FnOnce() + Send + use<> {
     let (of_store, threads) = (Arc::downgrade(store), Arc::downgrade(threads));
     let (address, config, callbacks) = (address.to_owned(), config.clone(), Arc::clone(callbacks));
-    store.on_first_connection(Box::new(move || {
-        let check = move || {
-            let Some(store) = of_store.upgrade() else {
-                return;
-            };
-            let found = check_environment(&*store, &address, &config);
-            for finding in found.unwrap_or_default() {
-                callbacks.queue_finding(finding);
-            }
+    let check = move || {
+        let Some(store) = of_store.upgrade() else {
+            return;
         };
+        let found = check_environment(&*store, &address, &config);
+        for finding in found.unwrap_or_default() {
+            callbacks.queue_finding(finding);
+        }
+    };
+    move || {
         if let Some(threads) = threads.upgrade() {
             // Without a thread, the check is left out.
             let _ = threads.spawn("leasehold-environment", check);
         }
-    }));
+    }
+}
+
+/// The receiver of the store's reports. Passes them on to the scheduler and to the callback thread.
+fn reports(
+    config: &Config,
+    scheduler: &Arc<Scheduler>,
+    callbacks: &Arc<CallbackExecutor>,
+    first_connection: &Arc<FirstConnection>,
+) -> Reports {
+    let releases = match config.event_handler.is_some() || observe::IS_ON {
+        true => ReportedReleases::Late,
+        false => ReportedReleases::None,
+    };
+    let (scheduler, callbacks) = (Arc::clone(scheduler), Arc::clone(callbacks));
+    let first_connection = Arc::clone(first_connection);
+    let is_refusal_reported = AtomicBool::new(false);
+    Reports::new(releases, move |report| match report {
+        Report::NeedsMaintenance(urgency) => scheduler.request_maintenance(urgency),
+        Report::Connected => first_connection.report(),
+        Report::SentinelsUnavailable(error) => {
+            callbacks.queue_warning(move |events| events.sentinels_unavailable(&error));
+        }
+        Report::PlainAcquiresRefused(error) => {
+            if !is_refusal_reported.swap(true, Ordering::Relaxed) {
+                callbacks.queue_warning(move |events| events.plain_acquires_refused(&error));
+            }
+        }
+        Report::NotificationsRefused(error) => {
+            callbacks.queue_event(move |events| events.notifications_refused(&error));
+        }
+        Report::Release(key, token, LateRelease::Delayed(error)) => {
+            callbacks.queue_lock_event(key, token, move |events, lock| {
+                events.release_delayed(lock, &error);
+            });
+        }
+        Report::Release(key, token, LateRelease::Lost(reason)) => {
+            callbacks.queue_loss(key, token, reason);
+        }
+        Report::Release(_, _, LateRelease::Ended { .. }) => {}
+        Report::NodeChanged(node) => {
+            callbacks.queue_warning(move |events| events.node_changed(&node));
+        }
+        Report::NodeClockRead(node) => {
+            callbacks.queue_observation(move || observe::record_clock(&node));
+        }
+    })
 }
 
 fn with_transactions<S>(store: Arc<S>) -> (Backend, Option<Arc<dyn Transactions>>)
@@ -838,52 +873,35 @@ where
     (Backend::new(Arc::clone(&store)), Some(store))
 }
 
-/// Makes the store, and its transactions if it has any. The store requests maintenance from the scheduler, and reports
-/// late releases.
+/// Makes the store, and its transactions if it has any.
 fn backend_of(
     server: Server,
     config: &Config,
     holder: HolderId,
-    scheduler: &Arc<Scheduler>,
-    callbacks: &Arc<CallbackExecutor>,
+    reports: Reports,
 ) -> (Backend, Option<Arc<dyn Transactions>>) {
-    let scheduler = Arc::clone(scheduler);
-    let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
-    let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
-        let callbacks = Arc::clone(callbacks);
-        LateReleaseHook::new(move |key, token, report| match report {
-            LateRelease::Delayed(error) => {
-                callbacks.queue_lock_event(key, token, move |events, lock| {
-                    events.release_delayed(lock, &error);
-                });
-            }
-            LateRelease::Lost(reason) => callbacks.queue_loss(key, token, reason),
-            LateRelease::Ended { .. } => {}
-        })
-    });
     match server {
         Server::Redis(endpoint) => with_transactions(Arc::new(Node::new(
             ServerId::ONLY,
-            endpoint,
+            *endpoint,
             config,
             holder,
-            request_maintenance,
-            delays,
+            reports,
             None,
         ))),
         Server::Cluster(address) => {
-            with_transactions(ClusterStore::new(*address, config, holder, delays))
+            with_transactions(ClusterStore::new(*address, config, holder, reports))
         }
         Server::Memory(memory) => {
-            let node = MemoryNode::new(memory, holder, request_maintenance, delays);
+            let node = MemoryNode::new(memory, holder, reports);
             (Backend::new(Arc::new(node)), None)
         }
         Server::Quorum(address) => {
-            let store = QuorumStore::new(*address, config, &holder, delays);
+            let store = QuorumStore::new(*address, config, &holder, reports);
             (Backend::new(store), None)
         }
         Server::MemoryQuorum(nodes) => {
-            let store = QuorumStore::of_memory(&nodes, config, &holder, delays);
+            let store = QuorumStore::of_memory(&nodes, config, &holder, reports);
             (Backend::new(store), None)
         }
     }

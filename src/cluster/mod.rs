@@ -63,7 +63,7 @@ pub mod transit;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::cluster::member::Member;
 use crate::cluster::members::Members;
@@ -71,7 +71,6 @@ use crate::cluster::redirects::Attempts;
 use crate::cluster::refresh::Refresher;
 use crate::cluster::slot_map::resolved;
 use crate::cluster::transit::{Transit, Transits};
-use crate::command::GrantMessage;
 use crate::command::{Command, Outcome, QueueMode, Reply, Request};
 use crate::config::Config;
 use crate::config::key::{Key, KeyLayout};
@@ -82,11 +81,11 @@ use crate::store::completion::Submitted;
 use crate::store::late_release::ReleaseTracker;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
-    Completion, KeyState, LateReleaseHook, Listener, Notifications, RefusalHook, RenewalLimits,
-    ServerId, Store, TrackedKey,
+    Completion, Listener, Notifications, RenewalLimits, Report, Reports, ServerId, Store,
+    TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::id::HolderId;
 use crate::util::slot;
 use crate::util::slot::{Redirect, RedirectTarget, Slot};
 use crate::wire::Node;
@@ -106,9 +105,7 @@ pub struct ClusterStore {
     address: ClusterAddress,
     config: Config,
     holder: HolderId,
-    late_releases: Option<LateReleaseHook>,
-    /// The first node that refuses acquires by plain commands calls this.
-    refusal_hook: Mutex<Option<RefusalHook>>,
+    reports: Reports,
     members: Members,
     refresher: Refresher,
     /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
@@ -120,8 +117,7 @@ pub struct ClusterStore {
 
 struct NodeThreads {
     threads: ThreadGroup,
-    /// Receives the notifications of all nodes.
-    node_listener: Arc<OwnSlotsListener>,
+    listener: Arc<dyn Listener>,
 }
 
 /// The next step of a caller whose request failed.
@@ -156,15 +152,14 @@ impl ClusterStore {
         address: ClusterAddress,
         config: &Config,
         holder: HolderId,
-        late_releases: Option<LateReleaseHook>,
+        reports: Reports,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             address,
             config: config.clone(),
             holder,
-            late_releases,
-            refusal_hook: Mutex::new(None),
+            reports,
             members: Members::default(),
             refresher: Refresher::default(),
             started: RwLock::new(None),
@@ -204,7 +199,6 @@ impl ClusterStore {
             .address
             .announced_endpoint(member.address(), member.announced_by())?;
         endpoint.set_retired_flag(member.retired_flag());
-        let endpoint = Arc::new(endpoint);
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
             if let Some(store) = store.upgrade() {
@@ -212,35 +206,25 @@ impl ClusterStore {
             }
         });
         let maintenance = Arc::new(MaintenanceRequests::default());
-        let requests = Arc::clone(&maintenance);
+        let (requests, reports) = (Arc::clone(&maintenance), self.reports.clone());
+        let of_node = Reports::new(reports.releases, move |report| match report {
+            Report::NeedsMaintenance(urgency) => requests.request(urgency),
+            other => reports.send(other),
+        });
         let node = Node::new(
             member.id(),
             endpoint,
             &self.config,
             self.holder.clone(),
-            Box::new(move |urgency| requests.request(urgency)),
-            self.late_releases.clone(),
+            of_node,
             Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
         );
         let node = Arc::new(node);
-        let store = Weak::clone(&self.me);
-        node.on_plain_acquires_refused(Box::new(move |error| {
-            let store = store.upgrade();
-            let hook = store.and_then(|store| store.refusal_hook.lock().take());
-            if let Some(hook) = hook {
-                hook(error);
-            }
-        }));
         node.set_shard_slot(self.shard_slot_of(member.id()));
-        if let Some(NodeThreads {
-            threads,
-            node_listener,
-        }) = started
-        {
+        if let Some(NodeThreads { threads, listener }) = started {
             let (maintained, requests) = (Arc::downgrade(&node), Arc::clone(&maintenance));
             threads.spawn("leasehold-node", move || requests.run(&maintained))?;
-            let listener = Arc::clone(node_listener) as Arc<dyn Listener>;
-            node.start(threads, listener)
+            node.start(threads, Arc::clone(listener))
                 .inspect_err(|_| maintenance.stop())?;
             if member.wants_notifications() {
                 node.request_notifications();
@@ -396,8 +380,8 @@ impl ClusterStore {
         if let Some(node) = other.as_ref().and_then(|other| other.node()) {
             return node.queue_late_release(release, error);
         }
-        let hook = self.late_releases.as_ref();
-        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &release));
+        let release = release.as_release();
+        let tracker = release.and_then(|it| ReleaseTracker::new(&self.reports, it, false));
         if let Some(mut tracker) = tracker {
             tracker.report_late(error);
         }
@@ -468,10 +452,8 @@ impl ClusterStore {
             for slot in moved {
                 is_moved[usize::from(slot.number())] = true;
             }
-            let listener = &started.node_listener.listener;
-            listener.all_changed(ServerId::ONLY, &|key| {
-                is_moved[usize::from(key.slot().number())]
-            });
+            let is_moved = |key: &Key| is_moved[usize::from(key.slot().number())];
+            started.listener.moved(&is_moved);
         }
     }
 
@@ -681,10 +663,6 @@ impl ClusterStore {
 }
 
 impl Store for ClusterStore {
-    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
-        *self.refusal_hook.lock() = Some(hook);
-    }
-
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
             let (command, deadline) = (request.command.clone(), request.deadline);
@@ -897,13 +875,9 @@ impl Store for ClusterStore {
 
 impl Notifications for ClusterStore {
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
-        let node_listener = Arc::new(OwnSlotsListener {
-            store: Weak::clone(&self.me),
-            listener,
-        });
         let started = NodeThreads {
             threads: threads.clone(),
-            node_listener,
+            listener,
         };
         *self.started.write() = Some(Arc::new(started));
         let Some(store) = self.me.upgrade() else {
@@ -965,6 +939,10 @@ impl Notifications for ClusterStore {
             let epoch = member.node().map_or(0, |node| node.epoch(key));
             member.notification_epoch(epoch)
         })
+    }
+
+    fn is_at(&self, server: ServerId, key: &Key) -> bool {
+        self.members.is_owner(server, key.slot())
     }
 
     fn must_confirm_losses(&self) -> bool {
@@ -1032,56 +1010,6 @@ impl ReleaseRouter for ClusterStore {
     }
 }
 
-/// Passes the notifications of nodes on. If a node reports all keys as changed, this listener limits the report to the
-/// keys in the node's slots.
-struct OwnSlotsListener {
-    store: Weak<ClusterStore>,
-    listener: Arc<dyn Listener>,
-}
-
-impl Listener for OwnSlotsListener {
-    fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
-        self.listener.granted(server, key, lease, grant);
-    }
-
-    fn near(&self, server: ServerId, key: &Key, lease: LeaseStart) {
-        self.listener.near(server, key, lease);
-    }
-
-    fn called(&self, server: ServerId, key: &Key, lease: LeaseStart) {
-        self.listener.called(server, key, lease);
-    }
-
-    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
-        self.listener.forced(server, key, lease, by);
-    }
-
-    /// A node also reports a key as deleted when its slot moves away. The client then reads the key on the new node.
-    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
-        self.listener.changed(server, key)
-    }
-
-    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
-        let Some(store) = self.store.upgrade() else {
-            return;
-        };
-        let is_own = |key: &Key| keys(key) && store.members.is_owner(server, key.slot());
-        self.listener.all_changed(server, &is_own);
-    }
-
-    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
-        self.listener.seen(server, tracked, state);
-    }
-
-    fn clock_moved(&self) {
-        self.listener.clock_moved();
-    }
-
-    fn refused(&self, server: ServerId, error: &Error) {
-        self.listener.refused(server, error);
-    }
-}
-
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests {
@@ -1093,7 +1021,9 @@ mod tests {
     use crate::cluster::slot_map::SlotRange;
     use crate::command::{Held, Inspect, Mode, Release};
     use crate::config::DEFAULT_MAX_REPLY;
+    use crate::store::ReportedReleases;
     use crate::store::observation::NoListener;
+    use crate::util::id::LeaseId;
 
     /// An address without a listening process.
     fn address(port: u16) -> HostPort {
@@ -1120,11 +1050,11 @@ mod tests {
 
     /// A store that knows no master.
     fn store_without_slots() -> Arc<ClusterStore> {
-        store_with_hook(None)
+        store_with_reports(Reports::default())
     }
 
-    /// A store that knows no master, and reports late releases to the hook.
-    fn store_with_hook(late_releases: Option<LateReleaseHook>) -> Arc<ClusterStore> {
+    /// A store that knows no master.
+    fn store_with_reports(reports: Reports) -> Arc<ClusterStore> {
         let timeout = Duration::from_millis(100);
         let url = "redis+cluster://127.0.0.1:1";
         let address_of_seeds = ClusterAddress::from_url(url, (timeout, timeout), DEFAULT_MAX_REPLY);
@@ -1134,7 +1064,7 @@ mod tests {
         };
         let holder = HolderId::of_this_process();
         let address_of_seeds = address_of_seeds.unwrap().unwrap();
-        ClusterStore::new(address_of_seeds, &config, holder, late_releases)
+        ClusterStore::new(address_of_seeds, &config, holder, reports)
     }
 
     /// A store whose slots are all on one master, which is away.
@@ -1201,12 +1131,14 @@ mod tests {
 
     #[test]
     fn a_release_without_a_node_is_abandoned() {
-        let (reports, reported) = mpsc::channel();
-        let store = store_with_hook(Some(LateReleaseHook::new(move |key, token, report| {
-            reports
-                .send(format!("{} {token} {report:?}", key.name()))
-                .unwrap();
-        })));
+        let (texts, reported) = mpsc::channel();
+        let reports = Reports::new(ReportedReleases::Late, move |report| {
+            if let Report::Release(key, token, report) = report {
+                let text = format!("{} {token} {report:?}", key.name());
+                texts.send(text).unwrap();
+            }
+        });
+        let store = store_with_reports(reports);
         let bad = bad_address();
         let key = Key::new("p:", "k", 16).unwrap();
         assert!(store.members.set_owner(key.slot(), &bad).unwrap());

@@ -320,6 +320,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, DEFAULT_MAX_REPLY};
+    use crate::store::Reports;
     use crate::util::id::HolderId;
     use crate::util::slot::Redirect;
 
@@ -390,7 +391,12 @@ mod tests {
         let timeout = Duration::from_secs(20);
         let address = ClusterAddress::from_url(&url, (timeout, timeout), DEFAULT_MAX_REPLY);
         let holder = HolderId::of_this_process();
-        ClusterStore::new(address.unwrap().unwrap(), &Config::default(), holder, None)
+        ClusterStore::new(
+            address.unwrap().unwrap(),
+            &Config::default(),
+            holder,
+            Reports::default(),
+        )
     }
 
     #[test]

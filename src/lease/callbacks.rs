@@ -27,7 +27,6 @@ use crate::report::environment::EnvironmentFinding;
 use crate::report::error::Error;
 use crate::report::event::{EventHandler, EventLock};
 use crate::report::loss::LossReason;
-use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::report::observe::Observer;
 
@@ -212,23 +211,8 @@ impl CallbackExecutor {
         self.queue_warning(move |events| events.environment_warning(&finding));
     }
 
-    /// Queues the report that the sentinels do not name the primary, for tracing and the client's event handler.
-    pub fn queue_unavailable_sentinels(&self, error: Error) {
-        self.queue_warning(move |events| events.sentinels_unavailable(&error));
-    }
-
-    /// Queues the report that the script is used for all acquires, for tracing and the client's event handler.
-    pub fn queue_plain_acquires_refused(&self, error: Error) {
-        self.queue_warning(move |events| events.plain_acquires_refused(&error));
-    }
-
-    /// Queues the report that the health of a quorum's node has changed, for tracing, metrics and the client's event
-    /// handler.
-    pub fn queue_node_change(&self, node: NodeState) {
-        self.queue_warning(move |events| events.node_changed(&node));
-    }
-
-    fn queue_warning(&self, event: impl Fn(&dyn EventHandler) + Send + 'static) {
+    /// Queues a warning for tracing, metrics and the client's event handler.
+    pub fn queue_warning(&self, event: impl Fn(&dyn EventHandler) + Send + 'static) {
         if self.has_listeners() {
             let events = self.events.clone();
             self.queue_bounded(move || {

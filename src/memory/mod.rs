@@ -28,10 +28,9 @@ use crate::config::key::KeyMap;
 use crate::process::fork::Process;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
-use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::store::late_release::ReleaseTracker;
 use crate::store::{
-    Completion, KeyState, Listener, MaintenanceHook, Notifications, ServerId, Store, TrackedKey,
-    Urgency,
+    Completion, KeyState, Listener, Notifications, Reports, ServerId, Store, TrackedKey, Urgency,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -241,7 +240,7 @@ impl MemoryServer {
 
     fn notify_all_changed(&self) {
         for listener in self.listeners() {
-            listener.all_changed(self.id, &|_| true);
+            listener.all_changed(self.id);
         }
     }
 
@@ -350,24 +349,17 @@ impl MemoryServer {
 pub struct MemoryNode {
     server: Arc<MemoryServer>,
     holder: HolderId,
-    request_maintenance: MaintenanceHook,
-    hook: Option<LateReleaseHook>,
+    reports: Reports,
     /// The length of a quarantine, if the server is a node of a quorum.
     quarantine: Duration,
 }
 
 impl MemoryNode {
-    pub fn new(
-        server: Arc<MemoryServer>,
-        holder: HolderId,
-        request_maintenance: MaintenanceHook,
-        hook: Option<LateReleaseHook>,
-    ) -> Self {
+    pub fn new(server: Arc<MemoryServer>, holder: HolderId, reports: Reports) -> Self {
         Self {
             server,
             holder,
-            request_maintenance,
-            hook,
+            reports,
             quarantine: Duration::ZERO,
         }
     }
@@ -388,12 +380,6 @@ impl MemoryNode {
         self.server.outage.drop_client(&self.holder);
     }
 
-    /// Makes a store that does not report late releases.
-    #[cfg(test)]
-    pub fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
-        Self::new(server, holder, Box::new(|_| {}), None)
-    }
-
     /// Carries out `command`. During an outage in which requests hang, waits for its end until `deadline`. If the
     /// command fails because of an outage, a release is kept, and carried out when the outage ends.
     fn carry_out(
@@ -403,12 +389,11 @@ impl MemoryNode {
     ) -> Result<Reply, Error> {
         let reached = self.server.outage.wait(&self.server.clock, deadline);
         if let Err(error) = reached {
-            let hook = self.hook.as_ref();
-            let release = PendingRelease::new(&self.holder, command.clone(), &error, hook);
+            let release = PendingRelease::new(&self.holder, command.clone(), &error, &self.reports);
             if let Some(release) = release {
                 match self.server.outage.keep(release) {
                     Some(release) => self.server.carry_out_late(release),
-                    None => (self.request_maintenance)(Urgency::Soon),
+                    None => self.reports.need_maintenance(Urgency::Soon),
                 }
             }
             return Err(error);
@@ -423,8 +408,8 @@ impl MemoryNode {
                 }
                 keyspace.execute(command, step)
             });
-        let hook = self.hook.as_ref();
-        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, command));
+        let release = command.as_release();
+        let tracker = release.and_then(|it| ReleaseTracker::new(&self.reports, it, false));
         if let Some(tracker) = tracker {
             let loss = reply.as_ref().ok().and_then(|reply| {
                 let now = self.server.clock.now();

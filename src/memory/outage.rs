@@ -3,10 +3,11 @@
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::command::{Command, Release};
+use crate::command::Command;
 use crate::report::error::{Error, ErrorKind};
+use crate::store::Reports;
 use crate::store::completion::Completion;
-use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::store::late_release::ReleaseTracker;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
 
@@ -34,18 +35,16 @@ impl PendingRelease {
         holder: &HolderId,
         command: Command,
         error: &Error,
-        hook: Option<&LateReleaseHook>,
+        reports: &Reports,
     ) -> Option<Self> {
-        let Command::Release(Release { until, .. }) = &command else {
-            return None;
-        };
-        let mut tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &command));
+        let release = command.as_release()?;
+        let mut tracker = ReleaseTracker::new(reports, release, false);
         if let Some(tracker) = &mut tracker {
             tracker.report_late(error);
         }
         Some(Self {
             holder: holder.clone(),
-            until: *until,
+            until: release.until,
             command,
             tracker,
         })

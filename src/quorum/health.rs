@@ -23,7 +23,7 @@ use crate::quorum::clocks::Reading;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::{NodeClock, NodeHealth};
 use crate::store::completion::Submitted;
-use crate::store::{NodeHook, NodeReport};
+use crate::store::{Report, Reports};
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 
@@ -338,7 +338,7 @@ pub struct Prober {
     allowed: Duration,
     state: Mutex<ProberState>,
     changed: Condvar,
-    hook: Mutex<Option<NodeHook>>,
+    reports: Reports,
 }
 
 #[derive(Default)]
@@ -348,28 +348,23 @@ struct ProberState {
 }
 
 impl Prober {
-    pub fn new(allowed: Duration) -> Self {
+    pub fn new(allowed: Duration, reports: Reports) -> Self {
         Self {
             allowed,
             state: Mutex::default(),
             changed: Condvar::default(),
-            hook: Mutex::default(),
+            reports,
         }
     }
 
-    pub fn set_hook(&self, hook: NodeHook) {
-        *self.hook.lock() = Some(hook);
-    }
-
-    /// Reports a change of `member` to the hook, and wakes the prober.
+    /// Reports a change of `member`, and wakes the prober.
     pub fn follow_up(&self, noted: Noted, member: &Member, clock: &Clock) {
         if noted == Noted::Nothing {
             return;
         }
-        if noted == Noted::Changed
-            && let Some(hook) = &*self.hook.lock()
-        {
-            hook(NodeReport::Changed(member.state(clock)));
+        if noted == Noted::Changed {
+            let state = member.state(clock);
+            self.reports.send(Report::NodeChanged(state));
         }
         self.state.lock().is_requested = true;
         self.changed.notify_one();
@@ -448,10 +443,9 @@ impl Prober {
         for (member, compared) in members.iter().zip(compared) {
             let noted = member.health.note_clock(compared);
             self.follow_up(noted, member, clock);
-            if compared.is_some()
-                && let Some(hook) = &*self.hook.lock()
-            {
-                hook(NodeReport::ClockRead(member.state(clock)));
+            if compared.is_some() {
+                let state = member.state(clock);
+                self.reports.send(Report::NodeClockRead(state));
             }
         }
     }

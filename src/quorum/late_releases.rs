@@ -13,10 +13,10 @@ use crate::config::key::Key;
 use crate::quorum::count::{Count, answer};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::store::late_release::{LateRelease, LateReleaseHook};
+use crate::store::{LateRelease, Report, ReportedReleases, Reports};
 
 pub struct QuorumLateReleases {
-    hook: LateReleaseHook,
+    reports: Reports,
     count: Count,
     names: Vec<String>,
     /// The releases that have not ended on all nodes, by key and fencing token: [`MAX_OPEN`] at most.
@@ -75,9 +75,9 @@ impl Progress {
 }
 
 impl QuorumLateReleases {
-    pub fn new(hook: LateReleaseHook, names: Vec<String>) -> Arc<Self> {
+    pub fn new(reports: Reports, names: Vec<String>) -> Arc<Self> {
         Arc::new(Self {
-            hook,
+            reports,
             count: Count::of(names.len()),
             names,
             open: Mutex::default(),
@@ -90,23 +90,27 @@ impl QuorumLateReleases {
         self.open.lock().len()
     }
 
-    /// The hook of one node.
-    pub fn hook_of(self: &Arc<Self>, node: usize) -> LateReleaseHook {
+    /// The receiver of one node's reports about releases.
+    pub fn of_node(
+        self: &Arc<Self>,
+        node: usize,
+    ) -> impl Fn(&Key, u64, LateRelease) + Send + Sync + use<> {
         let releases = Arc::clone(self);
-        LateReleaseHook::of_quorum(move |key, token, report| {
-            releases.note(node, key, token, report);
-        })
+        move |key, token, report| releases.note(node, key, token, report)
     }
 
-    /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows.
-    pub fn begin(&self, key: &Key, token: u64, is_awaited: bool) {
+    /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows. Returns
+    /// false if the client follows no releases.
+    pub fn begin(&self, key: &Key, token: u64, is_awaited: bool) -> bool {
+        if self.reports.releases == ReportedReleases::None {
+            return false;
+        }
         let mut open = self.open.lock();
         let release = (key.clone(), token);
-        if open.len() >= MAX_OPEN && !open.contains_key(&release) {
-            return;
+        if open.len() < MAX_OPEN || open.contains_key(&release) {
+            open.entry(release).or_default().is_awaited = is_awaited;
         }
-        let progress = open.entry(release).or_default();
-        progress.is_awaited = is_awaited;
+        true
     }
 
     /// Notes that the caller has the outcome. If this is an error, reports the delay now, and a loss when it is found.
@@ -166,7 +170,8 @@ impl QuorumLateReleases {
         let progress = release.get_mut();
         change(progress);
         if let Some(reason) = progress.take_loss(self.count) {
-            self.hook.report(key, token, LateRelease::Lost(reason));
+            let lost = LateRelease::Lost(reason);
+            self.reports.send(Report::Release(key, token, lost));
         }
         let ended = size(progress.confirmed | progress.given_up);
         if !progress.is_awaited && ended == self.names.len() {
@@ -179,7 +184,8 @@ impl QuorumLateReleases {
 
     fn report_delay(&self, progress: &mut Progress, key: &Key, token: u64, error: Error) {
         progress.is_delay_known = true;
-        self.hook.report(key, token, LateRelease::Delayed(error));
+        let late = LateRelease::Delayed(error);
+        self.reports.send(Report::Release(key, token, late));
     }
 }
 
@@ -219,8 +225,10 @@ mod tests {
             let events: Arc<Mutex<Vec<Event>>> = Arc::default();
             let texts: Arc<Mutex<Vec<String>>> = Arc::default();
             let (reported, errors) = (Arc::clone(&events), Arc::clone(&texts));
-            let hook = LateReleaseHook::new(move |_, token, report| {
-                assert_eq!(token, TOKEN);
+            let reports = Reports::new(ReportedReleases::Late, move |report| {
+                let Report::Release(_, TOKEN, report) = report else {
+                    panic!("not a report of the release");
+                };
                 reported.lock().push(match report {
                     LateRelease::Delayed(error) => {
                         errors.lock().push(error.to_string());
@@ -231,7 +239,7 @@ mod tests {
                 });
             });
             let names = (0..nodes).map(|node| format!("node {node}")).collect();
-            let releases = QuorumLateReleases::new(hook, names);
+            let releases = QuorumLateReleases::new(reports, names);
             let key = Key::new("p:", "k", 100).unwrap();
             releases.begin(&key, TOKEN, is_awaited);
             Self {
@@ -252,8 +260,7 @@ mod tests {
         }
 
         fn note(&self, node: usize, report: LateRelease) {
-            let hook = self.releases.hook_of(node);
-            hook.report(&self.key, TOKEN, report);
+            self.releases.of_node(node)(&self.key, TOKEN, report);
         }
 
         fn leave(&self, is_released: bool) {
@@ -398,12 +405,13 @@ mod tests {
         let keys = (0..2 * ROOM_TO_KEEP).map(|n| Key::new("p:", &format!("k{n}"), 100).unwrap());
         let keys: Vec<Key> = keys.collect();
         let releases = &f.releases;
-        keys.iter()
-            .for_each(|key| releases.begin(key, TOKEN, false));
-        let hook = releases.hook_of(0);
+        for key in &keys {
+            releases.begin(key, TOKEN, false);
+        }
+        let of_node = releases.of_node(0);
         f.end(0, true);
         for key in &keys {
-            hook.report(key, TOKEN, LateRelease::Ended { confirmed: true });
+            of_node(key, TOKEN, LateRelease::Ended { confirmed: true });
         }
         assert!(f.is_forgotten());
         assert_eq!(releases.open.lock().capacity(), 0);

@@ -12,8 +12,8 @@ use crate::config::Config;
 use crate::config::key::Key;
 use crate::memory::MemoryServer;
 use crate::process::threads::ThreadGroup;
-use crate::report::error::{Error, ErrorKind};
-use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::report::error::ErrorKind;
+use crate::store::{KeyState, Listener, Notifications, Reports, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 
@@ -36,7 +36,14 @@ fn quorum(nodes: usize) -> Fixture {
         max_ttl: MAX_TTL,
         ..Config::default()
     };
-    let client = |name| QuorumStore::of_memory(&nodes, &config, &HolderId::of_text(name), None);
+    let client = |name| {
+        QuorumStore::of_memory(
+            &nodes,
+            &config,
+            &HolderId::of_text(name),
+            Reports::default(),
+        )
+    };
     Fixture {
         clients: ["host/1/a", "host/2/b"].map(client),
         nodes,
@@ -327,12 +334,12 @@ impl Listener for Moves {
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
-    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn all_changed(&self, _: ServerId) {}
+    fn moved(&self, _: &dyn Fn(&Key) -> bool) {}
     fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
     fn clock_moved(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
-    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 #[test]

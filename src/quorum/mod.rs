@@ -60,9 +60,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
-use crate::command::{
-    Acquire, ForceUnlock, GrantMessage, Hold, Mode, Outcome, Probe, Propose, Release, Renew,
-};
+use crate::command::{Acquire, ForceUnlock, Hold, Mode, Outcome, Probe, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::key;
 use crate::config::key::Key;
@@ -82,11 +80,11 @@ use crate::report::node_state::NodeState;
 use crate::store::completion::Submitted;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
-    Completion, KeyState, LateReleaseHook, Listener, MaintenanceHook, NodeHook, Notifications,
-    ServerId, Store, TrackedKey,
+    Completion, LateRelease, Listener, Notifications, Report, ReportedReleases, Reports, ServerId,
+    Store, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::id::{HolderId, LeaseId};
 use crate::util::sync::park_timeout;
 use crate::wire::Node;
 use crate::wire::connect::data_check::DataCheck;
@@ -186,7 +184,7 @@ pub struct QuorumStore {
     /// How many times votes were split so far, wrapping.
     split_vote_count: AtomicU32,
     clock: Clock,
-    late_releases: Option<Arc<QuorumLateReleases>>,
+    late_releases: Arc<QuorumLateReleases>,
     /// Set by [`Notifications::start`], and taken out by [`Notifications::stop`].
     threads: Mutex<Option<ThreadGroup>>,
 }
@@ -204,16 +202,28 @@ pub struct Member {
 }
 
 impl Member {
-    /// `node` makes the node. It gets the hook that requests the node's maintenance.
+    /// `node` makes the node. It gets the receiver of the node's reports: the node's maintenance and the ends of its
+    /// releases stay here, and the client gets the other reports.
     fn new<N: QuorumNode + 'static>(
         address: String,
-        node: impl FnOnce(MaintenanceHook) -> Arc<N>,
+        reports: Reports,
+        late_releases: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static,
+        node: impl FnOnce(Reports) -> Arc<N>,
     ) -> Arc<Self> {
         let maintenance: Arc<MaintenanceRequests> = Arc::default();
         let requests = Arc::clone(&maintenance);
+        let releases = match reports.releases {
+            ReportedReleases::None => ReportedReleases::None,
+            _ => ReportedReleases::All,
+        };
+        let of_node = Reports::new(releases, move |report| match report {
+            Report::NeedsMaintenance(urgency) => requests.request(urgency),
+            Report::Release(key, token, release) => late_releases(key, token, release),
+            other => reports.send(other),
+        });
         Arc::new(Self {
             address,
-            node: node(Box::new(move |urgency| requests.request(urgency))),
+            node: node(of_node),
             health: Health::default(),
             maintenance,
             silent_until: Mutex::default(),
@@ -355,24 +365,23 @@ impl QuorumStore {
         address: QuorumAddress,
         config: &Config,
         holder: &HolderId,
-        late_releases: Option<LateReleaseHook>,
+        reports: Reports,
     ) -> Arc<Self> {
-        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, address.names));
+        let late_releases = QuorumLateReleases::new(reports.clone(), address.names);
         let node_config = Config {
             max_ttl: address.quarantine,
             ..config.clone()
         };
         let member = |(index, endpoint): (usize, Endpoint)| {
-            Member::new(endpoint.address(), |request_maintenance| {
+            let late = late_releases.of_node(index);
+            Member::new(endpoint.address(), reports.clone(), late, |reports| {
+                let (server, holder) = (ServerId(index as u8), holder.clone());
                 Arc::new(Node::new(
-                    ServerId(index as u8),
-                    Arc::new(endpoint),
+                    server,
+                    endpoint,
                     &node_config,
-                    holder.clone(),
-                    request_maintenance,
-                    late_releases
-                        .as_ref()
-                        .map(|releases| releases.hook_of(index)),
+                    holder,
+                    reports,
                     None,
                 ))
             })
@@ -380,7 +389,14 @@ impl QuorumStore {
         let nodes = address.endpoints.into_iter().enumerate();
         let members = nodes.map(member).collect();
         let clock = Clock::default();
-        Self::of(members, config, address.quarantine, clock, late_releases)
+        Self::of(
+            members,
+            config,
+            address.quarantine,
+            clock,
+            reports,
+            late_releases,
+        )
     }
 
     /// The store of a quorum of servers in memory, which share a clock.
@@ -388,25 +404,29 @@ impl QuorumStore {
         servers: &[Arc<MemoryServer>],
         config: &Config,
         holder: &HolderId,
-        late_releases: Option<LateReleaseHook>,
+        reports: Reports,
     ) -> Arc<Self> {
         let names: Vec<String> = (0..servers.len())
             .map(|index| format!("memory node {index}"))
             .collect();
-        let late_releases = late_releases.map(|hook| QuorumLateReleases::new(hook, names.clone()));
+        let late_releases = QuorumLateReleases::new(reports.clone(), names.clone());
         let member = |(index, server): (usize, &Arc<MemoryServer>)| {
-            Member::new(names[index].clone(), |request_maintenance| {
-                let (server, holder) = (Arc::clone(server), holder.clone());
-                let hook = late_releases
-                    .as_ref()
-                    .map(|releases| releases.hook_of(index));
-                let node = MemoryNode::new(server, holder, request_maintenance, hook);
+            let late = late_releases.of_node(index);
+            Member::new(names[index].clone(), reports.clone(), late, |reports| {
+                let node = MemoryNode::new(Arc::clone(server), holder.clone(), reports);
                 Arc::new(node.with_quarantine(config.max_ttl))
             })
         };
         let members = servers.iter().enumerate().map(member).collect();
         let clock = servers[0].clock().clone();
-        Self::of(members, config, config.max_ttl, clock, late_releases)
+        Self::of(
+            members,
+            config,
+            config.max_ttl,
+            clock,
+            reports,
+            late_releases,
+        )
     }
 
     fn of(
@@ -414,7 +434,8 @@ impl QuorumStore {
         config: &Config,
         quarantine: Duration,
         clock: Clock,
-        late_releases: Option<Arc<QuorumLateReleases>>,
+        reports: Reports,
+        late_releases: Arc<QuorumLateReleases>,
     ) -> Arc<Self> {
         let mark = Key::from_full(&config.prefix, &key::data_mark(&config.prefix));
         let mark = mark.expect("it has the prefix");
@@ -424,7 +445,7 @@ impl QuorumStore {
             count: Count::of(members.len()),
             names: members.iter().map(|one| one.address.clone()).collect(),
             members,
-            prober: Arc::new(Prober::new(allowed)),
+            prober: Arc::new(Prober::new(allowed, reports)),
             probe: Command::Probe(Probe { mark }),
             proposals,
             quarantine,
@@ -750,8 +771,8 @@ impl QuorumStore {
         self.end_late_holds(release);
         let tracked = self.track_release(release, true);
         let (released, _) = self.release_on_all(release, deadline);
-        if let Some((late_releases, key, token)) = tracked {
-            late_releases.leave(key, token, &released);
+        if let Some((key, token)) = tracked {
+            self.late_releases.leave(key, token, &released);
         }
         released
     }
@@ -765,15 +786,10 @@ impl QuorumStore {
 
     /// Notes the release of a guard's lease before it is sent. Returns the key and the token for
     /// [`leave`](QuorumLateReleases::leave).
-    fn track_release<'a>(
-        &self,
-        release: &'a Command,
-        is_awaited: bool,
-    ) -> Option<(&QuorumLateReleases, &'a Key, u64)> {
-        let late_releases = self.late_releases.as_deref()?;
+    fn track_release<'a>(&self, release: &'a Command, is_awaited: bool) -> Option<(&'a Key, u64)> {
         let (key, token) = release.as_release()?.of_guard()?;
-        late_releases.begin(key, token, is_awaited);
-        Some((late_releases, key, token))
+        let is_tracked = self.late_releases.begin(key, token, is_awaited);
+        is_tracked.then_some((key, token))
     }
 
     /// Sends a release or a forced release to all nodes. Returns the reply of a majority, and the outcomes of the
@@ -1094,25 +1110,6 @@ impl Store for QuorumStore {
         Ok(Some(found))
     }
 
-    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
-        let hook = Arc::new(Mutex::new(Some(hook)));
-        for member in &self.members {
-            let hook = Arc::clone(&hook);
-            member.node.on_first_connection(Box::new(move || {
-                let hook = hook.lock().take();
-                if let Some(hook) = hook {
-                    hook();
-                }
-            }));
-        }
-    }
-
-    fn run_first_connection_hook(&self) {
-        for member in &self.members {
-            member.node.run_first_connection_hook();
-        }
-    }
-
     fn send_release(&self, release: Command) {
         self.end_late_holds(&release);
         let _ = self.track_release(&release, false);
@@ -1128,10 +1125,6 @@ impl Store for QuorumStore {
             member.state(&self.clock)
         };
         self.members.iter().map(state).collect()
-    }
-
-    fn on_node_report(&self, hook: NodeHook) {
-        self.prober.set_hook(hook);
     }
 
     fn failed_releases(&self) -> usize {
@@ -1289,7 +1282,6 @@ impl Notifications for QuorumStore {
     /// Starts the threads of the nodes. Each node has a notification connection.
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         self.start_threads(threads)?;
-        let listener: Arc<dyn Listener> = Arc::new(NodeListener(listener));
         for member in &self.members {
             let started = member.node.start(threads, Arc::clone(&listener));
             started.inspect_err(|_| Notifications::stop(self))?;
@@ -1324,39 +1316,5 @@ impl Notifications for QuorumStore {
 
     fn must_confirm_losses(&self) -> bool {
         true
-    }
-}
-
-/// Passes the notifications of nodes on, except those about queues: a quorum has none, so other users have sent them.
-struct NodeListener(Arc<dyn Listener>);
-
-impl Listener for NodeListener {
-    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
-
-    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
-    fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
-
-    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
-        self.0.forced(server, key, lease, by);
-    }
-
-    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
-        self.0.changed(server, key)
-    }
-
-    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
-        self.0.all_changed(server, keys);
-    }
-
-    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
-        self.0.seen(server, tracked, state);
-    }
-
-    fn clock_moved(&self) {
-        self.0.clock_moved();
-    }
-
-    fn refused(&self, server: ServerId, error: &Error) {
-        self.0.refused(server, error);
     }
 }

@@ -73,19 +73,19 @@ fn endpoints(urls: &[String], config: &Config) -> Vec<Endpoint> {
 }
 
 fn client(urls: &[String], config: &Config, quarantine: Duration) -> Fixture {
-    client_with_hook(urls, config, quarantine, None)
+    client_with_reports(urls, config, quarantine, Reports::default())
 }
 
-fn client_with_hook(
+fn client_with_reports(
     urls: &[String],
     config: &Config,
     quarantine: Duration,
-    hook: Option<LateReleaseHook>,
+    reports: Reports,
 ) -> Fixture {
     let holder = HolderId::of_this_process();
     let endpoints = endpoints(urls, config);
     let address = QuorumAddress::with_quarantine(endpoints, config, quarantine).unwrap();
-    let store = QuorumStore::new(address, config, &holder, hook);
+    let store = QuorumStore::new(address, config, &holder, reports);
     let threads = ThreadGroup::new();
     store.start_threads(&threads).unwrap();
     Fixture { store, threads }
@@ -1740,17 +1740,19 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
 #[test]
 fn ended_releases_of_guards_are_forgotten() {
     let mut servers = servers::<3>();
-    let reports: Arc<Mutex<Vec<&str>>> = Arc::default();
-    let reported = Arc::clone(&reports);
-    let hook = LateReleaseHook::new(move |_, _, report| {
-        reported.lock().push(match report {
-            LateRelease::Delayed(_) => "delayed",
-            other => panic!("{other:?}"),
-        });
+    let texts: Arc<Mutex<Vec<&str>>> = Arc::default();
+    let reported = Arc::clone(&texts);
+    let reports = Reports::new(ReportedReleases::Late, move |report| {
+        if let Report::Release(_, _, report) = report {
+            reported.lock().push(match report {
+                LateRelease::Delayed(_) => "delayed",
+                other => panic!("{other:?}"),
+            });
+        }
     });
     let config = config(Duration::from_secs(2));
-    let client = client_with_hook(&urls(&servers), &config, config.max_ttl, Some(hook));
-    let open = || client.store.late_releases.as_ref().unwrap().open();
+    let client = client_with_reports(&urls(&servers), &config, config.max_ttl, reports);
+    let open = || client.store.late_releases.open();
     // Grants 20 locks, lets nodes fail, and releases the locks. Waits so long for each of the releases.
     let release_all = |fail: &mut dyn FnMut(), ttl: Duration, limit: Duration| {
         let grant = |n| {
@@ -1777,7 +1779,7 @@ fn ended_releases_of_guards_are_forgotten() {
     assert_eq!(open(), 20);
     servers[2].resume();
     assert!(eventually(LONG, || open() == 0));
-    assert_eq!(*reports.lock(), [""; 0]);
+    assert_eq!(*texts.lock(), [""; 0]);
     // No majority replies, and then all nodes do.
     let stop = |servers: &[Server]| servers[1..].iter().for_each(Server::stop);
     release_all(&mut || stop(&servers), TTL, SHORT);
@@ -1787,6 +1789,6 @@ fn ended_releases_of_guards_are_forgotten() {
     let mut kill = || servers[1..].iter_mut().for_each(Server::kill);
     release_all(&mut kill, SHORT, SHORT);
     assert!(eventually(LONG, || open() == 0));
-    let reports = reports.lock().len();
+    let reports = texts.lock().len();
     assert!((30..=40).contains(&reports), "{reports}");
 }

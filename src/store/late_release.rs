@@ -2,63 +2,16 @@
 //! a caller gets the reply. The nodes of a quorum also report how each release ended. Neither writes nor repeats
 //! releases.
 
-use std::sync::Arc;
-
-use crate::command::Command;
+use crate::command::Release;
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
+use crate::store::reports::{LateRelease, Report, ReportedReleases, Reports};
 
-/// A report about a release that failed at the first attempt, or that found its lock lost.
-#[derive(Debug)]
-pub enum LateRelease {
-    /// The first attempt failed. The background repeats the release.
-    Delayed(Error),
-    /// Redis confirmed the release, or the store stopped repeating it. Only nodes of a quorum report this.
-    Ended { confirmed: bool },
-    /// The reply to the first attempt came before the end of the lease's validity, and reports that the lease does not
-    /// hold the key. A caller does not get this reply, except on a node of a quorum. `Ended` may follow.
-    Lost(LossReason),
-}
-
-type Report = dyn Fn(&Key, u64, LateRelease) + Send + Sync;
-
-/// Gets each report with the lock's key and fencing token.
-#[derive(Clone)]
-pub struct LateReleaseHook {
-    report: Arc<Report>,
-    /// Whether the hook also gets the ends of releases, and losses of which a caller learns.
-    is_of_quorum: bool,
-}
-
-impl LateReleaseHook {
-    /// `report` has to be quick and must not block. A pipeline's mutex may be locked during the call, so it must not
-    /// call the store.
-    pub fn new(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
-        Self {
-            report: Arc::new(report),
-            is_of_quorum: false,
-        }
-    }
-
-    /// The hook of a quorum's node. `report` also gets the end of each release, and losses of which a caller learns,
-    /// since the quorum has to count its nodes.
-    pub fn of_quorum(report: impl Fn(&Key, u64, LateRelease) + Send + Sync + 'static) -> Self {
-        Self {
-            is_of_quorum: true,
-            ..Self::new(report)
-        }
-    }
-
-    pub fn report(&self, key: &Key, token: u64, report: LateRelease) {
-        (self.report)(key, token, report);
-    }
-}
-
-/// Tracks a release that is being written or waits for its reply, and reports to the hook. The drop reports the release
-/// as late and ended. [`confirm`](Self::confirm) and [`suspend`](Self::suspend) end the tracking without this report.
+/// Tracks a release that is being written or waits for its reply, and reports it. The drop reports the release as late
+/// and ended. [`confirm`](Self::confirm) and [`suspend`](Self::suspend) end the tracking without this report.
 pub struct ReleaseTracker {
-    hook: LateReleaseHook,
+    reports: Reports,
     key: Key,
     token: u64,
     reported_late: bool,
@@ -67,28 +20,30 @@ pub struct ReleaseTracker {
 }
 
 impl ReleaseTracker {
-    fn new(hook: &LateReleaseHook, key: &Key, token: u64) -> Self {
-        Self {
-            hook: hook.clone(),
+    /// Tracks the release of a guard's lease. Returns `None` for other releases, and if the client follows none.
+    /// `reported_late`: the release left a pipeline's queue, and was reported as late before.
+    pub fn new(reports: &Reports, release: &Release, reported_late: bool) -> Option<Self> {
+        if reports.releases == ReportedReleases::None {
+            return None;
+        }
+        let (key, token) = release.of_guard()?;
+        Some(Self {
+            reports: reports.clone(),
             key: key.clone(),
             token,
-            reported_late: false,
+            reported_late,
             confirmed: false,
             suspended: false,
-        }
+        })
     }
 
-    /// Tracks `command` if it is a guard's release.
-    pub fn of_guard_release(hook: &LateReleaseHook, command: &Command) -> Option<Self> {
-        let (key, token) = command.as_release()?.of_guard()?;
-        Some(Self::new(hook, key, token))
+    fn report(&self, report: LateRelease) {
+        self.reports
+            .send(Report::Release(&self.key, self.token, report));
     }
 
-    /// Tracks a release that left a pipeline's queue. `reported_late`: the hook knows that the release is late.
-    pub fn resume(hook: &LateReleaseHook, key: &Key, token: u64, reported_late: bool) -> Self {
-        let mut tracker = Self::new(hook, key, token);
-        tracker.reported_late = reported_late;
-        tracker
+    fn is_of_quorum(&self) -> bool {
+        self.reports.releases == ReportedReleases::All
     }
 
     /// Ends the tracking, because the release goes to a pipeline's queue. Returns whether the release was reported as
@@ -101,19 +56,17 @@ impl ReleaseTracker {
     /// Reports the release as late, unless it was reported before.
     pub fn report_late(&mut self, error: &Error) {
         if !std::mem::replace(&mut self.reported_late, true) {
-            let report = LateRelease::Delayed(error.clone());
-            self.hook.report(&self.key, self.token, report);
+            self.report(LateRelease::Delayed(error.clone()));
         }
     }
 
-    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller got the reply and
-    /// the hook is not of a quorum.
+    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller of a store without
+    /// a quorum got the reply.
     pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
-            && (!is_delivered || self.hook.is_of_quorum)
+            && (!is_delivered || self.is_of_quorum())
         {
-            let report = LateRelease::Lost(reason);
-            self.hook.report(&self.key, self.token, report);
+            self.report(LateRelease::Lost(reason));
         }
         self.confirmed = true;
     }
@@ -129,9 +82,8 @@ impl Drop for ReleaseTracker {
         if !confirmed {
             self.report_late(&Error::new(ErrorKind::Timeout, "the release was given up"));
         }
-        if self.hook.is_of_quorum {
-            let report = LateRelease::Ended { confirmed };
-            self.hook.report(&self.key, self.token, report);
+        if self.is_of_quorum() {
+            self.report(LateRelease::Ended { confirmed });
         }
     }
 }

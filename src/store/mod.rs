@@ -6,6 +6,7 @@
 //! - [`Notifications`] reports what servers observe, and decides whether waiters queue in Redis. A report names its
 //!   server.
 //! - [`Backend`] holds the two.
+//! - [`Reports`] receives what a store reports by itself. A store gets it when it is made.
 //!
 //! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. Its caller
 //! continues as soon as the outcomes are enough, and then leaves. Each outcome is either among those that the caller
@@ -19,6 +20,7 @@ pub mod maintenance;
 #[cfg(shuttle)]
 pub mod model;
 pub mod observation;
+pub mod reports;
 #[cfg(all(test, not(shuttle)))]
 pub mod scripted;
 
@@ -34,24 +36,10 @@ use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 
 pub use completion::Completion;
-pub use late_release::{LateRelease, LateReleaseHook};
 pub use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
+pub use reports::{LateRelease, Report, ReportedReleases, Reports};
 #[cfg(all(test, not(shuttle)))]
 pub use scripted::Scripted;
-
-/// Called with the reason why acquires by plain commands are not allowed.
-pub type RefusalHook = Box<dyn FnOnce(Error) + Send>;
-
-/// A report of a quorum about one of its nodes.
-pub enum NodeReport {
-    /// The health of the node has changed, or whether its clock is within the bound.
-    Changed(NodeState),
-    /// The node's clock was read and compared.
-    ClockRead(NodeState),
-}
-
-/// A function that a quorum calls with each report. It has to be quick and must not block.
-pub type NodeHook = Box<dyn Fn(NodeReport) + Send + Sync>;
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// its deadline at the latest. (A process that can start no thread may connect for longer.)
@@ -87,28 +75,10 @@ pub trait Store: Send + Sync {
         Ok(None)
     }
 
-    /// Sets the hook that is called once, after the first connection was opened. It has to be quick and must not block.
-    fn on_first_connection(&self, _hook: Box<dyn FnOnce() + Send>) {}
-
-    /// Calls the hook of `on_first_connection` now, because a connection was opened before the hook was set.
-    fn run_first_connection_hook(&self) {}
-
-    /// Sets the hook that is called when the client connects to the last known primary because the sentinels do not
-    /// name one. It is called once until a sentinel names the primary again. It has to be quick and must not block.
-    /// Only the first hook counts.
-    fn on_unavailable_sentinels(&self, _hook: Box<dyn Fn(Error) + Send + Sync>) {}
-
-    /// Sets the hook that is called once, if the server does not allow acquires by plain commands and the client uses
-    /// the script. It has to be quick and must not block.
-    fn on_plain_acquires_refused(&self, _hook: RefusalHook) {}
-
     /// The nodes of a quorum; none for other stores.
     fn nodes(&self) -> Vec<NodeState> {
         Vec::new()
     }
-
-    /// Sets the function that a quorum calls with each report about a node.
-    fn on_node_report(&self, _hook: NodeHook) {}
 
     /// Writes a release to the socket, or queues it for the background, which repeats it if it fails. Does not wait for
     /// the reply. Never connects, and blocks for one write at most.
@@ -189,6 +159,11 @@ pub trait Notifications: Send + Sync {
         0
     }
 
+    /// Whether `server` stores `key`, so that a report about all keys of the server includes this one.
+    fn is_at(&self, _server: ServerId, _key: &Key) -> bool {
+        true
+    }
+
     /// Whether a request has to confirm a loss that a notification reports: the notification may come from another
     /// server than the replies, or from another user.
     fn must_confirm_losses(&self) -> bool {
@@ -245,6 +220,3 @@ pub enum Urgency {
     /// At once: a queued release can be written now.
     Now,
 }
-
-/// A function that a store calls when it needs [`Store::run_maintenance`]. It has to be quick and must not block.
-pub type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;

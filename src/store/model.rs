@@ -184,7 +184,7 @@ impl Direct {
                 }
             }
             Notice::Track(tracked) => self.read_and_track(listener, &tracked),
-            Notice::Reconnected => listener.all_changed(ServerId::ONLY, &|_| true),
+            Notice::Reconnected => listener.all_changed(ServerId::ONLY),
         }
     }
 

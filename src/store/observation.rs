@@ -4,7 +4,6 @@ use crate::command::GrantMessage;
 use crate::command::value;
 use crate::command::value::LockValue;
 use crate::config::key::Key;
-use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 
@@ -86,15 +85,15 @@ pub trait Listener: Send + Sync {
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
     /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
-    /// Any key for which `keys` returns true may have changed: the server was flushed, another server stores the key
-    /// now, or notifications were missed. The listener tracks these keys again.
-    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool);
+    /// Any key of the server may have changed: the server was flushed, or notifications were missed. The listener tracks
+    /// the keys again.
+    fn all_changed(&self, server: ServerId);
+    /// Another server stores each key now for which `keys` returns true. The listener tracks these keys again.
+    fn moved(&self, keys: &dyn Fn(&Key) -> bool);
     /// A tracked key was read.
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>);
     /// A test moved the client's clock ahead.
     fn clock_moved(&self);
-    /// The server refuses notifications to this client.
-    fn refused(&self, server: ServerId, error: &Error);
 }
 
 /// Does nothing.
@@ -110,8 +109,8 @@ impl Listener for NoListener {
     fn changed(&self, _: ServerId, _: &Key) -> Option<TrackedKey> {
         None
     }
-    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn all_changed(&self, _: ServerId) {}
+    fn moved(&self, _: &dyn Fn(&Key) -> bool) {}
     fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
     fn clock_moved(&self) {}
-    fn refused(&self, _: ServerId, _: &Error) {}
 }

@@ -35,8 +35,7 @@ use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{
-    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RefusalHook,
-    RenewalLimits, ServerId, Store, TrackedKey,
+    Completion, Listener, Notifications, RenewalLimits, Reports, ServerId, Store, TrackedKey,
 };
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
@@ -83,14 +82,15 @@ impl Node {
     /// to the [`Listener`].
     pub fn new(
         server: ServerId,
-        endpoint: Arc<Endpoint>,
+        mut endpoint: Endpoint,
         config: &Config,
         holder: HolderId,
-        request_maintenance: MaintenanceHook,
-        late_releases: Option<LateReleaseHook>,
+        reports: Reports,
         router: Option<Weak<dyn ReleaseRouter>>,
     ) -> Self {
+        endpoint.set_reports(reports.clone());
         endpoint.name_connections(&holder);
+        let endpoint = Arc::new(endpoint);
         let notifications = NotificationConnection::new(
             server,
             Arc::clone(&endpoint),
@@ -111,7 +111,8 @@ impl Node {
             &config.prefix,
             config.layout,
             config.max_reply_bytes,
-        );
+        )
+        .with_reports(reports.clone());
         if endpoint.data_check().is_some() {
             context = context.with_quarantine(config.max_ttl);
         }
@@ -121,8 +122,7 @@ impl Node {
             context,
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
-            request_maintenance,
-            late_releases,
+            reports,
             server,
             router,
         });
@@ -373,24 +373,6 @@ impl Store for Node {
             ..
         } = &*self.shared;
         self.environment.run(endpoint, *command_timeout).map(Some)
-    }
-
-    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
-        self.shared.endpoint.on_first_connection(hook);
-    }
-
-    fn on_unavailable_sentinels(&self, hook: Box<dyn Fn(Error) + Send + Sync>) {
-        if let Some(sentinels) = self.shared.endpoint.sentinels() {
-            sentinels.on_unavailable(hook);
-        }
-    }
-
-    fn on_plain_acquires_refused(&self, hook: RefusalHook) {
-        self.shared.context.on_plain_acquires_refused(hook);
-    }
-
-    fn run_first_connection_hook(&self) {
-        self.shared.endpoint.run_first_connection_hook();
     }
 
     fn send_release(&self, release: Command) {

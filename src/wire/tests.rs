@@ -15,8 +15,8 @@ use super::*;
 use crate::command::{Acquire, Inspect, Mode, Outcome, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
-use crate::store::Urgency;
 use crate::store::completion::Submitted;
+use crate::store::{Report, ReportedReleases, Urgency};
 use crate::util::id::LeaseId;
 use crate::util::slot;
 use crate::util::slot::{Redirect, Slot};
@@ -216,29 +216,21 @@ fn renewals(count: usize) -> Vec<Request> {
 }
 
 fn node(url: &str) -> Node {
-    node_with(url, Box::new(|_| {}))
+    node_with(url, Reports::default())
 }
 
-fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
+fn node_with(url: &str, reports: Reports) -> Node {
     let endpoint = Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap();
-    node_at(endpoint, request_maintenance)
+    node_at(endpoint, reports)
 }
 
-fn node_at(endpoint: Endpoint, request_maintenance: MaintenanceHook) -> Node {
+fn node_at(endpoint: Endpoint, reports: Reports) -> Node {
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
     };
     let holder = HolderId::of_this_process();
-    Node::new(
-        ServerId::ONLY,
-        Arc::new(endpoint),
-        &config,
-        holder,
-        request_maintenance,
-        None,
-        None,
-    )
+    Node::new(ServerId::ONLY, endpoint, &config, holder, reports, None)
 }
 
 #[test]
@@ -374,8 +366,10 @@ fn maintained_node(url: &str) -> Arc<Node> {
     let again = request.clone();
     let node = Arc::new(node_with(
         url,
-        Box::new(move |urgency| {
-            let _ = request.send(urgency);
+        Reports::new(ReportedReleases::None, move |report| {
+            if let Report::NeedsMaintenance(urgency) = report {
+                let _ = request.send(urgency);
+            }
         }),
     ));
     let maintained = Arc::downgrade(&node);
@@ -503,7 +497,7 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let server = Server::start().unwrap();
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
     endpoint.set_data_check(DataCheck::new("p:", LONG, false));
-    let node = node_at(endpoint, Box::new(|_| {}));
+    let node = node_at(endpoint, Reports::default());
     let release = Command::Release(Release {
         min_hold: Duration::ZERO,
         mode: Mode::Exclusive,
@@ -527,7 +521,7 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
 #[test]
 fn releases_of_callers_that_left_stay_queued() {
     let server = Server::start().unwrap();
-    let node = node_with(&server.url(), Box::new(|_| {}));
+    let node = node_with(&server.url(), Reports::default());
     let release = Command::Release(Release {
         min_hold: Duration::ZERO,
         mode: Mode::Exclusive,
@@ -551,10 +545,11 @@ fn dropping_a_sent_request_requests_maintenance() {
     let server = Server::start().unwrap();
     let urgent: Arc<AtomicUsize> = Arc::default();
     let counter = Arc::clone(&urgent);
-    let count = move |urgency| {
-        counter.fetch_add(usize::from(urgency == Urgency::Now), Ordering::SeqCst);
-    };
-    let node = node_with(&server.url(), Box::new(count));
+    let reports = Reports::new(ReportedReleases::None, move |report| {
+        let is_urgent = matches!(report, Report::NeedsMaintenance(Urgency::Now));
+        counter.fetch_add(usize::from(is_urgent), Ordering::SeqCst);
+    });
+    let node = node_with(&server.url(), reports);
     let key = Key::new("p:", "a", 100).unwrap();
     let command = Command::Inspect(Inspect { key });
     let deadline = MonotonicTime::now().after(LONG);

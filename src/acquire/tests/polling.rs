@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::*;
 use crate::command::Inspect;
 use crate::memory::{MemoryNode, MemoryServer};
-use crate::store::{Listener, Notifications, TrackedKey};
+use crate::store::{Listener, Notifications, Reports, TrackedKey};
 use crate::util::id::HolderId;
 
 /// The notifications of a store without queues. This store sends none.
@@ -36,7 +36,11 @@ fn client(server: &Arc<MemoryServer>) -> Acquirer {
     let holder = HolderId::of_this_process();
     let backend = Backend {
         notifications: Arc::new(Silent),
-        ..Backend::new(Arc::new(MemoryNode::plain(Arc::clone(server), holder)))
+        ..Backend::new(Arc::new(MemoryNode::new(
+            Arc::clone(server),
+            holder,
+            Reports::default(),
+        )))
     };
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();

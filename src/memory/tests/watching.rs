@@ -10,9 +10,9 @@ use crate::command::{Acquire, Command, GrantMessage, Mode, QueueMode, Reply};
 use crate::config::key::Key;
 use crate::memory::{MemoryNode, MemoryServer};
 use crate::process::threads::ThreadGroup;
-use crate::report::error::{Error, ErrorKind};
+use crate::report::error::ErrorKind;
 use crate::store::completion::Submitted;
-use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::store::{KeyState, Listener, Notifications, Reports, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 
@@ -32,15 +32,14 @@ impl Listener for TrackAll {
         Some(tracked_key(key))
     }
 
-    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn all_changed(&self, _: ServerId) {}
+    fn moved(&self, _: &dyn Fn(&Key) -> bool) {}
 
     fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
         self.0.lock().push(state.exists());
     }
 
     fn clock_moved(&self) {}
-
-    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 fn tracked_key(key: &Key) -> TrackedKey {
@@ -53,7 +52,7 @@ fn tracked_key(key: &Key) -> TrackedKey {
 #[test]
 fn a_key_is_tracked_while_it_exists() {
     let (server, key) = (MemoryServer::new(), key(0));
-    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let store = MemoryNode::new(Arc::clone(&server), holder(0), Reports::default());
     let track_all = Arc::new(TrackAll::default());
     store
         .start(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
@@ -91,7 +90,7 @@ fn a_key_is_tracked_while_it_exists() {
 #[test]
 fn a_submitted_request_hangs_until_the_outage_ends() {
     let server = MemoryServer::new();
-    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let store = MemoryNode::new(Arc::clone(&server), holder(0), Reports::default());
     let submit = |key| {
         let (submitted, mut completions) = Submitted::new(1);
         let command = Command::Acquire(Acquire {

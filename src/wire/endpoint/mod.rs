@@ -23,6 +23,7 @@ use crate::config::credentials::{Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::report::error::{Error, ErrorKind};
+use crate::store::{Report, Reports};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::sync::park_timeout;
@@ -73,8 +74,7 @@ pub struct Endpoint {
     is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
     data_check: Option<DataCheck>,
-    /// Called once, after the first connection was opened.
-    on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    reports: Reports,
 }
 
 /// An attempt counts as hanging after this time in one step. Then errors name its step instead of an earlier failure.
@@ -174,7 +174,7 @@ impl Endpoint {
             queries: Sockets::default(),
             is_in_cluster: false,
             data_check: None,
-            on_first_connection: Mutex::default(),
+            reports: Reports::default(),
         }
     }
 
@@ -343,7 +343,10 @@ impl Endpoint {
             Err(error) => match sentinels.last_primary() {
                 Some(last) => {
                     queries.check()?;
-                    sentinels.report_unavailable(&error);
+                    if sentinels.begin_report() {
+                        self.reports
+                            .send(Report::SentinelsUnavailable(error.clone()));
+                    }
                     (last, NamedBy::EarlierAnswer(error))
                 }
                 None => return Err(error),
@@ -412,17 +415,13 @@ impl Endpoint {
         self.dialer.name_connections(holder);
     }
 
-    /// Sets the hook that is called once, after a connection was opened.
-    pub fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
-        *self.on_first_connection.lock() = Some(hook);
+    /// Sets the receiver of reports about connections.
+    pub fn set_reports(&mut self, reports: Reports) {
+        self.reports = reports;
     }
 
-    /// Calls the hook, unless it was called before.
-    pub fn run_first_connection_hook(&self) {
-        let hook = self.on_first_connection.lock().take();
-        if let Some(hook) = hook {
-            hook();
-        }
+    pub fn reports(&self) -> &Reports {
+        &self.reports
     }
 
     /// The address for debug output, without user and password.
@@ -802,7 +801,7 @@ impl Endpoint {
         failures.count > before && last.is_some_and(|(error, _)| error.is_lasting())
     }
 
-    /// Calls [`open`](Self::open), records how it has ended, and calls the hooks. For all connections but those of
+    /// Calls [`open`](Self::open), records how it has ended, and reports it. For all connections but those of
     /// notifications and of checks.
     pub fn open_and_record(&self) -> Result<Connection, Error> {
         let opened = self.open();
@@ -817,7 +816,7 @@ impl Endpoint {
         if opened.is_err() {
             self.epoch.call_failure_hook();
         } else {
-            self.run_first_connection_hook();
+            self.reports.send(Report::Connected);
         }
         opened
     }

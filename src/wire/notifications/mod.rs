@@ -57,7 +57,7 @@ use crate::command::QueueMode;
 use crate::config::key::{Key, channel, fence_counter};
 use crate::process::threads::{ThreadGroup, sleep_unless};
 use crate::report::error::{Error, ErrorKind};
-use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
+use crate::store::{KeyState, Listener, Report, ServerId, TrackedKey};
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -559,11 +559,11 @@ impl NotificationConnection {
                     match opened.untracked {
                         None => is_reported = false,
                         Some(error) if !std::mem::replace(&mut is_reported, true) => {
-                            listener.refused(self.server, &error.followed_by(UNTRACKED));
+                            self.report_refusal(error.followed_by(UNTRACKED));
                         }
                         Some(_) => {}
                     }
-                    listener.all_changed(self.server, &|_| true);
+                    listener.all_changed(self.server);
                     let replace_at = self.endpoint.limits().replace_at(now);
                     (opened.subscription, opened.made_in, replace_at)
                 }
@@ -581,7 +581,7 @@ impl NotificationConnection {
                     let is_refused = !failure.error.is_unavailable();
                     let counts_as_refused = is_refused || closed_late >= MOST_CLOSED_LATE;
                     if counts_as_refused && !std::mem::replace(&mut is_reported, true) {
-                        listener.refused(self.server, &failure.error.followed_by(REFUSED));
+                        self.report_refusal(failure.error.followed_by(REFUSED));
                     }
                     if is_refused {
                         self.sleep(REFUSED_PAUSE);
@@ -608,6 +608,11 @@ impl NotificationConnection {
                 ListenEnd::Old => old = Some((subscription, made_in)),
             }
         }
+    }
+
+    fn report_refusal(&self, error: Error) {
+        let refused = Report::NotificationsRefused(error);
+        self.endpoint.reports().send(refused);
     }
 
     /// Sleeps until a connection is needed. Returns false once stopped.
@@ -782,7 +787,7 @@ impl NotificationConnection {
             }
             Some(Value::Nil) => {
                 self.epoch.fetch_add(1, Ordering::AcqRel);
-                listener.all_changed(self.server, &|_| true);
+                listener.all_changed(self.server);
                 true
             }
             _ => false,

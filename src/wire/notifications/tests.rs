@@ -63,10 +63,10 @@ impl Listener for ChangeCounter {
     fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn called(&self, _: ServerId, _: &Key, _: LeaseStart) {}
     fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
-    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
+    fn all_changed(&self, _: ServerId) {}
+    fn moved(&self, _: &dyn Fn(&Key) -> bool) {}
     fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
     fn clock_moved(&self) {}
-    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 #[test]

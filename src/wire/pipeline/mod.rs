@@ -80,7 +80,7 @@ use crate::command::{Command, Outcome, Reply, Request};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion, WaitEnd};
-use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, ServerId, Urgency};
+use crate::store::{RenewalLimits, Reports, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::util::sync;
@@ -128,8 +128,7 @@ pub struct Shared {
     pub context: ScriptContext,
     pub connect_timeout: Duration,
     pub command_timeout: Duration,
-    pub request_maintenance: MaintenanceHook,
-    pub late_releases: Option<LateReleaseHook>,
+    pub reports: Reports,
     pub server: ServerId,
     /// `None` if the store has one server.
     pub router: Option<Weak<dyn ReleaseRouter>>,
@@ -178,7 +177,7 @@ impl Pipeline {
     }
 
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
-        let mut state = PipelineState::new(shared.late_releases.clone());
+        let mut state = PipelineState::new(shared.reports.clone());
         if shared.endpoint.data_check().is_some() {
             state = state.with_most_releases(MOST_RELEASES_ON_QUORUM);
         }
@@ -264,7 +263,7 @@ impl Pipeline {
     }
 
     fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
-        PendingRequest::new(command, completion).with_tracker(self.shared.late_releases.as_ref())
+        PendingRequest::new(command, completion).with_tracker(&self.shared.reports)
     }
 
     /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
@@ -385,7 +384,7 @@ impl Pipeline {
             }
             urgency_of(&state)
         };
-        (self.shared.request_maintenance)(urgency);
+        self.shared.reports.need_maintenance(urgency);
         None
     }
 
@@ -435,7 +434,7 @@ impl Pipeline {
         match leadership {
             // Dropping `Leadership` writes the batch.
             Ok(leadership) => drop(leadership),
-            Err(urgency) => (self.shared.request_maintenance)(urgency),
+            Err(urgency) => self.shared.reports.need_maintenance(urgency),
         }
     }
 
@@ -447,7 +446,7 @@ impl Pipeline {
             (!state.is_led).then(|| urgency_of(&state))
         };
         if let Some(urgency) = urgency {
-            (self.shared.request_maintenance)(urgency);
+            self.shared.reports.need_maintenance(urgency);
         }
     }
 
@@ -483,7 +482,7 @@ impl Pipeline {
     /// become stale: without further requests, the pipeline would not notice.
     pub fn request_repeats(&self) {
         if self.confirmed.lock().has_live(MonotonicTime::now()) {
-            (self.shared.request_maintenance)(Urgency::Soon);
+            self.shared.reports.need_maintenance(Urgency::Soon);
         }
     }
 
@@ -520,7 +519,7 @@ impl Pipeline {
             None => Some(release),
         };
         left.map_or(Next::Done, |release| {
-            let mut request = PendingRequest::from_release(release, shared.late_releases.as_ref());
+            let mut request = PendingRequest::from_release(release, &shared.reports);
             request.attempts += 1;
             Next::RetryLater(request)
         })
@@ -1182,7 +1181,7 @@ impl Drop for Leadership<'_> {
             };
             drop(state);
             if let Some(urgency) = urgency {
-                (self.pipeline.shared.request_maintenance)(urgency);
+                self.pipeline.shared.reports.need_maintenance(urgency);
             }
             return;
         }

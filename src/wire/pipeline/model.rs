@@ -10,6 +10,7 @@ use crate::command::{Acquire, Held, QueueMode, Release};
 use crate::config::key::{Key, KeyLayout};
 use crate::config::{DEFAULT_MAX_REPLY, Replicas};
 use crate::store::completion::Submitted;
+use crate::store::{Report, ReportedReleases};
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::sync::model::{chance, check, pass, survives};
 use crate::util::sync::{AtomicBool, Condvar, Ordering};
@@ -53,7 +54,7 @@ impl World {
     fn new(faults: Faults) -> Self {
         let server = Server::new(faults);
         let board = Arc::<Board>::default();
-        let request_maintenance = Arc::clone(&board);
+        let requests = Arc::clone(&board);
         let endpoint = Endpoint::new("redis://model", SECOND, DEFAULT_MAX_REPLY).unwrap();
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
             connector: Arc::clone(&server),
@@ -67,16 +68,16 @@ impl World {
             // Longer than the short limit of a caller, which therefore cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,
-            request_maintenance: Box::new(move |urgency| {
-                let mut state = request_maintenance.state.lock();
-                match urgency {
-                    Urgency::Now => state.is_requested = true,
-                    Urgency::Soon => state.later = true,
+            reports: Reports::new(ReportedReleases::None, move |report| {
+                let mut state = requests.state.lock();
+                match report {
+                    Report::NeedsMaintenance(Urgency::Now) => state.is_requested = true,
+                    Report::NeedsMaintenance(Urgency::Soon) => state.later = true,
+                    _ => return,
                 }
                 drop(state);
-                request_maintenance.changed.notify_one();
+                requests.changed.notify_one();
             }),
-            late_releases: None,
             server: ServerId::ONLY,
             router: None,
         }));

@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::command::{Command, IfUnanswered, Outcome, Release, Reply};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
+use crate::store::Reports;
 use crate::store::completion::{Caller, Completion};
-use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
+use crate::store::late_release::ReleaseTracker;
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::wire::pipeline::confirmed::ConfirmedRelease;
@@ -64,9 +65,10 @@ impl PendingRequest {
         }
     }
 
-    /// Reports to `hook` if this is a guard's release and is late.
-    pub fn with_tracker(mut self, hook: Option<&LateReleaseHook>) -> Self {
-        let tracker = hook.and_then(|hook| ReleaseTracker::of_guard_release(hook, &self.command));
+    /// Reports this request if it is a guard's release and is late.
+    pub fn with_tracker(mut self, reports: &Reports) -> Self {
+        let release = self.command.as_release();
+        let tracker = release.and_then(|it| ReleaseTracker::new(reports, it, false));
         self.tracker = tracker.map(Box::new);
         self
     }
@@ -115,17 +117,9 @@ impl PendingRequest {
         })
     }
 
-    /// Makes a request of a queued release, and a tracker that reports to `hook`.
-    pub fn from_release(queued: QueuedRelease, hook: Option<&LateReleaseHook>) -> Self {
-        let of_guard = hook.zip(queued.release.of_guard());
-        let tracker = of_guard.map(|(hook, (key, token))| {
-            Box::new(ReleaseTracker::resume(
-                hook,
-                key,
-                token,
-                queued.reported_late,
-            ))
-        });
+    /// Makes a request of a queued release, and its tracker.
+    pub fn from_release(queued: QueuedRelease, reports: &Reports) -> Self {
+        let tracker = ReleaseTracker::new(reports, &queued.release, queued.reported_late);
         Self {
             command: Command::Release(queued.release),
             completion: None,
@@ -133,7 +127,7 @@ impl PendingRequest {
             is_undo: queued.is_undo,
             may_be_set: false,
             route: queued.route,
-            tracker,
+            tracker: tracker.map(Box::new),
         }
     }
 

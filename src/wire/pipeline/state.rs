@@ -9,7 +9,7 @@ use crate::command::{Acquire, Command};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
-use crate::store::late_release::{LateRelease, LateReleaseHook};
+use crate::store::{LateRelease, Report, ReportedReleases, Reports};
 use crate::util::clock::MonotonicTime;
 use crate::wire::pipeline::connection::PipelinedConnection;
 use crate::wire::pipeline::releases::{QueuedRelease, Releases, Swept};
@@ -49,8 +49,7 @@ pub struct PipelineState {
     undo_repeats: RetryQueues,
     /// The most releases that these three queues keep together.
     most_releases: usize,
-    /// Called when a release is late. On a node of a quorum, also when it ended.
-    hook: Option<LateReleaseHook>,
+    reports: Reports,
     /// The number of failed attempts to connect since the last successful attempt.
     failures: u32,
     /// The background does not connect before this time.
@@ -84,7 +83,7 @@ impl RetryQueues {
 }
 
 impl PipelineState {
-    pub fn new(hook: Option<LateReleaseHook>) -> Self {
+    pub fn new(reports: Reports) -> Self {
         Self {
             is_led: false,
             connection: None,
@@ -97,7 +96,7 @@ impl PipelineState {
             refused: RetryQueues::default(),
             undo_repeats: RetryQueues::default(),
             most_releases: usize::MAX,
-            hook,
+            reports,
             failures: 0,
             connect_at: None,
             swept_at: None,
@@ -187,7 +186,7 @@ impl PipelineState {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
             let mut queues = std::iter::once(&mut self.unawaited).chain(repeats);
             let oldest = queues.find_map(Releases::pop);
-            drop(oldest.map(|oldest| PendingRequest::from_release(oldest, self.hook.as_ref())));
+            drop(oldest.map(|oldest| PendingRequest::from_release(oldest, &self.reports)));
         }
     }
 
@@ -299,7 +298,7 @@ impl PipelineState {
                 {
                     room -= 1;
                     if release.is_wanted(now) {
-                        batch.push(PendingRequest::from_release(release, self.hook.as_ref()));
+                        batch.push(PendingRequest::from_release(release, &self.reports));
                     }
                 }
             }
@@ -320,14 +319,14 @@ impl PipelineState {
             unawaited,
             refused,
             undo_repeats,
-            hook,
+            reports,
             ..
         } = self;
         let mut room = at_a_time;
         // Dropping a release whose ttl has ended reports it as given up.
         let take = |batch: &mut Vec<PendingRequest>, release: QueuedRelease| {
             let is_wanted = release.is_wanted(now);
-            let request = PendingRequest::from_release(release, hook.as_ref());
+            let request = PendingRequest::from_release(release, reports);
             if is_wanted {
                 batch.push(request);
             }
@@ -392,7 +391,7 @@ impl PipelineState {
             bytes -= release.bytes();
             let is_wanted = release.is_wanted(now);
             // Dropping a release whose ttl has ended reports it as given up.
-            let request = PendingRequest::from_release(release, self.hook.as_ref());
+            let request = PendingRequest::from_release(release, &self.reports);
             if is_wanted {
                 batch.push(request);
             }
@@ -475,22 +474,25 @@ impl PipelineState {
             return;
         }
         self.swept_at = Some(now);
-        let hook = self.hook.as_ref();
+        let reports = &self.reports;
+        let is_followed = reports.releases != ReportedReleases::None;
         let change = |release: &mut Swept<'_>| {
             // The failed connection counts as an attempt. So the release is given up at the end of its ttl
             // (`QueuedRelease::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
-            if let Some((hook, token)) = hook.zip(release.held).filter(|_| !*release.reported_late)
+            if let Some(token) = release.held
+                && is_followed
+                && !std::mem::replace(release.reported_late, true)
             {
-                *release.reported_late = true;
-                hook.report(release.key, token, LateRelease::Delayed(error.clone()));
+                let late = LateRelease::Delayed(error.clone());
+                reports.send(Report::Release(release.key, token, late));
             }
             now >= release.until
         };
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
         for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
             queue.sweep(change, |given_up| {
-                drop(PendingRequest::from_release(given_up, hook));
+                drop(PendingRequest::from_release(given_up, reports));
             });
         }
     }
@@ -635,7 +637,7 @@ mod tests {
 
     #[test]
     fn releases_beyond_the_bound_are_dropped() {
-        let mut state = PipelineState::new(None).with_most_releases(3);
+        let mut state = PipelineState::new(Reports::default()).with_most_releases(3);
         state.undo_repeats.push(release("undo", true));
         for name in ["a", "b", "c", "d"] {
             state.enqueue_release(release(name, false));
@@ -650,12 +652,12 @@ mod tests {
         assert_eq!(names(&mut state), ["c", "d", "undo"]);
         // The undo stays. Repeats count, too, and the oldest of them goes if there are only repeats.
         for name in ["e", "f", "g"] {
-            let release = PendingRequest::from_release(release(name, false), None);
+            let release = PendingRequest::from_release(release(name, false), &Reports::default());
             state.apply(Next::RetryLater(release));
         }
         assert_eq!(names(&mut state), ["f", "g"]);
         assert_eq!(state.releases(), 1);
-        let mut unbounded = PipelineState::new(None);
+        let mut unbounded = PipelineState::new(Reports::default());
         for _ in 0..100 {
             unbounded.enqueue_release(release("a", false));
         }
@@ -665,13 +667,15 @@ mod tests {
     /// A quorum forgets the release then: so its nodes' queues bound what it counts.
     #[test]
     fn a_release_dropped_at_the_bound_is_reported() {
-        let reports: Arc<Mutex<Vec<String>>> = Arc::default();
-        let reported = Arc::clone(&reports);
-        let hook = LateReleaseHook::of_quorum(move |key, token, report| {
-            let text = format!("{} {token} {report:?}", key.name());
-            reported.lock().push(text);
+        let texts: Arc<Mutex<Vec<String>>> = Arc::default();
+        let reported = Arc::clone(&texts);
+        let reports = Reports::new(ReportedReleases::All, move |report| {
+            if let Report::Release(key, token, report) = report {
+                let text = format!("{} {token} {report:?}", key.name());
+                reported.lock().push(text);
+            }
         });
-        let mut state = PipelineState::new(Some(hook)).with_most_releases(2);
+        let mut state = PipelineState::new(reports).with_most_releases(2);
         for (name, token) in [("a", 1), ("b", 2), ("c", 3)] {
             let mut release = release(name, false);
             release.release.held = Some(Held {
@@ -682,16 +686,16 @@ mod tests {
             });
             state.enqueue_release(release);
         }
-        let reports = reports.lock();
-        assert!(reports[0].starts_with("a 1 Delayed"), "{reports:?}");
-        assert_eq!(reports[1..], ["a 1 Ended { confirmed: false }"]);
+        let texts = texts.lock();
+        assert!(texts[0].starts_with("a 1 Delayed"), "{texts:?}");
+        assert_eq!(texts[1..], ["a 1 Ended { confirmed: false }"]);
     }
 
     /// A node of a quorum may have thousands of renewals in its queue.
     #[test]
     fn a_probe_is_the_first_request_in_its_queue() {
         let key = Key::new("p:", "k", 16).unwrap();
-        let mut state = PipelineState::new(None);
+        let mut state = PipelineState::new(Reports::default());
         let request = |command| PendingRequest::new(command, None);
         state.enqueue([
             request(Command::Inspect(Inspect { key: key.clone() })),
@@ -703,7 +707,7 @@ mod tests {
 
     #[test]
     fn moved_releases_are_taken_and_undos_copied_once() {
-        let mut state = PipelineState::new(None);
+        let mut state = PipelineState::new(Reports::default());
         for name in ["a", "b", "a"] {
             state.enqueue_release(release(name, false));
         }

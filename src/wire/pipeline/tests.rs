@@ -19,7 +19,7 @@ use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::loss::LossReason;
 use crate::store::completion::Submitted;
-use crate::store::late_release::LateRelease;
+use crate::store::{LateRelease, Report, ReportedReleases};
 use crate::util::id::{HolderId, LeaseId};
 use crate::wire::endpoint::connector::Connector;
 use crate::wire::pipeline::releases::Releases;
@@ -33,6 +33,8 @@ struct Fixture {
     hook_calls: Arc<AtomicUsize>,
     /// How often it has requested maintenance at once.
     urgent_calls: Arc<AtomicUsize>,
+    /// How often it has reported that the server refuses plain commands.
+    refusals: Arc<AtomicUsize>,
     is_retired: Arc<AtomicBool>,
 }
 
@@ -60,17 +62,26 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
     let hook_calls = Arc::new(AtomicUsize::new(0));
     let urgent_calls = Arc::new(AtomicUsize::new(0));
     let (counter, urgent) = (Arc::clone(&hook_calls), Arc::clone(&urgent_calls));
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let refused = Arc::clone(&refusals);
+    let reports = Reports::new(ReportedReleases::None, move |report| match report {
+        Report::NeedsMaintenance(urgency) => {
+            counter.fetch_add(1, Ordering::SeqCst);
+            urgent.fetch_add(usize::from(urgency == Urgency::Now), Ordering::SeqCst);
+        }
+        Report::PlainAcquiresRefused(_) => {
+            refused.fetch_add(1, Ordering::SeqCst);
+        }
+        _ => {}
+    });
+    let context = ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         connector: Connector::new(&endpoint),
         endpoint,
-        context: ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20),
+        context: context.with_reports(reports.clone()),
         connect_timeout: timeout,
         command_timeout: timeout,
-        request_maintenance: Box::new(move |urgency| {
-            counter.fetch_add(1, Ordering::SeqCst);
-            urgent.fetch_add(usize::from(urgency == Urgency::Now), Ordering::SeqCst);
-        }),
-        late_releases: None,
+        reports,
         server: ServerId::ONLY,
         router: None,
     }));
@@ -79,6 +90,7 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
         pipeline,
         hook_calls,
         urgent_calls,
+        refusals,
         is_retired,
     }
 }
@@ -772,22 +784,23 @@ fn an_unanswered_acquire_is_undone_before_the_next_one() {
     f.acquire("a");
 }
 
-/// A hook that records its reports.
-fn recording_hook() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
-    let reports = Arc::<Mutex<Vec<String>>>::default();
-    let hook = {
-        let reports = Arc::clone(&reports);
-        LateReleaseHook::new(move |key, token, delay| {
-            let report = match delay {
-                LateRelease::Delayed(error) => format!("{:?}", error.kind()),
-                LateRelease::Lost(reason) => format!("{reason:?}"),
-                ended @ LateRelease::Ended { .. } => panic!("{ended:?}"),
-            };
-            let report = format!("{} {token} {report}", key.name());
-            reports.lock().push(report);
-        })
-    };
-    (hook, reports)
+/// A receiver that records the reports about releases.
+fn recorded_reports() -> (Reports, Arc<Mutex<Vec<String>>>) {
+    let texts = Arc::<Mutex<Vec<String>>>::default();
+    let recorded = Arc::clone(&texts);
+    let reports = Reports::new(ReportedReleases::Late, move |report| {
+        let Report::Release(key, token, report) = report else {
+            return;
+        };
+        let report = match report {
+            LateRelease::Delayed(error) => format!("{:?}", error.kind()),
+            LateRelease::Lost(reason) => format!("{reason:?}"),
+            ended @ LateRelease::Ended { .. } => panic!("{ended:?}"),
+        };
+        let text = format!("{} {token} {report}", key.name());
+        recorded.lock().push(text);
+    });
+    (reports, texts)
 }
 
 fn held(name: &str) -> PendingRequest {
@@ -810,47 +823,45 @@ fn held(name: &str) -> PendingRequest {
 
 #[test]
 fn a_release_dropped_by_a_panic_is_reported() {
-    let (hook, reports) = recording_hook();
-    let release = held("a").with_tracker(Some(&hook));
+    let (reports, texts) = recorded_reports();
+    let release = held("a").with_tracker(&reports);
     let panicked = catch_unwind(AssertUnwindSafe(move || {
         let _batch = release;
         panic!("this panic is part of the test");
     }));
     assert!(panicked.is_err());
-    assert_eq!(*reports.lock(), ["a 7 Timeout"]);
+    assert_eq!(*texts.lock(), ["a 7 Timeout"]);
 }
 
 #[test]
 fn repeated_failures_of_a_release_are_reported_once() {
-    let (hook, reports) = recording_hook();
+    let (reports, texts) = recorded_reports();
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let mut release = held("a").with_tracker(Some(&hook));
+    let mut release = held("a").with_tracker(&reports);
     for attempt in 0..3 {
         let Next::RetryNow(again) = release.on_connection_lost(&cut, attempt == 0) else {
             panic!("it is retried until its ttl has ended");
         };
         release = again;
     }
-    assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
+    assert_eq!(*texts.lock(), ["a 7 Unavailable"]);
     release.on_reply(Ok(Reply::Missing));
-    assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
+    assert_eq!(*texts.lock(), ["a 7 Unavailable"]);
 }
 
 #[test]
 fn a_release_done_within_two_attempts_is_not_reported() {
-    let (hook, reports) = recording_hook();
-    held("a")
-        .with_tracker(Some(&hook))
-        .on_reply(Ok(Reply::Done));
+    let (reports, texts) = recorded_reports();
+    held("a").with_tracker(&reports).on_reply(Ok(Reply::Done));
     let cut = Error::new(ErrorKind::Unavailable, "");
     let next = held("b")
-        .with_tracker(Some(&hook))
+        .with_tracker(&reports)
         .on_connection_lost(&cut, true);
     let Next::RetryNow(again) = next else {
         panic!("it is retried at once on another connection");
     };
     again.on_reply(Ok(Reply::Done));
-    assert!(reports.lock().is_empty());
+    assert!(texts.lock().is_empty());
 }
 
 #[test]
@@ -870,13 +881,13 @@ fn a_retry_is_due_before_the_ttl_ends() {
 
 #[test]
 fn an_unlock_is_late_if_its_caller_has_left() {
-    let (hook, reports) = recording_hook();
+    let (reports, texts) = recorded_reports();
     let caller = Caller::new(1);
     caller.leave();
-    let mut release = held("a").with_tracker(Some(&hook));
+    let mut release = held("a").with_tracker(&reports);
     release.completion = Some(Completion::new(&caller, 0));
     release.on_reply(Ok(Reply::Done));
-    assert_eq!(*reports.lock(), ["a 7 Timeout"]);
+    assert_eq!(*texts.lock(), ["a 7 Timeout"]);
 }
 
 /// A release of a lease whose validity ends after `left`.
@@ -895,22 +906,22 @@ fn held_for(left: Duration) -> PendingRequest {
 /// Whether a loss is reported after `reply`. `waits`: whether the caller still waits; `None` for a dropped guard, whose
 /// release goes through the queue of the pipeline.
 fn is_loss_reported(request: PendingRequest, waits: Option<bool>, reply: Reply) -> bool {
-    let (hook, reports) = recording_hook();
-    let mut request = request.with_tracker(Some(&hook));
+    let (reports, texts) = recorded_reports();
+    let mut request = request.with_tracker(&reports);
     let caller = Caller::new(1);
     if waits.is_some() {
         request.completion = Some(Completion::new(&caller, 0));
     } else {
         let mut releases = Releases::default();
         releases.push(request.into_release(None).unwrap());
-        request = PendingRequest::from_release(releases.pop().unwrap(), Some(&hook));
+        request = PendingRequest::from_release(releases.pop().unwrap(), &reports);
     }
     if waits == Some(false) {
         caller.leave();
     }
     request.on_reply(Ok(reply));
-    let reports = reports.lock();
-    reports.contains(&format!("a 7 {:?}", LossReason::Deleted))
+    let texts = texts.lock();
+    texts.contains(&format!("a 7 {:?}", LossReason::Deleted))
 }
 
 #[test]

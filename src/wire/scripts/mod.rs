@@ -12,15 +12,13 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::command::parts::whole;
 use crate::command::script::strip_comments;
 use crate::config::MAX_TTL;
 use crate::config::key;
 use crate::config::key::KeyLayout;
 use crate::report::error::Error;
-use crate::store::RefusalHook;
+use crate::store::{Report, Reports};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::slot::Slot;
@@ -66,8 +64,7 @@ pub struct ScriptContext {
     pub plain_releases: Refusals,
     /// Of script calls by hash (`EVALSHA`).
     pub calls_by_hash: Refusals,
-    /// Called with the first reason why plain commands cannot acquire.
-    refusal_hook: Mutex<Option<RefusalHook>>,
+    reports: Reports,
 }
 
 impl ScriptContext {
@@ -84,7 +81,7 @@ impl ScriptContext {
             plain_acquires: Refusals::default(),
             plain_releases: Refusals::default(),
             calls_by_hash: Refusals::default(),
-            refusal_hook: Mutex::default(),
+            reports: Reports::default(),
         }
     }
 
@@ -113,18 +110,16 @@ impl ScriptContext {
         self.layout
     }
 
-    /// Sets the hook that is called once, if the server does not allow acquires by plain commands.
-    pub fn on_plain_acquires_refused(&self, hook: RefusalHook) {
-        *self.refusal_hook.lock() = Some(hook);
+    /// Sets the receiver of reports about refusals.
+    pub fn with_reports(mut self, reports: Reports) -> Self {
+        self.reports = reports;
+        self
     }
 
-    /// Stops acquires by plain commands for ten minutes, for this reason.
+    /// Stops acquires by plain commands for ten minutes, and reports the reason.
     pub fn refuse_plain_acquires(&self, reason: Error) {
         self.plain_acquires.refuse(MonotonicTime::now());
-        let hook = self.refusal_hook.lock().take();
-        if let Some(hook) = hook {
-            hook(reason);
-        }
+        self.reports.send(Report::PlainAcquiresRefused(reason));
     }
 
     /// Whether each script call must have the keys of one slot only.

@@ -20,7 +20,6 @@
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -53,11 +52,7 @@ pub struct Sentinels {
     has_tls: bool,
     login: Option<Credentials>,
     state: Mutex<State>,
-    on_unavailable: OnceLock<UnavailableHook>,
 }
-
-/// Called with the reason why the sentinels do not name the primary.
-type UnavailableHook = Box<dyn Fn(Error) + Send + Sync>;
 
 pub struct State {
     /// All known sentinels, in the order in which they are asked.
@@ -72,7 +67,7 @@ pub struct State {
     backoff: Backoff,
     /// The number of times that an answer proved wrong or outdated.
     doubts: u64,
-    /// The hook was called since the last accepted answer.
+    /// [`Sentinels::begin_report`] was called since the last accepted answer.
     is_reported: bool,
 }
 
@@ -110,7 +105,6 @@ impl Sentinels {
                 doubts: 0,
                 is_reported: false,
             }),
-            on_unavailable: OnceLock::new(),
         }
     }
 
@@ -151,17 +145,10 @@ impl Sentinels {
         self.state.lock().put_last(sentinel);
     }
 
-    /// Sets the hook of [`report_unavailable`](Self::report_unavailable). A second hook is ignored.
-    pub fn on_unavailable(&self, hook: UnavailableHook) {
-        let _ = self.on_unavailable.set(hook);
-    }
-
-    /// Calls the hook, once until a sentinel names the primary again.
-    pub fn report_unavailable(&self, error: &Error) {
-        let is_reported = std::mem::replace(&mut self.state.lock().is_reported, true);
-        if let Some(hook) = self.on_unavailable.get().filter(|_| !is_reported) {
-            hook(error.clone());
-        }
+    /// Whether to report that the sentinels name no primary. Returns true once, until a sentinel names the primary
+    /// again.
+    pub fn begin_report(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().is_reported, true)
     }
 
     /// The number of known sentinels.

@@ -12,6 +12,7 @@ use std::thread;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::process::threads::ThreadGroup;
 use crate::store::observation::{NoListener, ServerId};
+use crate::store::{Report, ReportedReleases, Reports};
 use crate::util::id::HolderId;
 use crate::wire::connect::epoch::SHORTEST_LIFE;
 use crate::wire::connect::url;
@@ -174,6 +175,19 @@ fn endpoint(sentinels: &[&Fake], timeout: Duration) -> Arc<Endpoint> {
     Arc::new(Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap())
 }
 
+/// An endpoint, and the reports that its sentinels are unavailable.
+fn reporting_endpoint(sentinels: &[&Fake]) -> (Arc<Endpoint>, Arc<Mutex<Vec<String>>>) {
+    let mut endpoint = Arc::into_inner(endpoint(sentinels, LONG)).unwrap();
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let reported = Arc::clone(&errors);
+    endpoint.set_reports(Reports::new(ReportedReleases::None, move |report| {
+        if let Report::SentinelsUnavailable(error) = report {
+            reported.lock().push(error.to_string());
+        }
+    }));
+    (Arc::new(endpoint), errors)
+}
+
 fn find(endpoint: &Endpoint) -> Result<NamedPrimary, Error> {
     let deadline = MonotonicTime::now().after(LONG);
     endpoint
@@ -246,11 +260,7 @@ fn an_answer_older_than_the_epoch_is_ignored() {
 #[test]
 fn outdated_answers_do_not_outlive_a_silent_sentinel() {
     let (old, new) = (Fake::start(7000, 4, vec![]), Fake::start(7001, 5, vec![]));
-    let endpoint = endpoint(&[&new, &old], LONG);
-    let reports = Arc::new(Mutex::new(Vec::new()));
-    let reported = Arc::clone(&reports);
-    let hook = move |error: Error| reported.lock().push(error.to_string());
-    endpoint.sentinels().unwrap().on_unavailable(Box::new(hook));
+    let (endpoint, reports) = reporting_endpoint(&[&new, &old]);
     assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
     // The sentinel that knows of the fail-over falls silent, before and after the outdated one is asked.
     new.script.lock().primary = 0;
@@ -322,11 +332,7 @@ fn without_an_answer_the_last_primary_is_used() {
 #[test]
 fn unavailable_sentinels_are_reported_once() {
     let fake = Fake::start(7000, 1, vec![]);
-    let endpoint = endpoint(&[&fake], LONG);
-    let reports = Arc::new(Mutex::new(Vec::new()));
-    let reported = Arc::clone(&reports);
-    let hook = move |error: Error| reported.lock().push(error.to_string());
-    endpoint.sentinels().unwrap().on_unavailable(Box::new(hook));
+    let (endpoint, reports) = reporting_endpoint(&[&fake]);
     let connect = |primary| {
         fake.script.lock().primary = primary;
         let deadline = MonotonicTime::now().after(Duration::from_millis(50));

@@ -82,14 +82,8 @@ impl Fixture {
     }
 
     /// How often the client was told that it uses the script only.
-    fn count_refusals(&self) -> Arc<AtomicUsize> {
-        let count = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&count);
-        let context = &self.pipeline.shared.context;
-        context.on_plain_acquires_refused(Box::new(move |_| {
-            counter.fetch_add(1, Ordering::SeqCst);
-        }));
-        count
+    fn refusals(&self) -> usize {
+        self.refusals.load(Ordering::SeqCst)
     }
 }
 
@@ -478,7 +472,6 @@ fn without_transactions_the_script_grants() {
     for rule in ["-multi", "-exec", "-time"] {
         for warm in [false, true] {
             let f = fixture();
-            let refusals = f.count_refusals();
             if warm {
                 f.warm_up("warm-up");
             }
@@ -502,7 +495,7 @@ fn without_transactions_the_script_grants() {
                 granted += usize::from(outcome.is_ok());
             }
             assert_eq!(granted, 4, "{rule} {warm}");
-            assert_eq!(refusals.load(Ordering::SeqCst), 1, "{rule} {warm}");
+            assert_eq!(f.refusals(), 1, "{rule} {warm}");
             let before = f.used();
             f.acquire("k");
             assert_eq!(f.used_since(before)[1], 1, "{rule} {warm}");
@@ -514,7 +507,6 @@ fn without_transactions_the_script_grants() {
 #[test]
 fn refusals_of_one_request_do_not_end_plain_commands() {
     let f = warm();
-    let refusals = f.count_refusals();
     f.say(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(f.refused("k"), ErrorKind::Unavailable);
     f.say(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -528,7 +520,7 @@ fn refusals_of_one_request_do_not_end_plain_commands() {
     );
     assert_eq!(other.unwrap_err().kind(), ErrorKind::Denied);
     f.say(&["ACL", "SETUSER", "default", "allkeys"]);
-    assert_eq!(refusals.load(Ordering::SeqCst), 0);
+    assert_eq!(f.refusals(), 0);
     let before = f.used();
     f.acquire(&f.uncontended());
     assert_eq!(f.used_since(before), [1, 0]);
@@ -666,12 +658,11 @@ fn a_proxy_closing_at_multi_is_asked_thrice() {
     let server = Server::start().unwrap();
     let (url, _) = closing_proxy(&server, b"MULTI");
     let f = at(server, &url, LONG);
-    let refusals = f.count_refusals();
     let mut failed = 0;
     for n in 0..40 {
         failed += usize::from(f.acquire_within(&n.to_string(), LONG).1.is_err());
     }
-    assert_eq!(refusals.load(Ordering::SeqCst), 1);
+    assert_eq!(f.refusals(), 1);
     // The reply of the script comes before the connection is closed, or is lost with it.
     assert!(failed <= 3, "{failed}");
 }

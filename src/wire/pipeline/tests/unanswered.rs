@@ -52,7 +52,7 @@ fn awaited(command: Command) -> (Arc<Caller>, PendingRequest) {
 
 /// The state of a pipeline with `count` queued releases.
 fn with_unawaited(count: usize) -> PipelineState {
-    let mut state = PipelineState::new(None);
+    let mut state = PipelineState::new(Reports::default());
     for n in 0..count {
         let release = held(&n.to_string()).into_release(None);
         state.enqueue_release(release.unwrap());
@@ -106,7 +106,7 @@ fn releases_of_a_key_precede_its_acquire() {
 
 #[test]
 fn refused_releases_are_written_in_bounded_batches() {
-    let mut state = PipelineState::new(None);
+    let mut state = PipelineState::new(Reports::default());
     for n in 0..10 * MAX_BATCH {
         let refused = held(&n.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
         state.apply(refused);
@@ -149,7 +149,7 @@ fn only_a_flush_repeats_undos_early() {
         matches!(later, Next::RetryLater(_)),
         "the acquire may still arrive"
     );
-    let mut state = PipelineState::new(None);
+    let mut state = PipelineState::new(Reports::default());
     state.apply(later);
     let (_caller, acquire) = awaited(acquire_of("a"));
     state.enqueue([acquire]);
@@ -256,8 +256,8 @@ fn attempts_to_connect_back_off_to_500_ms() {
 
 #[test]
 fn a_queued_release_is_reported_late_once() {
-    let (hook, reports) = recording_hook();
-    let mut state = PipelineState::new(Some(hook));
+    let (reports, texts) = recorded_reports();
+    let mut state = PipelineState::new(reports);
     state.enqueue_release(held("a").into_release(None).unwrap());
     let error = Error::new(ErrorKind::Unavailable, "");
     let now = MonotonicTime::now();
@@ -266,7 +266,7 @@ fn a_queued_release_is_reported_late_once() {
     for release in next(&mut state) {
         release.on_reply(Ok(Reply::Done));
     }
-    assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
+    assert_eq!(*texts.lock(), ["a 7 Unavailable"]);
 }
 
 #[test]
