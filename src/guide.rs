@@ -4,6 +4,7 @@
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
+//! - [`replicas`]: locks that survive a fail-over, because replicas have acknowledged them.
 //! - [`topologies`]: one server, Sentinel or a Cluster: their URLs, guarantees and costs.
 //! - [`quorum`]: locks over independent servers, and the critique of Redlock point by point.
 //! - [`protocol`]: the protocol of a quorum, its proofs and its bounds, for engineers who want to check it.
@@ -28,6 +29,7 @@ macro_rules! page {
         #[doc = "[observability]: observability"]
         #[doc = "[protocol]: protocol"]
         #[doc = "[quorum]: quorum"]
+        #[doc = "[replicas]: replicas"]
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]
         #[doc = "[the market]: market"]
@@ -42,6 +44,7 @@ page!(guarantees, "../docs/guarantees.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");
+page!(replicas, "../docs/replicas.md");
 page!(topologies, "../docs/topologies.md");
 page!(quorum, "../docs/quorum.md");
 page!(protocol, "../docs/protocol.md");

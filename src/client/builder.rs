@@ -268,9 +268,9 @@ impl Builder {
     /// fewer acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So a holder that loses
     /// its replicas keeps its lock for one ttl at most.
     ///
-    /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on guarantees of
-    /// the guide says which risks remain, and how much other requests of this client are delayed while replicas are
-    /// away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
+    /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on
+    /// [replicas](crate::guide::replicas) says which risks remain, and how much other requests of this client are
+    /// delayed while replicas are away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
     ///
     /// ```
     /// # use std::time::Duration;
