@@ -18,7 +18,7 @@ use crate::wire::connect::url;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The most masters of a slot map to which a new client tries to connect.
+/// The greatest number of masters in a slot map to which a new client tries to connect.
 const MOST_CHECKED: usize = 16;
 
 /// Some nodes of a Cluster, and the settings of connections to all of its nodes.
@@ -79,15 +79,16 @@ impl ClusterAddress {
         self.tls = settings;
     }
 
-    /// Fails if the address contradicts the settings, for example if both have a login.
+    /// Returns an error if the address contradicts the settings, for example if both have a login.
     pub fn check(&self) -> Result<(), Error> {
         self.seeds
             .iter()
             .try_for_each(|seed| self.endpoint(seed).map(drop))
     }
 
-    /// Fails unless a seed replies as a node of a Cluster, and the client can connect to one of the masters in its slot
-    /// map. The first check may take as long as [`ask_in_turn`](query::ask_in_turn), the second one `connect_timeout`.
+    /// Returns an error unless a node of the URL replies as a node of a Cluster, and the client can connect to one of
+    /// the masters in its slot map. The first check may take as long as [`ask_in_turn`](query::ask_in_turn), the second
+    /// `connect_timeout`.
     pub fn check_reachable(&self) -> Result<(), Error> {
         let (sender, ranges) = query::ask_in_turn(
             &self.seeds,
@@ -101,8 +102,8 @@ impl ClusterAddress {
         self.check_masters(&sender, &ranges)
     }
 
-    /// Fails if the client can connect to none of the first [`MOST_CHECKED`] masters in the slot map of `sender` within
-    /// `connect_timeout`. Does not connect if `sender`, which has replied, is a master itself.
+    /// Returns an error unless the client can connect to one of the first [`MOST_CHECKED`] masters in the slot map of
+    /// `sender`, within `connect_timeout`. Does not connect if `sender`, which has replied, is a master itself.
     fn check_masters(&self, sender: &HostPort, ranges: &[SlotRange]) -> Result<(), Error> {
         let mut masters: Vec<&HostPort> = Vec::new();
         for SlotRange { master, .. } in ranges {
@@ -121,7 +122,7 @@ impl ClusterAddress {
             let endpoint = self.announced_endpoint(master, announced_by)?;
             endpoint.open_within(time).map(drop)
         };
-        // Usually the first master replies soon. If it is silent, the others still have half of the time.
+        // Usually the first master replies soon. If it does not, the others have half of the time.
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let time = match others {
             [] => self.connect_timeout,
@@ -177,7 +178,7 @@ impl ClusterAddress {
         Ok(endpoint)
     }
 
-    /// Returns the endpoint of a node that other nodes have announced. `announced_by` contains the first of them. The
+    /// The endpoint of a node whose address other nodes have announced; `announced_by` contains the first of them. The
     /// announced host may be invalid.
     pub fn announced_endpoint(
         &self,

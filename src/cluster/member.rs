@@ -11,7 +11,7 @@ use crate::store::maintenance::MaintenanceRequests;
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 
-/// Gives each master of each client a number of its own.
+/// The number of the next master, of any client of this process.
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// A master. Its node is opened when the first request needs it.
@@ -21,15 +21,15 @@ pub struct Member {
     serial: u64,
     opened: OnceLock<MemberNode>,
     opening: Mutex<()>,
-    /// The node has to connect for notifications as soon as it is open.
+    /// Whether the node has to connect for notifications when it is opened.
     wants_notifications: AtomicBool,
-    /// The last request timed out.
+    /// Whether the last request timed out.
     is_silent: AtomicBool,
     /// Whether the master serves a slot.
     serves: AtomicBool,
-    /// The master has served slots, and other masters have all of them now. The endpoint shares this flag.
+    /// Whether the master has lost all of its slots to other masters. The endpoint shares this flag.
     is_retired: Arc<AtomicBool>,
-    /// The node that has first named this master, in its slot map or in a redirect. The endpoint shares this value.
+    /// The node that first named this master, in its slot map or in a redirect. The endpoint shares this value.
     announced_by: Arc<OnceLock<HostPort>>,
 }
 
@@ -84,8 +84,8 @@ impl Member {
         node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
     }
 
-    /// The notification epoch for keys of this master, from the epoch `of_node`. It differs from that of any other
-    /// master.
+    /// Makes the notification epoch for keys of this master from the node's own epoch `of_node`. Epochs of different
+    /// masters differ.
     pub fn notification_epoch(&self, of_node: u64) -> u64 {
         (self.serial << 32).wrapping_add(of_node)
     }
@@ -125,8 +125,8 @@ impl Member {
         }
     }
 
-    /// Ends the retirement: another node has named this master in a redirect, so requests go here even if the slot map
-    /// has no slot for it.
+    /// Ends the retirement, because a redirect of another node has named this master: requests go here even if the slot
+    /// map has no slot for it.
     pub fn reinstate(&self) {
         self.is_retired.store(false, Ordering::Relaxed);
     }

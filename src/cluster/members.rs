@@ -16,7 +16,7 @@ use crate::wire::connect::url::HostPort;
 #[derive(Default)]
 pub struct Members {
     table: RwLock<Table>,
-    /// The replicas of the last slot map, to ask for the next one.
+    /// The replicas in the last slot map. They may be asked for the next one.
     replicas: Mutex<Vec<HostPort>>,
     /// The ids of the nodes in the last slot map, at most 384.
     ids: Mutex<HashSet<NodeId>>,
@@ -25,7 +25,7 @@ pub struct Members {
 #[derive(Default)]
 struct Table {
     slots: SlotMap,
-    /// The masters by `ServerId`. A master without slots stays here until its releases are done.
+    /// The masters by `ServerId`. A master without slots is kept until its releases are done.
     masters: Vec<Option<Arc<Member>>>,
 }
 
@@ -53,7 +53,7 @@ impl Table {
         Some(id)
     }
 
-    /// Updates for each master whether it serves a slot.
+    /// Sets for each master whether it serves a slot.
     fn update_retired(&self) {
         for master in self.masters.iter().flatten() {
             master.set_serves_slots(self.slots.serves(master.id()));
@@ -111,7 +111,7 @@ impl Members {
             .ok_or_else(|| too_many(address))
     }
 
-    /// Makes the master at `to` the owner of `slot`. Returns true if the map had another owner.
+    /// Makes the master at `to` the owner of `slot`. Returns true if this changes the map.
     pub fn set_owner(&self, slot: Slot, to: &HostPort) -> Result<bool, Error> {
         let mut table = self.table.write();
         let owner = table.get_or_add(to).ok_or_else(|| too_many(to))?;
@@ -122,9 +122,9 @@ impl Members {
         Ok(is_new)
     }
 
-    /// Whether `ranges` can be the next slot map of the same Cluster: it has a node of the last map, besides the node
-    /// that sent it. (That node keeps its id if it moves to another Cluster after `CLUSTER RESET SOFT`.) Returns true
-    /// if one of the two maps has no ids.
+    /// Whether `ranges` can be the next slot map of the same Cluster: it contains a node of the last map, besides the
+    /// node that sent it. (After `CLUSTER RESET SOFT`, the sender keeps its id in another Cluster.) Returns true if one
+    /// of the two maps has no ids.
     pub fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
         let known = self.ids.lock();
         let is_known = |node: &&AnnouncedId| known.contains(&node.id);
@@ -139,8 +139,8 @@ impl Members {
         }
     }
 
-    /// Replaces the slot map by `ranges`. A slot outside of them keeps its master. Returns the slots that have another
-    /// master now.
+    /// Replaces the slot map by `ranges`. A slot that `ranges` leave out keeps its master. Returns the slots whose
+    /// master has changed.
     pub fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
         let mut known: Vec<HostPort> = Vec::new();
@@ -160,7 +160,7 @@ impl Members {
         let mut moved = Vec::new();
         let mut table = self.table.write();
         for range in ranges {
-            // A master beyond the bound is not used: its slots keep their last master, which replies `MOVED`.
+            // A master beyond the bound is not added: its slots keep their last master, which replies `MOVED`.
             if let Some(owner) = table.get_or_add(&range.master) {
                 moved.extend(range.slots().filter(|slot| table.slots.set(*slot, owner)));
             }
@@ -193,9 +193,9 @@ impl Members {
         self.table.read().slots.lowest_of(server)
     }
 
-    /// Removes and returns the master with this number, if `is_idle`, unless it serves a slot or another thread uses
-    /// it. Another thread may have left work just before, so this calls `is_idle` while only the table has the
-    /// `Member`.
+    /// Removes and returns the master with this number if `is_idle` returns true, unless it serves a slot or another
+    /// thread uses it. Calls `is_idle` when only this table has the `Member`, because another thread may have left work
+    /// just before.
     pub fn remove_if(
         &self,
         server: ServerId,
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// The id of the node at this port, which is the sender of the map if the port is 9.
+    /// The id of the node at this port. The node at port 9 is the sender of the map.
     fn id(port: usize) -> AnnouncedId {
         AnnouncedId {
             id: port.to_string().into_bytes().into(),
@@ -275,7 +275,7 @@ mod tests {
         assert!(!members.can_be_next(&[range(0, 9, 7, &[9])]));
         assert!(members.can_be_next(&[range(0, 9, 2, &[9])]));
         assert!(members.can_be_next(&[range(0, 19, 9, &[])]));
-        // Only the nodes of the last map count.
+        // Nodes of earlier maps do not count.
         members.replace(&[range(0, 19, 3, &[7])]);
         assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));
     }

@@ -108,9 +108,8 @@ pub struct ClusterStore {
     reports: Reports,
     members: Members,
     refresher: Refresher,
-    /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
-    /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise the client would never be
-    /// freed.
+    /// Set by [`Notifications::start`]: nodes that are opened later start their threads in this group. The listener
+    /// refers to this store, so [`Notifications::stop`] clears this value. Otherwise the client would never be freed.
     started: RwLock<Option<Arc<NodeThreads>>>,
     transits: Transits,
 }
@@ -132,12 +131,12 @@ enum RetryStep {
 /// The error of a request that was not carried out.
 struct FailedRequest {
     error: Error,
-    /// Whether the node retries the request on its background thread, if it is a release.
+    /// Whether the failed command is a release that the node repeats in the background.
     is_retried_by_node: bool,
 }
 
 impl From<Error> for FailedRequest {
-    /// The error of a request that was not sent.
+    /// Converts the error of a request that was not sent.
     fn from(error: Error) -> Self {
         Self {
             error,
@@ -147,7 +146,7 @@ impl From<Error> for FailedRequest {
 }
 
 impl ClusterStore {
-    /// Does not connect. The first request asks for the slot map.
+    /// Makes the store without connecting. The first request asks for the slot map.
     pub fn new(
         address: ClusterAddress,
         config: &Config,
@@ -167,7 +166,7 @@ impl ClusterStore {
         })
     }
 
-    /// Returns the master that serves `slot`. If it is unknown, asks for the slot map, and waits for it until
+    /// Returns the master that serves `slot`. If the map has none, asks for a new map, and waits for it until
     /// `deadline`.
     fn owner_or_refresh(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
         if let Some(owner) = self.members.owner(slot) {
@@ -184,7 +183,7 @@ impl ClusterStore {
         if let Some(node) = member.node() {
             return Ok(node);
         }
-        // Locked until the member has its node. So `stop` either comes first and prevents the start of the threads, or
+        // Locked until the member has its node: `stop` either comes first and prevents the start of the threads, or
         // finds the node.
         let started = self.started.read();
         member.node_or_open(|| self.open(member, started.as_deref()))
@@ -236,7 +235,7 @@ impl ClusterStore {
     /// The slot in the names of a node's shard channels. All clients with the same slot map choose the same slot.
     fn shard_slot_of(&self, server: ServerId) -> Option<Slot> {
         match self.config.layout {
-            // All keys and channels have the slot of the prefix's hash tag.
+            // All keys and channels use the slot of the prefix's hash tag.
             KeyLayout::OneSlot => {
                 let slot = Slot::of(&self.config.prefix);
                 self.members.is_owner(server, slot).then_some(slot)
@@ -345,8 +344,8 @@ impl ClusterStore {
         }
     }
 
-    /// Calls [`send`](Self::send). Queues a failed release for the background thread, unless its node retries it. A
-    /// command without a key is a flush of all nodes.
+    /// Calls [`send`](Self::send). Queues a failed release for the background, unless its node has done so. A command
+    /// without a key is a flush, which goes to all nodes.
     fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
@@ -364,14 +363,14 @@ impl ClusterStore {
     }
 
     /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
-    /// queues it at any node, which will be redirected. If no node can be opened, gives the release up.
+    /// queues it at any node, which redirects it. If no node can be opened, drops the release.
     fn queue_late_release(&self, release: Command, error: &Error) {
         let owner = release.key().and_then(|key| self.members.owner(key.slot()));
         let Some(member) = owner.or_else(|| self.members.any()) else {
-            // The client has never used a master, so it has no lease.
+            // The client has never used a master, so it holds no lease.
             return;
         };
-        // At the limit of threads, the node may not open. Another node gets a redirect, and repeats the release later.
+        // At the limit of threads, this node may not open. The release then goes to another node, which redirects it.
         if let Ok(node) = self.node_or_open(&member) {
             return node.queue_late_release(release, error);
         }
@@ -387,7 +386,7 @@ impl ClusterStore {
         }
     }
 
-    /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
+    /// Sends `requests` to their nodes, and sets their outcomes. A redirect is an outcome here.
     fn send_round(&self, requests: &mut [&mut Request]) {
         let mut groups: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
         for request in requests {
@@ -434,8 +433,8 @@ impl ClusterStore {
         }
     }
 
-    /// Handles slots that have moved: brings queued releases to the nodes that serve the slots now. Reports the keys of
-    /// `moved` as changed, so that the new nodes read and track them.
+    /// Handles slots that have moved: moves queued releases to the nodes that serve the slots now, and reports the keys
+    /// of `moved` as changed, so that the new nodes read and track them.
     fn on_moved(&self, moved: &[Slot]) {
         if moved.is_empty() {
             return;
@@ -457,15 +456,15 @@ impl ClusterStore {
         }
     }
 
-    /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them. If such a node
-    /// cannot be opened, the release stays queued at `member`. An undo always stays at `member`. Its copy is dropped in
-    /// this case, since a copy for each attempt would be too many. Returns false if a release stays.
+    /// Moves the queued releases of slots that `member` does not serve to the nodes that serve them. A release stays at
+    /// `member` if the other node cannot be opened. An undo always stays, and a copy of it moves; the copy is dropped
+    /// if the other node cannot be opened. Returns false if a release stays.
     fn reroute_releases(&self, member: &Member, node: &Arc<Node>) -> bool {
         let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
         let transit = self.transits.begin();
         let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
-            // Keep the owner until its node has the release. Other threads do not remove a member that is in use.
+            // The owner is kept until its node has the release: other threads do not remove a master that is in use.
             let owner = self.members.owner(release.release.key.slot());
             match owner
                 .as_ref()
@@ -482,8 +481,8 @@ impl ClusterStore {
         have_all_left
     }
 
-    /// Flushes one node. A master that is away and has lost its slots counts as flushed, once its releases are on their
-    /// way to the masters of their slots.
+    /// Flushes one node. A master that is away and has lost its slots counts as flushed once its releases have moved to
+    /// the masters of their slots.
     fn flush_node(&self, member: &Arc<Member>, deadline: MonotonicTime) -> Result<(), Error> {
         let Some(node) = member.node() else {
             return Ok(());
@@ -500,8 +499,8 @@ impl ClusterStore {
         }
     }
 
-    /// Closes the nodes of masters without slots and without work. Returns true if such a master is left: it has work,
-    /// or another thread uses it.
+    /// Closes the nodes of masters without slots and without work. Returns true if such a master is left, because it
+    /// has work or another thread uses it.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for member in self.members.all() {
@@ -509,7 +508,7 @@ impl ClusterStore {
                 continue;
             }
             if let Some(node) = member.node() {
-                // Callers may have queued releases here after the slots moved. The server may be gone.
+                // Callers may have queued releases here after the slots moved, and this server may be gone.
                 self.reroute_releases(&member, node);
             }
             let id = member.id();
@@ -535,7 +534,7 @@ impl ClusterStore {
     }
 }
 
-/// The error if the nodes of the Cluster at `cluster` report `slot` as unserved.
+/// The error if the Cluster at `cluster` has no master for `slot`.
 fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
     let (cluster, slot) = (cluster.text(), slot.number());
     let message = format!(
@@ -544,8 +543,8 @@ fn no_owner(slot: Slot, cluster: &ClusterAddress) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The deadline of a request whose slot is moving or has no master. Renewals have little time: their worker also renews
-/// other leases.
+/// The deadline of a request whose slot is moving or has no master. Renewals have little time, because their worker
+/// also renews other leases.
 fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> MonotonicTime {
     match command {
         Command::Renew(_) => deadline.min(MonotonicTime::now().after(MOVING_RENEWAL_TIMEOUT)),
@@ -599,13 +598,13 @@ fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
     }
 }
 
-/// Queues a release that left another node at `node`.
+/// Queues a release at `node` that has left another node.
 fn adopt(node: &Node, release: QueuedRelease, transit: &Transit<'_>) {
     node.adopt_release(release);
     transit.count_arrival();
 }
 
-/// The address that `member` gave in a redirect.
+/// The address of the node that `member` has named in a redirect.
 fn redirect_address(target: &RedirectTarget, member: &Member) -> HostPort {
     resolved(&target.host, target.port, member.address())
 }
@@ -615,8 +614,8 @@ fn is_silence(error: &Error) -> bool {
     error.is_unavailable() && error.redirect().is_none()
 }
 
-/// Marks a node as replying if any of its requests succeeded. Marks it as silent if all of them failed and at least one
-/// got no reply.
+/// Marks a node as replying if one of its requests succeeded. Marks it as silent if all of them failed and one got no
+/// reply.
 fn record_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
@@ -634,7 +633,7 @@ fn record_replies<'a>(
 }
 
 impl ClusterStore {
-    /// The time that a call has to find a master, to connect to it, and for its reply.
+    /// The deadline of a call that may have to find a master and connect to it.
     fn deadline_with_connect(&self) -> MonotonicTime {
         let timeout = self.config.connect_timeout + self.config.command_timeout;
         MonotonicTime::now().after(timeout)
@@ -671,7 +670,7 @@ impl Store for ClusterStore {
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
         self.send_round(&mut all);
-        // Apply all redirects first, so that the redirected requests are sent together.
+        // All redirects are applied first, so that the redirected requests are sent together.
         let mut moved: Vec<&mut Request> = Vec::new();
         let mut asked: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
         let mut others: Vec<&mut Request> = Vec::new();
@@ -729,7 +728,7 @@ impl Store for ClusterStore {
         self.send_or_queue(command, deadline)
     }
 
-    /// Follows no redirects. A redirect is the outcome, and the caller decides whether to submit again.
+    /// Submits requests to their nodes. A redirect is an outcome here: the caller decides whether to submit again.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
             let owner = command.key().and_then(|key| self.members.owner(key.slot()));
@@ -777,8 +776,8 @@ impl Store for ClusterStore {
         Ok(longest)
     }
 
-    /// Checks the masters one after another. A master that cannot be checked is a finding. Fails if all masters are
-    /// such findings.
+    /// Checks the masters one after another. A master that cannot be checked is a finding. Returns an error if none can
+    /// be checked.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
         let masters = self.masters(self.deadline_with_connect())?;
         let mut found = Vec::new();
@@ -841,8 +840,8 @@ impl Store for ClusterStore {
         self.open_nodes().iter().for_each(|node| node.end());
     }
 
-    /// Flushes all nodes at the same time, so that a node without replies takes no time from the others. Begins again
-    /// if a release moved between two nodes at the same time.
+    /// Flushes all nodes at the same time, so that a node without replies does not delay the others. Begins again if a
+    /// release moved between two nodes in the meantime.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         self.transits.flush_with(deadline, || {
             let members = self.members.all().into_iter();
@@ -1115,7 +1114,7 @@ mod tests {
         let slot = Slot::new(7).unwrap();
         thread::scope(|scope| {
             let caller = scope.spawn(|| store.owner_or_refresh(slot, far).map(drop));
-            // Each round ends without a range for this slot, until the caller gets its error.
+            // Each round ends without a master for this slot, until the caller gets its error.
             while !caller.is_finished() {
                 store.refresher.end_round(None);
                 thread::yield_now();
@@ -1180,7 +1179,7 @@ mod tests {
         store.close();
     }
 
-    /// Its undo stays queued here, since the other master cannot be opened.
+    /// The undo stays queued here, since the other master cannot be opened.
     #[test]
     fn an_unreachable_retired_master_delays_no_flush() {
         let store = store();

@@ -9,14 +9,14 @@ use crate::wire::connect::connection::ReplyContents;
 use crate::wire::connect::url::HostPort;
 use crate::wire::endpoint::Endpoint;
 
-/// The most parts into which the remaining time of a round of queries is divided. Connecting to a silent node takes one
-/// part. After a round without an answer, at most that many nodes are asked again.
+/// A round of queries divides the remaining time into at most this many parts. Connecting to a silent node takes one
+/// part. After a round without an answer, at most this many nodes are asked again.
 const SHARES: usize = 4;
 
-/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so connecting to a
-/// node takes only a part of `connect_timeout` and `command_timeout` together. But the network may be slow. So after a
-/// round without an answer, asks [`SHARES`] of the nodes that had less than `connect_timeout` again, with all of it.
-/// Returns the first error if this fails, too.
+/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so the client
+/// spends only a part of `connect_timeout` plus `command_timeout` on connecting to each node. After a round without an
+/// answer, it asks up to [`SHARES`] of them again with all of `connect_timeout`, because the network may be slow.
+/// Returns the first error if none of them answers.
 pub fn ask_in_turn<T>(
     nodes: &[HostPort],
     (connect_timeout, command_timeout): (Duration, Duration),
@@ -122,7 +122,7 @@ mod tests {
         });
         outcome.unwrap();
         assert_eq!(order, [1, 2, 3, 4, 5, 1, 3, 4]);
-        // A round ends although all nodes are silent.
+        // The round ends even if all nodes are silent.
         let (order, outcome) = asked(6, |_, _| None);
         assert_eq!(order, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]);
         assert_eq!(outcome.unwrap_err().message(), "late");

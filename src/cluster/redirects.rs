@@ -1,4 +1,4 @@
-//! The attempts of one request that nodes redirect: their pauses and their end.
+//! The attempts of a request after redirects: their pauses and their end.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::util::slot::Redirect;
 use crate::util::sync::park_timeout;
 use crate::wire::connect::url::HostPort;
 
-/// How many redirects a request follows without a pause. After more of them, the nodes probably disagree.
+/// A request follows this many redirects without a pause. After more of them, the nodes probably disagree.
 const WITHOUT_PAUSE: u32 = 3;
 /// The first pause while a slot moves, has no master, or nodes disagree. The pause doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -36,7 +36,7 @@ impl Attempts {
         self.deadline = deadline;
     }
 
-    /// Pauses before the next attempt if `redirect` calls for it. `by` is the node that sent `redirect`. Returns the
+    /// Pauses before the next attempt if `redirect`, which the node at `by` has sent, calls for a pause. Returns the
     /// error for the caller if the deadline comes first.
     pub fn wait(&mut self, redirect: &Redirect, by: &HostPort) -> Result<(), Error> {
         if !matches!(redirect, Redirect::TryAgain | Redirect::ClusterDown) {
@@ -56,7 +56,7 @@ impl Attempts {
     }
 }
 
-/// The error of a request that was refused until its deadline. The node at `by` was the last to refuse it.
+/// The error of a request that nodes refused until its deadline. The node at `by` was the last one.
 fn last_refusal(redirect: &Redirect, by: &HostPort) -> Error {
     let what = match redirect {
         Redirect::Moved(target) | Redirect::Ask(target) => {

@@ -50,12 +50,12 @@ pub struct Refresher {
 struct RefreshState {
     is_wanted: bool,
     is_stopped: bool,
-    /// The number of rounds so far. A round asks one node after another, and ends with an answer or when all nodes have
+    /// The number of rounds so far. In a round, the thread asks one node after another until one answers or all have
     /// failed.
     rounds: u64,
     /// The error of the last round.
     error: Option<Error>,
-    /// The slots that redirects have moved in the map since the thread last took them.
+    /// The slots that redirects have moved since the thread last took this list.
     moved: Vec<Slot>,
     /// The node that is being asked.
     asked: Option<Arc<Endpoint>>,
@@ -97,7 +97,7 @@ impl Refresher {
             let left = deadline.since(MonotonicTime::now());
             if left.is_zero() {
                 if state.rounds > 0 {
-                    // Without an error, the last map has no master for the slot.
+                    // If the last round has no error, its map has no master for the slot.
                     return state.error.clone();
                 }
                 let asked = state.asked.as_ref();
@@ -119,7 +119,7 @@ impl Refresher {
         }
     }
 
-    /// Waits for work. `not_before`: when the next query may be sent. `until`: when to return without work.
+    /// Waits for work, but sends no query before `not_before`. Returns without work at `until`.
     fn wait(&self, not_before: MonotonicTime, until: Option<MonotonicTime>) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
@@ -183,7 +183,7 @@ pub fn run(store: &ClusterStore) {
                 }
                 Err(error) => (Vec::new(), Some(error)),
             };
-            // The pauses begin anew if the answer has changed something, or after a quiet time.
+            // The pauses begin anew if the answer has changed the map, or after a quiet time.
             if was_quiet || !moved.is_empty() {
                 backoff.reset();
             }
@@ -199,11 +199,11 @@ pub fn run(store: &ClusterStore) {
 /// A node that was asked for the slot map.
 struct AskedNode {
     endpoint: Arc<Endpoint>,
-    /// The last query had no answer, or an error that may be temporary.
+    /// Whether the last query had no answer, or an error that may be temporary.
     is_silent: bool,
 }
 
-/// The slot maps that a round has refused, because they lack all nodes of the last map.
+/// The slot maps that a round has ignored, because they lack all nodes of the last map.
 #[derive(Default)]
 struct ForeignMaps {
     senders: Vec<HostPort>,

@@ -1,5 +1,5 @@
-//! The slot map of a Cluster as pure data: which master serves each slot, and which other nodes are known. Addresses
-//! are those that the nodes announce; an empty host, `?` or nil stands for the host of the node that replied.
+//! The slot map of a Cluster as plain data: the master of each slot, and the other nodes that are known. Addresses are
+//! those that the nodes announce. An empty host, `?` or nil stands for the host of the node that replied.
 
 use redis::Value;
 
@@ -11,7 +11,7 @@ use crate::wire::connect::url::{HostPort, LONGEST_HOST};
 
 /// The most masters that a client uses at a time.
 pub const MAX_MASTERS: usize = 128;
-/// The most addresses of replicas that are kept, to ask them for the slot map, too.
+/// The greatest number of replicas that are kept, to ask them for the slot map, too.
 pub const MAX_KNOWN: usize = 256;
 
 /// The longest id of a node that is kept, in bytes. Redis has 40.
@@ -84,7 +84,7 @@ pub type NodeId = Box<[u8]>;
 #[derive(Debug, PartialEq, Eq)]
 pub struct AnnouncedId {
     pub id: NodeId,
-    /// The node has sent this map.
+    /// Whether this node has sent the map.
     pub is_sender: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Releases that move from one node to another. Both queues lack such a release, so a flush of all nodes could miss it.
+//! Counts releases that are moving from one node to another. Meanwhile both queues lack the release, so a flush of all
+//! nodes could miss it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,11 +15,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub struct Transits {
     under_way: AtomicUsize,
-    /// How many moves have queued a release at another node.
+    /// How many times a node has queued a release of another node.
     arrivals: AtomicU64,
 }
 
-/// A move of releases: begins before they leave the queue of one node, and ends when they are in the queue of another.
+/// A move of releases, from before they leave the queue of one node until they are in the queue of another.
 pub struct Transit<'a>(&'a Transits);
 
 impl Transits {
@@ -27,8 +28,8 @@ impl Transits {
         Transit(self)
     }
 
-    /// Calls `flush`, which flushes all nodes, and calls it again if a release was moving during the call. Fails if a
-    /// release is still moving at `deadline`.
+    /// Calls `flush`, which flushes all nodes, and repeats it if a release was moving during the call. Returns an error
+    /// if a release is still moving at `deadline`.
     pub fn flush_with(
         &self,
         deadline: MonotonicTime,
@@ -37,7 +38,7 @@ impl Transits {
         loop {
             let before = self.arrivals.load(Ordering::SeqCst);
             flush()?;
-            // A move that has ended before the first check has counted its arrivals.
+            // A move that ended before this check has counted its arrivals.
             let was_undisturbed = self.under_way.load(Ordering::SeqCst) == 0
                 && self.arrivals.load(Ordering::SeqCst) == before;
             if was_undisturbed {
@@ -99,7 +100,7 @@ mod tests {
         });
         flushed.unwrap();
         assert_eq!(flushes, 2);
-        // If a release left for another node but did not arrive there, one flush is enough.
+        // The release left one node but did not arrive at another, so one flush is enough.
         let mut flushes = 0;
         let flushed = transits.flush_with(far, || {
             drop(transits.begin());

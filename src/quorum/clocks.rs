@@ -1,7 +1,7 @@
-//! The clocks of a quorum's nodes, as probes have read them. A node reads its clock between a request and its reply, so
-//! a reading is inexact by at most half of that time. The clocks are compared with the median of a majority. The
-//! comparison only reports nodes that may break the bound on the difference (docs/protocol.md): no lock depends on it.
-//! Pure.
+//! The clocks of a quorum's nodes, as probes have read them. A reading is inexact by at most half a round trip, because
+//! the node reads its clock somewhere between the request and the reply. This module compares each clock with the
+//! median of a majority, only to report nodes that may break the bound on the difference (docs/protocol.md): no lock
+//! depends on it. It does no I/O.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use crate::util::clock::MonotonicTime;
 /// One probe's reading of a node's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// How far the node's clock is ahead of the client's clock, in µs, if the reply took as long as the request.
+    /// How far the node's clock is ahead of the client's clock, in µs. Assumes that request and reply took the same
+    /// time.
     ahead: i64,
     /// The greatest error of `ahead`: half the round trip.
     error: Duration,
@@ -36,13 +37,13 @@ impl Reading {
     }
 }
 
-/// How far the clocks of any two nodes may differ if no node is reported: each differs from the median by half of it.
+/// How far a clock may differ from the median. Two clocks within this bound keep the bound on their difference.
 pub fn allowed_from_median(quarantine: Duration, lead: Duration) -> Duration {
     quarantine.saturating_sub(lead) / 2
 }
 
-/// Compares each clock with the median of the known ones. `None` for an unknown clock, and for all of them if no
-/// majority of the nodes is known.
+/// Compares each clock with the median. `None` for a node without a reading, and for all nodes if fewer than a majority
+/// have readings.
 pub fn compare(readings: &[Option<Reading>], allowed: Duration) -> Vec<Option<NodeClock>> {
     let mut known: Vec<Reading> = readings.iter().flatten().copied().collect();
     if known.len() <= readings.len() / 2 {
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_reading_is_off_by_half_the_round_trip_at_most() {
-        // The node's clock shows the client's clock and 100 µs, at the beginning and the end of the round trip.
+        // The node's clock is 100 µs ahead of the client's, read at the beginning or at the end of the round trip.
         for shown in [5_100, 7_100] {
             let reading = Reading::new(shown, at(5_000), at(7_000));
             assert_eq!(reading.error, ms(1));

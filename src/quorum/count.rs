@@ -1,4 +1,4 @@
-//! Counts the replies of a quorum's nodes and decides the outcome of a request. Pure.
+//! Counts the replies of a quorum's nodes and decides the outcome of a request. Does no I/O.
 
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ impl Count {
         self.0 / 2 + 1
     }
 
-    /// The greatest number of nodes that a majority does not need.
+    /// The greatest number of nodes that can fail while the others are a majority.
     pub fn minority(self) -> usize {
         self.0 - self.majority()
     }
 
-    /// Whether further replies change nothing: a majority agrees; or none can agree any more, and a majority has voted
-    /// or cannot vote any more. `outcomes` are those of all nodes.
+    /// Whether further replies cannot change the outcome: a majority agrees; or no majority can agree any more, and a
+    /// majority has voted or cannot vote any more. `outcomes` has an entry for each node.
     pub fn is_decided(self, outcomes: &[Option<Outcome>], agrees: impl Fn(&Reply) -> bool) -> bool {
         let (mut agreeing, mut refusing, mut pending) = (0, 0, 0);
         for outcome in outcomes {
@@ -65,7 +65,7 @@ impl Count {
         outcomes.iter().filter(|one| is_vote(one)).count() >= self.majority()
     }
 
-    /// The token of a grant: the greatest among the smallest tokens of a majority. Any majority would do. This choice
+    /// The token of a grant: the greatest among the smallest tokens of a majority. Each majority is correct; this one
     /// needs the fewest write-backs.
     pub fn grant(self, outcomes: &[Option<Outcome>]) -> Grant {
         let mut tokens: Vec<u64> = outcomes.iter().filter_map(granted).collect();
@@ -80,8 +80,8 @@ impl Count {
         }
     }
 
-    /// The reply to an acquire that a majority has not granted, if a majority voted, and some for another lease.
-    /// `Contended` if a majority voted for others, and no node for this lease.
+    /// The reply to an acquire that a majority has not granted. `None` unless a majority has voted, and one of its
+    /// nodes for another lease. `Contended` if a majority has voted for other leases and none for this one.
     pub fn contention(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let granted = outcomes.iter().filter_map(granted).count();
         let contended = |outcome: &Option<Outcome>| match outcome {
@@ -93,7 +93,7 @@ impl Count {
             return None;
         }
         lefts.sort_unstable();
-        // When so many of the keys have expired, a majority is free.
+        // After so many of the keys have expired, a majority is free.
         let needed = self.majority().saturating_sub(granted).max(1);
         let expires_in = lefts[needed.min(lefts.len()) - 1];
         let may_be_taken = lefts.len() >= self.majority();
@@ -111,7 +111,7 @@ impl Count {
         })
     }
 
-    /// The reply to a renewal from those to its holds. `None` if it is unknown whether a majority holds the key.
+    /// The reply to a renewal, from the replies to its holds. `None` if it is unknown whether a majority holds the key.
     pub fn renewed(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let held = outcomes.iter().filter_map(granted).count();
         if held >= self.majority() {
@@ -120,8 +120,9 @@ impl Count {
         self.taken(outcomes)
     }
 
-    /// Whether to set a key that some nodes lack, by the replies to the holds of a renewal: if a majority holds the
-    /// lease; or if all nodes have replied, at least one holds the lease, and so few lack it that it is not lost.
+    /// Whether a renewal may set the key on nodes that lack it. The outcomes are those of its first holds. True in two
+    /// cases: a majority holds the lease; or all nodes have replied, at least one of them holds the lease, and so few
+    /// lack it that the lease is not lost.
     pub fn may_set(self, outcomes: &[Option<Outcome>]) -> bool {
         let held = outcomes.iter().filter_map(granted).count();
         let is_known = |outcome: &Option<Outcome>| matches!(outcome, Some(Ok(_)));
@@ -129,7 +130,7 @@ impl Count {
             || (held > 0 && self.taken(outcomes).is_none() && outcomes.iter().all(is_known))
     }
 
-    /// Whether the reply to a release is known, or cannot be known any more.
+    /// Whether the reply to a release is known, or can no longer become known.
     pub fn is_release_decided(self, outcomes: &[Option<Outcome>]) -> bool {
         let answers = outcomes.iter().flatten();
         let failed = answers.clone().filter(|answer| answer.is_err()).count();
@@ -138,7 +139,7 @@ impl Count {
         has_replied || failed > self.minority()
     }
 
-    /// The reply to a release, or to a release by force. `None` if a majority has not said.
+    /// The reply to a release, or to a release by force. `None` if a majority has not replied.
     pub fn released(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let is_done = |outcome: &&Option<Outcome>| matches!(outcome, Some(Ok(Reply::Done)));
         let done = outcomes.iter().filter(is_done).count();
@@ -157,7 +158,7 @@ impl Count {
         (done > 0 && released >= self.majority()).then_some(Reply::Done)
     }
 
-    /// `Taken` or `Missing` if so many nodes do not have the lease that no majority can have it.
+    /// `Taken` or `Missing`, if so many nodes lack the lease that no majority can have it.
     fn taken(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let by = |outcome: &Option<Outcome>| match outcome {
             Some(Ok(Reply::Taken { by })) => Some(by.clone()),
@@ -200,7 +201,7 @@ impl Count {
         }
         let holder = first?.0;
         values.retain(|(value, _)| value.lease == holder.lease);
-        // A majority has this token or a greater one, and this time or a longer one.
+        // A majority of the nodes has this token or a greater one, and this time or a later one.
         let at = self.majority() - 1;
         let mut tokens: Vec<Option<u64>> = values.iter().map(|(value, _)| value.token).collect();
         tokens.sort_unstable_by(|one, other| other.cmp(one));
@@ -219,7 +220,7 @@ impl Count {
         })
     }
 
-    /// The error for outcomes that no majority agrees on, with the answer of each node.
+    /// The error if no majority agrees. Contains the answer of each node.
     pub fn no_majority(self, outcomes: &[Option<Outcome>], names: &[String]) -> Error {
         let answers = outcomes.iter().zip(names);
         let answers = answers.map(|(outcome, name)| answer(outcome.as_ref(), name));
@@ -233,8 +234,7 @@ impl Count {
         Error::new(self.kind(outcomes), message)
     }
 
-    /// The kind of the error that keeps a majority from agreeing: an error that a retry does not mend, if more nodes
-    /// than a minority have it.
+    /// The kind of the error: `NoQuorum`, unless more nodes than a minority have an error that a retry does not mend.
     fn kind(self, outcomes: &[Option<Outcome>]) -> ErrorKind {
         let lasting = |outcome: &Option<Outcome>| match outcome {
             Some(Err(error)) if !error.is_unavailable() => Some(error.kind()),
@@ -248,7 +248,8 @@ impl Count {
     }
 }
 
-/// Whether the outcome says if a lease holds the key. A node that abstains, or got the request too late, does not say.
+/// Whether the outcome shows which lease holds the key, if any. A node that abstains, or got the request too late, does
+/// not show this.
 fn is_vote(outcome: &Option<Outcome>) -> bool {
     matches!(
         outcome,
@@ -260,8 +261,8 @@ fn is_vote(outcome: &Option<Outcome>) -> bool {
     )
 }
 
-/// Whether the lease does not have the key on a node after a release. A node that never had the key, or has lost it,
-/// need not release it.
+/// Whether the node does not have the lease's key after a release. This includes a node that never had the key, or lost
+/// it.
 pub fn has_released(outcome: &Option<Outcome>) -> bool {
     matches!(
         outcome,
@@ -289,7 +290,7 @@ pub fn has_stored(outcome: &Option<Outcome>, token: u64) -> bool {
 pub const TOO_FAR_AHEAD: &str =
     "the token is later than its clock by more than `max_ttl`; compare the clocks of the nodes";
 
-/// The longest answer of one node in an error, in bytes.
+/// The greatest length of one node's answer in an error, in bytes.
 const LONGEST_ANSWER: usize = 180;
 
 /// The answer of one node, for an error.
@@ -400,7 +401,7 @@ mod tests {
         assert!(!is_decided(&[None, away(), None]));
         assert!(is_decided(&[granted(), None, granted()]));
         assert!(is_decided(&[None, contended(1), contended(1)]));
-        // No majority grants the key, but one may say that the key is taken.
+        // No majority has granted the key. One of the nodes may have replied that it is taken.
         for refusal in [contended(1), taken("x"), Some(Ok(Reply::Missing))] {
             assert!(!is_decided(&[away(), refusal.clone(), None]));
             assert!(is_decided(&[away(), refusal, away()]));
@@ -456,7 +457,7 @@ mod tests {
             left(3, &[contended(3), contended(1), contended(2)]),
             Some(2)
         );
-        // The votes are split: among three leases, or between two of them.
+        // Three leases, or two of them, have split the votes.
         assert_eq!(left(3, &[granted(), contended(3), contended(1)]), Some(101));
         assert_eq!(left(3, &[granted(), contended(3), None]), Some(203));
         assert_eq!(left(3, &[none(), contended(3), none()]), None);
@@ -495,7 +496,7 @@ mod tests {
         let gone = Some(Reply::Missing);
         assert_eq!(renewed(&[granted(), missing(), missing()]), gone);
         assert_eq!(renewed(&[missing(), missing(), taken("host/2/b")]), gone);
-        // A node that may have lost its data does not say that the lease is lost.
+        // A node that may have lost its data does not report that the lease is lost.
         let abstains = Some(Ok(Reply::Abstained {
             for_another: Duration::ZERO,
         }));
@@ -542,7 +543,7 @@ mod tests {
         assert_eq!(released(&[deaf(), deaf(), None]), Some(refused(false)));
     }
 
-    /// Two nodes have restarted without their data: they do not know whether the lease was lost.
+    /// Two nodes have restarted without their data. They do not know whether the lease was lost.
     #[test]
     fn nodes_without_data_lose_no_lease() {
         let three = Count::of(3);
@@ -641,7 +642,7 @@ mod tests {
              the clocks of the nodes"
         );
         assert_eq!(error.kind(), ErrorKind::NoQuorum);
-        // No node is cut off, however long the answers of the others are.
+        // Each node's answer is in the error, even if the answers of the others are long.
         let long = || {
             failed(ErrorKind::Unavailable)
                 .map(|_| Err(Error::new(ErrorKind::Denied, "x".repeat(400))))

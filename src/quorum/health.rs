@@ -1,12 +1,12 @@
-//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes and reads their clocks.
-//! Health decides nothing about a lock: requests go to all nodes.
+//! The health of a quorum's nodes, as a client knows it, and the thread that probes nodes and reads their clocks. No
+//! lock depends on the health: requests go to all nodes.
 //!
-//! 1. A request that gets no vote from a node only records that. The thread probes the node 200 ms later, or at once
-//!    after an error. A vote in between makes the probe unnecessary.
-//! 2. A node is failing once a probe has failed, too. So a reply that is a little late is no failure, and callers do
-//!    not wait for probes.
-//! 3. Only a probe that succeeds ends the failure, because it also writes (lua/probe.lua). A vote does not: a node that
-//!    refuses writes still votes on keys that are taken.
+//! 1. If a node gives no vote to a request, the client records this. The thread probes the node 200 ms later, or at
+//!    once after an error. A vote in between makes the probe unnecessary.
+//! 2. A node is failing if this probe fails, too. So a reply that is a little late is no failure. Callers do not wait
+//!    for probes.
+//! 3. Only a probe that succeeds ends the failure, because a probe also writes (lua/probe.lua). A vote does not end it:
+//!    a node that refuses writes still votes on keys that are taken.
 //!
 //! A node in quarantine abstains from probes.
 
@@ -27,25 +27,25 @@ use crate::store::{Report, Reports};
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 
-/// How long a probe waits for its reply at least.
+/// The least time for which a probe waits for its reply.
 pub const PROBE_LIMIT: Duration = Duration::from_millis(500);
-/// A probe waits for this many round trips of its node, if they take longer than [`PROBE_LIMIT`], but for
-/// [`LONGEST_PROBE`] at most: earlier requests of several pipelines may delay the reply.
+/// A probe of a distant node waits for this many round trips, between [`PROBE_LIMIT`] and [`LONGEST_PROBE`]: earlier
+/// requests of several pipelines may delay its reply.
 const PROBE_ROUND_TRIPS: u32 = 4;
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
-/// If the client has never reached a node: after so many probes without a reply, the node is not failing yet.
+/// A node that the client has never reached is not failing until more probes than this have had no reply.
 const MOST_EXCUSES: u32 = 3;
-/// How often a waiting probe looks whether the client ends.
+/// A waiting probe checks this often whether the client ends.
 const PROBE_STEP: Duration = Duration::from_millis(50);
 /// The time from a request without a reply to the probe. A vote in between makes the probe unnecessary.
 const SUSPECTED_FOR: Duration = Duration::from_millis(200);
 /// The pauses between the probes of a failing node double, from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-/// The longest time from a reply that the node does not vote to the next probe.
+/// The longest time between a reply that the node is in quarantine and the next probe.
 const QUARANTINE_PAUSE: Duration = Duration::from_secs(1);
 
-/// While requests are sent, the time from one reading of a node's clock to the next.
+/// While requests are sent, the time between two readings of a node's clock.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// The health of one node.
@@ -63,13 +63,13 @@ struct Known {
     backoff: Backoff,
     /// The reading of the last probe.
     reading: Option<Reading>,
-    /// The comparison of that reading with the other nodes.
+    /// The comparison of that reading with the other nodes' clocks.
     clock: Option<NodeClock>,
-    /// The last comparison found that the clock breaks the bound.
+    /// Whether the last comparison found that the clock breaks the bound.
     breaks_bound: bool,
     /// From this time of the client's clock on, the next vote requests a reading.
     read_at: Option<MonotonicTime>,
-    /// The next probes are to read the clock.
+    /// Whether the next probe has to read the clock.
     is_reading_due: bool,
 }
 
@@ -86,7 +86,7 @@ enum Found {
     },
 }
 
-/// The state of a node, as the outcomes of its requests show it.
+/// What the outcomes of a node's requests show about the node.
 enum Sign {
     Votes,
     Abstains(Duration),
@@ -94,7 +94,7 @@ enum Sign {
 }
 
 impl Sign {
-    /// `None` if there is no reply.
+    /// `None` if none of the requests has a reply.
     fn of(outcomes: &[Option<Outcome>]) -> Option<Self> {
         let mut failure = None;
         for outcome in outcomes.iter().flatten() {
@@ -108,13 +108,13 @@ impl Sign {
     }
 }
 
-/// The next step after a note, which [`Prober::follow_up`] takes.
+/// What the caller has to do after it has recorded an outcome. [`Prober::follow_up`] does it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Noted {
     Nothing,
     /// The node has to be probed.
     ToProbe,
-    /// The node's health has changed, so it is to be reported.
+    /// The node's health has changed, and has to be reported.
     Changed,
 }
 
@@ -136,9 +136,9 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Notes the outcomes of requests: `None` for one without a reply. `need_votes`: only a node that votes carries the
-    /// requests out. A vote does not end a failure: a node that refuses writes still says which keys are taken. A probe
-    /// ends it, since it writes, and so does a reply that the node does not vote.
+    /// Records the outcomes of requests; `None` stands for a request without a reply. `need_votes`: a node in
+    /// quarantine does not carry these requests out. A vote does not end a failure, since a node that refuses writes
+    /// still votes on keys that are taken. A reply that the node is in quarantine ends it.
     pub fn note(&self, outcomes: &[Option<Outcome>], need_votes: bool, clock: &Clock) -> Noted {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
@@ -157,7 +157,7 @@ impl Health {
         }
     }
 
-    /// Notes the outcome of a probe, and the clock that it has read.
+    /// Records the outcome of a probe, and its reading of the clock.
     fn note_probe(
         &self,
         outcome: Option<Outcome>,
@@ -171,7 +171,7 @@ impl Health {
         if let Some(reading) = reading {
             known.round_trip = reading.round_trip();
             known.read_at = Some(clock.now().after(READ_EVERY));
-            // A request may have asked for another reading meanwhile.
+            // A request may have asked for another reading since the probe was sent.
             known.is_reading_due = false;
         }
         match sign {
@@ -189,11 +189,11 @@ impl Health {
         }
     }
 
-    /// Notes the comparison of the node's clock with the others.
+    /// Records how the node's clock compares with the others.
     fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
         let mut known = self.0.lock();
         known.clock = clock;
-        // A missing comparison does not say that the clock is right again.
+        // Without a comparison, the clock may still be wrong.
         let Some(clock) = clock else {
             return Noted::Nothing;
         };
@@ -227,8 +227,8 @@ impl Health {
         self.0.lock().probe_at
     }
 
-    /// Whether a probe of the node is due at `now`, or a reading of its clock. The reading is not due any more then; a
-    /// probe stays due until its outcome is noted.
+    /// Whether a probe of the node, or a reading of its clock, is due at `now`. Clears the request for a reading. A
+    /// probe stays due until its outcome is recorded.
     fn take_due(&self, now: MonotonicTime) -> bool {
         let mut known = self.0.lock();
         let is_reading_due = std::mem::take(&mut known.is_reading_due);
@@ -263,16 +263,16 @@ impl Known {
         matches!(self.found, Found::Failing { .. })
     }
 
-    /// Whether a probe without a reply is repeated before the node counts as failing. If the client has not reached the
-    /// node yet, the probe also waits for connections and their log-ins, one after the other.
+    /// Whether the client repeats a probe without a reply before the node counts as failing. If the client has not
+    /// reached the node yet, the probe also waits for its connection and login.
     fn take_excuse(&mut self) -> bool {
         let is_excused = matches!(self.found, Found::Unknown) && self.excuses > 0;
         self.excuses = self.excuses.saturating_sub(1);
         is_excused
     }
 
-    /// Requests a reading of the node's clock at the first vote, and once in each [`READ_EVERY`]. Returns whether it
-    /// has done so.
+    /// Requests a reading of the node's clock at the first vote, and then once in each [`READ_EVERY`]. Returns whether
+    /// it did.
     fn request_reading_if_old(&mut self, now: MonotonicTime) -> bool {
         let is_due = self.read_at.is_none_or(|at| at <= now);
         if is_due {
@@ -287,7 +287,7 @@ impl Known {
         self.backoff.reset();
         let before = std::mem::replace(&mut self.found, Found::Up);
         match before {
-            // A node that was never asked was not missed.
+            // The first vote of a node is not reported.
             Found::Unknown | Found::Up => Noted::Nothing,
             _ => Noted::Changed,
         }
@@ -322,7 +322,7 @@ impl Known {
         }
     }
 
-    /// Has the node probed after `pause`, unless a probe is due already.
+    /// Schedules a probe of the node after `pause`, unless one is due already.
     fn schedule_probe(&mut self, pause: Duration) -> Noted {
         if self.probe_at.is_some() {
             return Noted::Nothing;
@@ -379,7 +379,7 @@ impl Prober {
         self.state.lock().is_stopped
     }
 
-    /// Probes the nodes that are due, until `stop` is called or the nodes are dropped.
+    /// Probes the nodes that are due, until `stop` is called or all nodes are dropped.
     pub fn run(&self, members: &[Weak<Member>], probe: &Command, clock: &Clock) {
         let due_at = |member: &Weak<Member>| member.upgrade()?.health.probe_at();
         while self.wait(members.iter().filter_map(due_at).min()) {
@@ -503,7 +503,7 @@ mod tests {
         at.since(MonotonicTime::now())
     }
 
-    /// A node in quarantine releases and reads keys, too.
+    /// A node in quarantine carries out releases and reads, too.
     #[test]
     fn a_reply_that_is_no_vote_ends_nothing() {
         let (health, clock) = health();
@@ -554,7 +554,7 @@ mod tests {
         }
         assert_eq!(probe(None), Noted::Changed);
         assert!(health.is_failing());
-        // A node that was reached before has its connection.
+        // The client has a connection to a node that it has reached before.
         assert_eq!(probe(voted()), Noted::Changed);
         assert_eq!(probe(None), Noted::Changed);
     }
@@ -570,7 +570,7 @@ mod tests {
         };
         assert_eq!(health.probe_limit(), PROBE_LIMIT);
         assert_eq!([1, 200, 240, 900].map(limit_after), [500, 800, 960, 2_000]);
-        // A lost probe says nothing of the distance.
+        // A probe without a reply does not measure the distance.
         health.note_probe(None, None, "a:1", &clock);
         assert_eq!(health.probe_limit(), LONGEST_PROBE);
     }

@@ -1,9 +1,9 @@
-//! Holds that bring the key of a held lock to nodes that are slower than the majority. After a majority has renewed a
-//! lease, each node that lacked the key or had not replied gets a *late hold*, which sets the key. Renewals do not wait
-//! for late holds.
+//! Late holds: requests that set the key of a held lock on nodes that are slower than the majority. After a majority
+//! has renewed a lease, each node that lacked the key or had not replied gets one. Renewals do not wait for late holds.
 //!
-//! A lease has one late hold on each node. The next renewal replaces it once it has an outcome, or is older than half
-//! of its ttl. A release withdraws a late hold that is not written yet: the release could otherwise overtake it.
+//! A lease has at most one late hold on each node. The next renewal replaces it once it has an outcome or is older than
+//! half of its ttl. A release withdraws a late hold that is not written yet, because the hold could arrive after the
+//! release.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::store::completion::{Completion, Submitted};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// Below this number of holds, finished holds are not searched for.
+/// With fewer holds than this, finished ones are not searched for.
 const FEWEST_TO_CHECK: usize = 256;
 
 /// The last late hold of each lease on each node.
@@ -24,7 +24,8 @@ pub struct LateHolds(Mutex<State>);
 #[derive(Default)]
 struct State {
     holds: HashMap<(LeaseId, usize), LateHold>,
-    /// At this number of holds, those that have an outcome, or are older than half of their ttl, are dropped.
+    /// At this number of holds, finished ones are dropped: those with an outcome, and those older than half of their
+    /// ttl.
     longest: usize,
 }
 
@@ -41,8 +42,8 @@ impl LateHold {
 }
 
 impl LateHolds {
-    /// Begins a hold. `None` if an earlier one, with this ttl or a longer one, is still under way: until half of its
-    /// ttl has passed, it keeps its place in the node's queue.
+    /// Begins a hold. Returns `None` if an earlier one, with this ttl or a longer one, is still under way and not older
+    /// than half of its ttl: the earlier hold keeps its place in the node's queue.
     pub fn begin(
         &self,
         lease: LeaseId,
@@ -65,13 +66,13 @@ impl LateHolds {
             ttl,
             replaced_from: now.after(ttl / 2),
         };
-        // Dropping an earlier hold withdraws it, unless it was written.
+        // The drop of an earlier hold withdraws it, unless it was written.
         state.holds.insert((lease, node), hold);
         completions.pop()
     }
 
-    /// Withdraws the holds of a lease that is about to be released. A hold that was written comes before the release,
-    /// which is written on the same connection. (If that connection was lost, the hold may arrive after the release.
+    /// Withdraws the holds of a lease that is about to be released. A hold that was written arrives before the release,
+    /// which is written to the same connection. (If that connection was lost, the hold may arrive after the release.
     /// The node refuses it if it comes too late.)
     pub fn end(&self, lease: LeaseId, nodes: usize) {
         let mut state = self.0.lock();

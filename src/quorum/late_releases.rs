@@ -1,6 +1,6 @@
-//! Reports the late releases of a quorum, from what its nodes report. A release is late if its caller got no reply of a
-//! majority, or if it failed at first at more nodes than a minority. Also reports a lock as lost if more nodes than a
-//! minority did not have the released lease, unless its caller learns of the loss. Sends nothing.
+//! Reports the late releases of a quorum, from the reports of its nodes. A release is late if its caller got no reply
+//! from a majority, or if its first attempt failed at more nodes than a minority. Also reports a lock as lost if more
+//! nodes than a minority did not have the released lease, unless its caller learns of the loss. Sends no requests.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,28 +26,28 @@ pub struct QuorumLateReleases {
 /// The progress of one release. Each `u16` is a set of nodes, with one bit for each.
 #[derive(Debug, Default)]
 struct Progress {
-    /// The nodes that did not confirm the release at first.
+    /// The nodes whose first attempt failed.
     late: u16,
     confirmed: u16,
-    /// The nodes whose release the client has given up.
+    /// The nodes at which the client no longer repeats the release.
     given_up: u16,
     /// The nodes that did not have the lease at the first attempt, within its validity.
     lost: u16,
-    /// Why the last of these nodes did not have the lease. `None` again once the loss is reported.
+    /// Why the last of these nodes did not have the lease. `None` after the loss is reported.
     loss: Option<Box<LossReason>>,
-    /// A caller waits. A delay and a loss are reported only after the caller has the outcome.
+    /// Whether a caller waits. A delay and a loss are reported only after the caller has the outcome.
     is_awaited: bool,
-    /// The loss was reported, or the caller has learnt whether the lock was lost.
+    /// Whether the loss was reported, or the caller knows whether the lock was lost.
     is_loss_known: bool,
-    /// The delay was reported, or the caller has learnt that the release was prompt.
+    /// Whether the delay was reported, or the caller knows that the release was not late.
     is_delay_known: bool,
 }
 
-/// The greatest number of open releases. Later ones are not followed, so their delay is not reported. A node may never
-/// report the end of a release: a node of a Cluster may redirect it.
+/// The greatest number of open releases. The delay of further ones is not reported. A release may stay open for good:
+/// the node of a Cluster may redirect it, and then does not report its end.
 const MAX_OPEN: usize = 1 << 18;
 
-/// With more room than this, the map of open releases is made anew when it is empty.
+/// An empty map of open releases is made anew if it has more room than this.
 const ROOM_TO_KEEP: usize = 1024;
 
 /// The number of nodes in a set.
@@ -60,7 +60,7 @@ impl Progress {
         size(self.confirmed) >= count.majority()
     }
 
-    /// The reason of a loss that has to be reported now.
+    /// Takes the reason of a loss that has to be reported now.
     fn take_loss(&mut self, count: Count) -> Option<LossReason> {
         let is_lost = size(self.lost) > count.minority();
         let is_due = is_lost && !self.is_awaited && !self.is_loss_known;
@@ -68,7 +68,7 @@ impl Progress {
         self.loss.take_if(|_| is_due).map(|reason| *reason)
     }
 
-    /// Whether the release failed at first at so many nodes that it is late, and that was not reported yet.
+    /// Whether the first attempt failed at so many nodes that the release is late, and this was not reported yet.
     fn is_late(&self, count: Count) -> bool {
         !self.is_delay_known && size(self.late) > count.minority() && !self.is_confirmed(count)
     }
@@ -99,8 +99,8 @@ impl QuorumLateReleases {
         move |key, token, report| releases.note(node, key, token, report)
     }
 
-    /// Notes a release before it is sent to all nodes. If a caller waits for it, [`leave`](Self::leave) follows. Returns
-    /// false if the client follows no releases.
+    /// Records a release before it is sent to all nodes. If `is_awaited`, the caller calls [`leave`](Self::leave)
+    /// later. Returns false if the client has no receiver of these reports.
     pub fn begin(&self, key: &Key, token: u64, is_awaited: bool) -> bool {
         if self.reports.releases == ReportedReleases::None {
             return false;
@@ -113,8 +113,8 @@ impl QuorumLateReleases {
         true
     }
 
-    /// Notes that the caller has the outcome. If this is an error, reports the delay now, and a loss when it is found.
-    /// Otherwise, later changes are not reported.
+    /// Records that the caller has the outcome. After an error, reports the delay now, and a loss if one is found
+    /// later. After a reply, reports nothing more about this release.
     pub fn leave(&self, key: &Key, token: u64, outcome: &Outcome) {
         self.change(key, token, |progress| {
             progress.is_awaited = false;
@@ -161,7 +161,7 @@ impl QuorumLateReleases {
         Error::new(kind, format!("no majority has released the lock: {reason}"))
     }
 
-    /// Changes a release's progress, reports a loss, and removes the entry once all nodes have ended the release.
+    /// Changes a release's progress, reports a loss, and removes the entry once the release has ended on all nodes.
     fn change(&self, key: &Key, token: u64, change: impl FnOnce(&mut Progress)) {
         let mut open = self.open.lock();
         let Entry::Occupied(mut release) = open.entry((key.clone(), token)) else {
@@ -340,7 +340,7 @@ mod tests {
         lose(&f, 4);
         f.assert_events(&[Event::Lost]);
         assert!(f.is_forgotten());
-        // A caller that waits learns of the loss, unless it leaves without the replies of a majority.
+        // A caller that gets the reply of a majority learns of the loss. Otherwise an event reports it.
         for (is_answered, events) in [(true, &[][..]), (false, &[Event::Lost, DELAYED])] {
             let f = Fixture::new(true);
             (0..3).for_each(|node| lose(&f, node));
@@ -387,7 +387,7 @@ mod tests {
         assert!(f.is_forgotten());
     }
 
-    /// Also if more nodes than a minority are late: then, the caller knows that the lock was lost.
+    /// Even if more nodes than a minority are late, the caller knows whether the lock was lost.
     #[test]
     fn a_caller_with_a_reply_gets_no_event() {
         let f = Fixture::new(true);
@@ -427,7 +427,7 @@ mod tests {
         let error = Err(Error::new(ErrorKind::NoQuorum, ""));
         f.releases.leave(&f.key, TOKEN + MAX_OPEN as u64, &error);
         f.assert_events(&[]);
-        // A release that is followed already may begin again. Now a caller waits for it.
+        // The same release begins again, now with a caller that waits.
         f.releases.begin(&f.key, TOKEN, true);
         f.delay(0);
         f.assert_events(&[]);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     proptest! {
-        /// The nodes report in any order. A late release is reported once, and nothing stays.
+        /// The nodes report in any order. A late release is reported once, and no entry is left.
         #[test]
         fn each_late_release_has_one_delay(
             ends in prop::collection::vec((any::<bool>(), any::<bool>()), 1..=9),
@@ -446,7 +446,7 @@ mod tests {
             let nodes = ends.len();
             let (majority, minority) = (nodes / 2 + 1, nodes - (nodes / 2 + 1));
             let f = Fixture::of(nodes, left_at.is_some());
-            // A release that is given up was late.
+            // A release that is no longer repeated was late.
             let ends: Vec<(bool, bool)> = ends
                 .into_iter()
                 .map(|(is_late, confirmed)| (is_late || !confirmed, confirmed))
@@ -472,7 +472,7 @@ mod tests {
             } else if left_at.is_some() || confirmed < majority {
                 prop_assert_eq!(events, vec![DELAYED]);
             } else {
-                // A majority may have confirmed it before so many nodes were late.
+                // The caller may have the replies of a majority before that many nodes are late.
                 prop_assert!(events.is_empty() || events == [DELAYED]);
             }
             prop_assert!(f.is_forgotten());

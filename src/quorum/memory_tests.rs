@@ -19,7 +19,7 @@ use crate::util::id::{HolderId, LeaseId, LeaseStart};
 
 const TTL: Duration = Duration::from_secs(30);
 const MAX_TTL: Duration = Duration::from_secs(60);
-/// For a request to nodes that hang.
+/// The command time-out for requests to nodes that hang.
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(20);
 
@@ -94,7 +94,7 @@ impl Fixture {
         );
     }
 
-    /// How many nodes must agree, by the error of an acquire.
+    /// Checks that an acquire fails, and that its error contains `part`: how many nodes have to agree.
     #[track_caller]
     fn assert_no_majority(&self, client: usize, part: &str) {
         let (_, outcome) = self.acquire(client);
@@ -128,7 +128,7 @@ impl Fixture {
         self.ask(client, release)
     }
 
-    /// Lets one node grant another key under a token of at least `micros`.
+    /// Makes a node grant another key under a token of at least `micros`.
     fn raise_counter(&self, node: usize, micros: u64) {
         let proposal = Command::Propose(Propose {
             key: Key::new("p:", "other", 100).unwrap(),
@@ -187,7 +187,7 @@ fn a_failed_minority_delays_nobody() {
         assert!(is_done(&quorum.unlock(0, held)));
     }
     assert!(MonotonicTime::now().since(begun) < LONG / 2);
-    // The releases reach the nodes that are back, and nothing remains.
+    // When the nodes are back, the releases reach them.
     quorum.nodes.iter().for_each(|node| node.recover());
     assert!(quorum.nodes.iter().all(|node| !node.delete("p:k")));
 }
@@ -245,7 +245,7 @@ fn a_restarted_node_abstains_for_a_quarantine() {
     }
 }
 
-/// A node without its data does not say that a lock is free or lost.
+/// A node without its data reports neither that a lock is free nor that it is lost.
 #[test]
 fn nodes_without_data_report_no_free_lock() {
     let quorum = quorum(3);
@@ -272,8 +272,8 @@ fn nodes_without_data_report_no_free_lock() {
     assert_eq!(quorum.unlock(0, held).unwrap(), Reply::Missing);
 }
 
-/// The counter of one node is ahead. The majorities of two grants share another node, which learns the token of the
-/// first grant by the write-back only.
+/// The counter of one node is ahead. The majorities of the two grants share another node, which learns the token of the
+/// first grant only by the write-back.
 #[test]
 fn a_token_is_written_back_to_a_majority_in_memory() {
     let quorum = quorum(3);
@@ -288,12 +288,12 @@ fn a_token_is_written_back_to_a_majority_in_memory() {
     assert!(is_done(&quorum.unlock(0, first)));
     quorum.nodes[2].recover();
     quorum.nodes[0].fail(ErrorKind::Unavailable);
-    // Another client, whose proposals know nothing of the first grant.
+    // Another client, which does not know of the first grant.
     let (_, second) = quorum.lock(1);
     assert!(micros_of(second) > micros_of(first.1));
 }
 
-/// One node is an hour ahead, and another one is away. The others keep their counters.
+/// The clock of one node is an hour ahead, and another node is away. The counters of the others do not follow.
 #[test]
 fn a_clock_far_ahead_spoils_no_counter() {
     let quorum = quorum(3);
@@ -315,7 +315,7 @@ fn a_clock_far_ahead_spoils_no_counter() {
         assert!(near(held.1), "{held:?}");
         assert!(is_done(&quorum.unlock(client, held)));
     }
-    // Its clock is right again, and its counter stays ahead.
+    // The clock is right again, but the node's counter stays ahead.
     quorum.nodes[0].set_ahead(Duration::ZERO);
     let held = quorum.lock(1);
     assert!(near(held.1), "{held:?}");

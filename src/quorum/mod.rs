@@ -93,21 +93,21 @@ use crate::wire::pipeline::SentRequest;
 
 /// The greatest number of nodes.
 const MAX_NODES: usize = 9;
-/// How long a node is silent after a request got no reply from it in time.
+/// A node is silent for this time after a request got no reply from it in time: callers do not wait for it.
 const SILENT_FOR: Duration = Duration::from_secs(1);
-/// How long a caller reads replies itself. It leaves later ones to the nodes' threads.
+/// A caller reads replies itself for this time. The nodes' threads read later ones.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
-/// After a split vote, one caller in this many waits for silent nodes, for [`LONGEST_GRACE`] at most. While it waits,
-/// it keeps the keys that it has got. So if all waited, a stopped node would block all clients that contend for a key.
-/// But if none waited, a slow node could not outvote a key that a dead client has left on another node.
+/// After a split vote, one caller in this many waits for silent nodes, for at most [`LONGEST_GRACE`]. A waiting caller
+/// keeps the keys that it has got: if all callers waited, a stopped node would block all clients that contend for a
+/// key. If none waited, a slow node could never outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// After a majority has flushed, the time to the first check whether the other nodes make progress, if all of them are
-/// failing. Otherwise, and between two checks, it is [`LONGEST_GRACE`].
+/// The time between the flush of a majority and the first check whether the other nodes make progress, if all of them
+/// are failing. In other cases, and between two checks, it is [`LONGEST_GRACE`].
 const FAILING_FLUSH: Duration = Duration::from_millis(100);
-/// If the nodes disagree, an inspection waits this time for silent nodes. It doubles each time, up to
+/// If the nodes disagree, an inspection waits this time for silent nodes. The time doubles with each attempt, up to
 /// [`LONGEST_GRACE`].
 const FIRST_INSPECTION_GRACE: Duration = Duration::from_millis(5);
-/// An inspection asks again after this time at most, if it waits for no node.
+/// The longest pause between two attempts of an inspection that waits for no node.
 const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
 /// The features that a quorum does not have, with their alternatives.
 const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
@@ -164,7 +164,7 @@ impl QuorumAddress {
     }
 }
 
-/// Names of hosts are the same in upper and lower case; paths of Unix sockets are not.
+/// Whether two addresses are the same. The case of letters counts in paths of Unix sockets, but not in names of hosts.
 fn is_same_address(one: &str, other: &str) -> bool {
     one == other || (!one.contains('/') && one.eq_ignore_ascii_case(other))
 }
@@ -181,7 +181,7 @@ pub struct QuorumStore {
     quarantine: Duration,
     ttls: RecentTtls,
     late_holds: LateHolds,
-    /// How many times votes were split so far, wrapping.
+    /// Counts split votes, wrapping, to choose the callers that wait for silent nodes.
     split_vote_count: AtomicU32,
     clock: Clock,
     late_releases: Arc<QuorumLateReleases>,
@@ -195,8 +195,8 @@ pub struct Member {
     node: Arc<dyn QuorumNode>,
     health: Health,
     maintenance: Arc<MaintenanceRequests>,
-    /// Until this time, callers do not wait for the node once a majority has voted: it did not reply to a request in
-    /// time.
+    /// Until this time, callers do not wait for the node once a majority has voted, because the node did not reply to a
+    /// request in time.
     silent_until: Mutex<Option<MonotonicTime>>,
     pings: Pings,
 }
@@ -254,8 +254,8 @@ impl Member {
         };
     }
 
-    /// Notes the node's clock if a request came too late, and adds the node's address to an error. `sent` and `seen`:
-    /// when the request was sent, and when its outcome was seen, by the client's clock.
+    /// Adds the node's address to an error. If the node got the request too late, records the time of the node's clock.
+    /// The request was sent at `sent` and its outcome was seen at `seen`, by the client's clock.
     fn note_outcome(
         &self,
         outcome: &mut Option<Outcome>,
@@ -272,8 +272,8 @@ impl Member {
 /// The outcome of a ping, with the index of its node.
 type Pinged = (usize, Result<Duration, Error>);
 
-/// At most so many callers wait for the ping of a node. A further one replaces the oldest: a caller leaves with the
-/// replies of a majority, so the oldest has probably left.
+/// At most this many callers wait for the ping of a node. A further one replaces the oldest, which has probably
+/// continued with the replies of a majority.
 const MOST_PINGS: usize = 1024;
 
 /// The callers that wait for the ping of a node. At most one ping of a node runs at a time.
@@ -281,7 +281,7 @@ const MOST_PINGS: usize = 1024;
 struct Pings(Mutex<VecDeque<Sender<Pinged>>>);
 
 impl Pings {
-    /// Adds a caller. Returns true if no ping runs yet, so this caller has to start one.
+    /// Adds a caller. Returns true if the caller has to start a ping, because none is running.
     fn join(&self, caller: Sender<Pinged>) -> bool {
         let mut callers = self.0.lock();
         if callers.len() == MOST_PINGS {
@@ -296,7 +296,7 @@ impl Pings {
     }
 }
 
-/// A ping of this node, until it has ended. If it does not start, or panics, its callers get no outcome.
+/// A running ping of this node. If it cannot start or panics, its callers get no outcome.
 struct RunningPing(Option<Arc<Member>>);
 
 impl RunningPing {
@@ -309,7 +309,7 @@ impl RunningPing {
         }
     }
 
-    /// The callers of this ping. Later callers start the next one.
+    /// Takes the callers of this ping. Later callers start the next one.
     fn end(&mut self) -> VecDeque<Sender<Pinged>> {
         self.0
             .take()
@@ -489,8 +489,8 @@ impl QuorumStore {
         (0..self.members.len()).collect()
     }
 
-    /// Sends a command to each of `nodes`, and waits until `is_decided` returns true, or all have replied, but at most
-    /// until `deadline`. The outcomes are in the order of `nodes`; `None` for a node without a reply.
+    /// Sends a command to each of `nodes`, and waits until `is_decided` returns true or all have replied, until
+    /// `deadline` at the latest. Returns the outcomes in the order of `nodes`: `None` for a node without a reply.
     fn ask(
         &self,
         nodes: &[usize],
@@ -508,10 +508,9 @@ impl QuorumStore {
         )
     }
 
-    /// As [`ask`](Self::ask), with a batch for each node. All batches have the same length; within a node, the outcomes
-    /// are in the order of its batch. `has_voted`: whether a majority has voted. If it has, but `is_decided` returns
-    /// false, the votes of the other nodes may decide, and `slow_nodes` says how long to wait for them. Notes the clock
-    /// of each node that has got a request too late.
+    /// Sends a batch to each node, and waits as [`ask`](Self::ask) does. All batches have the same length. Returns the
+    /// outcomes of each node in the order of its batch. If `has_voted` returns true (a majority has voted) and
+    /// `is_decided` returns false, the votes of slow nodes may decide: `slow_nodes` says how long to wait for them.
     fn ask_voters(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -546,7 +545,7 @@ impl QuorumStore {
                 of_nodes
                     .all(|(of_node, is_awaited)| !is_awaited || of_node.iter().all(Option::is_some))
             };
-            // `now` has passed, so this only checks.
+            // `now` has passed, so this call does not wait.
             if !submitted.wait(now, &is_decided)
                 && let Some(grace) = self.grace_after_split_vote(slow_nodes)
             {
@@ -574,8 +573,8 @@ impl QuorumStore {
         outcomes
     }
 
-    /// Sends a batch to each node. Writes a single command on this thread, if the node is awaited. Returns the requests
-    /// that this thread has written.
+    /// Sends a batch to each node. If the batch has a single command and the node is awaited, writes it on this thread.
+    /// Returns the requests that this thread has written.
     fn send_batches(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -597,7 +596,7 @@ impl QuorumStore {
         sent_requests
     }
 
-    /// How long a request with a split vote waits for silent nodes; `None` for 15 of 16 callers. Counts the caller.
+    /// How long a request with a split vote waits for silent nodes: one caller in 16. Returns `None` for the others.
     fn grace_after_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
         match slow_nodes {
             SlowNodes::Leave => {
@@ -609,7 +608,7 @@ impl QuorumStore {
         }
     }
 
-    /// The time of the machine's clock, by which threads wait, at this time of the client's clock.
+    /// Converts a time of the client's clock to the machine's clock, by which threads wait.
     fn on_machines_clock(&self, time: MonotonicTime) -> MonotonicTime {
         MonotonicTime::now().after(time.since(self.clock.now()))
     }
@@ -620,8 +619,8 @@ impl QuorumStore {
         nodes.iter().map(|node| !is_failing(node)).collect()
     }
 
-    /// The latest time that the node's clock may show at `time`, in µs. If the client has no connection to the node
-    /// yet, a time that no clock shows.
+    /// The latest time that the node's clock may show at `time`, in µs. If the client has not connected to the node
+    /// yet, a time beyond all clocks.
     fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
         let latest = self.members[node].node.latest_micros_at(time);
         latest.map_or(LONGEST_MICROS, |latest| latest.min(LONGEST_MICROS))
@@ -631,10 +630,10 @@ impl QuorumStore {
         self.count.no_majority(outcomes, &self.names)
     }
 
-    /// Acquires a key that no lease holds.
+    /// Acquires a key.
     fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
         self.ttls.note(lease.ttl, MonotonicTime::now());
-        // A grant that comes after the ttl has no validity left.
+        // A grant that comes after the ttl has no validity.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
         let (token, outcomes) = self.propose(lease, deadline);
         if let Some(token) = token {
@@ -645,7 +644,7 @@ impl QuorumStore {
         contention.ok_or_else(|| self.no_majority(&outcomes))
     }
 
-    /// Proposes a token for the lease to all nodes, and makes a majority store it. Returns the token, if a majority has
+    /// Proposes a token for the lease to all nodes, and makes a majority store it. Returns the token if a majority has
     /// granted and stored it, and the outcomes of the nodes.
     fn propose(
         &self,
@@ -676,8 +675,8 @@ impl QuorumStore {
             |outcomes| self.count.is_decided(outcomes, is_granted),
             |outcomes| self.count.contention(outcomes).is_some(),
         );
-        // A node that got the request too late had its clock set forward since the client read it. Its reply has the
-        // time, so the client asks once more.
+        // If a node got the request too late, its clock was set forward since the client read it. The reply contains
+        // the node's time, so the client asks once more.
         let mut late = self.all();
         late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
         if !late.is_empty()
@@ -735,16 +734,16 @@ impl QuorumStore {
         });
         let stored = written.iter().filter(|one| has_stored(one)).count();
         for (node, outcome) in asked.into_iter().zip(written) {
-            // As an error, it replaces the node's grant, so the caller learns the reason, and the key is released
-            // there.
+            // This outcome is an error, and replaces the node's grant: the caller learns the reason, and the key is
+            // released there.
             let outcome = match outcome {
                 Some(Ok(Reply::TooFarAhead)) => {
                     Some(Err(Error::new(ErrorKind::NoQuorum, TOO_FAR_AHEAD)))
                 }
                 other => other,
             };
-            // A hold without a reply may still arrive, and its error is the reason why there is no majority. After a
-            // hold that was refused, the node's first reply counts.
+            // A hold without a reply may still arrive, and its error explains why there is no majority. If the node
+            // refused the hold, its first reply counts.
             let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
             if !was_refused || outcomes[node].is_none() {
                 outcomes[node] = outcome;
@@ -753,7 +752,7 @@ impl QuorumStore {
         stored >= needed
     }
 
-    /// Releases a lease that no majority has granted, on each node that has granted it, or whose outcome is unknown.
+    /// Releases a lease that no majority has granted, on each node that has granted it or whose outcome is unknown.
     fn give_up(&self, lease: &Lease<'_>, outcomes: &[Option<Outcome>]) {
         let release = lease.release(self.clock.now());
         for (member, outcome) in self.members.iter().zip(outcomes) {
@@ -766,7 +765,7 @@ impl QuorumStore {
         }
     }
 
-    /// Sends a release to all nodes. Without the reply of a majority, the release is tracked as late.
+    /// Sends a release to all nodes. If no majority replies, the release is tracked as late.
     fn release(&self, release: &Command, deadline: MonotonicTime) -> Outcome {
         self.end_late_holds(release);
         let tracked = self.track_release(release, true);
@@ -777,14 +776,14 @@ impl QuorumStore {
         released
     }
 
-    /// A late hold that is not written yet must not set the key again after this release.
+    /// Withdraws late holds that are not written yet: they must not set the key after this release.
     fn end_late_holds(&self, release: &Command) {
         if let Command::Release(Release { lease, .. }) = release {
             self.late_holds.end(*lease, self.members.len());
         }
     }
 
-    /// Notes the release of a guard's lease before it is sent. Returns the key and the token for
+    /// Records the release of a guard's lease before it is sent. Returns the key and the token for
     /// [`leave`](QuorumLateReleases::leave).
     fn track_release<'a>(&self, release: &'a Command, is_awaited: bool) -> Option<(&'a Key, u64)> {
         let (key, token) = release.as_release()?.of_guard()?;
@@ -810,8 +809,8 @@ impl QuorumStore {
         )
     }
 
-    /// Releases a lease that a majority has released by force, on each node that has not. No caller waits for the
-    /// forced release of such a node any more, so that request may never be written.
+    /// After a majority has released a lease by force, releases it on the other nodes. The forced release of such a
+    /// node may never be written, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Command::Release(Release {
             min_hold: Duration::ZERO,
@@ -830,9 +829,10 @@ impl QuorumStore {
     }
 
     /// Renews leases, with one batch for each node. Then sets the keys that nodes lack, for leases that are not lost.
-    /// (A node lacks a key after a restart, or if it was too slow for the grant. If a lease was released by force, so
-    /// many nodes lack its key that the lease is lost.) Waits for these keys only if a lease has no majority without
-    /// them. `by_watchdog`: the watchdog sends these renewals, so no caller waits.
+    ///
+    /// A node lacks a key after a restart, or if it was too slow for the grant. (After a release by force, so many
+    /// nodes lack the key that the lease is lost.) Waits for these keys only if a lease has no majority without them.
+    /// `by_watchdog`: the watchdog sends these renewals, so callers do not wait.
     fn renew(&self, renewals: &mut [&mut Request], by_watchdog: bool) {
         let Some(deadline) = renewals.iter().map(|request| request.deadline).max() else {
             return;
@@ -858,7 +858,7 @@ impl QuorumStore {
                 ..
             }) => {
                 let (id, ttl) = (*lease, *ttl);
-                // The next renewal comes within one ttl, so a later hold need not set the key.
+                // The next renewal comes within one ttl, so a node that gets this hold later need not set the key.
                 let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
                 Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
             }
@@ -868,8 +868,8 @@ impl QuorumStore {
         let nodes = self.all();
         let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
         let leases = holds.len();
-        // If the votes for a lease are split, the watchdog does not wait until the deadline for the other nodes: the
-        // next renewal of this lease asks again.
+        // If a majority has voted but split its votes, the watchdog does not wait until the deadline for the other
+        // nodes: the next renewal of this lease asks them again.
         let has_voted = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
         let outcomes = self.ask_voters(
             nodes.iter().map(|node| (*node, holds.clone())).collect(),
@@ -894,7 +894,7 @@ impl QuorumStore {
             for (node, outcome) in outcomes.iter().enumerate() {
                 let lacks_key = match outcome {
                     Some(Ok(Reply::Missing)) => true,
-                    // The node may lack the key. Its pipeline drops this renewal, unless it was written.
+                    // The node may lack the key. If this renewal is not written yet, the pipeline drops it.
                     None => !self.members[node].health.is_failing(),
                     _ => false,
                 };
@@ -920,8 +920,8 @@ impl QuorumStore {
         }
     }
 
-    /// Sends holds, each with its node and the index of its lease, and waits for them `within` this time. Replaces the
-    /// outcomes of these nodes, by `None` without a reply.
+    /// Sends holds, each with its node and the index of its lease, and waits `within` this time. Replaces the outcomes
+    /// of these nodes; `None` stands for a node without a reply.
     fn set_missing(
         &self,
         mut holds: Vec<(usize, usize, Command)>,
@@ -944,15 +944,14 @@ impl QuorumStore {
         let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
         let seen = self.clock.now();
         for ((node, lease, _), mut outcome) in holds.into_iter().zip(submitted.leave()) {
-            // After a hold that came too late, the next renewal asks in time.
+            // If the hold came too late, this records the node's time, and the next renewal comes in time.
             self.members[node].note_outcome(&mut outcome, sent, seen);
             of_leases[lease][node] = outcome;
         }
     }
 
-    /// Inspects the key. If the nodes that have voted disagree, asks again until `deadline`: nodes disagree while a
-    /// lock changes hands. If they disagree for longer, the vote of a silent node may decide. So each attempt waits
-    /// longer for that vote.
+    /// Inspects the key. Nodes disagree while a lock changes hands, so asks again until `deadline` while they do. If
+    /// they disagree for longer, the vote of a silent node may decide, so each attempt waits longer for such nodes.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
@@ -983,7 +982,7 @@ impl QuorumStore {
         }
     }
 
-    /// The error for something that a quorum does not have. `what` may name an alternative.
+    /// The error for a feature that a quorum does not have. `what` may name an alternative.
     fn unsupported(what: &str) -> Error {
         let message = format!("a quorum of independent servers has no {what}");
         Error::new(ErrorKind::Unsupported, message)
@@ -1025,7 +1024,7 @@ impl Store for QuorumStore {
             }
             Command::Release(_) => self.release(&command, deadline),
             Command::ForceUnlock(ForceUnlock { key, lease, .. }) => {
-                // The lease may be one of this client.
+                // The lease may belong to this client.
                 self.late_holds.end(*lease, self.members.len());
                 let (released, outcomes) = self.release_on_all(&command, deadline);
                 if matches!(released, Ok(Reply::Done)) {
@@ -1043,21 +1042,21 @@ impl Store for QuorumStore {
         }
     }
 
-    /// Refuses the requests: no caller submits requests to a quorum.
+    /// Refuses the requests. Callers do not submit requests to a quorum.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (_, completion) in requests {
             let _ = completion.complete(Err(Self::unsupported("submitted requests")));
         }
     }
 
-    /// Pings all nodes at once, and waits until a majority has replied or cannot reply any more. Returns the longest
-    /// time of that majority.
+    /// Pings all nodes at once, and waits until a majority has replied or can no longer reply. Returns the longest time
+    /// of that majority.
     fn ping(&self) -> Result<Duration, Error> {
         let threads = self.threads.lock().clone();
         let (pinged, pings) = bounded(self.members.len());
         for (index, member) in self.members.iter().enumerate() {
             if !member.pings.join(pinged.clone()) {
-                // The reply to an earlier ping answers this one, too.
+                // The reply to the running ping counts for this caller, too.
                 continue;
             }
             let running = RunningPing(Some(Arc::clone(member)));
@@ -1132,7 +1131,7 @@ impl Store for QuorumStore {
         nodes.map(|member| member.node.failed_releases()).sum()
     }
 
-    /// A hold may come after the release of its lease, and sets the key again.
+    /// A hold may arrive after the release of its lease, and set the key again.
     fn renewals_set_keys(&self) -> bool {
         true
     }
@@ -1145,10 +1144,10 @@ impl Store for QuorumStore {
         self.members.iter().for_each(|member| member.node.end());
     }
 
-    /// Flushes all nodes at once. Succeeds if a majority has confirmed its releases. Then closes the connections to
-    /// each other node that neither confirms its releases soon nor makes progress.
+    /// Flushes all nodes at once, and returns an error unless a majority has confirmed its releases. Then closes the
+    /// connections to each other node that makes no progress with its releases.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        // The flushes of the nodes would wait for them.
+        // The flushes of the nodes must not wait for late holds.
         self.late_holds.end_all();
         let mut outcomes: Vec<Option<Outcome>> = vec![None; self.members.len()];
         let flush = |member: &Arc<Member>| member.node.flush(deadline).map(|()| Reply::Done);
@@ -1174,8 +1173,8 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
-    /// Waits for the nodes that have not flushed yet. From time to time, closes the connections to each of them whose
-    /// queue of releases has not become shorter; its flush then ends.
+    /// Waits for the nodes that have not flushed yet. Closes the connections to a node whose queue of releases has not
+    /// become shorter since the last check, which ends the node's flush.
     fn await_slower_flushes(
         &self,
         flushes: &Receiver<(usize, Outcome)>,
@@ -1208,7 +1207,7 @@ impl QuorumStore {
         }
     }
 
-    /// How long a flush waits for the nodes without an outcome until it first checks whether they make progress.
+    /// The time until a flush first checks whether the nodes without an outcome make progress.
     fn first_flush_grace(&self, outcomes: &[Option<Outcome>]) -> Duration {
         let members = self.members.iter().zip(outcomes);
         let mut pending = members.filter(|(_, outcome)| outcome.is_none());
@@ -1219,8 +1218,8 @@ impl QuorumStore {
     }
 }
 
-/// Reads the replies to these requests as they come, for [`CALLER_READS_FOR`] and until `deadline` at most. Leaves the
-/// rest to the nodes' threads. Returns about when a majority voted, or `None` if none has.
+/// Reads the replies to these requests as they come, for [`CALLER_READS_FOR`] and until `deadline` at the latest. The
+/// nodes' threads read the rest. Returns the approximate time at which a majority had voted, or `None` if none has.
 fn read_replies(
     mut requests: Vec<SentRequest<'_>>,
     deadline: MonotonicTime,
@@ -1239,8 +1238,8 @@ fn read_replies(
         }
         let now = MonotonicTime::now();
         if voted_at.is_none() && has_voted() {
-            // If no socket was ready, another thread has read the last of these votes, at some time since the last
-            // check. The earlier time is taken, so that the caller does not wait twice for slower nodes.
+            // If no socket was ready, another thread has read the last of these votes since the last check. The time of
+            // that check is used, so that the caller does not wait twice for slower nodes.
             voted_at = Some(if has_received { now } else { checked_at });
         }
         if now >= until {
@@ -1251,7 +1250,7 @@ fn read_replies(
     voted_at
 }
 
-/// Whether only a node that votes carries the command out.
+/// Whether a node in quarantine does not carry the command out.
 fn needs_vote(command: &Command) -> bool {
     matches!(
         command,
@@ -1259,7 +1258,7 @@ fn needs_vote(command: &Command) -> bool {
     )
 }
 
-/// The outcomes of each of `leases`, from batches that have one request for each lease.
+/// Groups the outcomes of batches by lease. Each batch has one request for each of `leases`.
 fn by_lease(
     outcomes: &[Option<Outcome>],
     leases: usize,
@@ -1299,7 +1298,8 @@ impl Notifications for QuorumStore {
         nodes.for_each(|member| member.node.request(key));
     }
 
-    /// Tracks the keys on all nodes. Returns true if a majority can notify: then a release by any majority is noticed.
+    /// Tracks the keys on all nodes. Returns true if a majority can notify, so that a release by any majority is
+    /// noticed.
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         let nodes = self.members.iter();
         let tracking = nodes.filter(|member| member.node.track(keys.clone()));

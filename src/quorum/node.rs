@@ -8,34 +8,34 @@ use crate::util::clock::MonotonicTime;
 use crate::wire::Node;
 use crate::wire::pipeline::SentRequest;
 
-/// The store of one node. These functions are for a quorum only; the supertraits have requests and notifications.
+/// The store of one node. Adds functions for a quorum to those of [`Store`] and [`Notifications`].
 pub trait QuorumNode: Store + Notifications {
-    /// The earliest time that the node's clock may show at `now`, in µs; `None` if no connection to the node was made
-    /// yet. All times here that are no µs are those of the client's clock.
+    /// The earliest time that the node's clock may show at `now`, in µs. `None` if the client has not connected to the
+    /// node yet. The arguments of type `MonotonicTime` are times of the client's clock.
     fn micros_at(&self, now: MonotonicTime) -> Option<u64>;
 
-    /// As [`micros_at`](Self::micros_at), for the latest time.
+    /// The latest time that the node's clock may show at `now`: see [`micros_at`](Self::micros_at).
     fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64>;
 
-    /// Notes that the node's clock showed `micros` at some time between `sent` and `seen`.
+    /// Records that the node's clock showed `micros` at some time between `sent` and `seen`.
     fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
 
-    /// Writes a request on this thread if it can, and returns it: the caller then reads the reply, so a quick reply
-    /// wakes no other thread. Otherwise submits it, and returns `None`.
+    /// Writes a request on this thread if the connection is free, and returns it: the caller then reads the reply, so a
+    /// quick reply wakes no other thread. Otherwise submits the request, and returns `None`.
     fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
         self.submit(vec![(command, completion)]);
         None
     }
 
-    /// Queues the release of a lease whose key a late request may still set: an undo.
+    /// Queues an undo: the release of a lease whose key a late request may still set.
     fn queue_undo(&self, release: Command);
 
-    /// How many releases are queued that no caller awaits: not written yet, refused, or to be repeated. A shutdown
-    /// takes a smaller number for progress; the number also falls when ttls end.
+    /// The number of queued releases without a caller: not written yet, refused, or to be repeated. A shutdown takes a
+    /// smaller number for progress, although the number also falls when ttls end.
     fn queued_releases(&self) -> usize;
 
-    /// Closes the connections of requests for good, when the client ends: no caller waits for their replies any more.
-    /// The keys that are not released on the node expire with their ttl.
+    /// Closes the connections of requests for good when the client ends, since callers no longer wait. Keys that the
+    /// node has not released expire with their ttl.
     fn disconnect(&self);
 
     /// Adds the server's address to the error of `outcome`, if the error came from the server or its connection.
@@ -87,7 +87,7 @@ impl QuorumNode for MemoryNode {
         Some(Self::micros_at(self, now))
     }
 
-    /// Does nothing: the store reads the node's own clock.
+    /// Does nothing: this store reads the node's clock directly.
     fn note_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
 
     fn queue_undo(&self, release: Command) {

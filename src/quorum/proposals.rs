@@ -10,20 +10,20 @@ const LONGEST_LEAD: Duration = Duration::from_secs(1);
 /// The greatest proposal in µs. The scripts grant nothing beyond it.
 pub const LONGEST_MICROS: u64 = 9_007_199_254_000_000;
 
-/// Chooses proposals, as µs. A proposal that is ahead of the time and the counter of a majority is their token, so the
-/// grant needs no second round trip.
+/// Chooses proposals for tokens, as µs. If a proposal is later than the times and the counters of a majority, it is the
+/// token, and the grant needs no second round trip.
 pub struct Proposals {
-    /// How far a proposal is ahead of the nodes' time, in µs. The protocol's tokens rise even after a loss of data if
-    /// the lead, and the difference of the nodes' clocks, are together less than a quarantine.
+    /// How far a proposal is ahead of the nodes' time, in µs. Tokens rise even after a loss of data if this lead plus
+    /// the difference of the nodes' clocks is less than a quarantine.
     lead: u64,
-    /// The length of a quarantine in µs. A node refuses a proposal that is later than its clock by more.
+    /// The length of a quarantine in µs. A node refuses a proposal that is later than its clock by more than this.
     quarantine: u64,
-    /// The last proposal, or the token of a later grant.
+    /// The last proposal, or the token of a later grant if that is greater.
     last: AtomicU64,
 }
 
 impl Proposals {
-    /// `max_ttl` is that of all clients, and the length of a quarantine.
+    /// `max_ttl` is the same for all clients, and is the length of a quarantine.
     pub fn new(max_ttl: Duration) -> Self {
         let lead = (max_ttl / 10).min(LONGEST_LEAD);
         Self {
@@ -37,16 +37,16 @@ impl Proposals {
         Duration::from_micros(self.lead)
     }
 
-    /// The next proposal. `times` are the known times of nodes, in µs. A majority of the nodes is behind the proposal,
-    /// even if the clocks of the others are far ahead. Two calls return different proposals, unless the last proposal
-    /// was too far ahead of the clocks in between.
+    /// The next proposal. `times` are the known times of nodes, in µs. The proposal is later than the times of a
+    /// majority, even if the clocks of the other nodes are far ahead. Two calls return different
+    /// proposals, unless the first one was too far ahead of the clocks.
     pub fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {
         times.sort_unstable();
         let time = times.get(majority - 1).or(times.last());
         let ahead = time.map_or(1, |time| time.saturating_add(self.lead));
         let next = |last: u64| {
             // The last proposal followed a clock that was far ahead, or clocks were set back since. The nodes would
-            // refuse the next one, so it begins at their clocks again.
+            // refuse the next one, so proposals begin at the nodes' clocks again.
             let is_too_far_ahead =
                 time.is_some_and(|time| last >= time.saturating_add(self.quarantine));
             let next = if is_too_far_ahead {
@@ -64,7 +64,7 @@ impl Proposals {
         next(last.unwrap_or_else(|last| last))
     }
 
-    /// Notes the token of a grant: a majority of the nodes grants only greater ones.
+    /// Records the token of a grant: a majority of the nodes now grants only greater ones.
     pub fn note(&self, token: u64) {
         self.last.fetch_max(micros_of(token), Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ mod tests {
         let proposals = Proposals::new(quarantine);
         let (second, far) = (1_000_000, NOW + 3_600_000_000);
         assert_eq!(proposals.next(vec![far, NOW], 2), far + second);
-        // A third node is back, and a majority is not ahead.
+        // A third node is back, and a majority of the clocks is right.
         let next = || proposals.next(vec![far, NOW, NOW], 2);
         assert_eq!(next(), NOW + second);
         assert_eq!(next(), NOW + second + 1);

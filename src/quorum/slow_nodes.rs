@@ -1,13 +1,12 @@
 //! How long a request waits for nodes that are slower than the majority.
 //!
-//! A proposal to a silent node is dropped once the majority has decided. So a node that is always slower does not get
-//! the key with the grant: late holds bring the key there (`late_holds`).
+//! Once the majority has decided, a proposal to a silent node is dropped. So a node that is always slower gets the key
+//! of a new lock by a late hold (`late_holds`).
 //!
-//! After a split vote, the votes that are missing may decide. But a caller that waits for a stopped node keeps the keys
-//! that it has got, and blocks the other clients. So only one caller in
-//! [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY) waits for silent nodes. A renewal always waits, because it
-//! blocks no other client; its wait blocks a worker of the watchdog, so the shortest ttl of the client limits it. If no
-//! vote comes, the next renewal of the lease asks again.
+//! After a split vote, the missing votes may decide. But a caller that waits for a stopped node keeps the keys that it
+//! has got, and blocks other clients. So only one caller in [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY)
+//! waits for silent nodes. A renewal always waits, because it blocks no other client. Its wait blocks a worker of the
+//! watchdog, so the shortest ttl of the client limits it. If no vote comes, the next renewal of the lease asks again.
 
 use std::time::Duration;
 
@@ -17,38 +16,37 @@ use crate::config::MIN_TTL;
 use crate::quorum::health::PROBE_LIMIT;
 use crate::util::clock::MonotonicTime;
 
-/// After a majority has voted, how long a caller waits for nodes that are a little slower. With their replies, a
-/// grant needs fewer write-backs, and the lock has its key on all nodes.
+/// After a majority has voted, a caller waits for this time for nodes that are a little slower. Their replies save
+/// write-backs, and the lock has its key on all nodes.
 pub const GRACE: Duration = Duration::from_millis(5);
 /// The longest time that a request waits for slow nodes after a majority has voted.
 pub const LONGEST_GRACE: Duration = PROBE_LIMIT;
-/// If the votes for a lease of a batch are split, the watchdog's renewals wait for slow nodes for this part of the
-/// shortest ttl, and for [`LONGEST_GRACE`] at most. A third of the ttl is the usual time from one renewal to the next,
-/// which asks again.
+/// If the votes for a lease are split, renewals of the watchdog wait for slow nodes for this part of the shortest ttl,
+/// and at most [`LONGEST_GRACE`]. After a third of a ttl, the next renewal usually asks again.
 const SPLIT_BATCH_PART: u32 = 3;
-/// As [`SPLIT_BATCH_PART`], for a renewal that is sent alone, so it delays no other.
+/// The same part for a renewal that is sent alone, so that its wait delays no other renewal.
 const SPLIT_RENEWAL_PART: u32 = 2;
-/// How long a renewal waits at least for nodes that have just said that the key is missing, and now set it.
+/// The least time for which a renewal waits for nodes that have reported a missing key and are now asked to set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
-/// How many ttls are noted. With more, the longest ones are left out.
+/// The number of ttls that are kept: the shortest ones.
 const MOST_TTLS: usize = 16;
 
-/// How long a request waits for nodes that are slower than the majority: for [`GRACE`], and not for silent nodes. After
-/// a split vote, it may wait for longer, also for silent nodes, but not for failing ones.
+/// How long a request waits for nodes that are slower than the majority. Usually it waits for [`GRACE`], and not for
+/// silent nodes. After a split vote, it may wait longer and for silent nodes, but not for failing ones.
 #[derive(Clone, Copy)]
 pub enum SlowNodes {
-    /// After a split vote, a few callers wait for silent nodes: see
-    /// [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY).
+    /// After a split vote, one caller in [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY) waits for silent
+    /// nodes.
     Leave,
-    /// After a split vote, the request waits for this time. Renewals and inspections get no key, so they block no other
-    /// client meanwhile.
+    /// After a split vote, the request waits for this time. For renewals and inspections, which get no key and so block
+    /// no other client.
     AwaitIfSplit(Duration),
 }
 
 impl SlowNodes {
-    /// `renewals`: how many renewals the watchdog sends together. No caller waits for them, but all workers of the
-    /// watchdog may wait at the same time. So the wait follows the shortest ttl that the client uses, also if no lock
-    /// of this batch has it.
+    /// The wait of renewals that the watchdog sends, `renewals` of them together. All workers of the watchdog may wait
+    /// at the same time, so the wait depends on the shortest ttl of the client, even if no lock of this batch has that
+    /// ttl.
     pub fn of_renewals(renewals: usize, shortest_ttl: Duration) -> Self {
         let part = match renewals {
             1 => SPLIT_RENEWAL_PART,
@@ -57,7 +55,7 @@ impl SlowNodes {
         Self::AwaitIfSplit((shortest_ttl / part).clamp(GRACE, LONGEST_GRACE))
     }
 
-    /// How long a renewal waits for nodes that set a missing key, if the lease has no majority without them.
+    /// How long a renewal waits for nodes to set a missing key, if the lease has no majority without them.
     pub fn sets_within(self) -> Duration {
         match self {
             Self::Leave => SETS_WITHIN,
@@ -66,8 +64,8 @@ impl SlowNodes {
     }
 }
 
-/// The ttls that a client has lately asked for, or renewed. Each counts until it has ended: a lock that is still held
-/// is renewed before that.
+/// The ttls that a client has requested or renewed lately. Each counts until it has ended: the ttl of a held lock is
+/// renewed before.
 #[derive(Default)]
 pub struct RecentTtls(Mutex<Vec<RecentTtl>>);
 
@@ -77,8 +75,7 @@ struct RecentTtl {
 }
 
 impl RecentTtls {
-    /// Notes a ttl at `now`. A ttl below [`MIN_TTL`] does not count: such a renewal only asks whether the lease is
-    /// held.
+    /// Records a ttl at `now`. Ignores a ttl below [`MIN_TTL`]: such a renewal only asks whether the lease is held.
     pub fn note(&self, ttl: Duration, now: MonotonicTime) {
         if ttl < MIN_TTL {
             return;
@@ -95,7 +92,7 @@ impl RecentTtls {
         }
     }
 
-    /// The shortest ttl, or the longest possible one if none is known.
+    /// The shortest of the ttls. If none is known, the greatest possible ttl.
     pub fn shortest(&self, now: MonotonicTime) -> Duration {
         let known = self.0.lock();
         let mut counting = known.iter().filter(|one| now < one.until);
@@ -118,11 +115,11 @@ mod tests {
         ttls.note(9 * SECOND, start);
         ttls.note(3 * SECOND, start);
         ttls.note(SECOND, start);
-        // The ttl of a question is none.
+        // A renewal that only asks.
         ttls.note(Duration::from_millis(1), start);
         assert_eq!(ttls.shortest(start), SECOND);
         assert_eq!(ttls.shortest(at(1)), 3 * SECOND);
-        // It is renewed.
+        // This ttl is renewed.
         ttls.note(3 * SECOND, at(2));
         assert_eq!(ttls.shortest(at(4)), 3 * SECOND);
         assert_eq!(ttls.shortest(at(5)), 9 * SECOND);

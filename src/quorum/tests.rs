@@ -48,7 +48,7 @@ fn ask(server: &Server, args: &[&str]) -> leasehold_testbed::Reply {
     server.command(args).unwrap()
 }
 
-/// Acts as if the server's process had had its data for long.
+/// Makes the server's data appear old, so that the node votes.
 fn end_quarantine(server: &Server) {
     let info = ask(server, &["INFO", "server"]);
     let mut lines = info.as_text().unwrap().lines();
@@ -61,7 +61,7 @@ fn config(command_timeout: Duration) -> Config {
     Config {
         prefix: "p:".to_owned(),
         command_timeout,
-        // While a killed server is connected to, its thread does not end.
+        // The thread of a killed server does not end while it tries to connect.
         connect_timeout: command_timeout.min(Duration::from_secs(5)),
         ..Config::default()
     }
@@ -97,7 +97,7 @@ fn patient(servers: &[Server]) -> Fixture {
     client(&urls(servers), &config, config.max_ttl)
 }
 
-/// As [`patient`]. The client reaches one of the servers through the proxy.
+/// A client with long time-outs that reaches one of the servers through a proxy.
 fn patient_behind_proxy(servers: &[Server], proxied: usize) -> (Fixture, Proxy) {
     let proxy = Proxy::start(servers[proxied].port()).unwrap();
     let mut urls = urls(servers);
@@ -110,7 +110,7 @@ fn urls(servers: &[Server]) -> Vec<String> {
     servers.iter().map(Server::url).collect()
 }
 
-/// More locks than the pipelines of a node write renewals of at a time.
+/// More locks than the pipelines of a node renew in one batch each.
 const MOST_LOCKS: usize = 3 * RenewalLimits::USUAL.at_a_time;
 
 fn key(name: &str) -> Key {
@@ -203,7 +203,7 @@ impl Fixture {
         lease
     }
 
-    /// After this call, a key that a test deletes on a node is not set again by a late hold.
+    /// Ends late holds, so that they do not set a key again that a test deletes on a node.
     #[track_caller]
     fn end_late_holds(&self) {
         self.store.late_holds.end_all();
@@ -217,7 +217,7 @@ impl Fixture {
         self.store.members.iter().for_each(flush);
     }
 
-    /// As [`lock`](Self::lock), on all nodes.
+    /// Locks the key on all nodes.
     #[track_caller]
     fn lock_on_all(&self, servers: &[Server], key: &Key) -> (LeaseId, u64) {
         let (lease, token) = self.lock(key);
@@ -225,7 +225,7 @@ impl Fixture {
         (lease, token)
     }
 
-    /// Waits until a node that is stopped is failing.
+    /// Waits until a stopped node counts as failing.
     #[track_caller]
     fn fail_soon(&self, node: usize) {
         assert!(eventually(LONG, || {
@@ -321,7 +321,7 @@ fn a_lock_and_its_release_take_two_requests_per_node() {
     let servers = servers::<3>();
     let client = patient(&servers);
     let key = key("k");
-    // Each node connects, and tells its time.
+    // Each node connects and replies with its time.
     let (lease, mut last) = client.lock(&key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     client.end_probes(servers.len());
@@ -430,7 +430,7 @@ fn a_silent_node_is_left_to_its_thread() {
     assert_eq!(held, Some([true, false, true]));
 }
 
-/// The proxy delays requests and replies, so a node replies 7.5 ms late. A caller waits for 5 ms; if it waited for
+/// A node replies 7.5 ms late, because a proxy delays requests and replies. A caller waits for 5 ms. If it waited for
 /// twice that time, the node would not become silent.
 #[test]
 fn a_slightly_slower_node_becomes_silent() {
@@ -447,7 +447,7 @@ fn a_slightly_slower_node_becomes_silent() {
         let (lease, _) = client.lock(&key);
         let is_silent = slow.is_silent();
         assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
-        // A request behind an earlier one would be slower still.
+        // An earlier request would make the next one slower.
         assert!(eventually(LONG, || proxy.held_bytes() == 0));
         is_silent
     };
@@ -456,7 +456,7 @@ fn a_slightly_slower_node_becomes_silent() {
     assert!(eventually(LONG, always));
 }
 
-/// A minority is stopped. Its requests are written to the sockets, and no one waits for them.
+/// The client writes the requests to the stopped minority, and does not wait for their replies.
 #[test]
 fn a_stopped_minority_delays_nobody() {
     let servers = servers::<5>();
@@ -478,7 +478,7 @@ fn a_stopped_minority_delays_nobody() {
     assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
     let (lease, token) = client.lock(&key);
     stopped.iter().for_each(Server::resume);
-    // The nodes that are back hold the lease after the next renewal, without a restart.
+    // After the next renewal, the nodes that are back hold the lease.
     client.hold_on_all(&servers, &key, lease, token);
     client.store.send_release(release(&key, lease));
     let are_free = || servers.iter().all(|server| is_free(server, &key));
@@ -496,7 +496,7 @@ fn servers_with_a_taken_key(key: &Key) -> [Server; 3] {
     servers
 }
 
-/// The vote of the stopped node would decide, and it never comes.
+/// Only the stopped node could decide the vote.
 #[test]
 fn split_votes_do_not_wait_for_a_stopped_node() {
     let key = key("k");
@@ -557,7 +557,7 @@ fn a_slow_node_decides_split_votes_sometimes() {
     assert!(votes.any(|vote| vote.is_ok_and(|reply| is_granted(&reply))));
 }
 
-/// One node is down, and another one is slow. Without its vote, the caller could not know that the key is taken.
+/// One node is down, and another one is slow. Only the vote of the slow node shows that the key is taken.
 #[test]
 fn a_slow_node_votes_for_the_holder_of_a_key() {
     let mut servers = servers::<3>();
@@ -614,7 +614,7 @@ fn an_inspection_uses_its_time_while_nodes_disagree() {
     servers[2].resume();
 }
 
-/// The first two nodes disagree for good. The third one decides, and is slower than callers wait for. The client knows
+/// The first two nodes always disagree, so the third one decides. It is slower than callers wait, and the client knows
 /// that it is silent.
 struct SlowDecider {
     servers: [Server; 3],
@@ -631,7 +631,7 @@ impl SlowDecider {
         let (client, proxy) = patient_behind_proxy(&servers, 2);
         let key = key("k");
         let (lease, token) = client.lock_on_all(&servers, &key);
-        // The probes have their connections, so no request waits for the log-in of a probe.
+        // The probes have connected, so that requests do not wait for their logins.
         client.end_probes(servers.len());
         ask(&servers[0], &["DEL", key.in_redis()]);
         proxy.delay(SHORT);
@@ -662,7 +662,7 @@ fn an_extension_waits_for_a_deciding_slow_node() {
     assert_eq!(renewed, Ok(Reply::Done));
 }
 
-/// The node needs 200 ms. That is more than an eighth of the ttl, and less than a third.
+/// The node needs 200 ms: more than an eighth of the ttl, and less than a third.
 #[test]
 fn renewals_wait_for_a_deciding_slow_node() {
     let it = SlowDecider::new();
@@ -672,7 +672,7 @@ fn renewals_wait_for_a_deciding_slow_node() {
         let mut requests = [Request::new(renewal, soon())];
         it.client.store.execute(&mut requests);
         let [renewed] = requests.map(Request::into_outcome);
-        // A renewal has set the key on the first node, so the slow one would not decide.
+        // A renewal has set the key on the first node. Without that key, the slow node decides again.
         ask(&it.servers[0], &["DEL", it.key.in_redis()]);
         renewed.is_ok_and(|reply| reply == Reply::Done)
     };
@@ -680,7 +680,7 @@ fn renewals_wait_for_a_deciding_slow_node() {
     assert!(eventually(LONG, renew));
 }
 
-/// Each probe waits for four round trips of the node, as the last probe has measured them.
+/// A probe waits for four round trips of the node, as the last probe has measured them.
 #[test]
 fn a_distant_node_is_not_failing() {
     let servers = servers::<3>();
@@ -702,8 +702,8 @@ fn a_distant_node_is_not_failing() {
     assert!(!distant.health.is_failing());
 }
 
-/// The third node is silent, and the votes for the first lease are split. Its renewals wait for that node, but not so
-/// long that a lease with a short ttl would end.
+/// The third node is silent, and the votes for the first lease are split. Its renewals wait for that node, but only so
+/// long that a lease with a short ttl does not end.
 #[test]
 fn renewals_wait_a_part_of_the_shortest_ttl() {
     let servers = servers::<3>();
@@ -793,7 +793,7 @@ fn renewals_bring_keys_to_a_node_that_is_late() {
     assert!(eventually(LONG, || has_all(&servers[2])));
 }
 
-/// Otherwise, the queue of a node that is away would get the renewals of all held locks.
+/// The queue of a node that is away must not collect the renewals of all held locks.
 #[test]
 fn a_failing_node_gets_no_late_hold() {
     let servers = servers::<3>();
@@ -826,8 +826,8 @@ fn a_forced_unlock_withdraws_late_holds() {
     assert!(eventually(LONG, || is_free(&servers[2], &key)));
 }
 
-/// The third node is stopped, and has many renewals to carry out when it continues. Locks that were released meanwhile
-/// do not come back there: their releases are written before the last of the renewals.
+/// The third node is stopped, and has many renewals to carry out when it continues. Locks that were released in the
+/// meantime do not come back: their releases are written before the last of these renewals.
 #[test]
 fn a_late_renewal_sets_no_released_key() {
     let servers = servers::<3>();
@@ -850,8 +850,8 @@ fn a_late_renewal_sets_no_released_key() {
     assert!(keys[released].iter().all(|key| is_free(&servers[2], key)));
 }
 
-/// The third node is stopped, and one lease has its key on the first node only. The votes for it stay split, and the
-/// renewals that were sent with it do not wait for the stopped node.
+/// The third node is stopped, and one lease has its key only on the first node, so the votes for this lease stay split.
+/// The other renewals of its batch do not wait for the stopped node.
 #[test]
 fn a_split_vote_delays_no_other_renewal() {
     let servers = servers::<3>();
@@ -900,14 +900,14 @@ fn a_stopped_majority_leaves_no_key_behind() {
     let are_free = |key: &Key| servers.iter().all(|server| is_free(server, key));
     assert!(eventually(LONG, || are_free(&key) && are_free(&other)));
     assert_eq!(holders(&servers, &other, lease), 0);
-    // The client needs no restart.
+    // The client continues to work with these servers.
     assert!(eventually(LONG, || {
         let (lease, outcome) = client.acquire(&other);
         outcome.is_ok() && client.unlock(&other, lease) == Ok(Reply::Done)
     }));
 }
 
-/// A majority is stopped for longer than the client repeats its undos, and then reads the proposal.
+/// A majority is stopped until after the client has ended its undos, and then reads the proposal.
 #[test]
 fn a_majority_that_continues_late_grants_nothing() {
     let servers = servers::<3>();
@@ -950,7 +950,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     patient(&servers).lock(&key);
 }
 
-/// The clocks of all nodes are set forward by an hour, as the client sees it.
+/// From the client's point of view, the clocks of all nodes are set forward by an hour.
 #[test]
 fn a_clock_that_was_set_forward_refuses_no_caller() {
     let servers = servers::<3>();
@@ -1093,7 +1093,7 @@ fn a_counter_far_ahead_spoils_no_other_counter() {
     assert!(token.is_some_and(|token| micros_of(token) < FUTURE));
 }
 
-/// The node with the smaller token may not store the greater one.
+/// An ACL forbids the node with the smaller token to store the greater one.
 #[test]
 fn a_refused_write_back_says_why() {
     let mut servers = servers::<3>();
@@ -1113,7 +1113,7 @@ fn a_refused_write_back_says_why() {
     assert!(eventually(LONG, || holders(&servers[..2], &key, lease) == 0));
 }
 
-/// The second step of a grant fails: the client does not believe the grant.
+/// The second step of a grant fails, so the client does not rely on the grant.
 #[test]
 fn a_grant_without_its_write_back_is_released() {
     let mut servers = servers::<3>();
@@ -1124,7 +1124,7 @@ fn a_grant_without_its_write_back_is_released() {
     let key = key("k");
     let (lease, _) = client.lock(&key);
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
-    // The reply to a probe would be held, too, and nothing is written before it comes.
+    // The proxy would also hold the reply to a probe, and requests behind it.
     client.end_probes(2);
     count_from(&servers[1], micros_now(&servers[1]) + AHEAD);
     // The first node executes the proposal. Its reply arrives after the node has stopped, so the node executes no hold.
@@ -1199,7 +1199,7 @@ fn renewals_share_a_call_per_node() {
     }
     for (n, request) in requests.into_iter().enumerate() {
         match (n, request.into_outcome()) {
-            // Another user's value is an error, and no loss.
+            // A value of another program is an error, and no loss.
             (7, outcome) => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Protocol),
             (8, outcome) => assert!(matches!(outcome, Ok(Reply::Taken { .. })), "{outcome:?}"),
             (_, outcome) => assert_eq!(said(outcome), Ok(Reply::Done), "{n}"),
@@ -1215,7 +1215,7 @@ fn a_release_needs_a_majority_of_nodes() {
     let [first, second] = ["a", "b"].map(key);
     let ((one, _), (two, _)) = (client.lock(&first), client.lock(&second));
     servers[0].kill();
-    // The third node may not have had the key, which is as good as a release.
+    // The third node may lack the key, which counts as a release.
     assert_eq!(client.unlock(&first, one), Ok(Reply::Done));
     assert_eq!(client.unlock(&first, one), Ok(Reply::Missing));
     servers[1].kill();
@@ -1236,7 +1236,7 @@ fn nodes_without_data_report_no_loss() {
         .iter_mut()
         .for_each(|one| one.restart().unwrap());
     let inspect = || client.ask(Command::Inspect(Inspect { key: key.clone() }));
-    // A connection of before the restart breaks.
+    // The first call may use a connection from before the restart, and fail.
     let mut inspected = inspect();
     assert!(eventually(LONG, || {
         inspected = inspect();
@@ -1371,7 +1371,7 @@ fn a_quorum_has_one_to_nine_different_nodes() {
             "{message}"
         );
     }
-    // Paths differ by the case of their letters.
+    // The case of letters in paths counts.
     if cfg!(unix) {
         let paths = ["unix:///tmp/a", "unix:///tmp/A"].map(str::to_owned);
         assert_eq!(refused(&paths), None);
@@ -1420,7 +1420,7 @@ fn a_ping_and_a_flush_need_a_majority() {
     );
 }
 
-/// A silent node must not collect the callers of each health check.
+/// A node without replies must not collect the callers of each health check.
 #[test]
 fn callers_of_pings_have_a_bound() {
     let pings = Pings::default();
@@ -1457,14 +1457,14 @@ fn a_flush_waits_for_a_silent_majority() {
     let client = &patient(&servers);
     client.lock(&key("k"));
     servers[..2].iter().for_each(Server::stop);
-    // No node fails before this deadline, so both are silent. The flush waits for the release of this acquire.
+    // Until this deadline, both nodes count as silent, not as failing. The flush waits for the release of this acquire.
     let deadline = MonotonicTime::now().after(Duration::from_millis(300));
     let (_, outcome) = client.acquire_by(&key("other"), deadline);
     assert_no_quorum(outcome, "2 of 3 are needed");
     std::thread::scope(|scope| {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         let flush = scope.spawn(move || client.store.flush(far));
-        // Another flush shows that both wait for longer than for a silent node that is not needed.
+        // With a later deadline, the flush also waits longer than for a silent node that a majority does not need.
         let soon = MonotonicTime::now().after(5 * FAILING_FLUSH);
         assert!(client.store.flush(soon).is_err());
         assert!(MonotonicTime::now() >= soon);
@@ -1473,9 +1473,8 @@ fn a_flush_waits_for_a_silent_majority() {
     });
 }
 
-/// Whether a flush waits for the third node, which the client reaches through a proxy. `slow_down` makes the node
-/// slower. If this machine stands still for half a second, the flush does not wait, since the node seems to make no
-/// progress.
+/// Whether a flush waits for the third node, behind a proxy that `slow_down` makes slower. If this machine stands still
+/// for half a second, the flush does not wait, because the node appears to make no progress.
 fn flush_waits_for_a_node(slow_down: impl Fn(&Fixture, &Proxy)) -> bool {
     let servers = servers::<3>();
     let (client, proxy) = patient_behind_proxy(&servers, 2);
@@ -1590,7 +1589,7 @@ fn after_a_restart(quarantine: Duration) -> AfterARestart {
     let key = key("k");
     let (lease, token) = clients[0].lock(&key);
     clients[0].hold_on_all(&servers, &key, lease, token);
-    // As if the request to the third node had been lost.
+    // The same as if the request to the third node had been lost.
     ask(&servers[2], &["DEL", key.in_redis()]);
     servers[1].restart().unwrap();
     AfterARestart {
@@ -1602,7 +1601,7 @@ fn after_a_restart(quarantine: Duration) -> AfterARestart {
     }
 }
 
-/// This is why the quarantine lasts as long as the longest ttl.
+/// Shows that a quarantine has to last as long as the longest ttl.
 #[test]
 fn after_a_short_quarantine_a_restart_grants_a_lock_twice() {
     // A node also refuses tokens that are ahead of its clock by more than this time.
@@ -1641,8 +1640,8 @@ fn a_restarted_node_does_not_vote_in_its_quarantine() {
     assert!(eventually(LONG, is_renewed));
 }
 
-/// A lock of one client, while all nodes restart, with their data on disk. Returns the outcome of another client's
-/// acquire after that.
+/// Locks a key with one client and restarts all nodes, with their data on disk. Returns the outcome of another client's
+/// acquire.
 fn acquire_after_restarts_with_data(assume_durable_nodes: bool) -> Outcome {
     let start = |()| {
         let server = Server::builder().arg("appendonly", "yes");
@@ -1660,7 +1659,7 @@ fn acquire_after_restarts_with_data(assume_durable_nodes: bool) -> Outcome {
     for server in &mut servers {
         server.restart().unwrap();
     }
-    // A server first loads its data.
+    // A restarted server loads its data first.
     assert!(eventually(LONG, || holders(&servers, &key, lease) == 3));
     let (_, outcome) = second.acquire(&key);
     if contended(&outcome) {
@@ -1736,7 +1735,7 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
     })
 }
 
-/// Otherwise they would take room for ever.
+/// Forgotten entries do not fill the memory.
 #[test]
 fn ended_releases_of_guards_are_forgotten() {
     let mut servers = servers::<3>();
@@ -1753,7 +1752,7 @@ fn ended_releases_of_guards_are_forgotten() {
     let config = config(Duration::from_secs(2));
     let client = client_with_reports(&urls(&servers), &config, config.max_ttl, reports);
     let open = || client.store.late_releases.open();
-    // Grants 20 locks, lets nodes fail, and releases the locks. Waits so long for each of the releases.
+    // Grants 20 locks, makes nodes fail, and releases the locks. Waits for at most `limit` for each release.
     let release_all = |fail: &mut dyn FnMut(), ttl: Duration, limit: Duration| {
         let grant = |n| {
             let key = key(&format!("k{n}"));
@@ -1780,7 +1779,7 @@ fn ended_releases_of_guards_are_forgotten() {
     servers[2].resume();
     assert!(eventually(LONG, || open() == 0));
     assert_eq!(*texts.lock(), [""; 0]);
-    // No majority replies, and then all nodes do.
+    // First no majority replies, and later all nodes do.
     let stop = |servers: &[Server]| servers[1..].iter().for_each(Server::stop);
     release_all(&mut || stop(&servers), TTL, SHORT);
     servers[1..].iter().for_each(Server::resume);
