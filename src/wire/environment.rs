@@ -38,8 +38,8 @@ impl EnvironmentCheck {
         self.0.close();
     }
 
-    /// Connects and asks the server, within `timeout`, which is the `command_timeout`. Then connects again a few times,
-    /// within another `timeout`, to find out whether the address leads to several servers.
+    /// Connects and asks the server, within `timeout` (`command_timeout`). Then connects again a few times, within
+    /// another `timeout`, to find out whether the address leads to several servers.
     pub fn run(
         &self,
         endpoint: &Endpoint,
@@ -55,7 +55,7 @@ impl EnvironmentCheck {
             announcer: endpoint.announcer(named_by.as_ref()),
         };
         let socket = attempt.connect(&server, deadline)?;
-        // One login serves all connections of the check: its callback may be slow.
+        // All connections of the check use one login, since the user's callback may be slow.
         let (info, deadline) = endpoint.with_login(server, deadline)?;
         let attempted = attempt.attempted(&info);
         let queries = Queries::new(endpoint, attempted);
@@ -73,8 +73,8 @@ impl EnvironmentCheck {
     }
 }
 
-/// The most connections of a check to one address. A balancer that chooses at random between two servers sends all of
-/// them to one server in 1 of 128 checks, and shows itself less clearly than [`RunIds`] needs in 6 of 100.
+/// The greatest number of connections of a check to one address. If a balancer chooses at random between two servers, 1
+/// of 128 checks reaches only one server, and 6 of 100 checks reach both too rarely for [`RunIds`].
 const MOST_CONNECTIONS: usize = 8;
 
 /// A check of one address.
@@ -162,8 +162,8 @@ impl Attempt<'_> {
     }
 }
 
-/// The `run_id`s of the servers that connections have reached, in the order of the connections. Each start of a server
-/// has another one.
+/// The `run_id`s of the servers that connections have reached, in the order of the connections. A restarted server has
+/// a new `run_id`.
 #[derive(Default)]
 struct RunIds {
     seen: Vec<String>,
@@ -171,9 +171,8 @@ struct RunIds {
 }
 
 impl RunIds {
-    /// Adds the `run_id` of the next connection. Returns true if it was seen before, and another one came in between: both
-    /// servers run at the same time, and connections reach both. After a restart or a fail-over, the old `run_id` does not
-    /// come again.
+    /// Adds the `run_id` of the next connection. Returns true if it was seen before and another one came in between:
+    /// connections reach two servers in turn. After a restart or a fail-over, the old `run_id` does not come again.
     fn note(&mut self, run_id: String) -> bool {
         let is_known = self.seen.contains(&run_id);
         let has_come_again = is_known && self.last != run_id;
@@ -189,13 +188,13 @@ impl RunIds {
 struct Queries {
     commands: Pipeline,
     authenticates: bool,
-    /// The server is a node of a quorum and has to keep its data, so the last query is about `appendfsync`.
+    /// Whether the server is a node of a quorum that has to keep its data. The last query is then about `appendfsync`.
     keeps_data: bool,
 }
 
 impl Queries {
     fn new(endpoint: &Endpoint, attempted: ConnectErrors<'_>) -> Self {
-        // RESP2, since all servers send its replies in one form. The check needs no database.
+        // With RESP2, all servers send these replies in one form. The check needs no database.
         let settings = attempted.info.redis_settings().clone().set_db(0);
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;
@@ -204,7 +203,7 @@ impl Queries {
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("HELLO");
         commands.cmd("INFO");
-        // Redis 6.2 takes one name at a time.
+        // Redis 6.2 takes one name in a call.
         commands.cmd("CONFIG").arg("GET").arg("save");
         commands
             .cmd("CONFIG")
@@ -267,7 +266,7 @@ impl Queries {
             eval,
             fsync,
         });
-        // A sentinel needs no further warning.
+        // Other warnings do not apply to a sentinel.
         let is_sentinel = warnings.contains(&EnvironmentWarning::Sentinel);
         Ok((warnings, run_id.filter(|_| !is_sentinel)))
     }
@@ -362,7 +361,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     found
 }
 
-/// The warning about a node of a quorum that has to keep its data, by its settings.
+/// The warning about a node of a quorum that has to keep its data, and whose settings do not.
 fn data_loss(is_off: bool, fsync: &Value) -> Option<EnvironmentWarning> {
     let (setting, value) = match (pair(fsync, "appendfsync"), fsync) {
         _ if is_off => ("appendonly", "no".to_owned()),
@@ -416,7 +415,7 @@ mod tests {
     fn a_server_that_comes_again_is_one_of_several() {
         for (reached, are_several) in [
             ("AAAAAAAA", false),
-            // A restart, or a fail-over.
+            // A restart or a fail-over.
             ("AAABBBBB", false),
             ("ABCCCCCC", false),
             ("ABA", true),

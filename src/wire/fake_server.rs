@@ -1,4 +1,4 @@
-//! Servers and a proxy for tests, on real sockets. A closure handles each connection. They parse no commands.
+//! Servers and a proxy for tests, on real sockets. A closure handles each connection. They do not parse commands.
 
 use std::io::{Read as _, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -55,7 +55,7 @@ pub fn trickle(mut connection: TcpStream, piece: &[u8]) {
     }
 }
 
-/// Starts a proxy to the local port `to`, which passes on what `on_reply` makes of each piece of a reply. Returns the
+/// Starts a proxy to the local port `to`. It passes on what `on_reply` makes of each piece of a reply. Returns the
 /// proxy's port.
 pub fn proxy(to: u16, on_reply: impl Fn(&[u8]) -> Vec<u8> + Clone + Send + 'static) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

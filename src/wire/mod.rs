@@ -54,7 +54,7 @@ use crate::wire::session::{TransactionConnection, Transactions};
 
 /// The number of pipelines for renewals: one for each thread that renews.
 const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
-/// So many renewals delay a request of a caller by less than one round trip, if they share its pipeline.
+/// This many renewals on the pipeline of a caller delay its request by less than one round trip.
 const FEW_RENEWALS: usize = 8;
 /// The pause after the first attempt of a flush, if Redis is away or refuses releases. The pause doubles with each
 /// attempt, since each attempt repeats all refused releases.
@@ -66,8 +66,8 @@ pub struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
     /// callers if a pipeline for renewals would have to connect.
     pipelines: Arc<[Pipeline]>,
-    /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
-    /// often, and a dead connection is noticed soon.
+    /// Counts the calls with renewals, so that the pipelines for renewals take turns: each connection is used often,
+    /// and a dead one is noticed soon.
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
     sentinels: Arc<SentinelWatcher>,
@@ -78,8 +78,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Does not connect: each pipeline connects for its first request. `server` is the number of this server in reports
-    /// to the [`Listener`].
+    /// Makes the node without connecting: each pipeline connects for its first request. `server` is the number of this
+    /// server in reports to the [`Listener`].
     pub fn new(
         server: ServerId,
         mut endpoint: Endpoint,
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// As [`execute_all`](Self::execute_all), with `ASKING` before each request: their slots are moving to this node.
+    /// Carries out `requests` with `ASKING` before each of them, because their slots are moving to this node.
     pub fn ask_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
         let by_pipeline = self.by_pipeline(requests, |request| &request.command);
         for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
@@ -189,7 +189,7 @@ impl Node {
         }
     }
 
-    /// How many releases are queued that no caller awaits.
+    /// The number of queued releases that callers do not wait for.
     pub fn queued_releases(&self) -> usize {
         self.pipelines.iter().map(Pipeline::releases).sum()
     }
@@ -199,7 +199,7 @@ impl Node {
         self.shared.endpoint.close_connections();
     }
 
-    /// Queues the release of a lease whose proposal has no reply: the proposal may still arrive.
+    /// Queues the release of a lease whose proposal got no reply and may still arrive.
     pub fn queue_undo(&self, release: Command) {
         if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
             pipeline.queue_undo(release);
@@ -220,7 +220,7 @@ impl Node {
             .collect()
     }
 
-    /// Has the notification connection opened, if it was not opened before.
+    /// Makes the background open the notification connection, unless it was opened before.
     pub fn request_notifications(&self) {
         self.notifications.request_connection();
     }
@@ -258,9 +258,9 @@ impl Node {
         &self.pipelines[pipeline.unwrap_or_else(|| self.pipeline_for_renewals(1))]
     }
 
-    /// The pipeline that can write this many renewals soonest. Equally ready pipelines take turns. Renewals may
-    /// overtake each other, since no renewal shortens a ttl. A few renewals go through an idle pipeline for callers if
-    /// the pipelines for renewals would have to connect, so a client with a few locks needs fewer connections.
+    /// The pipeline that can write this many renewals soonest. If several are equally ready, they take turns. Renewals
+    /// may overtake each other, since none shortens a ttl. If the pipelines for renewals would have to connect, an idle
+    /// pipeline for callers takes a few renewals, so that a client with a few locks needs fewer connections.
     fn pipeline_for_renewals(&self, renewals: usize) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -275,13 +275,13 @@ impl Node {
         for_callers.flatten().unwrap_or(soonest)
     }
 
-    /// If the connection of its pipeline is free, writes a request on this thread, and returns it: the caller then
-    /// reads the reply. Otherwise submits it, and returns `None`.
+    /// Writes a request on this thread if the connection of its pipeline is free, and returns it: the caller then reads
+    /// the reply. Otherwise submits the request, and returns `None`.
     pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
         self.pipeline_of_one(&command).send(command, completion)
     }
 
-    /// The requests of each pipeline.
+    /// Groups the requests by their pipelines.
     fn by_pipeline<T>(
         &self,
         requests: impl IntoIterator<Item = T>,
@@ -321,7 +321,7 @@ impl Node {
         };
         let mut connection = connect()?;
         // The server may have closed this connection while it was idle. The error makes all older connections stale, so
-        // the second attempt uses a new connection.
+        // the second attempt gets a new one.
         match connection.ping(left().min(shared.command_timeout)) {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 drop(connection);
@@ -382,8 +382,8 @@ impl Store for Node {
     fn run_maintenance(&self) -> bool {
         let mut left = false;
         for pipeline in &*self.pipelines {
-            // The requests of all pipelines are under way together. So the replies on one of them, which may take long,
-            // delay requests of the others by about one round trip.
+            // Writes to all pipelines before reading from any. So slow replies on one pipeline delay requests of the
+            // others by only about one round trip.
             self.pipelines.iter().for_each(Pipeline::write_due);
             left |= pipeline.run_maintenance();
         }
@@ -409,7 +409,7 @@ impl Store for Node {
             let flushed = self.flush_once(deadline);
             let left = deadline.since(MonotonicTime::now());
             match flushed {
-                // The master of a Cluster has no slots any more, so its releases are for other masters.
+                // The master has lost its slots, so its releases belong to other masters.
                 Err(error) if error.redirect() == Some(&Redirect::Retired) => return Err(error),
                 Err(error) if error.is_unavailable() && is_open() && !left.is_zero() => {
                     park_timeout(left.min(backoff.next()));

@@ -40,18 +40,17 @@ use crate::wire::net::refusal::command_refused;
 use crate::wire::net::replies::TOO_LARGE;
 use crate::wire::scripts::encode_words;
 
-/// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
+/// Lends connections for transactions. Only stores implement this that keep locks on the server of the transactions'
 /// data.
 pub trait Transactions: Send + Sync {
-    /// Takes an idle connection for one transaction, or connects until `deadline`: to the server of `key`, the lock's
-    /// key.
+    /// Takes an idle connection to the server of `key`, the lock's key, or connects until `deadline`.
     fn transaction_connection(
         &self,
         key: &Key,
         deadline: MonotonicTime,
     ) -> Result<TransactionConnection, Error>;
 
-    /// Handles an error of a connection for a transaction: a redirect, for example, corrects the slot map.
+    /// Handles an error of a transaction's connection: a redirect corrects the slot map, for example.
     fn handle_failure(&self, _key: &Key, _error: &Error) {}
 }
 
@@ -107,14 +106,14 @@ const NAMELESS: &str = "a command without a name";
 pub struct TransactionConnection {
     connection: ExclusiveConnection,
     timeout: Duration,
-    /// The connection watches no keys and misses no replies, so later callers may use it.
+    /// Whether the connection watches no keys and misses no replies. Later callers may then use it.
     is_clean: bool,
     is_in_cluster: bool,
-    /// The lock's key, if the server is a node of a Cluster: all keys of the transaction must have its slot.
+    /// The lock's key, if the server is a node of a Cluster: all keys of the transaction have to be in its slot.
     slot_of: Option<Key>,
 }
 
-/// The outcome of a transaction whose reply came.
+/// The outcome of a transaction whose reply has come.
 pub(crate) enum TransactionOutcome {
     /// The replies to the commands that the caller does not ignore, as an array.
     Committed(RedisResult<Value>),
@@ -148,7 +147,7 @@ impl TransactionConnection {
         self.slot_of = self.is_in_cluster.then(|| key.clone());
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
-        // An empty transaction comes first: if the server refuses MULTI, it would carry out the later writes one by
+        // An empty transaction comes first. If the server refuses MULTI, it would later carry out the writes one by
         // one, even if the lock is lost.
         let commands: [(&str, &[&str]); 4] = [
             ("MULTI", &[]),
@@ -173,7 +172,7 @@ impl TransactionConnection {
         match self.connection.receive("GET", deadline, contents)? {
             Value::Nil => Ok(false),
             Value::BulkString(value) => Ok(is_held_by(&value, lease)),
-            // A lock's value is a short string, so this key is not locked.
+            // A lock's value is a short string, so this key holds no lock.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
                 Ok(false)
             }
@@ -208,8 +207,8 @@ impl TransactionConnection {
         outcome.map_err(|error| self.named(error))
     }
 
-    /// Fails if the network has forgotten the connection while the caller's closure was silent: the outcome of an
-    /// `EXEC` on it would be unknown.
+    /// Returns an error if the network has forgotten the connection while the caller's closure sent nothing. An `EXEC`
+    /// on such a connection would have an unknown outcome.
     fn check_after_pause(&mut self) -> Result<(), Error> {
         if !self.connection.was_idle() {
             return Ok(());
@@ -251,8 +250,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Reads the replies of a transaction. The outer error means that a reply did not come, could not be read, or came
-    /// from an old primary. The inner error was made from a reply.
+    /// Reads the replies of a transaction. The outer error means that the outcome is unknown: a reply did not come,
+    /// could not be read, or came from an old primary. The inner error comes from a reply.
     fn receive_all(
         &mut self,
         pipe: &Pipeline,
@@ -274,16 +273,16 @@ impl TransactionConnection {
             .connection
             .receive("EXEC", deadline, ReplyContents::Values(1))?;
         if begun != Value::Okay {
-            // The server accepted MULTI in `watch_and_check`, and refuses it now. It has carried out the commands one
-            // by one.
+            // The server accepted MULTI in `watch_and_check`, and has refused it now. So it has carried out the
+            // commands one by one.
             return Ok(Err(self.unexpected("MULTI", &begun)));
         }
-        // EXEC ends the WATCH, whatever its reply.
+        // EXEC ends the WATCH, even if its reply is an error.
         self.is_clean = true;
         Ok(match done {
             Value::Nil => Ok(TransactionOutcome::Aborted),
             Value::Array(mut replies) if replies.len() == commands => {
-                // An old primary has written everything, and the new one may lack it.
+                // If this is an old primary, it has written everything, and the new one may lack it.
                 self.connection.check_primary()?;
                 replies.drain(..own);
                 command_outcomes(pipe, replies)
@@ -299,7 +298,7 @@ impl TransactionConnection {
         })
     }
 
-    /// Sends `UNWATCH`, and keeps the connection for later callers. Closes the connection if that fails.
+    /// Sends `UNWATCH`, and keeps the connection for later callers. If that fails, closes it.
     pub(crate) fn unwatch(mut self) {
         if self.connection.is_discarded() || self.connection.was_idle() {
             return;
@@ -368,8 +367,8 @@ impl TransactionConnection {
 }
 
 impl TransactionConnection {
-    /// Replaces the error of a read that failed because its key is on another node: the new error says which keys a
-    /// transaction may use.
+    /// Replaces the error of a read whose key is on another node. The new error names the keys that a transaction may
+    /// use.
     fn with_slot_rule(&self, reply: Value) -> Value {
         match (&reply, &self.slot_of) {
             (Value::ServerError(error), Some(key)) if is_of_other_slot(error, key) => {
@@ -382,7 +381,7 @@ impl TransactionConnection {
 }
 
 impl Drop for TransactionConnection {
-    /// Closes a connection that is not clean, for example after a panic.
+    /// Closes the connection if it is not clean, for example after a panic.
     fn drop(&mut self) {
         if !self.is_clean {
             self.connection.discard();
@@ -442,7 +441,7 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
         (ErrorKind::CrossSlot, Some(rule)) => format!("the closure has failed: {rule}"),
         (ErrorKind::TooLarge, what) => match what {
             Some(what) => format!("the closure has failed: {what}"),
-            // The error stands for several errors of a pipeline. Its text has all of them, so it needs no source.
+            // This error contains several errors of a pipeline in its text, so it needs no source.
             None => return Error::new(kind, format!("the closure has failed: {error}")),
         },
         _ => with_code("the closure has failed", &error),
@@ -513,7 +512,7 @@ fn error_of(error: &ServerError) -> Error {
 /// The code and the detail of the error that made a command fail.
 fn reason_of(error: &ServerError) -> (&str, Option<&str>) {
     let details = error.details();
-    // The details of EXEC's error have the reason.
+    // The details of EXEC's error contain the reason.
     let reason = details.and_then(|text| text.strip_prefix("Transaction discarded because of: "));
     match reason.and_then(|reason| reason.split_once(' ')) {
         Some((code, detail)) => (code, Some(detail)),
@@ -526,16 +525,15 @@ fn not_allowed_error(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// The error of a transaction that was sent, at least in part, and whose reply did not come, or came from an old
-/// primary.
+/// The error of a transaction that was sent, at least in part. Its reply did not come, or came from an old primary.
 fn outcome_unknown(error: Error) -> Error {
     let message = "no reply to EXEC that counts: either everything was or will be written, or nothing; \
                    read what the transaction would have written";
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out
-/// the others. If a reply is too large, its command was carried out, and only the replies cannot be read.
+/// The outcome of a transaction, from the replies to its commands. If Redis refuses one command, it still carries out
+/// the others. A reply that is too large only cannot be read: its command was carried out.
 fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = replies.len();
     for (index, reply) in replies.iter().enumerate() {
@@ -557,7 +555,7 @@ fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionO
     ))
 }
 
-/// A source of replies from which redis-rs reads the results of a transaction that Redis has carried out.
+/// Passes the replies of a transaction to redis-rs, which reads the results from them.
 struct Replies(Vec<Value>);
 
 impl ConnectionLike for Replies {

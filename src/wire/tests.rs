@@ -83,7 +83,7 @@ fn transaction_at(
     transaction
 }
 
-/// The reply to `EXEC` comes after the sentinels have named another primary, which may not know what was written.
+/// The reply to `EXEC` comes after the sentinels have named another primary, which may not have the writes.
 #[test]
 fn a_commit_of_an_old_primary_does_not_count() {
     let server = Server::start().unwrap();
@@ -399,8 +399,8 @@ fn exists(server: &Server, key: &Key) -> bool {
     reply.as_int() == Some(1)
 }
 
-/// One pipeline always has a request in flight and another one in its queue. Each takes longer than callers read
-/// replies themselves.
+/// One pipeline always has a request in flight and another one in its queue. Each takes longer than callers themselves
+/// read replies.
 #[test]
 fn a_busy_pipeline_delays_no_other_pipeline() {
     let server = Server::start().unwrap();

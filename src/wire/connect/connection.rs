@@ -17,11 +17,11 @@ use crate::wire::net::replies::Limit;
 use crate::wire::net::socket::{Receiver, Sender};
 use crate::wire::scripts;
 
-/// The largest size of a reply without values of the caller. A batch of 128 commands has a few hundred bytes of reply
-/// for each command, which fit.
+/// The largest size of a reply without values of the caller. The replies to a batch of 128 commands have a few hundred
+/// bytes each, so they fit.
 pub const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
-/// The largest size of a Cluster's slot map. If each slot is a range of its own, with a master and three replicas, the
-/// reply has some 26 MiB.
+/// The largest size of a Cluster's slot map. The greatest possible one, with a master and three replicas for each slot,
+/// has some 26 MiB.
 const LONGEST_SLOT_MAP: Limit = Limit::Fixed(32 * 1024 * 1024);
 
 /// The pause after the client has failed to replace an old connection.
@@ -31,13 +31,13 @@ pub const REPLACE_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     Fit,
-    /// It works, but is older than `max_connection_age`. It is used until a new connection is open.
+    /// The connection works, but is older than `max_connection_age`. It is used until a new connection is open.
     Old,
-    /// It must not be used.
+    /// The connection must not be used.
     Stale,
 }
 
-/// The password, to be left out of error replies. `None` for a password of less than four bytes, which other text may
+/// The password to remove from error replies. `None` for a password of less than four bytes, which other text may
 /// contain by chance.
 pub fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
     let password = info.redis_settings().password();
@@ -46,14 +46,14 @@ pub fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
         .map(Box::from)
 }
 
-/// The contents of a reply, which decide how large it may be.
+/// What a reply contains. This decides how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub enum ReplyContents {
     /// Only numbers, and values that this library wrote.
     Internal,
-    /// Values of the caller: at most this many.
+    /// Values of the caller. At most this many bytes.
     Values(usize),
-    /// One of several replies that together may have the size of one value. The earlier replies have `so_far` bytes.
+    /// One of several replies that together may be as large as one value. The earlier replies have `so_far` bytes.
     PartOfValue { so_far: usize },
     /// The slot map of a Cluster.
     SlotMap,
@@ -94,8 +94,8 @@ impl Connection {
         sent.map_err(|error| no_reply(&self.address, None, error))
     }
 
-    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Stops at `until`, and
-    /// returns false if bytes are left; the next call continues. Fails if bytes are left at `due`.
+    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Returns false at
+    /// `until` if bytes are left; the next call continues. Returns an error if bytes are left at `due`.
     pub fn send_until(
         &mut self,
         bytes: &[u8],
@@ -113,7 +113,8 @@ impl Connection {
         }
     }
 
-    /// Reads the next reply, which is that of the command `awaited`. Fails if the reply is not complete by `deadline`.
+    /// Reads the next reply: the reply to the command `awaited`. Returns an error if the reply is not complete by
+    /// `deadline`.
     pub fn receive(
         &mut self,
         awaited: &str,
@@ -124,8 +125,8 @@ impl Connection {
         received.map_err(|error| no_reply(&self.address, Some(awaited), error))
     }
 
-    /// Reads the next reply, which is that of the command `awaited`. Stops at `until`, and returns `None` if the reply is
-    /// not complete; the next call reads on. Fails if the reply is not complete at `due`.
+    /// Reads the next reply: the reply to the command `awaited`. Returns `None` at `until` if the reply is not
+    /// complete; the next call reads on. Returns an error if the reply is not complete at `due`.
     pub fn receive_until(
         &mut self,
         awaited: &str,
@@ -144,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command, and returns its reply. Fails if the reply is an error, or does not come by `deadline`.
+    /// Sends a command, and returns its reply. Returns an error if the reply is one, or does not come by `deadline`.
     pub fn ask(
         &mut self,
         command: &str,
@@ -171,7 +172,7 @@ impl Connection {
         &self.prefix
     }
 
-    /// Sends `PING` and returns the round-trip time. Fails if the reply does not come within `timeout`.
+    /// Sends `PING` and returns the round-trip time. Returns an error if the reply does not come within `timeout`.
     pub fn ping(&mut self, timeout: Duration) -> Result<Duration, Error> {
         let mut bytes = Vec::new();
         scripts::encode_words(&mut bytes, "PING", std::iter::empty());
@@ -270,8 +271,8 @@ impl Connection {
         self.epoch.suspect();
     }
 
-    /// Whether this connection must not be used for a new request: it may be dead, or lead to an old primary. The
-    /// network may have forgotten a connection that was idle for long.
+    /// Whether this connection must not be used for a new request, because it may be dead or lead to an old primary.
+    /// The network may have forgotten a connection that was idle for long.
     pub fn is_stale(&self) -> bool {
         self.condition() == Condition::Stale
     }
@@ -297,13 +298,13 @@ impl Connection {
         now.since(self.sender.used_at()) > self.max_idle
     }
 
-    /// Keeps using this old connection for [`REPLACE_AGAIN`], because the client failed to open a new one.
+    /// Makes this old connection usable for [`REPLACE_AGAIN`], because the client failed to open a new one.
     pub fn postpone_replacement(&mut self) {
         self.replace_at = MonotonicTime::now().after(REPLACE_AGAIN);
     }
 
-    /// Fails if the sentinels name another primary since this connection was made: this server may grant locks that
-    /// the new primary does not know.
+    /// Returns an error if the sentinels have named another primary since this connection was made: this server may
+    /// grant locks that the new primary does not know of.
     pub fn check_primary(&self) -> Result<(), Error> {
         if !self.epoch.is_outdated(&self.made_in) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The check that each connection to a node of a quorum begins with: whether the node's process is a new one, which may
-//! have lost data.
+//! The first request of each connection to a node of a quorum. It checks whether the node's process is new and may have
+//! lost data.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id;
 use crate::wire::scripts;
 
-/// The check of one node, and the clock of the node as of the last check.
+/// The check of one node, and the estimate of the node's clock.
 pub struct DataCheck {
     mark: String,
     quarantine: Duration,
-    /// The user has set that the node keeps its data when it restarts.
+    /// Whether the user has set that a restarted node keeps its data (`assume_durable_nodes`).
     keeps_data: bool,
     clock: ClockEstimate,
 }
@@ -32,7 +32,7 @@ impl DataCheck {
         }
     }
 
-    /// Whether the user has set that the node keeps its data when it restarts.
+    /// Whether the user has set that a restarted node keeps its data (`assume_durable_nodes`).
     pub fn keeps_data(&self) -> bool {
         self.keeps_data
     }
@@ -51,8 +51,8 @@ impl DataCheck {
         call
     }
 
-    /// Reads the node's time from the reply to a call that was sent at `sent`. Returns false if lua/data.lua cannot
-    /// give this reply.
+    /// Reads the node's time from the reply to a call that was sent at `sent`. Returns false if lua/data.lua never
+    /// gives this reply.
     pub fn read(&self, reply: &Value, sent: MonotonicTime) -> bool {
         let Value::Array(parts) = reply else {
             return false;
@@ -68,13 +68,12 @@ impl DataCheck {
     }
 }
 
-/// The clock of a node, as the client estimates it. The client reads it by requests. The two numbers may come from two
-/// readings, each of which is right.
+/// The client's estimate of a node's clock. The two bounds may come from two readings: each of them is right.
 #[derive(Debug)]
 pub struct ClockEstimate {
-    /// The least lead of the node's clock over this client's clock, in µs. [`UNKNOWN`] before the first reading.
+    /// The least time by which the node's clock is ahead of the client's, in µs. [`UNKNOWN`] before the first reading.
     least: AtomicI64,
-    /// The greatest lead.
+    /// The greatest time by which the node's clock is ahead.
     most: AtomicI64,
 }
 

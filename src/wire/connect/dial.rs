@@ -57,9 +57,9 @@ impl Dialer {
         self.tls = Some(tls);
     }
 
-    /// Names further connections after `holder`.
+    /// Sets the id that names further connections.
     pub fn name_connections(&self, holder: &HolderId) {
-        // A dialer has one client, so the id is set once.
+        // A dialer belongs to one client, so the id is set once.
         let _ = self.holder.set(holder.clone());
     }
 
@@ -72,8 +72,8 @@ impl Dialer {
         }
     }
 
-    /// Connects by `deadline`, with a TLS handshake if the address has TLS. The resolver of host names has time-outs of
-    /// its own. Calls `connected` before the handshake, with a handle that closes the socket from another thread.
+    /// Connects by `deadline`, with a TLS handshake if the address has TLS. (The resolver of host names has its own
+    /// time-outs.) Before the handshake, calls `connected` with a handle by which another thread can close the socket.
     pub fn connect(
         &self,
         attempted: ConnectErrors<'_>,
@@ -110,7 +110,8 @@ impl Dialer {
         Ok((sender, receiver))
     }
 
-    /// Without the feature `tls`, [`check_address`](crate::wire::connect::url::check_address) refuses addresses with TLS.
+    /// Without the feature `tls`, [`check_address`](crate::wire::connect::url::check_address) refuses addresses with
+    /// TLS.
     #[cfg(not(feature = "tls"))]
     pub fn start_tls(
         &self,
@@ -121,8 +122,8 @@ impl Dialer {
         Ok(halves)
     }
 
-    /// The error of TLS, if TLS has failed on the connection. A server may refuse the client's certificate only after
-    /// the handshake, so the failure may come with a later read.
+    /// The error of TLS, if TLS has failed on the connection, perhaps only at a later read: a server may refuse the
+    /// client's certificate after the handshake.
     pub fn tls_error(&self, attempted: ConnectErrors<'_>, receiver: &Receiver) -> Option<Error> {
         #[cfg(feature = "tls")]
         if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure())

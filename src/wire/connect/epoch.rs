@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use crate::util::clock::MonotonicTime;
 
 /// A suspicion replaces only connections that are at least this old. So a server that often replies `READONLY` costs
-/// each pipeline one new connection per second at most.
+/// each pipeline at most one new connection per second.
 pub const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 
 /// Counts the broken connections, the suspicions and the switches of a client.
@@ -50,8 +50,8 @@ pub struct Epoch {
     on_stale: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The counts when a connection was made. Read before connecting, so that the client misses neither a suspicion nor a
-/// switch.
+/// The counts at the time when a connection was made. Read before the client connects, so that it misses neither a
+/// suspicion nor a switch.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionEpoch {
     breaks: u64,
@@ -61,8 +61,8 @@ pub struct ConnectionEpoch {
 }
 
 impl ConnectionEpoch {
-    /// Counts the connection as made after all breaks so far. Suspicions still count: since this connection was begun,
-    /// another server may have become the primary.
+    /// Makes earlier breaks not count for this connection. Suspicions still count: another server may have become the
+    /// primary since the connection was begun.
     pub fn forget_breaks(&mut self, epoch: &Epoch) {
         self.breaks = epoch.breaks.load(Ordering::SeqCst);
     }
@@ -84,28 +84,27 @@ impl Epoch {
         }
     }
 
-    /// Counts a broken connection. Connections made before may be dead, too.
+    /// Counts a broken connection. Earlier connections may be dead, too.
     pub fn count_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
         self.call_failure_hook();
         self.call_stale_hook();
     }
 
-    /// Calls the hook for failures, since the server may be away. Leaves the counts as they are.
+    /// Calls the hook for failures, because the server may be away. Changes no count.
     pub fn call_failure_hook(&self) {
         if let Some(on_failure) = self.on_failure.get() {
             on_failure();
         }
     }
 
-    /// Calls `hook` at each failed attempt to connect, broken connection and suspicion, on the thread that notices it.
-    /// A second hook is ignored.
+    /// Sets the hook for failed attempts to connect, broken connections and suspicions. It is called on the thread that
+    /// notices them. Only the first hook counts.
     pub fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_failure.set(Box::new(hook));
     }
 
-    /// Counts a sign that a server is not the primary, and calls the hook. Connections made before may lead to that
-    /// server.
+    /// Counts a sign that a server is not the primary, and calls the hook. Earlier connections may lead to that server.
     pub fn suspect(&self) {
         self.suspicions.fetch_add(1, Ordering::SeqCst);
         if let Some(on_suspicion) = self.on_suspicion.get() {
@@ -121,15 +120,15 @@ impl Epoch {
         }
     }
 
-    /// Calls `hook` when connections have become stale or suspect, on the thread that notices it. A second hook is
-    /// ignored.
+    /// Sets the hook for stale and suspect connections. It is called on the thread that notices them. Only the first
+    /// hook counts.
     pub fn on_stale(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_stale.set(Box::new(hook));
     }
 
-    /// Counts a switch: the sentinels name another primary. Connections made before lead to the old one, and are
-    /// replaced at once, however young they are. A further switch within [`SHORTEST_LIFE`] is a suspicion only, so that
-    /// sentinels that contradict each other do not cause new connections without end.
+    /// Counts a switch: the sentinels name another primary. Earlier connections lead to the old one, and are replaced
+    /// at once, however young they are. A further switch within [`SHORTEST_LIFE`] counts as a suspicion only, so that
+    /// sentinels that contradict each other do not cause connections without end.
     pub fn count_switch(&self) {
         let now = MonotonicTime::now();
         let mut switched_at = self.switched_at.lock();
@@ -141,12 +140,12 @@ impl Epoch {
         self.suspect();
     }
 
-    /// Whether a connection leads to an old primary: there was a switch since it was made.
+    /// Whether a connection leads to an old primary, because there was a switch after it was made.
     pub fn is_outdated(&self, made: &ConnectionEpoch) -> bool {
         made.switches < self.switches.load(Ordering::SeqCst)
     }
 
-    /// Calls `hook` at each suspicion, on the thread that raises it. A second hook is ignored.
+    /// Sets the hook for suspicions. It is called on the thread that raises them. Only the first hook counts.
     pub fn on_suspicion(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_suspicion.set(Box::new(hook));
     }
@@ -221,7 +220,7 @@ mod tests {
         assert!(epoch.is_stale(&young) && epoch.is_due(&young) && epoch.is_outdated(&young));
         let next = epoch.now();
         assert!(!epoch.is_stale(&next));
-        // A second switch at once means that sentinels contradict each other.
+        // Two switches in a row: sentinels contradict each other.
         epoch.count_switch();
         assert!(!epoch.is_stale(&next) && epoch.replace_at(&next).is_some());
         *epoch.switched_at.lock() = Some(MonotonicTime::now().before(SHORTEST_LIFE));

@@ -20,8 +20,8 @@ use crate::wire::net::tls;
 #[cfg(feature = "tls")]
 use crate::wire::net::tls::TlsError;
 
-/// The error of a request on an open connection to `address`, if no reply has come. `awaited` is the command whose reply
-/// is missing, if one is awaited.
+/// The error of a request on an open connection to `address`, if no reply has come. `awaited` is the command whose
+/// reply is missing, if one is awaited.
 pub fn no_reply(address: &str, awaited: Option<&str>, error: RedisError) -> Error {
     let kind = classify(&error);
     let message = match kind {
@@ -43,8 +43,8 @@ fn timed_out(address: &str, limit: &str) -> String {
     format!("{address} did not reply within {limit}; check the server's load and the network")
 }
 
-/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`),
-/// unless the error has it.
+/// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`), if
+/// the error does not contain it.
 pub fn reply_error(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Unsupported
@@ -56,8 +56,8 @@ pub fn reply_error(address: &str, error: Error) -> Error {
     }
 }
 
-/// Adds the address of the server to a time-out without a text: the caller's deadline came before the time-out of the
-/// connection. Other errors name their server already, which may be another one after a fail-over.
+/// Adds the address of the server to a time-out without a text, which ends a request at the caller's deadline. Other
+/// errors already name their server. After a fail-over, this may be another server.
 pub fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout if error.message().is_empty() => {
@@ -68,7 +68,7 @@ pub fn at_server(address: &str, error: Error) -> Error {
     }
 }
 
-/// The reason why plain commands are not used for acquires: `count` connections ended before the reply to a trial.
+/// The reason why acquires use the script only: `count` connections ended before the reply to a trial.
 pub fn lost_trials(address: &str, count: u32) -> Error {
     let message = format!(
         "{address} has closed {count} connections after MULTI; check whether a proxy answers there"
@@ -85,7 +85,7 @@ pub fn no_connection(address: &str) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The error of a caller that leaves while an attempt to connect to `address` is in `step`, since `lasted`.
+/// The error of a caller that leaves during an attempt to connect to `address`, which has been in `step` for `lasted`.
 pub fn unfinished(
     address: &str,
     step: Step,
@@ -107,13 +107,13 @@ pub struct ConnectErrors<'a> {
     pub info: &'a ConnectionInfo,
     /// The time-out of the whole attempt.
     timeout: Duration,
-    /// The setting that the time-out comes from, as messages show it: with its name in backticks.
+    /// The setting of the time-out, in the form of messages: its name in backticks.
     setting: &'static str,
     /// The prefix of the client's keys.
     pub prefix: &'a str,
     /// Receives the steps of the attempt.
     progress: Option<&'a Progress<'a>>,
-    /// `None` for an address of the user.
+    /// The server that announced the address. `None` for an address of the user.
     announced_by: Option<Announcer<'a>>,
 }
 
@@ -173,12 +173,12 @@ impl<'a> ConnectErrors<'a> {
         }
     }
 
-    /// Tells `progress` the steps of the attempt.
+    /// Reports the steps of the attempt to `progress`.
     pub fn with_progress(self, progress: Option<&'a Progress<'a>>) -> Self {
         Self { progress, ..self }
     }
 
-    /// Tells the progress that a step of the attempt begins.
+    /// Reports that a step of the attempt begins.
     pub fn enter(&self, step: Step) {
         if let Some(progress) = self.progress {
             progress.enter(step);
@@ -294,8 +294,8 @@ impl<'a> ConnectErrors<'a> {
         about.with_source(error.clone())
     }
 
-    /// The error for a request without a reply to `command`, if it is known. `received` has the bytes that came in place
-    /// of a reply.
+    /// The error of a request without a reply; `command` is `None` if the command is unknown. `received` has the bytes
+    /// that came in place of a reply.
     pub fn no_reply_error(
         &self,
         step: Step,
@@ -306,7 +306,7 @@ impl<'a> ConnectErrors<'a> {
         let (timeout, setting) = (Shown(self.timeout), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
-            // Requests for locks are sent later, so the outcome is known.
+            // The attempt to connect sends no request for a lock, so no outcome is unknown.
             ErrorKind::Timeout => (
                 ErrorKind::Unavailable,
                 format!(
@@ -334,7 +334,7 @@ impl<'a> ConnectErrors<'a> {
                 "answers in TLS; use rediss://, or the server's port without TLS".to_owned(),
             ),
             kind => {
-                // These replies have a limit of the library, which the user cannot change.
+                // The user cannot change the limit of these replies.
                 let kind = match kind {
                     ErrorKind::TooLarge => ErrorKind::Protocol,
                     kind => kind,
@@ -347,7 +347,7 @@ impl<'a> ConnectErrors<'a> {
 
     /// The error for an error reply to `command`.
     pub fn refused_error(&self, step: Step, command: &str, error: &ServerError) -> Error {
-        // redis-rs shows some codes by names of its own.
+        // redis-rs has its own names for some codes.
         let (code, detail) = (error.code(), error.details().unwrap_or(""));
         let kind = match error_reply(code, Some(detail)).kind() {
             ErrorKind::Protocol if command == "SELECT" => ErrorKind::InvalidConfig,
@@ -460,7 +460,7 @@ fn repeats_login(info: &ConnectionInfo, text: &str) -> bool {
     let is_set = |secret: &&str| !secret.is_empty();
     let secret = settings.password().filter(is_set).or(settings.username());
     let text = without_arguments(text);
-    // The server may have escaped a line break or a quote, so the parts between such characters are searched, too.
+    // The server may have escaped a line break or a quote, so the search is for the parts between such characters.
     let parts = secret
         .into_iter()
         .flat_map(|secret| secret.split(|c: char| !c.is_alphanumeric()));

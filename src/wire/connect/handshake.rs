@@ -26,14 +26,14 @@ use crate::wire::net::replies::field;
 /// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
 pub struct Login {
     pub commands: Pipeline,
-    /// The first command is `HELLO` or `AUTH`.
+    /// Whether the first command is `HELLO` or `AUTH`.
     authenticates: bool,
-    /// The last command is `SELECT`.
+    /// Whether the last command is `SELECT`.
     selects: bool,
 }
 
 impl Login {
-    /// `name` is the name of the connection. Only `HELLO` sets it, so with RESP2 the name is ignored.
+    /// `name` is the name of the connection. Only `HELLO` sets it, so RESP2 ignores it.
     pub fn new(
         settings: &RedisConnectionInfo,
         protocol: ProtocolVersion,
@@ -71,7 +71,7 @@ impl Login {
 /// A connection that is being made.
 pub struct Handshake<'a> {
     pub dialer: &'a Dialer,
-    /// Whether the server must be a node of a Cluster. If false, it must not be one.
+    /// Whether the server has to be a node of a Cluster. If false, it must not be one.
     pub is_in_cluster: bool,
     /// `None` unless the server is a node of a quorum.
     pub data_check: Option<&'a DataCheck>,
@@ -98,7 +98,7 @@ impl Handshake<'_> {
         let name = self.dialer.connection_name("leasehold");
         let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
         set_name.arg(name);
-        // The reply tells whether this is a single server. A `HELLO` without a protocol version only asks.
+        // The reply shows whether this is a single server. `HELLO` without a protocol version changes nothing.
         login.commands.cmd("HELLO");
         let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
         // `NOAUTH` is an error here. All other errors of `CLIENT SETINFO`, `CLIENT SETNAME` and this `HELLO` are
@@ -134,7 +134,7 @@ impl Handshake<'_> {
         if let Some(role) = field(&server, b"role") {
             return Ok(role.to_vec());
         }
-        // The server has not told its role: a proxy may refuse `HELLO`, or `rename-command` may have removed it.
+        // The server has not reported its role: a proxy may refuse `HELLO`, or `rename-command` may have removed it.
         let mut commands = redis::pipe();
         commands.cmd("ROLE");
         match self.send_and_receive(Step::LogIn, &commands)?.pop() {
@@ -149,7 +149,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// Fails if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
+    /// Returns an error if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
     fn check_mode(&self, server: &Value) -> Result<(), Error> {
         let what = match field(server, b"mode") {
             Some(b"cluster") if self.is_in_cluster => return Ok(()),
@@ -171,9 +171,9 @@ impl Handshake<'_> {
         Err(self.attempted.about(ErrorKind::InvalidConfig, what))
     }
 
-    /// Asks for the scripts by their hashes, and loads only those that the server does not know: a hash is much shorter
-    /// than a script. If the server, a proxy or an ACL refuses `SCRIPT LOAD`, the first call of each script has its
-    /// text. Fails if the server does not reply as Redis does.
+    /// Asks for the scripts by their hashes, which are much shorter than the scripts, and loads only those that the
+    /// server does not know. If the server, a proxy or an ACL refuses `SCRIPT LOAD`, the first call of each script has
+    /// its text. Returns an error if the server does not reply as Redis does.
     pub fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let is_in_quorum = self.data_check.is_some();
@@ -214,8 +214,8 @@ impl Handshake<'_> {
         Ok(())
     }
 
-    /// Fails unless the server runs a script that is sent as text, or `not_loaded`, the reply to `SCRIPT LOAD`, has a
-    /// cause that will end.
+    /// Returns an error unless the server runs a script that is sent as text. Ignores this if `not_loaded`, the reply
+    /// to `SCRIPT LOAD`, has a cause that will end.
     fn check_eval(&mut self, not_loaded: &ServerError) -> Result<(), Error> {
         let step = Step::LoadScripts;
         let error = self
@@ -242,8 +242,8 @@ impl Handshake<'_> {
         }
     }
 
-    /// Tells a node of a quorum that a client has connected, so that a new process begins its quarantine. Other servers
-    /// have no such check.
+    /// Calls lua/data.lua on a node of a quorum, so that a new process begins its quarantine. Does nothing on other
+    /// servers.
     pub fn check_data(&mut self) -> Result<(), Error> {
         let Some(check) = self.data_check else {
             return Ok(());
@@ -278,8 +278,8 @@ impl Handshake<'_> {
     }
 
     /// The error of a server that refuses the connection itself, because it has too many clients or is in protected
-    /// mode. Such a server sends the error and closes the connection, and reads no command. Returns `None` for any
-    /// other error, which is the reply to a command.
+    /// mode. It sends this error without reading a command, and closes the connection. Returns `None` for an error that
+    /// is the reply to a command.
     fn refused_at_accept(
         &self,
         step: Step,

@@ -1,4 +1,4 @@
-//! The steps of attempts to connect. A caller that leaves while an attempt is under way can then name its step.
+//! The steps of attempts to connect. The error of a caller that leaves during an attempt names its step.
 
 use std::fmt;
 use std::time::Duration;
@@ -82,7 +82,7 @@ struct Attempts {
 }
 
 impl RunningSteps {
-    /// Begins an attempt, which ends with the drop of what this returns.
+    /// Begins an attempt. The drop of the returned value ends it.
     pub fn begin(&self, step: Step) -> Progress<'_> {
         let mut attempts = self.0.lock();
         attempts.count += 1;
@@ -103,7 +103,7 @@ impl RunningSteps {
         self.0.lock().running[0].since = since;
     }
 
-    /// The step that has lasted for the longest time.
+    /// The step that has lasted longest.
     pub fn longest(&self) -> Option<RunningStep> {
         let attempts = self.0.lock();
         let first = attempts.running.iter().min_by_key(|step| step.since);
@@ -126,7 +126,7 @@ impl RunningStep {
     }
 }
 
-/// An attempt to connect that tells its steps. Its drop ends the attempt.
+/// An attempt to connect that reports its steps. The drop ends the attempt.
 pub struct Progress<'a> {
     steps: &'a RunningSteps,
     attempt: u64,

@@ -1,11 +1,12 @@
 //! Makes the connections of a client to one server, and keeps idle ones of transactions and pings.
 //!
-//! Each attempt to connect has a thread of its own: the resolver of host names and the callback for credentials have no
-//! time-outs, so a caller must be able to leave before its attempt has ended. Only callers begin attempts, and the
-//! thread ends with the attempt. So an unused client does not begin attempts, and a connected client has none of these
-//! threads. If an attempt ends after its caller has left, its connection is kept for the next caller.
+//! Each attempt to connect has its own thread, because the resolver of host names and the callback for credentials have
+//! no time-outs: a caller must be able to leave before its attempt has ended. Only callers begin attempts, and the
+//! thread ends with the attempt. So neither an unused client nor a connected one has such threads. If an attempt ends
+//! after its caller has left, its connection is kept for the next caller.
 //!
-//! The connector uses r2d2's interface for connections, but not r2d2's pool, which panics if the system starts no thread.
+//! The connector uses r2d2's interface for connections, but not r2d2's pool, which panics if the system starts no
+//! thread.
 
 #[cfg(test)]
 #[cfg(feature = "__server_tests")]
@@ -28,16 +29,16 @@ use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 
 /// The longest pause between attempts of one caller to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
-/// The most attempts under way at a time, each on its thread.
+/// At most this many attempts are under way at a time.
 const MAX_ATTEMPTS: usize = 3;
-/// The pause between two checks whether a caller should leave.
+/// How often an attempt checks whether its caller has to leave.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes connections to one server.
 pub struct Connector {
     manager: Manager,
     attempts: Arc<Attempts>,
-    /// The idle connections of transactions and pings, as many as were in use at a time.
+    /// The idle connections of transactions and pings. There are as many as were in use at a time.
     idle: Mutex<Vec<Connection>>,
     /// Lets each start of a thread fail.
     #[cfg(test)]
@@ -48,7 +49,7 @@ pub struct Connector {
 #[derive(Default)]
 struct Attempts {
     state: Mutex<State>,
-    /// An attempt has ended.
+    /// Notified when an attempt ends.
     ended: Condvar,
 }
 
@@ -65,7 +66,8 @@ struct State {
 }
 
 impl State {
-    /// Takes out the oldest connection if there are too many. The caller drops it after the unlock, which closes it.
+    /// If there are too many connections, takes out the oldest. Its drop closes it, so the caller drops it after the
+    /// unlock.
     fn take_surplus(&mut self) -> Option<Connection> {
         let has_surplus = self.made.len() > self.callers.max(1);
         has_surplus.then(|| self.made.remove(0))
@@ -73,7 +75,7 @@ impl State {
 }
 
 impl Connector {
-    /// Does not connect.
+    /// Makes a connector without connecting.
     pub fn new(endpoint: &Arc<Endpoint>) -> Arc<Self> {
         Arc::new(Self {
             manager: Manager(Arc::clone(endpoint)),
@@ -85,8 +87,8 @@ impl Connector {
     }
 
     /// Makes a connection within `timeout`. Tries again after a failed attempt, unless its error
-    /// [lasts](Error::is_lasting). Ends early once the server [is retired](Endpoint::is_retired), or the client has
-    /// ended. If no thread can be started, makes one attempt on this thread, which may take one connect time-out.
+    /// [lasts](Error::is_lasting). Ends early if the server [is retired](Endpoint::is_retired) or the client has ended.
+    /// If no thread can be started, makes one attempt on this thread, which may take one connect time-out.
     pub fn connect(&self, timeout: Duration) -> Result<Connection, Error> {
         let until = MonotonicTime::now().after(timeout);
         self.attempts.state.lock().callers += 1;
@@ -127,13 +129,13 @@ impl Connector {
             }
             // Another caller may have taken the connection of this caller's attempt.
             let is_missing = state.failed == failed && state.running < state.callers;
-            // A caller does not rely on its attempt alone, which may hang.
+            // The caller begins further attempts, because its first attempt may hang.
             if state.running < MAX_ATTEMPTS && (now >= again_at || is_missing) {
                 (again_at, failed) = (now.after(RECONNECT_PAUSE), state.failed);
                 state.running += 1;
                 drop(state);
                 if !self.begin_attempt() {
-                    // A process at its limit of threads still has to renew its locks.
+                    // A process at its limit of threads has to renew its locks, too.
                     return manager.connect();
                 }
                 continue;
@@ -143,7 +145,7 @@ impl Connector {
         }
     }
 
-    /// Begins an attempt that the state counts already. Returns false if the system starts no thread.
+    /// Begins an attempt, which the state counts already. Returns false if the system starts no thread.
     fn begin_attempt(&self) -> bool {
         let attempt = RunningAttempt {
             attempts: Arc::clone(&self.attempts),
@@ -215,7 +217,7 @@ impl ManageConnection for Manager {
         self.0.open_and_record()
     }
 
-    /// Does no I/O, since a `PING` at each checkout would double the cost of a command.
+    /// Does no I/O: a `PING` at each checkout would double the cost of a command.
     fn is_valid(&self, connection: &mut Connection) -> Result<(), Error> {
         match connection.is_stale() {
             false => Ok(()),
@@ -231,7 +233,7 @@ impl ManageConnection for Manager {
     }
 }
 
-/// Counts an attempt until it has ended, also by a panic.
+/// Counts an attempt as running. The drop, even by a panic, ends it.
 struct RunningAttempt {
     attempts: Arc<Attempts>,
     has_connected: bool,
@@ -261,7 +263,7 @@ impl Drop for RunningAttempt {
     }
 }
 
-/// A connection that one transaction or ping uses. Its drop keeps it for later callers, unless it is discarded.
+/// A connection for one transaction or ping. The drop keeps it for later callers, unless it was discarded.
 pub struct ExclusiveConnection {
     connector: Arc<Connector>,
     /// `None` only while it is dropped.

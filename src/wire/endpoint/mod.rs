@@ -1,9 +1,9 @@
 //! A server and how to connect to it: finds the primary of a group under sentinels, and logs in. [`connector`] makes
-//! connections on threads of their own, and [`watcher`] listens to a sentinel.
+//! connections on their own threads, and [`watcher`] listens to a sentinel.
 //!
-//! The end of a client closes the sockets of connections that are being made, and further attempts fail at once. If the
-//! system starts no thread, the caller connects on its own thread, so a process at its limit of threads keeps its
-//! locks.
+//! When the client ends, the sockets of connections that are being made are closed, and further attempts fail at once.
+//! If the system starts no thread, the caller connects on its own thread, so a process at its limit of threads keeps
+//! its locks.
 
 pub mod connector;
 pub mod watcher;
@@ -40,14 +40,14 @@ use crate::wire::net::socket::{Closer, Receiver, Sender, Sockets};
 use crate::wire::net::tls::Tls;
 use crate::wire::sentinel::Sentinels;
 
-/// How long a caller waits for the connection that replaces an old one. A slower attempt goes on, and a later caller
+/// A caller waits this long for the connection that replaces an old one. A slower attempt continues, and a later caller
 /// gets its connection.
 pub const REPLACE_WAIT: Duration = Duration::from_millis(20);
 
 /// A server, and how to connect to it.
 pub struct Endpoint {
     info: ConnectionInfo,
-    /// The sentinels that name the server. `None` if `info` has its address.
+    /// The sentinels that name the server. `None` for a fixed address, which is in `info`.
     sentinels: Option<Sentinels>,
     dialer: Dialer,
     /// Returns the login of each connection. If there is a callback, `info` has no login.
@@ -68,16 +68,17 @@ pub struct Endpoint {
     steps: RunningSteps,
     /// The sockets of the connections that were opened.
     connections: Sockets,
-    /// Sockets to sentinels that attempts to connect ask for the primary. A switch-over does not close them.
+    /// Sockets to sentinels that are asked for the primary. A switch-over does not close them.
     queries: Sockets,
-    /// Whether the server must be a node of a Cluster. If false, it must not be one.
+    /// Whether the server has to be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
     data_check: Option<DataCheck>,
     reports: Reports,
 }
 
-/// An attempt counts as hanging after this time in one step. Then errors name its step instead of an earlier failure.
+/// An attempt that is in one step for longer than this counts as hanging. Errors then name its step, and not an earlier
+/// failure.
 const HANGS: Duration = Duration::from_millis(500);
 
 /// How often an attempt to connect checks during its pause whether the pause can end early.
@@ -93,7 +94,7 @@ pub struct FoundServer<'a> {
 /// Why a server counts as the primary of a group, until it reports its role.
 pub enum NamedBy {
     Sentinel(HostPort),
-    /// An earlier answer of a sentinel. The sentinels do not name the primary any more, for this reason.
+    /// An earlier answer of a sentinel. The sentinels no longer name a primary, for this reason.
     EarlierAnswer(Error),
 }
 
@@ -108,7 +109,7 @@ struct Failures {
 /// The attempts to connect that are under way.
 #[derive(Default)]
 struct Opening {
-    /// True once the client has ended, so attempts to connect fail at once.
+    /// Whether the client has ended, so that attempts to connect fail at once.
     closed: bool,
     /// Sockets to servers.
     sockets: Vec<Closer>,
@@ -292,9 +293,9 @@ impl Endpoint {
         self.sentinels.as_ref()
     }
 
-    /// Asks the user's callback for a login. Returns `info` with it, and `deadline` plus the time that the callback
-    /// took. Call it after the socket is connected, so that the callback is not asked for a server that is away. Hold
-    /// no mutex.
+    /// Asks the user's callback for a login. Returns `info` with the login, and `deadline` plus the time that the
+    /// callback took. Callers connect the socket first, so that the callback is not asked for a server that is away.
+    /// They hold no mutex.
     pub fn with_login<'a>(
         &self,
         info: Cow<'a, ConnectionInfo>,
@@ -315,7 +316,7 @@ impl Endpoint {
     }
 
     /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
-    /// address is that of the primary. If the sentinels do not name a primary, that is the last known primary.
+    /// address counts as that of the primary. If the sentinels do not name a primary, this is the last known one.
     /// Registers the sockets to sentinels in `queries`.
     pub fn find_server(
         &self,
@@ -328,7 +329,7 @@ impl Endpoint {
             return Ok(FoundServer { info, named_by });
         };
         let now = MonotonicTime::now();
-        // Half of the time stays for connecting to the last primary.
+        // Half of the time is left for the connection to the last primary.
         let ask_by = match sentinels.last_primary() {
             Some(_) => now.after(deadline.since(now) / 2),
             None => deadline,
@@ -359,14 +360,15 @@ impl Endpoint {
         })
     }
 
-    /// Follows a fail-over: has all connections replaced, and ends the attempts to connect to the old primary.
+    /// Handles a fail-over: makes all connections outdated, and ends the attempts to connect to the old primary.
     pub fn follow_switch(&self) {
         self.epoch.count_switch();
         let opening = self.opening.lock();
         opening.sockets.iter().for_each(Closer::close);
     }
 
-    /// Fails unless `role` is that of a primary. After a failure, the sentinel that has named the server is asked last.
+    /// Returns an error unless `role` is that of a primary. The sentinel that has named such a server is then asked
+    /// last.
     pub fn check_role(
         &self,
         attempted: ConnectErrors<'_>,
@@ -392,7 +394,7 @@ impl Endpoint {
         Err(attempted.about(ErrorKind::Unavailable, what))
     }
 
-    /// The error for a failed connection to a server. Puts the sentinel that has named this server last in the order.
+    /// The error for a failed connection to a server. The sentinel that has named this server is then asked last.
     pub fn connect_failed(&self, named_by: Option<&NamedBy>, error: Error) -> Error {
         match (named_by, &self.sentinels) {
             (Some(NamedBy::Sentinel(by)), Some(sentinels)) => {
@@ -438,8 +440,8 @@ impl Endpoint {
         last.map_or_else(|| self.address(), |server| server.to_string())
     }
 
-    /// Connects by `deadline`, as [`Dialer::connect`] does. The error is lasting if no process listens at a fixed address
-    /// that was never reached.
+    /// Connects by `deadline`, as [`Dialer::connect`] does. The error is lasting if no process listens at a fixed
+    /// address that the client has never reached.
     pub fn connect(
         &self,
         attempted: ConnectErrors<'_>,
@@ -503,16 +505,15 @@ impl Endpoint {
                 }
                 others -= 1;
             }
-            // With less time left, perhaps only the sentinel that is asked first would reply. Its answer may be
-            // outdated.
+            // With less time than this, perhaps only the first sentinel would reply, and its answer may be outdated.
             if deadline <= again_at.after(self.connect_timeout / 8) {
                 return opened;
             }
         }
     }
 
-    /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`.
-    /// Returns early if they name another primary, or after `queries` were closed.
+    /// Waits until the sentinels may be asked again after a failed attempt to connect, until `deadline` at the latest.
+    /// Returns early if they name another primary, or if `queries` are closed.
     pub fn pause(&self, deadline: MonotonicTime, queries: &Sockets) {
         let Some(sentinels) = &self.sentinels else {
             return;
@@ -551,8 +552,8 @@ impl Endpoint {
         self.sentinels.as_ref().map_or(0, Sentinels::doubts)
     }
 
-    /// Makes one attempt of [`open`](Self::open). If another attempt may follow, this one leaves it a quarter of the
-    /// time. Sets `closer` once the socket is connected; the caller has to remove the closer from `opening`.
+    /// Makes one attempt of [`open`](Self::open). If another attempt may follow, leaves a quarter of the time for it.
+    /// Sets `closer` once the socket is connected; the caller has to remove the closer from `opening`.
     fn open_once(
         &self,
         time: Duration,
@@ -578,15 +579,15 @@ impl Endpoint {
         opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
     }
 
-    /// The counts of [`Epoch`] for a new connection to `found`. A switch before this call does not make the connection
-    /// stale, so this fails if the sentinels have named another server since then.
+    /// The counts of [`Epoch`] for a new connection to `found`. They do not cover a switch before this call, so this
+    /// call returns an error if the sentinels have named another server since `found`.
     pub fn begin_connection(&self, found: &FoundServer<'_>) -> Result<ConnectionEpoch, Error> {
         let made_in = self.epoch.now();
         self.check_is_named(&found.info)?;
         Ok(made_in)
     }
 
-    /// Fails if the sentinels have named another server after this one.
+    /// Returns an error if the sentinels have named another server since this one.
     fn check_is_named(&self, info: &ConnectionInfo) -> Result<(), Error> {
         let Some(sentinels) = &self.sentinels else {
             return Ok(());
@@ -617,7 +618,7 @@ impl Endpoint {
         })?;
         attempted.enter(Step::CallCredentials);
         let (info, deadline) = self.with_login(info, deadline)?;
-        // The login has just succeeded, so earlier breaks of other connections are no sign that this one is dead.
+        // The login has just succeeded, so this connection is alive, whatever broke before.
         made_in.forget_breaks(&self.epoch);
         let mut connection = Connection {
             sender,
@@ -671,14 +672,14 @@ impl Endpoint {
     }
 
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
-    /// [`follow_switch`](Self::follow_switch) can close it. Fails if the client has ended, or if the sentinels have
+    /// [`follow_switch`](Self::follow_switch) can close it. Returns an error if the client has ended, or if the sentinels have
     /// named another server.
     fn register_opening(&self, socket: Closer, info: &ConnectionInfo) -> Result<(), Error> {
         let mut opening = self.opening.lock();
         opening.check()?;
         opening.sockets.push(socket);
         drop(opening);
-        // Checked after the registration: a later switch closes the socket.
+        // Checked after the registration, because a later switch closes the registered socket.
         self.check_is_named(info)
     }
 
@@ -708,7 +709,7 @@ impl Endpoint {
         &self.epoch
     }
 
-    /// Connects to `found`, as an attempt does that began at `made_in`.
+    /// Connects to `found`. The attempt began at `made_in`.
     #[cfg(all(test, not(shuttle)))]
     pub fn open_found(
         &self,
@@ -751,8 +752,8 @@ impl Endpoint {
         failures.last.as_ref().map(|(error, _)| error.clone())
     }
 
-    /// The error of a caller that leaves without a connection, and whose request was not sent: the end of the client, the
-    /// error of the last attempt, or the step of an attempt that has not ended for a while.
+    /// The error of a caller that leaves without a connection, and whose request was not sent: that the client has
+    /// ended, the error of the last attempt, or the step of an attempt that has hung for a while.
     pub fn no_connection(&self) -> Error {
         if let Err(ended) = self.check_open() {
             return ended;
@@ -794,14 +795,14 @@ impl Endpoint {
         self.failures.lock().count
     }
 
-    /// Whether an attempt has failed since there were `before` failures, with an error that lasts.
+    /// Whether an attempt after the first `before` failures has failed with a lasting error.
     pub fn is_refused_since(&self, before: u64) -> bool {
         let failures = self.failures.lock();
         let last = failures.last.as_ref();
         failures.count > before && last.is_some_and(|(error, _)| error.is_lasting())
     }
 
-    /// Calls [`open`](Self::open), records how it has ended, and reports it. For all connections but those of
+    /// Calls [`open`](Self::open), and records and reports the result. Used for all connections except those of
     /// notifications and of checks.
     pub fn open_and_record(&self) -> Result<Connection, Error> {
         let opened = self.open();
@@ -886,7 +887,7 @@ mod tests {
         assert!(!is_lasting(&group, closed_port));
     }
 
-    /// A test cannot let the lookup of a name hang. `bad_input::unfinished` has the other steps.
+    /// A test cannot make the lookup of a name hang. `bad_input::unfinished` tests the other steps.
     #[test]
     #[cfg(not(shuttle))]
     fn callers_learn_of_the_step_that_hangs() {
@@ -909,7 +910,7 @@ mod tests {
         );
         drop(progress);
         assert!(shown().contains("the login has not ended after"));
-        // The error of an attempt that has failed since then is more exact.
+        // A later failure describes the cause more exactly.
         let fail = |at| {
             let failed = Error::new(ErrorKind::Unavailable, "refused");
             endpoint.failures.lock().last = Some((failed, at));

@@ -1,7 +1,8 @@
 //! The thread that listens to one sentinel at a time, and notices a fail-over at once. It connects to sentinels only.
-//! It also asks its own sentinel and one of the others from time to time. If the other one has a newer answer, or its
-//! own sentinel has an outdated one, it moves to the next sentinel. A message that does not begin with the last known
-//! primary is ignored; the thread asks the sentinel instead.
+//!
+//! From time to time, the thread also asks its own sentinel and one of the others for the primary. If its own sentinel
+//! has an older answer, it moves to the next sentinel. It ignores a message that does not begin with the last known
+//! primary, and asks the sentinel instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +27,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A connection with a shorter life does not reset the pause.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
-/// The time between two queries for the primary. They show that the sentinel is alive, and find a fail-over whose
+/// The time between two queries for the primary. They check that the sentinel is alive, and find a fail-over whose
 /// message was lost.
 const QUERY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the query of another sentinel may take. During the query, the thread does not read the first sentinel's
-/// messages.
+/// The time for the query of another sentinel. During the query, the thread does not read its own sentinel's messages.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The thread `leasehold-sentinels` of a client.
@@ -94,8 +94,8 @@ impl SentinelWatcher {
         }
     }
 
-    /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the
-    /// time of the first answer. The caller treats all ends alike.
+    /// Listens to one sentinel until the connection breaks or an answer is late. Sets `since` to the time of the first
+    /// answer. The caller does not distinguish the ends.
     fn listen(
         &self,
         sentinels: &Sentinels,
@@ -118,7 +118,7 @@ impl SentinelWatcher {
         connection.send(&subscribe, deadline)?;
         connection.send(&sentinels.query(), deadline)?;
         let limits = self.endpoint.limits();
-        // The network must not forget the connection.
+        // The queries also keep the network from forgetting the connection.
         let query_interval = QUERY_INTERVAL.min(limits.max_idle / 2);
         let replace_at = limits.replace_at(MonotonicTime::now());
         let mut queries = Queries::begin(deadline);
@@ -127,7 +127,7 @@ impl SentinelWatcher {
         loop {
             let now = MonotonicTime::now();
             if replace_at <= now {
-                // The name of the sentinel may have moved. The next connection begins with a query.
+                // The sentinel's name may lead to another one now. The next connection begins with a query.
                 return Ok(());
             }
             if queries.is_due(now) {
@@ -143,7 +143,7 @@ impl SentinelWatcher {
                         queries.ask_again_at(now);
                     }
                 }
-                // The user may not subscribe. The queries find a fail-over then.
+                // If the user may not subscribe, only the queries find a fail-over.
                 Ok(Value::ServerError(_)) if !is_subscribe_answered => is_subscribe_answered = true,
                 Ok(reply) => {
                     if let Some(replies) = queries.add_reply(reply) {
@@ -166,7 +166,7 @@ impl SentinelWatcher {
                 Err(error) if error.is_timeout() && queries.answer_by.is_none() => {}
                 Err(_) => return Ok(()),
             }
-            // A sentinel that publishes without end does not answer either.
+            // A sentinel that publishes without end may not answer, either.
             let answer_by = queries.answer_by;
             if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
                 return Ok(());
@@ -174,7 +174,7 @@ impl SentinelWatcher {
         }
     }
 
-    /// Follows the fail-over that `message` reports. Returns false if it reports none of this group.
+    /// Handles the fail-over in `message`. Returns false if the message is not about a fail-over of this group.
     fn hear(&self, sentinels: &Sentinels, sentinel: &HostPort, message: &[Value]) -> bool {
         let Some(switch) = sentinels.read_switch(message) else {
             return false;
@@ -191,8 +191,8 @@ impl SentinelWatcher {
         }
     }
 
-    /// Asks one of the sentinels other than `sentinel`, which may be cut off from them. Returns true if the other one
-    /// knows of a later fail-over. It is then asked first.
+    /// Asks a sentinel other than `sentinel`, which may be cut off. Returns true if the other one knows of a later
+    /// fail-over; it is then asked first.
     fn other_knows_more(&self, sentinels: &Sentinels, sentinel: &HostPort, turn: usize) -> bool {
         let Some(other) = sentinels.other_than(sentinel, turn) else {
             return false;
@@ -209,7 +209,7 @@ impl SentinelWatcher {
     }
 }
 
-/// The queries on one connection: at most one has no answer.
+/// The queries on one connection. At most one of them has no answer.
 struct Queries {
     /// The replies to the current query so far.
     replies: Vec<Value>,
@@ -217,12 +217,12 @@ struct Queries {
     answer_by: Option<MonotonicTime>,
     /// When to send the next query.
     ask_at: MonotonicTime,
-    /// A message came after the current query, so the answer may be older than the message.
+    /// Whether a message came after the current query, so that the answer may be older than the message.
     asks_again: bool,
 }
 
 impl Queries {
-    /// The first query was just sent. Its answer has to come by `answer_by`.
+    /// The state after the first query was sent. Its answer has to come by `answer_by`.
     fn begin(answer_by: MonotonicTime) -> Self {
         Self {
             replies: Vec::new(),
@@ -241,20 +241,20 @@ impl Queries {
         self.answer_by.unwrap_or(self.ask_at)
     }
 
-    /// Makes the next query due at `now`, or as soon as the current one has its answer.
+    /// Makes the next query due at `now`, or when the current one has its answer.
     fn ask_again_at(&mut self, now: MonotonicTime) {
         self.ask_at = now;
         self.asks_again = self.answer_by.is_some();
     }
 
-    /// Returns all replies to the current query with the last of them.
+    /// Adds a reply. After the last reply to the current query, returns all of them.
     fn add_reply(&mut self, reply: Value) -> Option<Vec<Value>> {
         self.replies.push(reply);
         let is_complete = self.replies.len() == QUERY_COMMANDS;
         is_complete.then(|| std::mem::take(&mut self.replies))
     }
 
-    /// The current query was answered at `now`. The next one follows after `interval`, or at once.
+    /// Ends the current query, which was answered at `now`. The next one follows after `interval`, or at once.
     fn end(&mut self, now: MonotonicTime, interval: Duration) {
         self.answer_by = None;
         self.ask_at = match std::mem::take(&mut self.asks_again) {

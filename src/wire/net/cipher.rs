@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustls::client::ClientConnection;
 use socket2::Socket;
 
-/// The most bytes that are encrypted at a time, fewer than a session buffers. A longer write takes several system
+/// At most this many bytes are encrypted at a time: fewer than a session buffers. A longer write takes several system
 /// calls.
 const LONGEST_WRITE: usize = 32 * 1024;
 
@@ -41,8 +41,9 @@ pub struct Encryptor {
 }
 
 impl Encryptor {
-    /// Returns the records to write, and how many of their bytes are written already. Encrypts the beginning of `bytes`
-    /// if all earlier records are written. Otherwise `bytes` must begin with the plain text of the unwritten records.
+    /// Returns the records to write, and the number of their bytes that are written already. If all earlier records are
+    /// written, encrypts the beginning of `bytes`. Otherwise `bytes` must begin with the plain text of the unwritten
+    /// records.
     pub fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
         if self.text == 0 {
             let mut session = self.session.lock();
@@ -114,8 +115,8 @@ struct Reader<'a> {
 }
 
 impl Read for Reader<'_> {
-    /// Reads from the socket at most once. Fails with `Interrupted` if no record with content is complete after that:
-    /// the caller then checks its deadline and calls again.
+    /// Reads from the socket at most once. Returns the error `Interrupted` if there is still no complete record with
+    /// content: the caller then checks its deadline and calls again.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let decryptor = &mut *self.decryptor;
         if let Some(n) = decryptor.decrypt(into)? {

@@ -13,8 +13,8 @@ use crate::wire::net::replies::TOO_LARGE;
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
 
-/// `what`, and the code of an error reply in parentheses. Without a code, `what` alone. The text of the reply is shown
-/// by the error's source.
+/// Returns `what`, with the code of an error reply in parentheses if there is one. The error's source shows the text of
+/// the reply.
 pub fn with_code(what: &str, error: &RedisError) -> String {
     match error.code().filter(|code| is_redis_code(code)) {
         Some(code) => format!("{what} ({})", printable(code, LONGEST_TEXT)),
@@ -68,8 +68,8 @@ pub fn hide_password(reply: &mut Value, password: &str) {
     }
 }
 
-/// Returns the error without the password. Returns `None` if the error does not contain the password, or if removing
-/// the password would change the kind of the error or its redirect.
+/// Removes the password from an error. Returns `None` if the error does not contain the password, or if the removal
+/// would change the kind of the error or its redirect.
 fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let (code, detail) = (error.code(), error.details().unwrap_or(""));
     let hide = |text: &str| text.replace(password, "<password>");
@@ -111,14 +111,14 @@ pub fn sanitized(error: RedisError) -> RedisError {
     }
 }
 
-/// Cuts the arguments that Redis quotes from an unknown command: an argument may be a password or a lease id.
+/// Cuts the arguments that Redis quotes from an unknown command: one of them may be a password or a lease id.
 pub fn without_arguments(text: &str) -> &str {
     text.split(", with args beginning with")
         .next()
         .unwrap_or(text)
 }
 
-/// The kind of the error of this library for an error of redis-rs.
+/// The kind of error of this library for an error of redis-rs.
 pub fn classify(error: &RedisError) -> ErrorKind {
     use redis::ErrorKind as Redis;
     if error.is_timeout() {
@@ -150,8 +150,8 @@ pub fn error_reply(code: &str, detail: Option<&str>) -> Error {
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         TOO_LARGE => ErrorKind::TooLarge,
         _ if has_too_many_clients(Some(detail)) => ErrorKind::Unavailable,
-        // An ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the text
-        // of the first arm, and later versions send that of the second.
+        // The ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the text
+        // of the first arm; later versions send the text of the second.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
@@ -194,8 +194,8 @@ pub fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
     }
 }
 
-/// The next step if a server is no primary. With sentinels and on a Cluster, the client finds the new primary by
-/// itself.
+/// The next step if a server is not the primary. With sentinels and on a Cluster, the client itself finds the new
+/// primary.
 const USE_PRIMARY: &str =
     "use the URL of the primary; with sentinels or on a Cluster, try again after the fail-over";
 
@@ -204,8 +204,8 @@ pub fn has_too_many_clients(detail: Option<&str>) -> bool {
     detail.is_some_and(|detail| detail.contains("max number of clients"))
 }
 
-/// The error for an error reply to `WAIT`: `Denied` by an ACL, `Unsupported` by a proxy for example, or `Unavailable`
-/// on a server that is no primary any more.
+/// The error for an error reply to `WAIT`: `Denied` by an ACL, `Unsupported` (by a proxy, for example), or
+/// `Unavailable` on a server that is no longer the primary.
 pub fn wait_refused(code: &str, detail: Option<&str>) -> Error {
     let kind = match error_reply(code, detail).kind() {
         ErrorKind::Protocol if detail.is_some_and(|text| text.contains("replica instances")) => {
@@ -228,7 +228,7 @@ pub fn wait_refused(code: &str, detail: Option<&str>) -> Error {
     )
 }
 
-/// The error of a reply that `command` cannot have.
+/// The error for a reply that `command` never has.
 pub fn unexpected_reply(command: impl fmt::Display, reply: &Value) -> Error {
     let message = format!(
         "unexpected reply to {command}, {}; check whether a proxy answers there",
@@ -251,7 +251,7 @@ pub fn code_and_detail<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, 
         }
         _ => None,
     };
-    // Redis puts the line number of the script, then `: `, before the error.
+    // Before the error, Redis puts the line number of the script and `: `.
     let Some((_, own)) = wrapped.and_then(|wrapped| wrapped.split_once(": ")) else {
         return (code, detail);
     };

@@ -38,13 +38,13 @@ const UNKNOWN: [&str; 8] = [
 ];
 
 impl Refusal {
-    /// Returns `None` if the error has another cause. `code` and `detail` are those of [`code_and_detail`].
+    /// Returns the reason, or `None` if the error has another cause. [`code_and_detail`] returns `code` and `detail`.
     pub fn of(code: &str, detail: &str) -> Option<Self> {
-        // Redis up to 7.0 sends the first text for a command in a script, and later versions send the second.
+        // For a command in a script, Redis up to 7.0 sends the first text; later versions send the second.
         let is_in_script = detail.contains("user executing the script can't")
             || detail.starts_with("ACL failure in script: ");
         if code == "NOPERM" || is_in_script {
-            // The texts differ between 6.2, 7.0 and 7.2. A command can have the name `keys`, so commands come first.
+            // The texts differ between 6.2, 7.0 and 7.2. Commands come first, since a command can be named `keys`.
             let has = |part| detail.contains(part);
             return Some(match () {
                 () if has("to run the") || has("can't run") => Self::Command,
@@ -94,14 +94,14 @@ fn right_to(command: &str) -> String {
     command.to_ascii_lowercase().replace(' ', "|")
 }
 
-/// Whether a server, a proxy or an ACL has refused the command by this error reply.
+/// Whether this error reply means that a server, a proxy or an ACL has refused the command.
 pub fn refuses_command(error: &ServerError) -> bool {
     let (code, detail) = code_and_detail(error.code(), error.details());
     let refusal = Refusal::of(code, detail);
     matches!(refusal, Some(Refusal::UnknownCommand | Refusal::Command))
 }
 
-/// Whether the error refuses `command` and names it. Then the server has not carried it out.
+/// Whether the error refuses `command` by name. The server has then not carried it out.
 pub fn is_refused(command: &str, code: &str, detail: &str) -> bool {
     let refusal = Refusal::of(code, detail);
     let is_refused = matches!(refusal, Some(Refusal::UnknownCommand | Refusal::Command));
@@ -123,7 +123,7 @@ pub fn command_refused(command: &str, (code, detail): (&str, Option<&str>), pref
     }
 }
 
-/// The reason why the server's plain commands are not used for acquires.
+/// The reason why acquires on this server use the script only.
 pub fn plain_refused(reply: &Value, address: &str, prefix: &str) -> Error {
     let error = match reply {
         Value::ServerError(error) => {
@@ -165,7 +165,7 @@ pub fn script_refused(
     error(refusal, &command, (code, detail), &next)
 }
 
-/// `what` was refused by these words of the server.
+/// The error for `what`, which the server has refused with this code and detail.
 fn error(refusal: Refusal, what: &str, (code, detail): (&str, &str), next: &str) -> Error {
     let kind = match refusal {
         Refusal::UnknownCommand => ErrorKind::Unsupported,

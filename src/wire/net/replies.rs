@@ -1,12 +1,12 @@
 //! Parses replies of Redis (RESP2 and RESP3) from bytes that come in any pieces. Does no I/O.
 //!
-//! A server may be hostile. So an announced length causes no allocation: bytes are kept as they come, until the reply
-//! is whole. A reply fails as soon as it must exceed its limit.
+//! A server may be hostile. So the parser allocates nothing for an announced length: it keeps bytes as they come, until
+//! the reply is whole. It returns an error as soon as the reply must exceed its limit.
 //!
 //! Other users may write long strings. So a string that is too long does not end the connection: the parser drops its
 //! bytes, and puts an error in its place in the reply.
 //!
-//! The parser of redis-rs reads the types of replies that scripts do not return.
+//! The parser of redis-rs reads the types that scripts do not return.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -22,7 +22,7 @@ use redis::{PushKind, RedisError, RedisResult, Value};
 const BUFFER: usize = 8 * 1024;
 /// A buffer of more bytes than this is freed after its reply.
 const LONGEST_BUFFER: usize = 64 * 1024;
-/// The depth to which replies may be nested, as in redis-rs.
+/// Replies may be nested this deep, as in redis-rs.
 const MAX_DEPTH: usize = 100;
 
 /// The code of the error that takes the place of a string that is too long.
@@ -36,7 +36,7 @@ pub enum Limit {
     /// The limit for a reply that holds values of the caller.
     Set {
         bytes: usize,
-        /// The setting that the limit comes from, for messages.
+        /// The user's setting, for messages.
         max_reply_bytes: usize,
     },
 }
@@ -47,7 +47,7 @@ impl Limit {
         bytes
     }
 
-    /// The most bytes of one string. The limit of a whole reply may cover several values.
+    /// The greatest length of one string. The limit of a whole reply may cover several values.
     fn longest_string(self) -> usize {
         match self {
             Self::Fixed(bytes) => bytes,
@@ -71,15 +71,15 @@ impl fmt::Display for Limit {
 
 /// The bytes that were read from a connection, and the parser's state.
 pub struct Replies {
-    /// The bytes `start..end` were read from the connection, and are not returned as a reply yet.
+    /// The bytes `start..end` were read from the connection, but not yet returned as a reply.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
     /// The state of the reply at `start`.
     frame: Frame,
-    /// How many of the bytes that come next are dropped: the rest of a long string.
+    /// How many of the next bytes have to be dropped: the rest of a long string.
     to_drop: usize,
-    /// The size of the last reply, as it counts towards its limit.
+    /// The size of the last reply. Counts towards its limit.
     last_size: usize,
 }
 
@@ -95,9 +95,9 @@ impl Replies {
         }
     }
 
-    /// The next reply, if it is whole. An error ([`TOO_LARGE`]) takes the place of a string that is too long. Fails if
-    /// the bytes are no reply, or if the reply is larger than `limit`. The size of a reply is its bytes plus the size
-    /// of a [`Value`] for each element.
+    /// Returns the next reply, if it is whole. Puts an error ([`TOO_LARGE`]) in the place of a string that is too long.
+    /// Returns an error if the bytes are no reply, or if the reply is larger than `limit`. The size of a reply is its
+    /// bytes plus the size of a [`Value`] for each element.
     pub fn next(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         let len = loop {
             if self.to_drop > 0 {
@@ -147,7 +147,7 @@ impl Replies {
         self.frame.searched = 0;
     }
 
-    /// The size of the last reply that [`next`](Self::next) returned, as it counts towards its limit.
+    /// The size of the last reply that [`next`](Self::next) returned. Counts towards its limit.
     pub fn last_size(&self) -> usize {
         self.last_size
     }
@@ -170,7 +170,7 @@ impl Replies {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == len {
-            // Doubles the buffer, up to the limit of the reply.
+            // The buffer doubles, up to the limit of the reply.
             let longer = (2 * len).min(limit.bytes()).max(len + 1);
             self.buffer.reserve_exact(longer - len);
             self.buffer.resize(longer, 0);
@@ -206,18 +206,18 @@ enum Progress {
 /// Finds the end of a reply. Each search continues where the last one stopped, so each byte is searched once.
 #[derive(Default)]
 struct Frame {
-    /// All bytes before this one are parsed.
+    /// The number of bytes that are parsed.
     at: usize,
-    /// The line that is being read ends at this byte or later.
+    /// The end of the current line is at this byte or later.
     searched: usize,
     /// The length of the string that comes next, with its line end.
     string: Option<usize>,
-    /// For each aggregate that has begun: how many elements are missing.
+    /// The number of missing elements in each array or map that has begun.
     missing: Vec<usize>,
     /// How many elements were announced.
     elements: usize,
-    /// The bytes of errors that took the place of long strings under [`Limit::Fixed`]. They do not count towards that
-    /// limit: other users may have written any number of long strings.
+    /// The bytes of errors that replaced long strings under [`Limit::Fixed`]. They do not count towards that limit,
+    /// because other users may have written any number of long strings.
     substituted: usize,
     /// How many bytes were searched for the end of a line.
     #[cfg(test)]
@@ -252,8 +252,7 @@ impl Frame {
             let Some(sign) = bytes.get(from) else {
                 return Ok(Progress::Incomplete);
             };
-            // The first byte is checked before the end of the line comes: another server than Redis may never end the
-            // line.
+            // The first byte is checked before the line is complete: a server that is not Redis may never end the line.
             if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
                 return Err(garbage());
             }
@@ -301,7 +300,7 @@ impl Frame {
         }
     }
 
-    /// The size that counts towards the limit: parsed bytes, and announced elements.
+    /// The bytes that are parsed, plus the announced elements. Counts towards the limit.
     fn size(&self) -> usize {
         let elements = self.elements.saturating_mul(size_of::<Value>());
         self.at
@@ -309,14 +308,14 @@ impl Frame {
             .saturating_add(elements)
     }
 
-    /// Expects a string of `len` bytes. Returns true if `len` is negative: such an element is null and ends here.
+    /// Begins a string of `len` bytes. Returns true if `len` is negative: the element is null, and complete.
     fn expect_string(&mut self, len: i64) -> bool {
         let len = usize::try_from(len).ok();
         self.string = len.map(|len| len.saturating_add(2));
         self.string.is_none()
     }
 
-    /// Expects `count * each + more` elements. Returns true if their number is zero: such an aggregate ends here.
+    /// Begins `count * each + more` elements. Returns true if their number is zero: the array or map is complete.
     fn expect_elements(&mut self, count: i64, each: usize, more: usize) -> bool {
         let count = usize::try_from(count).unwrap_or(0);
         let count = count.saturating_mul(each).saturating_add(more);
@@ -327,7 +326,7 @@ impl Frame {
         count == 0
     }
 
-    /// Ends an element, and each aggregate that ends with it. Returns true if the whole reply ends with the element.
+    /// Ends an element, and each array or map that ends with it. Returns true if the whole reply is complete.
     fn ends_an_element(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -382,8 +381,8 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     *at += end + 2;
     match sign {
         b'+' if line == b"OK" => Ok(Value::Okay),
-        // The reply to each command of a transaction. It is not copied, since it means the same as `OK`. In an
-        // aggregate, it is a caller's own value.
+        // The reply to each command of a transaction. `OK` stands for it without a copy. Within an array, it is a
+        // caller's value.
         b'+' if line == b"QUEUED" && end + 2 == bytes.len() => Ok(Value::Okay),
         b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),
         b':' => number(line).map(Value::Int),

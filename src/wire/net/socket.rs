@@ -21,8 +21,8 @@ use crate::wire::net::replies::{Limit, Replies};
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// If a socket's time-out would change by this or less, it is not set again, which saves a system call. A read or write
-/// that then ends too early is repeated.
+/// A socket's time-out is not set again for a difference of this time or less, which saves a system call. A read or
+/// write that ends too early is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
 /// TCP keepalive: the system probes a connection after this time without traffic, and again after each interval. A
@@ -68,8 +68,8 @@ impl From<io::Error> for ConnectError {
     }
 }
 
-/// Connects by `deadline`, without a TLS handshake. The resolver of host names has time-outs of its own. Calls `enter` at
-/// the beginning of each step.
+/// Connects by `deadline`, without a TLS handshake. (The resolver of host names has its own time-outs.) Calls `enter`
+/// at the beginning of each step.
 pub fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
@@ -124,7 +124,7 @@ pub fn connect(
     Ok((sender, receiver))
 }
 
-/// Switches TCP keepalive on. A system that refuses it has a connection without it.
+/// Switches TCP keepalive on, if the system supports it.
 fn keep_alive(socket: &Socket) {
     let probes = TcpKeepalive::new().with_time(KEEPALIVE_TIME);
     #[cfg(any(unix, windows))]
@@ -134,7 +134,7 @@ fn keep_alive(socket: &Socket) {
     let _ = socket.set_tcp_keepalive(&probes);
 }
 
-/// Tries the addresses of a host in turn. Each address has only its part of the remaining time, so that a silent one
+/// Tries the addresses of a host in turn. Each address has only a part of the remaining time, so that a silent address
 /// does not use up all of it.
 fn connect_to_any(
     addresses: &[SocketAddr],
@@ -147,7 +147,7 @@ fn connect_to_any(
         let share = deadline.since(now) / u32::try_from(left).unwrap_or(u32::MAX);
         match connect_to(&(*address).into(), now.after(share)) {
             Ok(socket) => return Ok(socket),
-            // A server that does not answer may start. A refusal of another address is no sign that it will not.
+            // A silent server may be starting, so the refusal of another address does not replace its time-out.
             Err(_) if failure.is_timeout() => {}
             Err(error) => failure = error.into(),
         }
@@ -190,12 +190,13 @@ struct PlainSender {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    /// When this half has last begun to write.
+    /// When a write last began.
     used_at: MonotonicTime,
 }
 
 impl Sender {
-    /// When the connection was last used: it was connected, or a write began, or [`mark_used`](Self::mark_used).
+    /// When the connection was last used: when it was connected, a write began, or [`mark_used`](Self::mark_used) was
+    /// called.
     pub fn used_at(&self) -> MonotonicTime {
         self.plain.used_at
     }
@@ -204,7 +205,7 @@ impl Sender {
         self.plain.used_at = MonotonicTime::now();
     }
 
-    /// Writes all of `bytes`. If it fails, a part of them may have been written.
+    /// Writes all of `bytes`. After an error, a part of them may have been written.
     pub fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
         self.send_from(bytes, &mut 0, deadline)
     }
@@ -274,8 +275,8 @@ impl PlainSender {
     }
 }
 
-/// Writes once to the socket. All writes of the library come here. The process gets no `SIGPIPE` if the server has
-/// closed the connection: where that signal has its default action, it would end the process.
+/// Writes once to the socket. All writes of the library use this function. `MSG_NOSIGNAL` prevents a `SIGPIPE`, which
+/// could end the process if the server has closed the connection.
 #[cfg(all(unix, not(target_vendor = "apple")))]
 fn write_once(socket: &Socket, bytes: &[u8]) -> io::Result<usize> {
     use rustix::net::{SendFlags, send};
@@ -294,7 +295,7 @@ pub struct Receiver {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    /// The deadline of the last read that began after its deadline. For each deadline, one such late read is allowed.
+    /// The deadline of the last read that began after its deadline. One such late read is allowed for each deadline.
     last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
     #[cfg(feature = "tls")]
@@ -401,8 +402,8 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Each deadline allows one late read only. Otherwise a server could send replies without end, each just in time
-        // for the next late read.
+        // Only one late read is allowed for each deadline. Otherwise a server could send replies without end, each just
+        // in time for the next late read.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
             *attempt = Attempt::Later;
@@ -419,8 +420,8 @@ impl Receiver {
     }
 }
 
-/// Waits until some of the sockets are readable or closed, until `until` at most. Returns their positions: none at
-/// `until`, or earlier if `poll` fails, as after a signal.
+/// Waits until some of the sockets are readable or closed, until `until` at the latest. Returns their positions.
+/// Returns none at `until`, or earlier if `poll` fails, as after a signal.
 #[cfg(unix)]
 pub fn wait_for_any<'a>(
     sockets: impl Iterator<Item = &'a Arc<Socket>>,
@@ -466,7 +467,7 @@ impl Closer {
     }
 }
 
-/// The sockets of one task. Another thread can close them all; a socket that is registered later is closed at once.
+/// The sockets of one task. Another thread can close all of them. A socket that is registered later is closed at once.
 #[derive(Default)]
 pub struct Sockets(Mutex<SocketsState>);
 
@@ -477,7 +478,7 @@ struct SocketsState {
 }
 
 impl Sockets {
-    /// Lets [`close`](Self::close) close the socket. After `close`, closes it now, and fails.
+    /// Registers a socket for [`close`](Self::close). After `close`, closes the socket and returns an error.
     pub fn register(&self, socket: Closer) -> Result<(), Error> {
         let mut state = self.0.lock();
         if state.is_closed {
@@ -495,7 +496,7 @@ impl Sockets {
         state.open.drain(..).for_each(|socket| socket.close());
     }
 
-    /// Fails after [`close`](Self::close).
+    /// Returns an error after [`close`](Self::close).
     pub fn check(&self) -> Result<(), Error> {
         if self.0.lock().is_closed {
             return Err(has_ended());
@@ -517,16 +518,16 @@ fn has_ended() -> Error {
 
 /// The next system call of a read or write.
 enum Attempt {
-    /// The first call. It is made even after the deadline, since a busy machine may run this thread late although the
-    /// reply came in time.
+    /// The first call. It is made even after the deadline: a busy machine may run this thread late although the reply
+    /// came in time.
     First,
     /// A later call. It is made only before the deadline.
     Later,
 }
 
 impl Attempt {
-    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. Returns the current
-    /// time. Fails with `TimedOut` if the deadline has passed.
+    /// Sets the socket's time-out so that the next system call ends by `deadline` or a little later. Returns the
+    /// current time, or the error `TimedOut` after the deadline.
     fn set_timeout(
         &mut self,
         current: &mut Option<Duration>,

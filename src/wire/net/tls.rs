@@ -49,7 +49,7 @@ impl Tls {
             };
             format!("{what} must be a DNS name or an IP address")
         })?;
-        // The program may have installed a provider for all its TLS connections, for example a certified one.
+        // The program may have installed a provider for all of its TLS connections, for example a certified one.
         let provider = CryptoProvider::get_default().cloned();
         let provider =
             provider.unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
@@ -117,8 +117,8 @@ impl Tls {
                 }
                 if let Err(error) = session.process_new_packets() {
                     let mut alert = Vec::new();
-                    // The alert brings the reason into the server's log. If sending it fails, the first error still
-                    // counts.
+                    // The alert puts the reason into the server's log. If the alert cannot be sent, the first error
+                    // still counts.
                     let _ = session.write_tls(&mut alert);
                     let _ = sender.send_plain(&alert, MonotonicTime::now());
                     return Err(error.into());
@@ -151,8 +151,8 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {
             }
         }
         None => {
-            // Some systems have old certificates that rustls cannot read. They are ignored if rustls can read at least
-            // one.
+            // Some systems have old certificates that rustls cannot read. They are ignored if at least one other can be
+            // read.
             let found = rustls_native_certs::load_native_certs();
             if roots.add_parsable_certificates(found.certs).0 == 0 {
                 return Err(
@@ -212,7 +212,7 @@ pub fn is_about_name(error: &rustls::Error) -> bool {
     )
 }
 
-/// The rest of an error's message, behind the server's address: the fault, and the next step.
+/// The fault and the next step, for an error's message behind the server's address.
 pub fn reason(error: &rustls::Error, server_name: &str) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage, PeerIncompatible};
     let reason = match error {
@@ -262,7 +262,7 @@ fn fault_of_certificate(error: &CertificateError, server_name: &str) -> String {
         NotValidYet | NotValidYetContext { .. } => {
             "that is not valid yet; set this machine's clock"
         }
-        // `BadSignature`: the trusted issuer has the same name as the certificate's issuer, but another key.
+        // `BadSignature`: the trusted authority has the name of the certificate's issuer, but another key.
         UnknownIssuer | BadSignature => {
             "of an unknown issuer; give the issuer's certificate with TlsConfig::ca_pem"
         }
@@ -292,7 +292,7 @@ fn fault_of_certificate(error: &CertificateError, server_name: &str) -> String {
         UnhandledCriticalExtension => {
             "with a critical extension that is not supported; issue one without it"
         }
-        // rustls has no variants for these errors of its dependency, whose type is not a part of rustls' API.
+        // rustls has no variants for these errors of its dependency.
         Other(other) => match other.to_string().as_str() {
             "UnsupportedCertVersion" => {
                 "of X.509 version 1, which is not supported; issue one of version 3, with a subjectAltName \
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(roots(Some(pem.as_bytes())).unwrap().len(), 1);
     }
 
-    /// The peer does not read at first, so the first write times out within a TLS record.
+    /// The peer does not read at first, so the first write times out in the middle of a TLS record.
     #[test]
     fn the_rest_of_a_record_is_sent_later() {
         let CertifiedKey { cert, signing_key } = certified();

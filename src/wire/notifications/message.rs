@@ -1,6 +1,6 @@
 //! Parses the messages that scripts publish about one lease of this client. Other users may publish on the channel,
-//! too, so text of any other form is ignored. The lease id of a waiter is secret until its grant. Only the message of
-//! the grant contains the whole id, so the id proves the grant.
+//! too, so this module ignores any other text. The lease id of a waiter is secret until its grant, and only the message
+//! of the grant contains the whole id. So the id proves the grant.
 
 use crate::command::GrantMessage;
 use crate::command::value;
@@ -22,7 +22,7 @@ pub enum MessageKind {
     Near(LeaseStart),
     /// The kind is `=`: the lease has to send a request at once, or it loses its place in the queue.
     Called(LeaseStart),
-    /// The kind is `!<holder>`: that holder took the key by force.
+    /// The kind is `!<holder>`: this holder took the key by force.
     Forced(LeaseStart, HolderId),
 }
 

@@ -74,12 +74,12 @@ use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that lives for less does not reset the pause. Without this rule, a server or a proxy that closes each
-/// connection at once would get a new connection every few milliseconds.
+/// A connection with a shorter life does not reset the pause. Otherwise a server or a proxy that closes each connection
+/// at once would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// A proxy may close the connection at a command that it does not know. After this many such ends in a row, the command
-/// counts as refused, and the pauses grow to `REFUSED_PAUSE`. A server may also close connections because it has to send
-/// too much to them, so notifications must return soon after a short time of such ends.
+/// counts as refused, and the pauses grow to [`REFUSED_PAUSE`]. (A server also closes a connection on which too many
+/// bytes wait. So notifications return soon after a few such ends.)
 const MOST_CLOSED_LATE: u32 = 3;
 /// The effect of a server that refuses notifications, for the event.
 const REFUSED: &str = "until then, waiters poll, and renewals find lost locks";
@@ -88,22 +88,22 @@ const UNTRACKED: &str =
     "until then, waiters are notified of their grants, but only renewals find lost locks";
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// A connection that is silent for this long, or for half of `max_connection_idle`, is checked with a PING. A thousand
-/// waiting clients send a hundred PINGs a second.
+/// A PING checks a connection that was silent for this long, or for half of `max_connection_idle`. A thousand waiting
+/// clients send a hundred PINGs per second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes
 /// another report of a change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
-/// The index of the last byte that is read of a key. Values of locks are shorter. But another user may write a value of
-/// 512 MB to the key, and Redis closes a subscribed connection with 32 MB of unread replies.
+/// The index of the last byte of a key that is read. Values of locks are shorter. But another user may write a value of
+/// 512 MB, and Redis closes a subscribed connection on which 32 MB wait.
 const LAST_BYTE: &str = "255";
 /// The most keys read by one write.
 const MAX_KEYS: usize = 256;
-/// The most writes without a reply. With more, the connection is closed, and waiters poll until the next connection is
-/// open.
+/// At most this many writes have no reply. Beyond that, the client closes the connection, and waiters poll until the
+/// next one is open.
 const MAX_UNANSWERED: usize = 16_384;
-/// The most keys with a read that is not sent or has no reply. With more, the connection is closed. A server that
-/// reports changes of one key without end reaches this bound.
+/// At most this many keys have a read that is not sent or has no reply. Beyond that, the client closes the connection.
+/// A server that reports changes of one key without end reaches this bound.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
 /// The notification connection of a client.
@@ -115,18 +115,18 @@ pub struct NotificationConnection {
     shard_channel: Mutex<Option<String>>,
     prefix: String,
     timeout: Duration,
-    /// One of the stages below. Read without the mutex of `state`.
+    /// One of the stages below. It is read without the mutex of `state`.
     stage: AtomicU8,
     /// See `Notifications::epoch`.
     epoch: AtomicU64,
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// Set when the client suspects this connection, until a PING is written. If another thread has locked `state`, that
-    /// thread writes the PING when it unlocks `state`: see [`StateGuard`].
+    /// Set when the client suspects this connection, until a PING is written. If another thread has locked `state`,
+    /// that thread writes the PING when it unlocks `state`: see [`StateGuard`].
     is_ping_wanted: AtomicBool,
-    /// The sockets to servers, which `stop` and a switch close. They have a mutex of their own: a write that blocks
-    /// holds the mutex of `state`, and only a close of its socket ends the write.
+    /// The sockets to servers, which `stop` and a switch close. They have their own mutex, because a thread whose write
+    /// blocks has locked `state`, and only the close of its socket ends the write.
     sockets: Mutex<ServerSockets>,
     /// The sockets to sentinels.
     queries: Sockets,
@@ -138,8 +138,8 @@ struct ServerSockets {
     open: Vec<(Closer, ConnectionEpoch)>,
 }
 
-/// The locked state. Its drop also writes the PING of a suspicion that found the state locked. So a suspicion never
-/// waits for a write of another thread.
+/// The locked state. The drop unlocks it, and then writes the PING that a suspicion has asked for in the meantime. So a
+/// suspicion never waits for the write of another thread.
 struct StateGuard<'a> {
     notifications: &'a NotificationConnection,
     /// `None` in the drop only.
@@ -179,7 +179,7 @@ struct ConnectionState {
     is_wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
-    /// The server reports changes of the keys that are read. If it does not, keys are not read.
+    /// Whether the server reports changes of the keys that are read. If not, keys are not read.
     tracks: bool,
     /// When the connection of `sender` was opened.
     opened_at: Option<MonotonicTime>,
@@ -187,8 +187,8 @@ struct ConnectionState {
     unanswered: VecDeque<(MonotonicTime, SentCommand)>,
     /// How many keys the writes in `unanswered` read.
     keys_unanswered: usize,
-    /// Keys to read with the next command, `MAX_KEYS_UNANSWERED` at most. Redis reports a change of a key once, until
-    /// the key is read again.
+    /// Keys to read with the next write, at most `MAX_KEYS_UNANSWERED`. Redis reports a change of a key once, and then
+    /// only after the key was read again.
     to_read: Vec<TrackedKey>,
     /// When changed keys were last read.
     read_at: Option<MonotonicTime>,
@@ -236,7 +236,7 @@ impl ConnectionState {
     }
 }
 
-/// The reason why `listen` returned.
+/// Why `listen` returned.
 enum ListenEnd {
     Broken,
     /// The connection works, but may lead to an old primary.
@@ -307,12 +307,11 @@ impl NotificationConnection {
         })
     }
 
-    /// How a waiter joins a queue: to be notified of its grant if the connection is open.
+    /// How a waiter joins a queue. If the connection is open, Redis notifies the waiter of its grant.
     pub fn queue_mode(&self) -> QueueMode {
         match self.stage.load(Ordering::Acquire) {
             LISTENING => QueueMode::Notified,
-            // The first connection will be open soon. The waiter joins the queue with its next request, and is notified
-            // then.
+            // The first connection will be open soon, so the waiter joins the queue with its next request.
             NOT_CONNECTED_YET => QueueMode::None,
             _ => QueueMode::Polling,
         }
@@ -330,9 +329,9 @@ impl NotificationConnection {
         }
     }
 
-    /// Writes reads of the keys in `tracked` to the socket. From then on, changes of these keys are reported, unless the
-    /// server refuses tracking. Returns false if there is no connection: once it is open, [`Listener::all_changed`] is
-    /// called.
+    /// Writes reads of the keys in `tracked` to the socket. The server then reports changes of these keys, unless it
+    /// refuses tracking. Returns false if there is no connection: [`Listener::all_changed`] is called once there is
+    /// one.
     pub fn track(&self, tracked: Vec<TrackedKey>) -> bool {
         let mut state = self.lock_state();
         if state.sender.is_none() {
@@ -354,9 +353,9 @@ impl NotificationConnection {
         }
     }
 
-    /// Marks the connection as suspect, and writes a PING to wake the thread. Waiters poll until the thread has
-    /// replaced the connection. Closes the connection if it leads to an old primary, which may be frozen. Never waits
-    /// for a write: if another thread writes, that thread writes the PING, too.
+    /// Marks the connection as suspect, and writes a PING, which wakes the thread. Waiters poll until the thread has
+    /// replaced the connection. A connection to an old primary, which may be frozen, is closed. Never waits for a
+    /// write: if another thread writes, that thread then writes the PING.
     pub fn suspect(&self) {
         let trusted =
             self.stage
@@ -377,22 +376,23 @@ impl NotificationConnection {
 
     /// Writes a PING if `is_ping_wanted` is set and the state is not locked.
     ///
-    /// Called by `suspect` after it has set `is_ping_wanted`, and by each [`StateGuard`] after its unlock. Both sides
-    /// change the atomic. If the change of the guard comes first, `suspect` finds the state unlocked. Otherwise the
-    /// guard finds the wish.
+    /// `suspect` calls this after it has set `is_ping_wanted`, and each [`StateGuard`] calls it after its unlock. Both
+    /// write the atomic: either `suspect` comes later and finds the state unlocked, or the guard comes later and finds
+    /// `is_ping_wanted` set.
     fn write_wanted_ping(&self) {
         while self.is_ping_wanted.fetch_or(false, Ordering::SeqCst) {
             let Some(mut state) = self.state.try_lock() else {
                 return;
             };
             if self.is_ping_wanted.swap(false, Ordering::SeqCst) && state.sender.is_some() {
-                // The server may be frozen and not read, so the write does not wait.
+                // A frozen server does not read, so this write must not wait.
                 self.ping(&mut state, MonotonicTime::now());
             }
         }
     }
 
-    /// Sets the shard channel of the server. Messages come on earlier shard channels, too, until their slots move away.
+    /// Sets the shard channel of the server. The client stays subscribed to earlier shard channels until their slots
+    /// move away.
     pub fn set_shard_channel(&self, channel: Option<String>) {
         let mut state = self.lock_state();
         let mut current = self.shard_channel.lock();
@@ -451,8 +451,8 @@ impl NotificationConnection {
         self.stage.store(AWAY, Ordering::Release);
     }
 
-    /// Writes reads of the keys that have changed, unless the last such read was less than [`BETWEEN_READS`] ago.
-    /// Returns how long to wait for more notifications: at most until the connection has to be replaced.
+    /// Writes reads of the keys that have changed, unless such reads were written less than [`BETWEEN_READS`] ago.
+    /// Returns how long to wait for further notifications, at most until the connection has to be replaced.
     fn send_due_reads(&self, made_in: &ConnectionEpoch, heartbeat: Duration) -> Duration {
         let mut state = self.lock_state();
         let now = MonotonicTime::now();
@@ -481,7 +481,7 @@ impl NotificationConnection {
         }
     }
 
-    /// Reads each key with a command of its own: a key that an ACL forbids does not affect the other keys.
+    /// Reads each key with its own command, so that a key that an ACL forbids does not affect the other keys.
     fn send_read(&self, state: &mut ConnectionState, keys: Vec<TrackedKey>) {
         let mut bytes = Vec::with_capacity(128 * keys.len());
         for tracked in &keys {
@@ -491,7 +491,7 @@ impl NotificationConnection {
         self.send(state, &bytes, SentCommand::Read(keys.into()));
     }
 
-    /// Writes a command to the socket. Disconnects if that fails, or if too many commands have no reply.
+    /// Writes a command to the socket. If that fails, or if too many commands have no reply, closes the connection.
     fn send(&self, state: &mut ConnectionState, bytes: &[u8], command: SentCommand) {
         let deadline = MonotonicTime::now().after(self.timeout);
         self.send_by(deadline, state, bytes, command);
@@ -518,11 +518,11 @@ impl NotificationConnection {
         }
     }
 
-    /// Registers the socket of a connection that was begun at `made_in`, for `stop` and `suspect`. Closes it at once,
-    /// and fails, after `stop` or after a switch.
+    /// Registers the socket of a connection that was begun at `made_in`, so that `stop` and `suspect` can close it.
+    /// After `stop` or a switch, closes the socket and returns an error.
     fn register_socket(&self, socket: Closer, made_in: &ConnectionEpoch) -> Result<(), Error> {
         let mut sockets = self.sockets.lock();
-        // A switch after this check finds the socket registered.
+        // A later switch finds the registered socket.
         if sockets.stopped || self.endpoint.epoch().is_outdated(made_in) {
             socket.close();
             let message = "the connection is not needed any more";
@@ -537,7 +537,7 @@ impl NotificationConnection {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut is_reported = false;
         let mut closed_late = 0;
-        // A connection that is used until the next one is open.
+        // This connection is used until the next one is open.
         let mut old: Option<(Subscription, ConnectionEpoch)> = None;
         while self.wait_until_wanted() {
             let opened = Subscription::open(
@@ -602,8 +602,8 @@ impl NotificationConnection {
                     self.disconnect(&mut self.lock_state());
                     self.sleep(backoff.next());
                 }
-                // The suspect connection stays open until the next connection is open. So scripts on its server always
-                // find this client listening.
+                // The suspect connection stays open until the next one is open, so that scripts on its server always
+                // find a subscriber.
                 ListenEnd::Suspect => {}
                 ListenEnd::Old => old = Some((subscription, made_in)),
             }
@@ -628,8 +628,8 @@ impl NotificationConnection {
         sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
     }
 
-    /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false once
-    /// stopped.
+    /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false after
+    /// `stop`.
     fn install(&self, sender: Sender, made_in: &ConnectionEpoch, tracks: bool) -> bool {
         let mut state = self.lock_state();
         if state.stopped {
@@ -640,19 +640,19 @@ impl NotificationConnection {
         }
         state.opened_at = Some(MonotonicTime::now());
         state.tracks = tracks;
-        // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
+        // No further replies come on the replaced connection. `all_changed` makes the listener track its keys again.
         state.forget_commands();
         self.subscribe_to_shard(&mut state);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
-        // A suspicion before LISTENING was set is found here. For a later one, `suspect` sets AWAY.
+        // Finds a suspicion from before LISTENING was set. For a later one, `suspect` sets AWAY.
         if self.endpoint.epoch().replace_at(made_in).is_some() {
             self.stage.store(AWAY, Ordering::SeqCst);
         }
         true
     }
 
-    /// Handles notifications until the connection breaks or has to be replaced: because of a suspicion, or at
+    /// Handles notifications until the connection breaks or has to be replaced, because of a suspicion or at
     /// `replace_at`.
     fn listen(
         &self,
@@ -662,9 +662,9 @@ impl NotificationConnection {
         listener: &dyn Listener,
     ) -> ListenEnd {
         let epoch = self.endpoint.epoch();
-        // The thread wakes each tick, so it notices a suspicion within that time.
+        // The thread wakes in each tick, so it finds a suspicion within this time.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
-        // The network must not forget the connection.
+        // Keeps the network from forgetting the connection.
         let heartbeat = HEARTBEAT.min(self.endpoint.limits().max_idle / 2);
         let mut last_received = MonotonicTime::now();
         while !epoch.is_due(made_in) {
@@ -688,7 +688,7 @@ impl NotificationConnection {
                         }
                         return ListenEnd::Broken;
                     }
-                    // Checked after notifications, too, since a server may send notifications but no replies.
+                    // Also checked after notifications: a server may send these, but no replies.
                     if self.lock_state().unanswered_for() > Some(3 * tick) {
                         return ListenEnd::Broken;
                     }
@@ -715,8 +715,8 @@ impl NotificationConnection {
         ListenEnd::Suspect
     }
 
-    /// Handles a notification or a reply. Returns false if `value` is unexpected: in that case the connection must not
-    /// be used again.
+    /// Handles a notification or a reply. Returns false if `value` is unexpected: the connection must not be used
+    /// again.
     fn handle(&self, value: Value, listener: &dyn Listener) -> bool {
         match value {
             Value::Push { kind, data } => match kind {
@@ -744,17 +744,17 @@ impl NotificationConnection {
                             "WRONGTYPE" => {
                                 listener.seen(self.server, &tracked, KeyState::new(None))
                             }
-                            // The value of this key stays unknown, but other keys can be read.
+                            // This key's value stays unknown, but other keys can be read.
                             "NOPERM" => {}
                             // The key's slot has moved to another node of the Cluster. The client reads the key there
-                            // once it has a new slot map.
+                            // after it has a new slot map.
                             "MOVED" | "ASK" => self.endpoint.epoch().call_failure_hook(),
                             _ => return false,
                         }
                         true
                     }
                     (Some(ExpectedReply::Ping), Value::SimpleString(_) | Value::Okay) => true,
-                    // The error shows that the server lives.
+                    // The error shows that the server is alive.
                     (Some(ExpectedReply::Ping), Value::ServerError(error)) => {
                         refuses_command(&error)
                     }

@@ -1,5 +1,5 @@
-//! The notification connection: subscribed to the client's own channel, with tracking of all keys that are read on it.
-//! If the server refuses RESP3 or tracking, the connection has messages only.
+//! Opens the notification connection: subscribes to the client's channel, and turns on tracking of the keys that are
+//! read. If the server refuses RESP3 or tracking, the connection has messages only.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Subscription {
     timeout: Duration,
     /// When the first part of the next value was read.
     pub begun: Option<MonotonicTime>,
-    /// The server refuses RESP3, so messages come as arrays.
+    /// Whether messages come as arrays, because the server refuses RESP3.
     is_resp2: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct OpenSubscription {
 /// A failed attempt to open a notification connection.
 pub struct Failure {
     pub error: Error,
-    /// The server has closed the connection after it had answered an earlier command.
+    /// Whether the server closed the connection after it had replied to an earlier command.
     pub is_closed_late: bool,
 }
 
@@ -58,9 +58,9 @@ impl From<Error> for Failure {
 }
 
 impl Subscription {
-    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`, not counting the
-    /// time of the credentials callback. `any_key` is a key that this client may read. Registers the sockets to
-    /// sentinels in `queries`. Calls `connected` with a handle, by which another thread can close the socket.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`, plus the time of the
+    /// credentials callback. `any_key` is a key that this client may read. Registers the sockets to sentinels in
+    /// `queries`. Calls `connected` with a handle by which another thread can close the socket.
     ///
     /// After `Unavailable` or `Timeout`, the caller may try again soon. Any other error means that the server does not
     /// offer notifications to this client.
@@ -98,7 +98,7 @@ impl Subscription {
             }
         });
         match &opened {
-            // The server is there, and refuses notifications.
+            // The server is available, and refuses notifications.
             Err(failure) if !failure.error.is_unavailable() => {}
             opened => {
                 let failure = opened.as_ref().err();
@@ -139,13 +139,13 @@ impl Subscription {
                 (true, Some(untracked))
             }
         };
-        // A quorum has no queues, so its waiters are notified of changes only.
+        // A quorum has no queues, so its waiters only need the changes of keys.
         if let Some(error) = &untracked
             && endpoint.data_check().is_some()
         {
             return Err(error.clone().into());
         }
-        // SUBSCRIBE comes last: from then on, scripts count this client as listening, and messages may come.
+        // SUBSCRIBE comes last: after it, scripts count this client as listening, and messages may come.
         let mut subscribe = redis::pipe();
         subscribe.cmd("SUBSCRIBE").arg(channel);
         let subscribed = set_up.exchange(&subscribe)?.pop().unwrap_or_default();
@@ -162,9 +162,9 @@ impl Subscription {
 
     /// Returns the next reply or push message.
     ///
-    /// If no whole value has been read from the socket, calls `before_waiting`, which may write, and returns how long
-    /// to wait. Fails with `Timeout` if nothing comes in that time; the caller may call `next` again. Once a part of a
-    /// value has come, the rest has to come within the time-out.
+    /// If the socket's buffer has no whole value, calls `before_waiting`, which may write, and which returns how long
+    /// to wait. Returns the error `Timeout` if nothing comes in that time; the caller may then call `next` again. After
+    /// the first part of a value, the rest has to come within the time-out.
     pub fn next(&mut self, mut before_waiting: impl FnMut() -> Duration) -> Result<Value, Error> {
         loop {
             if let Some(value) = self.received()? {
@@ -197,7 +197,7 @@ impl Subscription {
 enum Protocol {
     /// `untracked`: why the server reports no changes of keys.
     Resp3 { untracked: Option<Error> },
-    /// The server refuses `HELLO`, and the connection has to log in again.
+    /// The server refuses `HELLO`, so the connection has to log in again.
     Resp2 { untracked: Error },
 }
 
@@ -209,13 +209,13 @@ struct SetUp<'a> {
     sender: Sender,
     receiver: Receiver,
     deadline: MonotonicTime,
-    /// The server has answered a command.
+    /// Whether the server has replied to a command.
     has_answered: bool,
 }
 
 impl SetUp<'_> {
-    /// Logs in with RESP3, and turns tracking on. Sends each command that is used later once, so that a missing
-    /// permission is found here.
+    /// Logs in with RESP3, and turns tracking on. Sends each command of later use once, to find a missing permission
+    /// now.
     fn log_in_and_track(&mut self, channel: &str, any_key: &str) -> Result<Protocol, Failure> {
         let name = self
             .endpoint
@@ -226,8 +226,8 @@ impl SetUp<'_> {
         let mut commands = login.commands;
         let logins = commands.len();
         commands.cmd("PING");
-        // Scripts publish grants with the user's permissions. Without the right to publish, clients would miss their
-        // turns and suspect their connections. An empty message is ignored.
+        // Scripts publish grants with the user's permissions. If the user may not publish, clients would miss their
+        // turns and suspect their connections. Clients ignore this empty message.
         commands.cmd("PUBLISH").arg(channel).arg("");
         commands.cmd("GETRANGE").arg(any_key).arg("0").arg("255");
         commands.cmd("CLIENT").arg("TRACKING").arg("ON");
@@ -336,7 +336,7 @@ impl SetUp<'_> {
             .refused_error(Step::Subscribe, command, error)
     }
 
-    /// Fails unless the reply to PING can serve as a sign of life: the error that refuses it can.
+    /// Returns an error unless the reply to PING can serve as a sign of life. The error that refuses PING can.
     fn check_ping(&self, reply: &Value) -> Result<(), Error> {
         match reply {
             Value::ServerError(error) if refuses_command(error) => Ok(()),
@@ -344,12 +344,12 @@ impl SetUp<'_> {
         }
     }
 
-    /// Fails if the server refused `command`.
+    /// Returns an error if the server refused `command`.
     fn check(&self, command: &str, reply: &Value) -> Result<(), Error> {
         match reply {
             // `any_key` may hold a value of any type.
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
-            // Another node of the Cluster has `any_key`. Redis checks the user's rights before it redirects.
+            // Another node of the Cluster has `any_key`. Redis has checked the user's rights before it redirects.
             Value::ServerError(error) if error_of(error).redirect().is_some() => Ok(()),
             Value::ServerError(error) => Err(self.refused(command, error)),
             Value::BulkString(_) => Ok(()),
@@ -360,7 +360,7 @@ impl SetUp<'_> {
     }
 }
 
-/// A value of RESP2 in the form of RESP3: messages come as arrays, and so does the reply to PING.
+/// Converts a value of RESP2 to RESP3: messages, and replies to PING, come as arrays.
 fn as_push(value: Value) -> Value {
     let Value::Array(mut parts) = value else {
         return value;

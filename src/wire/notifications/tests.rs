@@ -162,9 +162,9 @@ fn reconnects_back_off_while_connections_break_at_once() {
             .unwrap();
         assert!(eventually(LONG, || notifications.epoch() > broken));
     }
-    // 5 ms, 10 ms, 20 ms and so on until 500 ms.
+    // The pauses are 5 ms, 10 ms, 20 ms and so on, up to 500 ms.
     assert!(MonotonicTime::now().since(start) > Duration::from_secs(1));
-    // After a connection that lasts, the pause is short again. Otherwise each reconnect would take 500 ms.
+    // After a connection that lasts, the pause is short again, not 500 ms.
     let is_remade_soon = || {
         let mut state = notifications.state.lock();
         state.opened_at = state.opened_at.map(|at| at.before(SHORTEST_LIFE));
@@ -355,7 +355,7 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
             .push_back((MonotonicTime::now().before(time), SentCommand::Ping));
         counting.changes.load(Ordering::SeqCst)
     };
-    // The connection stays for three heartbeats.
+    // The connection stays open for three heartbeats.
     let counted = asked_before(2 * HEARTBEAT);
     assert!(eventually(LONG, || counting.changes.load(Ordering::SeqCst)
         > counted + 10));
@@ -438,7 +438,7 @@ fn some_closed_logins_do_not_stop_notifications() {
     let listener = Arc::new(ChangeCounter::default());
     notifications.start(&threads, listener).unwrap();
     notifications.request_connection();
-    // The next attempt after a refusal would come after `REFUSED_PAUSE`.
+    // An attempt after a refusal comes after `REFUSED_PAUSE`.
     is_subscribed.recv_timeout(REFUSED_PAUSE / 2).unwrap();
     notifications.stop();
 }

@@ -14,16 +14,16 @@ use crate::wire::net::replies::TOO_LARGE;
 
 /// The reply to one script call.
 pub enum Decoded {
-    /// An outcome for each command.
+    /// The outcomes of the commands.
     Outcomes(Few<Outcome>),
-    /// An error from a proxy, for example, but not from Redis. The call may have been carried out.
+    /// An error that Redis does not send, for example from a proxy. Redis may have carried the call out.
     OutcomeUnknown(Error),
-    /// Redis refused the call because of one of its keys: send a call for each command.
+    /// Redis refused the call because of one of its keys, so the client has to send one call for each command.
     SplitBatch,
-    /// Send the script's text. The server does not know the script, after SCRIPT FLUSH or a fail-over. Or the server, a
-    /// proxy or an ACL refuses all calls by hash.
+    /// The client has to send the script's text. Either the server does not know the script, after SCRIPT FLUSH or a
+    /// fail-over; or the server, a proxy or an ACL refuses calls by hash.
     NoScript { are_hashes_refused: bool },
-    /// A reply that this script cannot give: the connection must not be used again.
+    /// A reply that this script never gives. The connection must not be used again.
     Unexpected(Error),
 }
 
@@ -43,8 +43,8 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
                 };
             }
             "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::SplitBatch,
-            // The slot is moving, and some of its keys have moved. A call with one key is carried out by the old node,
-            // or by the new one.
+            // The slot is moving, and some of the keys have moved. The old or the new node carries out a call with one
+            // key.
             "ASK" | "TRYAGAIN" if n > 1 && script.layout.has_one_key_each() => {
                 return Decoded::SplitBatch;
             }
@@ -60,7 +60,7 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
             each.map(|result| outcome(script, result, prefix)).collect()
         }
         Value::Array(_) if n > 1 => None,
-        // One command's reply, or an error of the whole call.
+        // The result of one command, or an error of the whole call.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
             outcome(script, one, prefix).map(|one| smallvec![one; n])
         }
@@ -72,7 +72,8 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
     )
 }
 
-/// The outcomes of `n` commands from one result: all were granted with consecutive tokens, or all had the same outcome.
+/// The outcomes of `n` commands from one result, which stands for all of them: all were granted, with consecutive
+/// tokens, or all had the same outcome.
 fn outcomes_of_all(script: &Script, one: &Outcome, n: usize) -> Option<Few<Outcome>> {
     match one {
         Ok(Reply::Granted { token, .. }) => {
@@ -90,7 +91,7 @@ fn outcomes_of_all(script: &Script, one: &Outcome, n: usize) -> Option<Few<Outco
     }
 }
 
-/// Whether a reply, or an element of it, is an error of a server that is not the primary or cannot serve requests now.
+/// Whether a reply, or an element of it, is an error of a server that is not the primary or is unavailable.
 pub fn is_refused_by_non_primary(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => parts.iter().any(has_non_primary_code),
@@ -110,13 +111,13 @@ fn code_and_detail(error: &ServerError) -> (&str, &str) {
     error_replies::code_and_detail(error.code(), error.details())
 }
 
-/// The outcome of one command from its result. `None` if the script cannot return this result.
+/// Reads the outcome of one command from its result. `None` if the script never returns this result.
 fn outcome(script: &Script, result: &mut Value, prefix: &str) -> Option<Outcome> {
     let Value::ServerError(error) = result else {
         return (script.results.read)(result);
     };
-    // Scripts that send no limit cut a foreign value to its first bytes. So none of them can cause this error, and the
-    // reply is unexpected.
+    // Scripts without a limit cut a foreign value to its first bytes, so they never cause this error, and the reply is
+    // unexpected.
     if !script.layout.limit && error.code() == TOO_LARGE {
         return None;
     }

@@ -36,33 +36,33 @@ pub fn data_check() -> &'static str {
     &TEXT
 }
 
-/// A script in a request: by its hash (EVALSHA) or its text (EVAL).
+/// How a request names a script: by its hash (EVALSHA) or by its text (EVAL).
 #[derive(Clone, Copy, Debug)]
 pub enum ScriptRef<'a> {
     Hash(&'a str),
     Text(&'a str),
 }
 
-/// The arguments and keys that all script calls of a client to one server share, and which plain commands the server
-/// refuses.
+/// The keys and arguments that all script calls of a client to one server share, and the commands that the server has
+/// refused.
 pub struct ScriptContext {
     pub holder: HolderId,
     prefix: String,
     layout: KeyLayout,
     /// The name of the fence counter, up to the tag.
     fence_counter: String,
-    /// The key of the mark of a node of a quorum, and the length of a quarantine there.
+    /// The key of the mark of a quorum's node.
     data_mark: String,
-    /// `None` if the server is no node of a quorum.
+    /// The length of a quarantine. `None` if the server is no node of a quorum.
     quarantine: Option<Duration>,
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
-    /// Of acquires by plain commands.
+    /// Refusals of acquires by plain commands.
     pub plain_acquires: Refusals,
-    /// Of releases by [`plain::CompareAndDelete`].
+    /// Refusals of releases by [`plain::CompareAndDelete`].
     pub plain_releases: Refusals,
-    /// Of script calls by hash (`EVALSHA`).
+    /// Refusals of script calls by hash (`EVALSHA`).
     pub calls_by_hash: Refusals,
     reports: Reports,
 }
@@ -85,7 +85,7 @@ impl ScriptContext {
         }
     }
 
-    /// Makes this the context of a node of a quorum, with the length of a quarantine.
+    /// Makes this the context of a quorum's node with a quarantine of this length.
     pub fn with_quarantine(mut self, quarantine: Duration) -> Self {
         self.quarantine = Some(quarantine);
         self
@@ -122,13 +122,12 @@ impl ScriptContext {
         self.reports.send(Report::PlainAcquiresRefused(reason));
     }
 
-    /// Whether each script call must have the keys of one slot only.
+    /// Whether the keys of each script call have to be in one slot.
     pub fn has_slots(&self) -> bool {
         self.layout == KeyLayout::Slots
     }
 
-    /// Sets the slot whose shard channels the server's clients listen to. Later calls pass the channels' name to the
-    /// scripts.
+    /// Sets the slot that names the server's shard channels. Later script calls pass the name of these channels.
     pub fn set_shard_slot(&self, slot: Option<Slot>) {
         self.shard_slot.set(slot);
     }
@@ -139,16 +138,16 @@ impl ScriptContext {
         Some(start + self.holder.as_str())
     }
 
-    /// The beginning of the names of the server's shard channels, which a holder id completes. `None` if the scripts
-    /// are to use plain channels.
+    /// The start of the names of the server's shard channels, to which a script appends the holder id. `None` if
+    /// scripts have to use plain channels.
     fn shard_channel_start(&self) -> Option<String> {
         let slot = self.shard_slot.get()?;
         Some(key::shard_channel_start(self.layout, &self.prefix, slot))
     }
 }
 
-/// The slot that names the shard channels of a server: the lowest slot that the server serves, so all clients choose
-/// the same slot. It changes when slots move.
+/// The slot that names the shard channels of a server: the lowest slot that the server serves, so that all clients
+/// choose the same one. It changes when slots move.
 #[derive(Debug)]
 struct ShardSlot(AtomicU16);
 

@@ -60,7 +60,7 @@ use crate::util::id::LeaseId;
 use crate::wire::net::error_replies;
 use crate::wire::scripts::ScriptContext;
 
-/// For how long a connection estimates the time of Redis from one reply to `TIME`.
+/// A connection estimates the time of Redis for this long after a reply to `TIME`.
 pub const LONGEST_ESTIMATE: Duration = Duration::from_secs(10);
 
 /// After this time, the next acquires ask for the time of Redis again.
@@ -74,7 +74,7 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// Notes that the clock of Redis showed `micros` before `now`.
+    /// Records that the clock of Redis showed `micros` before `now`.
     pub fn note(&mut self, micros: u64, now: MonotonicTime) {
         self.shown = Some((micros, now));
     }
@@ -95,9 +95,10 @@ impl ServerClock {
         age.is_none_or(|age| age > OLD_ESTIMATE)
     }
 
-    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is behind by the time that
-    /// the last reply took to arrive, and by 1 % of the time since then, since clocks run at different speeds. `None`
-    /// after [`LONGEST_ESTIMATE`].
+    /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is behind the clock by the
+    /// time that the last reply took to arrive, and by 1 % of the time since then, since clocks run at different
+    /// speeds. `None` after
+    /// [`LONGEST_ESTIMATE`].
     pub fn at(&self, now: MonotonicTime) -> Option<u64> {
         let (micros, seen) = self.shown?;
         let since = now.since(seen);
@@ -106,8 +107,8 @@ impl ServerClock {
     }
 }
 
-/// Whether plain commands can carry out this command. They cannot carry out an acquire whose lease may be in the queue in
-/// Redis: only the script checks whether it is that lease's turn.
+/// Whether plain commands can carry out this command. If the lease may be in the queue in Redis, they cannot: only the
+/// script checks whether it is the lease's turn.
 pub fn can_grant(command: &Command) -> bool {
     matches!(
         command,
@@ -120,8 +121,8 @@ pub fn can_grant(command: &Command) -> bool {
 }
 
 /// Appends acquires for `commands`, for which [`can_grant`] is true. On a Cluster, their keys have the same slot.
-/// `clock` is the estimate of the time of Redis in µs. `asks_time`: the time is asked for. Returns how many replies
-/// come before the reply to `EXEC`.
+/// `clock` is the estimate of the time of Redis in µs. With `asks_time`, the transaction also asks for the time.
+/// Returns how many replies come before the reply to `EXEC`.
 pub fn encode_acquires<'a>(
     buffer: &mut Vec<u8>,
     context: &ScriptContext,
@@ -184,9 +185,9 @@ pub fn encode_acquires<'a>(
 /// The member of the fence counter, whose score is the time of the last grant in µs.
 const COUNTER_MEMBER: &str = "t";
 
-/// Appends a transaction that reads the time of Redis, as a trial: it shows whether the server accepts transactions. A
-/// proxy may accept `MULTI` and refuse `EXEC`. The connection cannot be used then, so no acquire should find that out.
-/// Returns how many replies come before the reply to `EXEC`.
+/// Appends a transaction that reads the time of Redis, as a trial: does the server accept transactions? A proxy may
+/// accept `MULTI` and refuse `EXEC`, and the connection is then useless. So the client finds this out before an acquire
+/// depends on it. Returns how many replies come before the reply to `EXEC`.
 pub fn encode_trial(buffer: &mut Vec<u8>) -> usize {
     let mut out = Encoder(buffer);
     out.word("MULTI");
@@ -195,7 +196,7 @@ pub fn encode_trial(buffer: &mut Vec<u8>) -> usize {
     2
 }
 
-/// The time in the reply to [`encode_trial`]; `None` if the server does not accept transactions.
+/// The time in the reply to [`encode_trial`]. `None` if the server does not accept transactions.
 pub fn decode_trial(reply: &Value) -> Option<u64> {
     match reply {
         Value::Array(parts) if parts.len() == 1 => time(&parts[0]),
@@ -203,7 +204,7 @@ pub fn decode_trial(reply: &Value) -> Option<u64> {
     }
 }
 
-/// A command that deletes a key if it has a certain value.
+/// A command that deletes a key if the key has a certain value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompareAndDelete {
     /// `DELEX key IFEQ value`, of Redis from 8.4 on.
@@ -255,7 +256,8 @@ impl CompareAndDelete {
         out.held_value(&context.holder, *lease, *held);
     }
 
-    /// Appends a trial, which shows whether the server has the command: it compares `key` with a value of no lock.
+    /// Appends a trial of the command, to find out whether the server has it. It compares `key` with a value that locks
+    /// never have.
     pub fn encode_trial(self, buffer: &mut Vec<u8>, key: &Key) {
         let mut out = Encoder(buffer);
         self.begin(&mut out, key);
@@ -263,32 +265,32 @@ impl CompareAndDelete {
     }
 }
 
-/// The server's command that deletes a key with a certain value, as far as a connection knows it.
+/// What a connection knows about the server's commands that compare and delete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deletes {
-    /// A trial of each command follows the next awaited release, unless the server has refused a trial shortly before.
+    /// Nothing. A trial of each command follows the next awaited release, unless the server has refused one lately.
     #[default]
     Untried,
-    /// Trials are in flight.
+    /// Trials are under way.
     Trying,
     Has(CompareAndDelete),
-    /// The server has none, or a proxy refuses it.
+    /// The server has neither command, or a proxy refuses them.
     Neither,
 }
 
 impl Deletes {
-    /// Notes what the reply to a trial of `command` shows. The replies come in the order of [`CompareAndDelete::ALL`].
+    /// Records the reply to a trial of `command`. The replies come in the order of [`CompareAndDelete::ALL`].
     pub fn note_trial(&mut self, command: CompareAndDelete, reply: &Value) {
         let is_known = match reply {
             Value::Int(_) => true,
-            // The key has another type.
+            // The command exists: the key has a value of another type.
             Value::ServerError(error) => error.code() == "WRONGTYPE",
             _ => false,
         };
         let is_last = CompareAndDelete::ALL.last() == Some(&command);
         match self {
             Self::Trying if is_known => *self = Self::Has(command),
-            // An ACL may change. Or the server is loading, or the slot has moved.
+            // This refusal may end: an ACL may change, the server may be loading, or the slot has moved.
             Self::Trying if is_denied(reply) || !is_lasting(reply) => *self = Self::Untried,
             Self::Trying if is_last => *self = Self::Neither,
             _ => {}
@@ -296,7 +298,8 @@ impl Deletes {
     }
 }
 
-/// Whether a release only has to delete its key if the key has exactly the value of the lease.
+/// Whether the release can be a comparison of the whole value and a deletion: a guard held the lease, and no waiter is
+/// queued as far as the client knows.
 pub fn can_delete(command: &Command) -> bool {
     let Command::Release(release) = command else {
         return false;
@@ -310,9 +313,9 @@ pub fn can_delete(command: &Command) -> bool {
 pub enum KeyOutcome {
     /// Granted with this token.
     Granted(u64),
-    /// The key is taken, or nothing was carried out.
+    /// Plain commands have not set the key: it is taken, or they were not carried out.
     NotSet,
-    /// The key may be set, without a usable token. The script decides.
+    /// Plain commands may have set the key, but there is no usable token. The script decides.
     MayBeSet,
 }
 
@@ -324,8 +327,8 @@ pub struct Acquires {
     pub clock: Option<u64>,
 }
 
-/// Reads the reply to `EXEC` of [`encode_acquires`]. `is_queued`: the server has accepted `MULTI`. Fails if no server
-/// would send this reply.
+/// Reads the reply to `EXEC` of [`encode_acquires`]. `is_queued`: the server has accepted `MULTI`. Returns an error if
+/// servers never send this reply.
 pub fn decode_acquires<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
     asks_time: bool,
@@ -340,19 +343,19 @@ pub fn decode_acquires<'a>(
     let unexpected = || error_replies::unexpected_reply("EXEC", reply);
     let parts = match reply {
         Value::Array(parts) => parts,
-        // A refused `EXEC` discards the transaction, so no command was carried out.
+        // Redis discards the transaction if it refuses `EXEC`, so it has carried out none of its commands.
         Value::ServerError(error) if is_queued && error_replies::is_redis_code(error.code()) => {
             return Ok(all(KeyOutcome::NotSet));
         }
-        // If the server has refused `MULTI`, it has carried out the other commands one by one. Redis then replies
-        // `EXECABORT`, too, if an ACL refuses `EXEC`.
+        // A server that has refused `MULTI` has carried out the other commands one by one. It also replies `EXECABORT`
+        // if an ACL refuses `EXEC`.
         Value::ServerError(_) => return Ok(all(KeyOutcome::MayBeSet)),
         _ => return Err(unexpected()),
     };
     let (sets, rest) = parts.split_at_checked(n).ok_or_else(unexpected)?;
     let asks_queues = commands.clone().any(Command::may_queue);
     let mut rest = rest.iter();
-    // Another reply says that a queue exists, or that EXISTS was refused.
+    // Any other reply means that a queue exists, or that the server has refused EXISTS.
     let has_queues = asks_queues && rest.next() != Some(&Value::Int(0));
     let shown = if asks_time { rest.next() } else { None };
     let (Some(raised), Some(last), None) = (rest.next(), rest.next(), rest.next()) else {
@@ -377,8 +380,8 @@ pub fn decode_acquires<'a>(
     })
 }
 
-/// The time of a grant in µs, from the reply to `ZADD INCR`. `None` if the counter is missing, or lua/count.lua would
-/// refuse it.
+/// The time of a grant in µs, from the reply to `ZADD INCR`. `None` if the counter is missing or unusable, as in
+/// lua/count.lua.
 fn micros(reply: &Value) -> Option<u64> {
     let number = match reply {
         Value::Double(number) => *number,
@@ -405,14 +408,14 @@ fn time(reply: &Value) -> Option<u64> {
     number(secs)?.checked_mul(1_000_000)?.checked_add(micros)
 }
 
-/// Whether an ACL does not allow the command. A command that the server does not know has another error, and is not in
-/// `ACL LOG`.
+/// Whether an ACL forbids the command. (A server that does not know the command sends another error, and writes nothing
+/// to `ACL LOG`.)
 pub fn is_denied(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "NOPERM") && is_lasting(reply)
 }
 
-/// Whether a refusal of these commands will last: the server, a proxy or an ACL does not allow one of them. A full or
-/// loading server, a replica, or a key without permission refuses the script, too.
+/// Whether a refusal of these commands will last, because the server, a proxy or an ACL does not allow one of them.
+/// Other causes, such as a full or loading server, a replica, or a forbidden key, refuse the script, too.
 pub fn is_lasting(refusal: &Value) -> bool {
     let Value::ServerError(error) = refusal else {
         return false;
@@ -569,7 +572,7 @@ mod tests {
         }
         assert_eq!(after([denied, unknown]), Deletes::Untried);
         assert_eq!(after([unknown, denied]), Deletes::Untried);
-        // A server looks a command up before it redirects.
+        // A server finds out whether it has a command before it redirects.
         let moved = "-MOVED 7 127.0.0.1:1";
         assert_eq!(after([moved, unknown]), Deletes::Untried);
         assert_eq!(after([unknown, moved]), Deletes::Untried);

@@ -1,22 +1,22 @@
-//! Which plain commands a server refuses.
+//! Records which plain commands a server has refused.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::util::clock::MonotonicTime;
 
-/// For how long commands are not used after a refusal. An ACL or a proxy may change.
+/// Refused commands are not used for this time. An ACL or a proxy may change.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
-/// A proxy may close the connection instead of refusing a command. After so many lost trials, this counts as a refusal.
+/// A proxy may close the connection instead of refusing a command. This many lost trials in a row count as a refusal.
 const MOST_LOST_TRIALS: u32 = 3;
 
-/// When commands that a server, a proxy or an ACL has refused may be used again. All connections of a client to the
-/// server share it.
+/// When the commands that a server, a proxy or an ACL has refused may be used again. All connections of a client to the
+/// server share this value.
 #[derive(Debug, Default)]
 pub struct Refusals {
     /// The tick until which the commands are not used; zero before the first refusal.
     until: AtomicU64,
-    /// How many connections have ended without a reply to a trial since the last reply to one.
+    /// How many connections have ended before the reply to a trial, since the last reply to one.
     lost_trials: AtomicU32,
 }
 
@@ -26,7 +26,7 @@ impl Refusals {
         self.until.load(Ordering::Relaxed) <= now.tick_rounded_down()
     }
 
-    /// As [`allow`](Self::allow), without reading the clock before the first refusal.
+    /// The same as [`allow`](Self::allow), but reads the clock only after a refusal.
     pub fn allow_now(&self) -> bool {
         self.until.load(Ordering::Relaxed) == 0 || self.allow(MonotonicTime::now())
     }
@@ -37,13 +37,13 @@ impl Refusals {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Notes that the server has replied to a trial.
+    /// Records that the server has replied to a trial.
     pub fn note_reply(&self) {
         self.lost_trials.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that a connection has ended before the reply to a trial. If that counts as a refusal, stops the use of the
-    /// commands, and returns the number of such connections.
+    /// Records that a connection has ended before the reply to a trial. If this counts as a refusal, stops the use of
+    /// the commands, and returns the number of such connections.
     pub fn note_lost(&self, now: MonotonicTime) -> Option<u32> {
         let lost = self.lost_trials.fetch_add(1, Ordering::Relaxed) + 1;
         let is_refusal = lost >= MOST_LOST_TRIALS;

@@ -67,7 +67,7 @@ fn a_script_call_is_encoded_as_resp() {
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
 }
 
-/// lua/release.lua then needs one comparison.
+/// With this argument, lua/release.lua needs one comparison.
 #[test]
 fn a_release_of_a_grant_sends_the_whole_value() {
     let context = context();
@@ -347,7 +347,7 @@ fn an_unreadable_result_is_an_error_of_its_key() {
     };
     let error = outcomes[0].as_ref().unwrap_err().to_string();
     assert!(error.len() < 2000, "{}", error.len());
-    // A result that stands for a whole batch never contains another user's value, so this reply is unexpected.
+    // One result for a whole batch never contains another user's value, so this reply is unexpected.
     let one_for_two = decode(
         &acquire::SCRIPT,
         2,
@@ -391,7 +391,7 @@ fn a_batch_of_a_moving_slot_is_split_if_each_command_has_one_key() {
             |kind, n| matches!(decode(kind, n, parsed(refusal), "p:"), Decoded::SplitBatch);
         assert!(is_split(&renew::SCRIPT, 2), "{refusal}");
         assert!(!is_split(&renew::SCRIPT, 1), "{refusal}");
-        // Splitting would not help: each part has several keys, too (the fence counter, the lock's key and its queue).
+        // Each part of a split call would have several keys, too: the fence counter, the lock's key and its queue.
         assert!(!is_split(&acquire::SCRIPT, 2), "{refusal}");
         assert!(!is_split(&release::SCRIPT, 2), "{refusal}");
     }

@@ -37,7 +37,7 @@ use crate::wire::connect::url::{self, HostPort, MAX_SENTINELS, SentinelUrl};
 use crate::wire::net::replies::field;
 use crate::wire::net::socket::{Receiver, Sender, Sockets};
 
-/// The most parts into which the remaining time is divided. A silent sentinel takes one part.
+/// The remaining time is divided into at most this many parts. A silent sentinel takes one part.
 const SHARES: u32 = 4;
 /// The pause after a failed attempt to connect. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -61,13 +61,13 @@ pub struct State {
     primary: Option<HostPort>,
     /// The number of the last fail-over (`config-epoch`) in the answers so far.
     epoch: u64,
-    /// After an attempt to connect has failed, the next one begins at this time.
+    /// When the next attempt to connect begins, after a failed one.
     connect_again_at: MonotonicTime,
-    /// The time between `connect_again_at` and the failure. Zero after a success, or a switch.
+    /// The pause before `connect_again_at`. Zero after a success or a switch.
     backoff: Backoff,
-    /// The number of times that an answer proved wrong or outdated.
+    /// How many times an answer has proved wrong or outdated.
     doubts: u64,
-    /// [`Sentinels::begin_report`] was called since the last accepted answer.
+    /// Whether [`Sentinels::begin_report`] was called since the last accepted answer.
     is_reported: bool,
 }
 
@@ -122,13 +122,13 @@ impl Sentinels {
         self.has_tls
     }
 
-    /// The number of times that an answer proved wrong or outdated. If it has grown since a failed attempt to connect
-    /// began, another attempt may succeed.
+    /// How many times an answer has proved wrong or outdated. If the number has grown during a failed attempt to
+    /// connect, another attempt may succeed.
     pub fn doubts(&self) -> u64 {
         self.state.lock().doubts
     }
 
-    /// Counts a doubt: the server that `by` named is not the primary. Puts `by` last in the order.
+    /// Records that the server which `by` named is not the primary. Puts `by` last in the order.
     pub fn doubt(&self, by: &HostPort) {
         let mut state = self.state.lock();
         state.put_last(by);
@@ -145,8 +145,8 @@ impl Sentinels {
         self.state.lock().put_last(sentinel);
     }
 
-    /// Whether to report that the sentinels name no primary. Returns true once, until a sentinel names the primary
-    /// again.
+    /// Whether to report that the sentinels do not name the primary. Returns true once until a sentinel names the
+    /// primary again.
     pub fn begin_report(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_reported, true)
     }
@@ -156,8 +156,9 @@ impl Sentinels {
         self.state.lock().order.len()
     }
 
-    /// Counts a failed attempt to connect. Returns the time of the next attempt: the pause doubles, up to `longest` and
-    /// up to [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
+    /// Records a failed attempt to connect. Returns the time of the next attempt: the pause doubles, up to `longest`
+    /// and up to
+    /// [`LONGEST_PAUSE`]. Several failures in one pause lengthen it once.
     pub fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
@@ -168,7 +169,7 @@ impl Sentinels {
         state.connect_again_at
     }
 
-    /// Ends the pause: an attempt to connect has succeeded, or there is another primary.
+    /// Ends the pause, because an attempt to connect has succeeded or there is another primary.
     pub fn reset_pause(&self) {
         self.state.lock().reset_pause();
     }
@@ -184,7 +185,8 @@ impl Sentinels {
     }
 
     /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
-    /// remaining time, so that a silent one does not use up all of it. Fails at once after `sockets` were closed.
+    /// remaining time, so that a silent sentinel does not use up all of it. Returns an error at once after `sockets`
+    /// were closed.
     ///
     /// An answer that is older than the last known fail-over counts only if all sentinels of the URL give such answers.
     pub fn find_primary(
@@ -231,9 +233,9 @@ impl Sentinels {
                 }
             }
         }
-        // If all sentinels of the URL give old answers, their group was set up anew, and the newest answer counts.
-        // Learned sentinels may be gone then. If a sentinel of the URL is silent, it may know of the fail-over, and the
-        // old primary may still report that it is a primary.
+        // If all sentinels of the URL give old answers, the group was set up anew, and the newest answer counts.
+        // (Sentinels that the client has learned may then be gone.) A silent sentinel of the URL may know of the
+        // fail-over, while the old primary still reports that it is one.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
@@ -250,8 +252,8 @@ impl Sentinels {
         }
     }
 
-    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. The check and
-    /// the acceptance happen under one lock.
+    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. Both happen
+    /// under one lock of the mutex.
     pub fn accept_if(
         &self,
         by: &HostPort,
@@ -273,7 +275,8 @@ impl Sentinels {
             self.group,
             said.join(" / ")
         );
-        // If the group was found before, the failures are probably temporary: `Unavailable`, so that callers retry.
+        // If the client has found the group before, the failures are probably temporary: `Unavailable` makes callers
+        // retry.
         let is_known = self.state.lock().primary.is_some();
         let severest = [
             ErrorKind::InvalidConfig,
@@ -310,13 +313,13 @@ impl Sentinels {
         let connection = dialer.connect(attempted, deadline, |socket| sockets.register(socket))?;
         let mut connection = SentinelConnection::new(dialer, attempted, connection);
         connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
-        // `CLIENT SETNAME` would need a right. `HELLO` needs none.
+        // `HELLO` sets the name without a further right, which `CLIENT SETNAME` would need.
         let mut commands = redis::pipe();
         let set_name = commands.cmd("HELLO").arg("2").arg("SETNAME");
         set_name.arg(dialer.connection_name("leasehold"));
         self.add_query(&mut commands);
         connection.send(&commands, deadline)?;
-        // A refused name does no harm.
+        // A refused name is ignored.
         connection.receive(deadline)?;
         let mut replies = Vec::new();
         for _ in 0..QUERY_COMMANDS {
@@ -406,12 +409,12 @@ impl Sentinels {
 pub const QUERY_COMMANDS: usize = 3;
 
 impl State {
-    /// Whether the answer is not older than the last fail-over that this client knows of.
+    /// Whether the answer knows of the last fail-over that this client knows of.
     pub fn is_current(&self, answer: &Answer) -> bool {
         answer.epoch.is_none_or(|epoch| epoch >= self.epoch)
     }
 
-    /// Whether the last fail-over that this client knows of is older than the one that the answer knows of.
+    /// Whether the answer knows of a later fail-over than this client.
     pub fn is_older_than(&self, answer: &Answer) -> bool {
         answer.epoch.is_some_and(|epoch| epoch > self.epoch)
     }
@@ -459,7 +462,8 @@ impl State {
         }
     }
 
-    /// Puts `first` first in the order. `others` replace the sentinels that were learned before. Those of the URL stay.
+    /// Puts `first` first in the order. Replaces the sentinels that were learned before by `others`; those of the URL
+    /// stay.
     fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
         let is_kept = |it: &HostPort| it == first || configured.contains(it);
         if !others.is_empty() {
@@ -490,15 +494,16 @@ pub struct Switch {
 }
 
 impl Sentinels {
-    /// Another sentinel than `sentinel`, a different one for each `turn`.
+    /// Returns a sentinel other than `sentinel`: another one for each `turn`.
     pub fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
         let state = self.state.lock();
         let others = || state.order.iter().filter(|known| *known != sentinel);
         others().nth(turn % others().count().max(1)).cloned()
     }
 
-    /// Applies a fail-over that `sentinel` reports. Returns whether the primary has changed. A report about another
-    /// server than the last known primary is outdated, or this client has missed a fail-over: a query has to decide.
+    /// Applies a fail-over that `sentinel` reports. Returns whether the primary has changed. Ignores a report about
+    /// another server than the last known primary: it is outdated, or this client has missed a fail-over. A query then
+    /// decides.
     pub fn apply_switch(&self, sentinel: &HostPort, switch: &Switch) -> bool {
         let mut state = self.state.lock();
         state.put_first(sentinel);
@@ -507,7 +512,7 @@ impl Sentinels {
         }
         let has_changed = state.set_primary(&switch.to);
         if has_changed {
-            // Each fail-over has a greater number than the last. So older answers do not name the old primary again.
+            // Each fail-over has a greater number than the last, so older answers do not bring the old primary back.
             state.epoch += 1;
         }
         has_changed
@@ -555,8 +560,8 @@ impl<'a> SentinelConnection<'a> {
         }
     }
 
-    /// Sends the login, if there is one, and selects the protocol. With RESP3, also names the connection as one that
-    /// listens.
+    /// Sends the login, if there is one, and selects the protocol. With RESP3, also gives the connection the name of
+    /// one that listens.
     pub fn log_in(
         &mut self,
         protocol: redis::ProtocolVersion,

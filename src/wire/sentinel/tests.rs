@@ -24,7 +24,7 @@ use crate::wire::notifications::NotificationConnection;
 
 use super::*;
 
-/// The limit for what takes a moment, on a busy machine.
+/// The longest time for a step that takes a moment on a machine that is not busy.
 const LONG: Duration = Duration::from_secs(20);
 
 /// The answers of a scripted sentinel.
@@ -217,7 +217,7 @@ fn the_last_sentinel_that_replied_is_asked_first() {
         .unwrap();
     assert_eq!((named.primary.port, named.by.port), (7000, good.port));
     assert!(!named.has_changed);
-    // A third of the time for the silent one; time is left for the server.
+    // The silent sentinel takes a third of the time, so there is time left for the server.
     assert!(MonotonicTime::now() < deadline);
     assert_eq!(sentinels.first().port, good.port);
 }
@@ -248,10 +248,10 @@ fn an_answer_older_than_the_epoch_is_ignored() {
     assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
     let new_host = sentinels.first();
     sentinels.doubt(&new_host);
-    // Now the old one is asked first.
+    // The sentinel with the old answer is now asked first.
     let named = find(&endpoint).unwrap();
     assert_eq!((named.primary.port, named.by.port), (7001, new.port));
-    // Only old answers: the sentinels were reset.
+    // All answers are old, because the sentinels were reset.
     new.script.lock().epoch = 3;
     let named = find(&endpoint).unwrap();
     assert_eq!((named.primary.port, named.has_changed), (7000, true));
@@ -262,7 +262,7 @@ fn outdated_answers_do_not_outlive_a_silent_sentinel() {
     let (old, new) = (Fake::start(7000, 4, vec![]), Fake::start(7001, 5, vec![]));
     let (endpoint, reports) = reporting_endpoint(&[&new, &old]);
     assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
-    // The sentinel that knows of the fail-over falls silent, before and after the outdated one is asked.
+    // The sentinel that knows of the fail-over stops answering, before or after the outdated one is asked.
     new.script.lock().primary = 0;
     for first in [&new, &old] {
         let first = HostPort::new(b"127.0.0.1", first.port.to_string().as_bytes()).unwrap();
@@ -458,7 +458,7 @@ fn impossible_answers_are_refused() {
     let endpoint = endpoint(&[&fake], LONG);
     let error = find(&endpoint).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-    // Once the group was found, callers try again.
+    // After the client has found the group, callers try again.
     fake.script.lock().primary = 7000;
     find(&endpoint).unwrap();
     fake.script.lock().primary = 70_000;
@@ -643,7 +643,7 @@ fn no_connection_to_a_replaced_primary_is_begun() {
     assert!(endpoint.begin_connection(&again).is_ok());
 }
 
-/// A query was under way during the fail-over, or the sentinel that answers it has not heard of the fail-over.
+/// A query was under way during the fail-over, or its sentinel does not know of the fail-over yet.
 #[test]
 fn an_answer_older_than_a_message_is_outdated() {
     let fake = Fake::start(7000, 1, vec![]);
@@ -675,7 +675,7 @@ fn an_answer_older_than_a_message_is_outdated() {
     assert_eq!(named(&endpoint), Some(7001));
 }
 
-/// The notification connection keeps the rules of the others: it pauses, and asks another sentinel.
+/// The notification connection follows the same rules as the others: it pauses, and asks another sentinel.
 #[test]
 fn notifications_leave_a_sentinel_with_a_wrong_primary() {
     let (_socket, address) = fake_server::refuses_connections();

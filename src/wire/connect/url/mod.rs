@@ -9,18 +9,17 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 pub use sentinel::{MAX_SENTINELS, SentinelUrl};
 
-/// Query parameters that redis-rs reads. This library refuses all others, which redis-rs would ignore.
+/// Query parameters that redis-rs reads. This library refuses others, which redis-rs would ignore.
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// The longest name in the DNS. Longer ones that sentinels announce are refused, and those of a Cluster's nodes are
-/// cut.
+/// The longest name in the DNS. A longer name from a sentinel is refused, and one from a node of a Cluster is cut.
 pub const LONGEST_HOST: usize = 255;
 
 /// The fault of a URL, for an error message.
 pub struct Fault {
     what: String,
-    /// Whether the message should add the form of a valid URL.
+    /// Whether the message adds the form of a valid URL.
     shows_form: bool,
 }
 
@@ -102,7 +101,7 @@ pub fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
             None => fault(),
         })?;
     match info.addr() {
-        // In `redis://user:password%40host`, the password is a part of the host, which errors show.
+        // In `redis://user:password%40host`, redis-rs takes the password for a part of the host, which errors show.
         ConnectionAddr::Tcp(host, _) if host.contains('%') => Err(encoded_host(url)),
         ConnectionAddr::Tcp(host, _) if host.contains(',') => Err(several_hosts()),
         ConnectionAddr::Tcp(_, 0) => Err(Fault::with_form(PORT_0)),
@@ -189,7 +188,7 @@ pub fn cluster_url(info: &ConnectionInfo) -> String {
     };
     match HostPort::of(info.addr()) {
         Some(address) => format!("{scheme}+cluster://{address}"),
-        // A Unix socket has no host, but a Cluster knows its nodes by host and port.
+        // A Cluster knows its nodes by host and port, and a Unix socket has neither.
         None => format!("{scheme}+cluster://host:port"),
     }
 }
@@ -366,8 +365,8 @@ pub const TLS_NEEDS_FEATURE: &str =
 const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
      certificate with TlsConfig::ca_pem instead";
 
-/// Returns the reason if this client cannot connect to an address. The reason does not quote the address: redis-rs may
-/// have taken a part of a password for the host.
+/// Returns the reason if this client cannot connect to an address. The reason does not quote the address, since
+/// redis-rs may have taken a part of a password for the host.
 pub fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
         ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(TLS_NEEDS_FEATURE),
@@ -409,8 +408,8 @@ pub fn redacted(url: &str) -> String {
     infos.map_or_else(|_| "***".to_owned(), addresses)
 }
 
-/// The address for messages: `host:port` with brackets around an IPv6 address, or the path of a socket up to the first
-/// character that may begin a misplaced option.
+/// The address for messages: `host:port`, with brackets around an IPv6 address, or the path of a socket. The path is
+/// cut at the first character that may begin a misplaced option.
 pub fn address(info: &ConnectionInfo) -> String {
     let addr = info.addr().to_string();
     match info.addr() {

@@ -5,7 +5,7 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use crate::wire::connect::url;
 use crate::wire::connect::url::{Fault, HostList, HostPort};
 
-/// The most sentinels of a URL, and the most that a client knows.
+/// The greatest number of sentinels in a URL, and of sentinels that a client knows.
 pub const MAX_SENTINELS: usize = 64;
 const DEFAULT_PORT: u16 = 26379;
 
@@ -74,7 +74,7 @@ impl SentinelUrl {
         }
         let mut infos = Vec::new();
         for host in hosts {
-            // redis-rs reads each host as one of a URL of a single server.
+            // redis-rs reads each host in the URL of a single server.
             let port = match host.rsplit_once(':') {
                 Some((_, port)) if !port.contains(']') => String::new(),
                 _ => format!(":{DEFAULT_PORT}"),

@@ -36,7 +36,7 @@ fn callers_get_a_connection_each() {
     let server = Server::start().unwrap();
     let connector = connector_to(&server.url());
     assert_eq!(running_attempts(&connector), 0);
-    // Four times as many callers as attempts at a time. Callers also take the connections of other callers' attempts.
+    // There are four times as many callers as attempts at a time. Callers also take the connections of other attempts.
     let connections = std::thread::scope(|scope| {
         let callers: Vec<_> = (0..4 * MAX_ATTEMPTS)
             .map(|_| scope.spawn(|| connector.connect(LONG).unwrap()))
@@ -105,7 +105,7 @@ fn an_idle_connection_is_used_again() {
 fn attempts_that_hang_are_bounded() {
     let server = Server::start().unwrap();
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
-    // Attempts hang as long as this is locked, as many as are allowed to.
+    // Each attempt hangs while this is locked. `may_hang` is the number of attempts that may do so.
     let (hang, may_hang) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(1)));
     let (login_hangs, may_hang_now) = (Arc::clone(&hang), Arc::clone(&may_hang));
     let login = move || {
@@ -135,8 +135,7 @@ fn attempts_that_hang_are_bounded() {
     drop((connection, connector.connect(LONG).unwrap()));
 }
 
-/// Otherwise an unused client would ask for credentials and log in again and again, and all clients would connect at
-/// once when Redis returns.
+/// An unused client must not log in again and again, and all clients must not connect at once when Redis is back.
 #[test]
 fn no_attempt_begins_without_a_caller() {
     let mut server = Server::start().unwrap();
@@ -158,7 +157,7 @@ fn no_attempt_begins_without_a_caller() {
     drop(connector.connect(LONG).unwrap());
 }
 
-/// One of these attempts is always under way, if each failed one begins the next one.
+/// If each failed attempt began the next one, an attempt would always be under way.
 #[test]
 fn attempts_that_overlap_end() {
     let server = Server::start().unwrap();

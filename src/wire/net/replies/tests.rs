@@ -6,8 +6,8 @@ use super::*;
 
 const LIMIT: usize = 4096;
 
-/// Feeds `bytes` in pieces of these lengths, used in turn, until all are read or there is an error. Asserts that the
-/// size of the buffer is bounded by the bytes that have come.
+/// Reads `bytes` in pieces of these lengths, used in turn, until all are read or there is an error. Checks that the
+/// buffer is bounded by the bytes that have come.
 fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) {
     let mut replies = Replies::new();
     let (mut values, mut fed) = (Vec::new(), 0);
@@ -214,7 +214,7 @@ fn a_reply_is_refused_by_what_it_announces() {
 
 #[test]
 fn many_long_strings_are_all_replaced() {
-    // The errors that replace the strings would exceed the limit if they counted towards it.
+    // Errors that replace strings do not count towards the limit. Here they would exceed it.
     let count = LIMIT / (size_of::<Value>() + 30);
     let string = format!("$900\r\n{}\r\n", "x".repeat(900));
     let bytes = format!("*{count}\r\n{}", string.repeat(count));
@@ -294,7 +294,7 @@ fn each_byte_is_searched_once() {
         replies.fill(Limit::Fixed(LIMIT), &mut byte).unwrap();
         assert_eq!(replies.next(Limit::Fixed(LIMIT)), Ok(None));
     }
-    // The last byte is looked at again: it may be the first byte of a line end.
+    // The search reads the last byte again, which may be the first byte of a line end.
     assert!(replies.frame.bytes_searched <= 2 * BYTES);
 }
 
@@ -356,7 +356,7 @@ fn a_long_buffer_is_given_back() {
     assert_eq!(replies.buffer.len(), BUFFER);
 }
 
-/// A status of a caller's own script or value is not changed. Only the reply to a queued command is read as `OK`.
+/// Only the reply to a queued command is read as `OK`. The same text in a caller's own reply stays.
 #[test]
 fn only_a_whole_reply_queued_is_read_as_ok() {
     let read = |bytes: &[u8]| first(bytes, LIMIT).unwrap().unwrap();

@@ -106,7 +106,7 @@ fn a_silent_address_leaves_time_for_the_next() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     // The system counts whole milliseconds.
     assert!(deadline.since(MonotonicTime::now()) < SOON / 8);
-    // The server at the silent address may start, so the client goes on although the other address refuses.
+    // The silent server may be starting, so the client tries again, although the other address refuses.
     drop(listener);
     let error = connect_to_any(&[silent, good], MonotonicTime::now().after(MARGIN / 8));
     let error = error.unwrap_err();
@@ -200,7 +200,7 @@ fn a_write_is_tried_once_after_its_deadline() {
         peer.read_exact(&mut bytes).unwrap();
         arrived.send(bytes).unwrap();
     });
-    // A pipeline that abandons a connection writes the releases of its unanswered acquires in this way.
+    // A pipeline writes the releases of unanswered acquires in this way before it abandons a connection.
     sender.send(b"late", MonotonicTime::now()).unwrap();
     assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"late"));
 }

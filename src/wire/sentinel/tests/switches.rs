@@ -6,7 +6,7 @@ use super::*;
 use crate::Client;
 
 struct Group {
-    /// Dropped first: its end waits for replies of the servers.
+    /// Dropped before the servers, since its end waits for their replies.
     client: Client,
     servers: [Server; 2],
     fake: Fake,
@@ -34,7 +34,7 @@ impl Group {
         }
     }
 
-    /// Has the sentinel name the second server.
+    /// Makes the sentinel name the second server.
     fn switch(&self) {
         let [old, new] = self.servers.each_ref().map(Server::port);
         let mut script = self.fake.script.lock();
@@ -49,7 +49,7 @@ impl Group {
     }
 }
 
-/// The connections are younger than `SHORTEST_LIFE`. The old primary works on, as one that is cut off does.
+/// The connections are younger than `SHORTEST_LIFE`. The old primary continues to work, like one that is cut off.
 #[test]
 fn an_old_primary_grants_nothing_after_a_switch() {
     let group = Group::start();
