@@ -270,7 +270,8 @@ impl Builder {
     ///
     /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on
     /// [replicas](crate::guide::replicas) says which risks remain, and how much other requests of this client are
-    /// delayed while replicas are away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
+    /// delayed while replicas are away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this
+    /// setting.
     ///
     /// ```
     /// # use std::time::Duration;

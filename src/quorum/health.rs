@@ -110,7 +110,7 @@ impl Sign {
 
 /// What the caller has to do after it has recorded an outcome. [`Prober::follow_up`] does it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Noted {
+pub enum FollowUp {
     Nothing,
     /// The node has to be probed.
     ToProbe,
@@ -139,17 +139,23 @@ impl Health {
     /// Records the outcomes of requests; `None` stands for a request without a reply. `need_votes`: a node in
     /// quarantine does not carry these requests out. A vote does not end a failure, since a node that refuses writes
     /// still votes on keys that are taken. A reply that the node is in quarantine ends it.
-    pub fn note(&self, outcomes: &[Option<Outcome>], need_votes: bool, clock: &Clock) -> Noted {
+    pub fn record(
+        &self,
+        outcomes: &[Option<Outcome>],
+        need_votes: bool,
+        clock: &Clock,
+    ) -> FollowUp {
         let sign = Sign::of(outcomes);
         let mut known = self.0.lock();
         match sign {
-            Some(Sign::Votes) if !need_votes || known.is_failing() => Noted::Nothing,
+            Some(Sign::Votes) if !need_votes || known.is_failing() => FollowUp::Nothing,
             Some(Sign::Votes) => {
-                let noted = known.note_vote();
-                let is_read = noted == Noted::Nothing && known.request_reading_if_old(clock.now());
-                if is_read { Noted::ToProbe } else { noted }
+                let noted = known.record_vote();
+                let is_read =
+                    noted == FollowUp::Nothing && known.request_reading_if_old(clock.now());
+                if is_read { FollowUp::ToProbe } else { noted }
             }
-            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
+            Some(Sign::Abstains(left)) => known.record_abstention(left, clock),
             failure => known.schedule_probe(match failure {
                 Some(_) => Duration::ZERO,
                 None => SUSPECTED_FOR,
@@ -158,13 +164,13 @@ impl Health {
     }
 
     /// Records the outcome of a probe, and its reading of the clock.
-    fn note_probe(
+    fn record_probe(
         &self,
         outcome: Option<Outcome>,
         reading: Option<Reading>,
         address: &str,
         clock: &Clock,
-    ) -> Noted {
+    ) -> FollowUp {
         let sign = Sign::of(std::slice::from_ref(&outcome));
         let mut known = self.0.lock();
         known.reading = reading;
@@ -175,45 +181,45 @@ impl Health {
             known.is_reading_due = false;
         }
         match sign {
-            Some(Sign::Votes) => known.note_vote(),
-            Some(Sign::Abstains(left)) => known.note_abstention(left, clock),
-            Some(Sign::Fails(error)) => known.note_failure(error),
+            Some(Sign::Votes) => known.record_vote(),
+            Some(Sign::Abstains(left)) => known.record_abstention(left, clock),
+            Some(Sign::Fails(error)) => known.record_failure(error),
             None if known.take_excuse() => {
                 known.probe_at = Some(MonotonicTime::now());
-                Noted::ToProbe
+                FollowUp::ToProbe
             }
             None => {
                 let message = format!("{address} did not reply to a probe");
-                known.note_failure(Error::new(ErrorKind::Unavailable, message))
+                known.record_failure(Error::new(ErrorKind::Unavailable, message))
             }
         }
     }
 
     /// Records how the node's clock compares with the others.
-    fn note_clock(&self, clock: Option<NodeClock>) -> Noted {
+    fn record_clock(&self, clock: Option<NodeClock>) -> FollowUp {
         let mut known = self.0.lock();
         known.clock = clock;
         // Without a comparison, the clock may still be wrong.
         let Some(clock) = clock else {
-            return Noted::Nothing;
+            return FollowUp::Nothing;
         };
         let breaks_bound = !clock.is_within_bound;
         match std::mem::replace(&mut known.breaks_bound, breaks_bound) == breaks_bound {
-            true => Noted::Nothing,
-            false => Noted::Changed,
+            true => FollowUp::Nothing,
+            false => FollowUp::Changed,
         }
     }
 
     /// Requests a probe if the health of the node is unknown, or if the last reading of its clock is older than
     /// [`READ_EVERY`].
-    pub fn probe_if_outdated(&self, clock: &Clock) -> Noted {
+    pub fn probe_if_outdated(&self, clock: &Clock) -> FollowUp {
         let mut known = self.0.lock();
         if matches!(known.found, Found::Unknown) {
             return known.schedule_probe(Duration::ZERO);
         }
         match matches!(known.found, Found::Up) && known.request_reading_if_old(clock.now()) {
-            true => Noted::ToProbe,
-            false => Noted::Nothing,
+            true => FollowUp::ToProbe,
+            false => FollowUp::Nothing,
         }
     }
 
@@ -282,30 +288,30 @@ impl Known {
         is_due
     }
 
-    fn note_vote(&mut self) -> Noted {
+    fn record_vote(&mut self) -> FollowUp {
         self.probe_at = None;
         self.backoff.reset();
         let before = std::mem::replace(&mut self.found, Found::Up);
         match before {
             // The first vote of a node is not reported.
-            Found::Unknown | Found::Up => Noted::Nothing,
-            _ => Noted::Changed,
+            Found::Unknown | Found::Up => FollowUp::Nothing,
+            _ => FollowUp::Changed,
         }
     }
 
-    fn note_abstention(&mut self, left: Duration, clock: &Clock) -> Noted {
+    fn record_abstention(&mut self, left: Duration, clock: &Clock) -> FollowUp {
         self.backoff.reset();
         let pause = left.min(QUARANTINE_PAUSE).max(FIRST_PAUSE);
         self.probe_at = Some(MonotonicTime::now().after(pause));
         let until = clock.now().after(left);
         let before = std::mem::replace(&mut self.found, Found::Quarantined { until });
         match before {
-            Found::Quarantined { .. } => Noted::ToProbe,
-            _ => Noted::Changed,
+            Found::Quarantined { .. } => FollowUp::ToProbe,
+            _ => FollowUp::Changed,
         }
     }
 
-    fn note_failure(&mut self, error: Error) -> Noted {
+    fn record_failure(&mut self, error: Error) -> FollowUp {
         let now = MonotonicTime::now();
         self.probe_at = Some(now.after(self.backoff.next()));
         let since = match &self.found {
@@ -317,18 +323,18 @@ impl Known {
             error,
         };
         match since {
-            Some(_) => Noted::ToProbe,
-            None => Noted::Changed,
+            Some(_) => FollowUp::ToProbe,
+            None => FollowUp::Changed,
         }
     }
 
     /// Schedules a probe of the node after `pause`, unless one is due already.
-    fn schedule_probe(&mut self, pause: Duration) -> Noted {
+    fn schedule_probe(&mut self, pause: Duration) -> FollowUp {
         if self.probe_at.is_some() {
-            return Noted::Nothing;
+            return FollowUp::Nothing;
         }
         self.probe_at = Some(MonotonicTime::now().after(pause));
-        Noted::ToProbe
+        FollowUp::ToProbe
     }
 }
 
@@ -358,11 +364,11 @@ impl Prober {
     }
 
     /// Reports a change of `member`, and wakes the prober.
-    pub fn follow_up(&self, noted: Noted, member: &Member, clock: &Clock) {
-        if noted == Noted::Nothing {
+    pub fn follow_up(&self, noted: FollowUp, member: &Member, clock: &Clock) {
+        if noted == FollowUp::Nothing {
             return;
         }
-        if noted == Noted::Changed {
+        if noted == FollowUp::Changed {
             let state = member.state(clock);
             self.reports.send(Report::NodeChanged(state));
         }
@@ -420,14 +426,14 @@ impl Prober {
             for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
                 let reading = match (&outcome, seen.get()) {
                     (Some(Ok(Reply::Clock { micros })), Some(seen)) => {
-                        member.node.note_micros(*micros, sent, seen);
+                        member.node.record_micros(*micros, sent, seen);
                         Some(Reading::new(*micros, sent, seen))
                     }
                     _ => None,
                 };
                 let outcome = outcome.map(|one| member.node.naming_the_server(one));
                 let address = &member.address;
-                let noted = member.health.note_probe(outcome, reading, address, clock);
+                let noted = member.health.record_probe(outcome, reading, address, clock);
                 self.follow_up(noted, member, clock);
             }
             self.compare_clocks(members, clock);
@@ -441,7 +447,7 @@ impl Prober {
         let readings: Vec<Option<Reading>> = readings.collect();
         let compared = clocks::compare(&readings, self.allowed);
         for (member, compared) in members.iter().zip(compared) {
-            let noted = member.health.note_clock(compared);
+            let noted = member.health.record_clock(compared);
             self.follow_up(noted, member, clock);
             if compared.is_some() {
                 let state = member.state(clock);
@@ -510,24 +516,27 @@ mod tests {
         let abstained = Reply::Abstained {
             for_another: Duration::from_secs(60),
         };
-        let noted = health.note(&[Some(Ok(abstained))], true, &clock);
-        assert_eq!(noted, Noted::Changed);
+        let noted = health.record(&[Some(Ok(abstained))], true, &clock);
+        assert_eq!(noted, FollowUp::Changed);
         let is_quarantined = || matches!(health.state(&clock), NodeHealth::Quarantined { .. });
-        assert_eq!(health.note(&[voted()], false, &clock), Noted::Nothing);
+        assert_eq!(health.record(&[voted()], false, &clock), FollowUp::Nothing);
         assert!(is_quarantined() && health.probe_at().is_some());
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::Changed);
         assert!(!is_quarantined());
     }
 
     #[test]
     fn a_vote_ends_a_suspicion() {
         let (health, clock) = health();
-        assert_eq!(health.note(&[None], true, &clock), Noted::ToProbe);
+        assert_eq!(health.record(&[None], true, &clock), FollowUp::ToProbe);
         assert!(pause(&health) > SUSPECTED_FOR / 2);
         // The probe is due already.
-        assert_eq!(health.note(&[failed()], true, &clock), Noted::Nothing);
+        assert_eq!(health.record(&[failed()], true, &clock), FollowUp::Nothing);
         assert!(!health.is_failing(), "no probe has failed");
-        assert_eq!(health.note(&[None, voted()], true, &clock), Noted::Nothing);
+        assert_eq!(
+            health.record(&[None, voted()], true, &clock),
+            FollowUp::Nothing
+        );
         assert_eq!(health.probe_at(), None);
         assert!(matches!(health.state(&clock), NodeHealth::Up));
     }
@@ -535,28 +544,28 @@ mod tests {
     #[test]
     fn a_vote_ends_no_failure() {
         let (health, clock) = health();
-        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
-        assert_eq!(probe(failed()), Noted::Changed);
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+        let probe = |outcome| health.record_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(failed()), FollowUp::Changed);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::Nothing);
         assert!(health.is_failing() && health.probe_at().is_some());
-        assert_eq!(probe(voted()), Noted::Changed);
+        assert_eq!(probe(voted()), FollowUp::Changed);
         assert!(!health.is_failing());
     }
 
     #[test]
     fn the_first_probes_of_a_node_are_repeated() {
         let (health, clock) = health();
-        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
+        let probe = |outcome| health.record_probe(outcome, None, "a:1", &clock);
         for _ in 0..MOST_EXCUSES {
-            assert_eq!(probe(None), Noted::ToProbe);
+            assert_eq!(probe(None), FollowUp::ToProbe);
             assert!(!health.is_failing());
             assert_eq!(pause(&health), Duration::ZERO);
         }
-        assert_eq!(probe(None), Noted::Changed);
+        assert_eq!(probe(None), FollowUp::Changed);
         assert!(health.is_failing());
         // The client has a connection to a node that it has reached before.
-        assert_eq!(probe(voted()), Noted::Changed);
-        assert_eq!(probe(None), Noted::Changed);
+        assert_eq!(probe(voted()), FollowUp::Changed);
+        assert_eq!(probe(None), FollowUp::Changed);
     }
 
     #[test]
@@ -565,64 +574,67 @@ mod tests {
         let limit_after = |round_trip: u64| {
             let (sent, round_trip) = (clock.now(), Duration::from_millis(round_trip));
             let reading = Reading::new(5, sent, sent.after(round_trip));
-            health.note_probe(voted(), Some(reading), "a:1", &clock);
+            health.record_probe(voted(), Some(reading), "a:1", &clock);
             health.probe_limit().as_millis()
         };
         assert_eq!(health.probe_limit(), PROBE_LIMIT);
         assert_eq!([1, 200, 240, 900].map(limit_after), [500, 800, 960, 2_000]);
         // A probe without a reply does not measure the distance.
-        health.note_probe(None, None, "a:1", &clock);
+        health.record_probe(None, None, "a:1", &clock);
         assert_eq!(health.probe_limit(), LONGEST_PROBE);
     }
 
     #[test]
     fn a_node_with_an_error_is_probed_at_once() {
         let (health, clock) = health();
-        assert_eq!(health.note(&[failed(), None], true, &clock), Noted::ToProbe);
+        assert_eq!(
+            health.record(&[failed(), None], true, &clock),
+            FollowUp::ToProbe
+        );
         assert_eq!(pause(&health), Duration::ZERO);
     }
 
     #[test]
     fn pauses_between_failed_probes_grow_to_the_longest() {
         let (health, clock) = health();
-        health.note_probe(voted(), None, "a:1", &clock);
+        health.record_probe(voted(), None, "a:1", &clock);
         for expected in [100, 200, 400, 400] {
-            health.note_probe(None, None, "a:1", &clock);
+            health.record_probe(None, None, "a:1", &clock);
             let (pause, expected) = (pause(&health), Duration::from_millis(expected));
             assert!(pause <= expected && pause > expected / 2, "{pause:?}");
         }
-        health.note_probe(voted(), None, "a:1", &clock);
-        health.note_probe(None, None, "a:1", &clock);
+        health.record_probe(voted(), None, "a:1", &clock);
+        health.record_probe(None, None, "a:1", &clock);
         assert!(pause(&health) <= FIRST_PAUSE, "it begins again");
     }
 
     #[test]
     fn each_change_is_reported_once() {
         let (health, clock) = health();
-        let probe = |outcome| health.note_probe(outcome, None, "a:1", &clock);
-        assert_eq!(probe(voted()), Noted::Nothing, "it was not missed");
-        assert_eq!(probe(failed()), Noted::Changed);
+        let probe = |outcome| health.record_probe(outcome, None, "a:1", &clock);
+        assert_eq!(probe(voted()), FollowUp::Nothing, "it was not missed");
+        assert_eq!(probe(failed()), FollowUp::Changed);
         assert!(health.is_failing());
-        assert_eq!(probe(None), Noted::ToProbe);
+        assert_eq!(probe(None), FollowUp::ToProbe);
         let left = Duration::from_secs(9);
-        assert_eq!(probe(abstained(left)), Noted::Changed);
-        assert_eq!(probe(abstained(left)), Noted::ToProbe);
+        assert_eq!(probe(abstained(left)), FollowUp::Changed);
+        assert_eq!(probe(abstained(left)), FollowUp::ToProbe);
         assert!(pause(&health) <= QUARANTINE_PAUSE);
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::Changed);
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::Changed);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::Nothing);
     }
 
     #[test]
     fn a_failure_counts_from_the_first_failed_probe() {
         let (health, clock) = health();
         let fails = |outcome| {
-            health.note_probe(outcome, None, "a:1", &clock);
+            health.record_probe(outcome, None, "a:1", &clock);
             match &health.0.lock().found {
                 Found::Failing { since, error } => (*since, error.to_string()),
                 _ => panic!("it is failing"),
             }
         };
-        health.note_probe(voted(), None, "a:1", &clock);
+        health.record_probe(voted(), None, "a:1", &clock);
         let ((first, _), (second, error)) = (fails(None), fails(failed()));
         assert_eq!(second, first);
         assert!(error.contains("closed"), "{error}");
@@ -631,15 +643,15 @@ mod tests {
     #[test]
     fn a_clock_is_read_at_once_and_every_ten_seconds() {
         let (health, clock) = (Health::default(), Clock::movable());
-        let noted = || health.note(&[voted()], true, &clock);
+        let noted = || health.record(&[voted()], true, &clock);
         let is_due = || health.take_due(MonotonicTime::now());
-        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
-        assert_eq!((noted(), is_due()), (Noted::Nothing, false));
+        assert_eq!((noted(), is_due()), (FollowUp::ToProbe, true));
+        assert_eq!((noted(), is_due()), (FollowUp::Nothing, false));
         clock.advance(READ_EVERY);
-        assert_eq!((noted(), is_due()), (Noted::ToProbe, true));
-        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
+        assert_eq!((noted(), is_due()), (FollowUp::ToProbe, true));
+        assert_eq!(health.probe_if_outdated(&clock), FollowUp::Nothing);
         clock.advance(READ_EVERY);
-        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
+        assert_eq!(health.probe_if_outdated(&clock), FollowUp::ToProbe);
         assert!(is_due());
     }
 
@@ -647,14 +659,14 @@ mod tests {
     fn each_probe_reads_the_clock() {
         let (health, clock) = (Health::default(), Clock::movable());
         // The first probe, because nothing was requested yet.
-        assert_eq!(health.probe_if_outdated(&clock), Noted::ToProbe);
+        assert_eq!(health.probe_if_outdated(&clock), FollowUp::ToProbe);
         assert!(health.take_due(MonotonicTime::now()));
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::ToProbe);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::ToProbe);
         let reading = Some(Reading::new(5, clock.now(), clock.now()));
-        health.note_probe(voted(), reading, "a:1", &clock);
+        health.record_probe(voted(), reading, "a:1", &clock);
         assert!(!health.take_due(MonotonicTime::now()));
-        assert_eq!(health.note(&[voted()], true, &clock), Noted::Nothing);
-        assert_eq!(health.probe_if_outdated(&clock), Noted::Nothing);
+        assert_eq!(health.record(&[voted()], true, &clock), FollowUp::Nothing);
+        assert_eq!(health.probe_if_outdated(&clock), FollowUp::Nothing);
     }
 
     #[test]
@@ -669,16 +681,16 @@ mod tests {
             })
         };
         for (clock, noted) in [
-            (clock(true), Noted::Nothing),
-            (clock(false), Noted::Changed),
-            (clock(false), Noted::Nothing),
+            (clock(true), FollowUp::Nothing),
+            (clock(false), FollowUp::Changed),
+            (clock(false), FollowUp::Nothing),
             // A reading was lost.
-            (None, Noted::Nothing),
-            (clock(false), Noted::Nothing),
-            (clock(true), Noted::Changed),
-            (None, Noted::Nothing),
+            (None, FollowUp::Nothing),
+            (clock(false), FollowUp::Nothing),
+            (clock(true), FollowUp::Changed),
+            (None, FollowUp::Nothing),
         ] {
-            assert_eq!(health.note_clock(clock), noted);
+            assert_eq!(health.record_clock(clock), noted);
             assert_eq!(health.clock(), clock);
         }
     }
@@ -689,14 +701,14 @@ mod tests {
         let now = clock.now();
         let reading = || Some(Reading::new(5, now, now));
         let has_reading = || health.0.lock().reading.is_some();
-        health.note_probe(
+        health.record_probe(
             Some(Ok(Reply::Clock { micros: 5 })),
             reading(),
             "a:1",
             &clock,
         );
         assert!(has_reading());
-        health.note_probe(failed(), None, "a:1", &clock);
+        health.record_probe(failed(), None, "a:1", &clock);
         assert!(!has_reading());
     }
 }

@@ -96,7 +96,7 @@ impl QuorumLateReleases {
         node: usize,
     ) -> impl Fn(&Key, u64, LateRelease) + Send + Sync + use<> {
         let releases = Arc::clone(self);
-        move |key, token, report| releases.note(node, key, token, report)
+        move |key, token, report| releases.record(node, key, token, report)
     }
 
     /// Records a release before it is sent to all nodes. If `is_awaited`, the caller calls [`leave`](Self::leave)
@@ -128,7 +128,7 @@ impl QuorumLateReleases {
         });
     }
 
-    fn note(&self, node: usize, key: &Key, token: u64, report: LateRelease) {
+    fn record(&self, node: usize, key: &Key, token: u64, report: LateRelease) {
         let bit = 1 << node;
         match report {
             LateRelease::Delayed(error) => self.change(key, token, |progress| {
@@ -252,14 +252,14 @@ mod tests {
 
         fn delay(&self, node: usize) {
             let error = Error::new(ErrorKind::Unavailable, "away");
-            self.note(node, LateRelease::Delayed(error));
+            self.record(node, LateRelease::Delayed(error));
         }
 
         fn end(&self, node: usize, confirmed: bool) {
-            self.note(node, LateRelease::Ended { confirmed });
+            self.record(node, LateRelease::Ended { confirmed });
         }
 
-        fn note(&self, node: usize, report: LateRelease) {
+        fn record(&self, node: usize, report: LateRelease) {
             self.releases.of_node(node)(&self.key, TOKEN, report);
         }
 
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_loss_is_reported_once_more_nodes_than_a_minority_lack_the_lease() {
         let lose = |f: &Fixture, node| {
-            f.note(node, LateRelease::Lost(LossReason::Deleted));
+            f.record(node, LateRelease::Lost(LossReason::Deleted));
             f.end(node, true);
         };
         let f = Fixture::new(false);
@@ -358,7 +358,7 @@ mod tests {
         let f = Fixture::new(false);
         for node in 0..3 {
             let error = Error::new(ErrorKind::Denied, "NOPERM");
-            f.note(node, LateRelease::Delayed(error));
+            f.record(node, LateRelease::Delayed(error));
         }
         f.assert_events(&[Event::Delayed(ErrorKind::Denied)]);
     }

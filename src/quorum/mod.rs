@@ -244,7 +244,7 @@ impl Member {
         until.is_some_and(|until| MonotonicTime::now() < until)
     }
 
-    fn note_reply(&self, has_replied: bool) {
+    fn record_whether_silent(&self, has_replied: bool) {
         let now = MonotonicTime::now();
         let mut until = self.silent_until.lock();
         *until = match *until {
@@ -256,14 +256,14 @@ impl Member {
 
     /// Adds the node's address to an error. If the node got the request too late, records the time of the node's clock.
     /// The request was sent at `sent` and its outcome was seen at `seen`, by the client's clock.
-    fn note_outcome(
+    fn record_outcome(
         &self,
         outcome: &mut Option<Outcome>,
         sent: MonotonicTime,
         seen: MonotonicTime,
     ) {
         if let Some(Ok(Reply::TooLate { micros })) = outcome {
-            self.node.note_micros(*micros, sent, seen);
+            self.node.record_micros(*micros, sent, seen);
         }
         *outcome = outcome.take().map(|one| self.node.naming_the_server(one));
     }
@@ -563,11 +563,11 @@ impl QuorumStore {
         let seen = self.clock.now();
         for (node, of_node) in nodes.into_iter().zip(outcomes.chunks_mut(length)) {
             let member = &self.members[node];
-            member.note_reply(of_node.iter().all(Option::is_some));
-            let noted = member.health.note(of_node, need_votes, &self.clock);
+            member.record_whether_silent(of_node.iter().all(Option::is_some));
+            let noted = member.health.record(of_node, need_votes, &self.clock);
             self.prober.follow_up(noted, member, &self.clock);
             for outcome in of_node {
-                member.note_outcome(outcome, sent, seen);
+                member.record_outcome(outcome, sent, seen);
             }
         }
         outcomes
@@ -632,7 +632,7 @@ impl QuorumStore {
 
     /// Acquires a key.
     fn acquire(&self, lease: &Lease<'_>, deadline: MonotonicTime) -> Outcome {
-        self.ttls.note(lease.ttl, MonotonicTime::now());
+        self.ttls.record(lease.ttl, MonotonicTime::now());
         // A grant that comes after the ttl has no validity.
         let deadline = deadline.min(self.clock.now().after(lease.ttl));
         let (token, outcomes) = self.propose(lease, deadline);
@@ -703,7 +703,7 @@ impl QuorumStore {
             Grant::None => None,
         };
         if let Some(token) = token {
-            self.proposals.note(token);
+            self.proposals.record(token);
         }
         (token, outcomes)
     }
@@ -840,7 +840,7 @@ impl QuorumStore {
         let now = self.clock.now();
         for request in &*renewals {
             if let Command::Renew(Renew { ttl, .. }) = request.command {
-                self.ttls.note(ttl, MonotonicTime::now());
+                self.ttls.record(ttl, MonotonicTime::now());
             }
         }
         let slow_nodes = match by_watchdog {
@@ -945,7 +945,7 @@ impl QuorumStore {
         let seen = self.clock.now();
         for ((node, lease, _), mut outcome) in holds.into_iter().zip(submitted.leave()) {
             // If the hold came too late, this records the node's time, and the next renewal comes in time.
-            self.members[node].note_outcome(&mut outcome, sent, seen);
+            self.members[node].record_outcome(&mut outcome, sent, seen);
             of_leases[lease][node] = outcome;
         }
     }

@@ -18,7 +18,7 @@ pub trait QuorumNode: Store + Notifications {
     fn latest_micros_at(&self, now: MonotonicTime) -> Option<u64>;
 
     /// Records that the node's clock showed `micros` at some time between `sent` and `seen`.
-    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
+    fn record_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime);
 
     /// Writes a request on this thread if the connection is free, and returns it: the caller then reads the reply, so a
     /// quick reply wakes no other thread. Otherwise submits the request, and returns `None`.
@@ -51,9 +51,9 @@ impl QuorumNode for Node {
         self.clock()?.latest_at(now)
     }
 
-    fn note_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
+    fn record_micros(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
         if let Some(clock) = self.clock() {
-            clock.note(micros, sent, seen);
+            clock.record(micros, sent, seen);
         }
     }
 
@@ -88,7 +88,7 @@ impl QuorumNode for MemoryNode {
     }
 
     /// Does nothing: this store reads the node's clock directly.
-    fn note_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
+    fn record_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
 
     fn queue_undo(&self, release: Command) {
         self.send_release(release);

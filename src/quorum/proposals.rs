@@ -65,7 +65,7 @@ impl Proposals {
     }
 
     /// Records the token of a grant: a majority of the nodes now grants only greater ones.
-    pub fn note(&self, token: u64) {
+    pub fn record(&self, token: u64) {
         self.last.fetch_max(micros_of(token), Ordering::Relaxed);
     }
 }
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(next(), NOW + second + 1);
         let limit = NOW + 30 * second;
         for (token, wanted) in [(limit - 1, limit), (limit, NOW + second)] {
-            proposals.note(token << 10);
+            proposals.record(token << 10);
             assert_eq!(next(), wanted);
         }
     }
@@ -124,8 +124,8 @@ mod tests {
         let proposals = Proposals::new(Duration::from_secs(3600));
         let first = proposals.next(vec![NOW], 1);
         assert_eq!(proposals.next(vec![NOW - 5], 1), first + 1);
-        proposals.note((first + 9) << 10);
-        proposals.note(first << 10);
+        proposals.record((first + 9) << 10);
+        proposals.record(first << 10);
         assert_eq!(proposals.next(vec![NOW], 1), first + 10);
         assert_eq!(proposals.next(vec![u64::MAX], 1), LONGEST_MICROS);
     }

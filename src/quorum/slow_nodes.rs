@@ -76,7 +76,7 @@ struct RecentTtl {
 
 impl RecentTtls {
     /// Records a ttl at `now`. Ignores a ttl below [`MIN_TTL`]: such a renewal only asks whether the lease is held.
-    pub fn note(&self, ttl: Duration, now: MonotonicTime) {
+    pub fn record(&self, ttl: Duration, now: MonotonicTime) {
         if ttl < MIN_TTL {
             return;
         }
@@ -112,15 +112,15 @@ mod tests {
         let (ttls, start) = (RecentTtls::default(), MonotonicTime::now());
         let at = |seconds: u32| start.after(seconds * SECOND);
         assert_eq!(ttls.shortest(start), Duration::MAX);
-        ttls.note(9 * SECOND, start);
-        ttls.note(3 * SECOND, start);
-        ttls.note(SECOND, start);
+        ttls.record(9 * SECOND, start);
+        ttls.record(3 * SECOND, start);
+        ttls.record(SECOND, start);
         // A renewal that only asks.
-        ttls.note(Duration::from_millis(1), start);
+        ttls.record(Duration::from_millis(1), start);
         assert_eq!(ttls.shortest(start), SECOND);
         assert_eq!(ttls.shortest(at(1)), 3 * SECOND);
         // This ttl is renewed.
-        ttls.note(3 * SECOND, at(2));
+        ttls.record(3 * SECOND, at(2));
         assert_eq!(ttls.shortest(at(4)), 3 * SECOND);
         assert_eq!(ttls.shortest(at(5)), 9 * SECOND);
         assert_eq!(ttls.shortest(at(9)), Duration::MAX);
@@ -130,7 +130,7 @@ mod tests {
     fn the_shortest_ttls_are_kept() {
         let (ttls, now) = (RecentTtls::default(), MonotonicTime::now());
         for seconds in (1..=2 * MOST_TTLS as u32).rev() {
-            ttls.note(seconds * SECOND, now);
+            ttls.record(seconds * SECOND, now);
         }
         assert_eq!(ttls.0.lock().len(), MOST_TTLS);
         assert_eq!(ttls.shortest(now), SECOND);

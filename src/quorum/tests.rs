@@ -692,7 +692,7 @@ fn a_distant_node_is_not_failing() {
     assert!(eventually(LONG, is_read));
     // The reply to the next probe takes longer than the shortest limit.
     proxy.delay(3 * SHORT);
-    let noted = distant.health.note(&[None], true, &client.store.clock);
+    let noted = distant.health.record(&[None], true, &client.store.clock);
     client
         .store
         .prober
@@ -962,7 +962,7 @@ fn a_clock_that_was_set_forward_refuses_no_caller() {
     for member in &client.store.members {
         let now = MonotonicTime::now();
         let shown = member.node.micros_at(now).unwrap();
-        member.node.note_micros(shown - 3_600_000_000, now, now);
+        member.node.record_micros(shown - 3_600_000_000, now, now);
     }
     let calls = || servers.each_ref().map(|one| one.calls("evalsha").unwrap());
     let before = calls();

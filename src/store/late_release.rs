@@ -60,8 +60,8 @@ impl ReleaseTracker {
         }
     }
 
-    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller of a store without
-    /// a quorum got the reply.
+    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller of a store
+    /// without a quorum got the reply.
     pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
             && (!is_delivered || self.is_of_quorum())

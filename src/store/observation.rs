@@ -85,8 +85,8 @@ pub trait Listener: Send + Sync {
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
     /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
-    /// Any key of the server may have changed: the server was flushed, or notifications were missed. The listener tracks
-    /// the keys again.
+    /// Any key of the server may have changed: the server was flushed, or notifications were missed. The listener
+    /// tracks the keys again.
     fn all_changed(&self, server: ServerId);
     /// Another server stores each key now for which `keys` returns true. The listener tracks these keys again.
     fn moved(&self, keys: &dyn Fn(&Key) -> bool);

@@ -149,11 +149,11 @@ impl Attempt<'_> {
         let mut commands = Login::new(&settings, ProtocolVersion::RESP2, None).commands;
         commands.cmd("INFO").arg("server");
         let mut run_ids = RunIds::default();
-        run_ids.note(first);
+        run_ids.add(first);
         for _ in 1..MOST_CONNECTIONS {
             let socket = self.connect(info, deadline).ok()?;
             let replies = self.ask(info, socket, &commands, deadline).ok()?;
-            if run_ids.note(info_field(replies.last()?, "run_id")?) {
+            if run_ids.add(info_field(replies.last()?, "run_id")?) {
                 let run_ids = run_ids.seen;
                 return Some(EnvironmentWarning::SeveralServers { run_ids });
             }
@@ -173,7 +173,7 @@ struct RunIds {
 impl RunIds {
     /// Adds the `run_id` of the next connection. Returns true if it was seen before and another one came in between:
     /// connections reach two servers in turn. After a restart or a fail-over, the old `run_id` does not come again.
-    fn note(&mut self, run_id: String) -> bool {
+    fn add(&mut self, run_id: String) -> bool {
         let is_known = self.seen.contains(&run_id);
         let has_come_again = is_known && self.last != run_id;
         if !is_known {
@@ -423,7 +423,7 @@ mod tests {
             ("ABCB", true),
         ] {
             let mut run_ids = RunIds::default();
-            let found = reached.chars().any(|id| run_ids.note(id.to_string()));
+            let found = reached.chars().any(|id| run_ids.add(id.to_string()));
             assert_eq!(found, are_several, "{reached}");
         }
     }

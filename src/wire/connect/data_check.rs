@@ -62,7 +62,7 @@ impl DataCheck {
         };
         let micros = std::str::from_utf8(micros).ok().and_then(id::number);
         if let Some(micros) = micros {
-            self.clock.note(micros, sent, MonotonicTime::now());
+            self.clock.record(micros, sent, MonotonicTime::now());
         }
         micros.is_some()
     }
@@ -90,7 +90,7 @@ impl Default for ClockEstimate {
 
 impl ClockEstimate {
     /// Records that the node's clock showed `micros` at some time between `sent` and `seen`.
-    pub fn note(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
+    pub fn record(&self, micros: u64, sent: MonotonicTime, seen: MonotonicTime) {
         let ahead_of = |time| i64::try_from(micros).unwrap_or(i64::MAX) - micros_of(time);
         self.least.store(ahead_of(seen), Ordering::Relaxed);
         self.most.store(ahead_of(sent), Ordering::Relaxed);
@@ -130,11 +130,11 @@ mod tests {
         let ms = |ms| now.after(Duration::from_millis(ms));
         assert_eq!((clock.at(now), clock.latest_at(now)), (None, None));
         // The reply took 2 ms.
-        clock.note(1_795_263_780_943_818, now, ms(2));
+        clock.record(1_795_263_780_943_818, now, ms(2));
         assert_eq!(clock.at(ms(5)), Some(1_795_263_780_946_818));
         assert_eq!(clock.latest_at(ms(5)), Some(1_795_263_780_948_818));
         // The node's clock was set back.
-        clock.note(1_000, ms(5), ms(5));
+        clock.record(1_000, ms(5), ms(5));
         assert_eq!(clock.at(ms(6)), Some(2_000));
         assert_eq!(clock.latest_at(ms(6)), Some(2_000));
     }

@@ -26,11 +26,11 @@ use crate::wire::pipeline::releases::{QueuedRelease, Route};
 /// last 160 ms; with 8,000 per second, those of the last 2 s.
 pub const MOST_CONFIRMED: usize = if cfg!(all(test, shuttle)) { 2 } else { 8192 };
 
-/// A release after which its lease holds nothing and is not queued on the server that replied.
+/// A confirmed release: on the server that replied, the lease holds nothing and is not queued.
 pub struct ConfirmedRelease {
     key: Key,
     lease: LeaseId,
-    /// When the key's ttl ends. A later repeat would find nothing.
+    /// When the key's ttl ends. Later, a repeat finds nothing.
     until: MonotonicTime,
     /// One more than the ttl of the lease's queue entry in ms. Zero if the lease has no entry.
     queued: u32,
@@ -74,7 +74,7 @@ impl ConfirmedRelease {
 #[derive(Default)]
 pub struct ConfirmedReleases {
     releases: VecDeque<ConfirmedRelease>,
-    /// The latest end of a ttl among these releases, or an even later time.
+    /// A time at which the ttls of all these releases have ended.
     until: Option<MonotonicTime>,
 }
 
@@ -82,7 +82,7 @@ impl ConfirmedReleases {
     /// Adds a release. Beyond [`MOST_CONFIRMED`], forgets the oldest one.
     pub fn push(&mut self, release: ConfirmedRelease) {
         if self.releases.len() == self.releases.capacity() {
-            // The clock is read only when the record is full, since this function runs for each release.
+            // The clock is read only when the record is full: this function runs for each release.
             self.drop_ended(MonotonicTime::now());
         }
         if self.releases.len() == MOST_CONFIRMED {
@@ -101,12 +101,13 @@ impl ConfirmedReleases {
         {}
     }
 
-    /// Whether the ttl of one of these releases may still run.
+    /// Whether the ttl of one of these releases may still be running.
     pub fn has_live(&self, now: MonotonicTime) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Takes out the releases of these keys whose ttls have not ended, newest first: a replica lacks the newest writes.
+    /// Takes out the releases of these keys whose ttls have not ended, newest first, since a replica lacks the newest
+    /// writes.
     pub fn take(&mut self, now: MonotonicTime, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let all = std::mem::take(&mut self.releases);
         let mut taken = Vec::new();
@@ -169,7 +170,7 @@ mod tests {
             (&*newest, "3")
         );
         assert!(!record.has_live(now));
-        // The ended releases leave room, so the record does not grow.
+        // Ended releases are dropped, so the record does not grow.
         for n in 0..10 * MOST_CONFIRMED {
             record.push(confirmed(&n.to_string(), now));
         }

@@ -32,16 +32,16 @@ use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, ServerClock};
 use crate::wire::scripts::{Decoded, ScriptContext, ScriptRef};
 
-/// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
-/// calls.
+/// The greatest number of keys in one script call, because a call blocks Redis for all other clients. A larger batch
+/// takes several calls.
 const MAX_KEYS: usize = 128;
 
-/// How many empty vectors are kept for the next batches. Vectors with room for more than [`LONGEST_SPARE`] requests are
-/// freed.
+/// The number of empty vectors that are kept for the next batches. A vector with room for more than [`LONGEST_SPARE`]
+/// requests is freed.
 const SPARE: usize = 4;
 const LONGEST_SPARE: usize = 256;
 
-/// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
+/// A reader waits beyond its own deadline for replies that are due within this time.
 const GRACE: Duration = Duration::from_millis(10);
 
 pub use crate::wire::net::socket::wait_for_any;
@@ -52,38 +52,39 @@ pub type SharedSocket = Arc<Socket>;
 /// Makes the connections of pipelines.
 pub type SharedConnector = Arc<Connector>;
 
-/// Does not connect.
+/// Makes a connector without connecting.
 pub fn connector(endpoint: &Arc<Endpoint>) -> SharedConnector {
     Connector::new(endpoint)
 }
 
-/// The slot of the keys of a script call for this command.
+/// The slot of the command's key, in which all keys of its script call have to be.
 fn slot(command: &Command) -> Option<Slot> {
     command.key().map(Key::slot)
 }
 
-/// A call on the wire. Its last reply has the outcome; [others](InFlightBatch::before) come before it.
+/// A call on the wire. Its last reply has the outcome; [other replies](InFlightBatch::before) come before.
 #[derive(Clone, Copy)]
 enum Call {
     Script {
         script: &'static Script,
-        /// The call has the script's text instead of its hash.
+        /// Whether the call has the script's text instead of its hash.
         by_text: bool,
     },
     /// Acquires by plain commands: see [`plain`].
     Plain {
         /// The estimate of the time of Redis in µs.
         clock: u64,
-        /// The call asks for the time.
+        /// Whether the call asks for the time.
         asks_time: bool,
     },
     /// A transaction that reads the time of Redis, as a trial before the first acquires by plain commands.
     Trial,
     /// The release of one lock by a command instead of a script.
     Delete(CompareAndDelete),
-    /// A trial of this command, behind the first release.
+    /// A trial of this command, sent behind the first release.
     DeleteTrial(CompareAndDelete),
-    /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
+    /// `WAIT`, sent behind the script calls of a batch. Its reply is the number of replicas that have the writes of
+    /// these calls.
     Wait(Replicas),
 }
 
@@ -94,7 +95,8 @@ impl Call {
         Self::Script { script, by_text }
     }
 
-    /// The command whose reply is awaited, for errors. `is_first`: the first of several commands has no reply yet.
+    /// The name of the awaited command, for errors. `is_first`: the call has several commands, and none of them has a
+    /// reply yet.
     fn name(self, is_first: bool) -> &'static str {
         match self {
             Self::Script { by_text: true, .. } => "EVAL",
@@ -131,8 +133,8 @@ impl InFlightBatch {
     }
 }
 
-/// Whether an acquire found its key taken, but only because an earlier release of the key still has to be repeated.
-/// Such an acquire changed nothing, so it can be repeated, too.
+/// Whether an acquire found its key taken only because an earlier release of the key has to be repeated. Such an
+/// acquire has changed nothing, so it can be repeated, too.
 fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
     let found_taken = matches!(
         outcome,
@@ -144,7 +146,7 @@ fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_lat
     found_taken && released_late.contains(key) && request.is_wanted()
 }
 
-/// The replicas that have to acknowledge some of these requests. One `WAIT` serves all of them.
+/// The replicas that have to acknowledge some of these requests. One `WAIT` covers all of these requests.
 fn replicas_of(requests: &[PendingRequest]) -> Option<Replicas> {
     let replicas = requests.iter().filter_map(|it| it.command.replicas());
     replicas.reduce(Replicas::and)
@@ -171,14 +173,14 @@ pub enum CommandOutcome {
 pub struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<InFlightBatch>,
-    /// When the replies to the calls in flight are due, except the last `behind` calls. Set by the first read, by a
+    /// When the replies to the calls in flight are due, except to the last `behind` calls. Set by the first read, by a
     /// write that has not ended, and by a sender that leaves before it reads.
     pub reply_by: Option<MonotonicTime>,
     /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
     behind: usize,
     /// Requests that succeeded, and that replicas have to acknowledge. The next reply to a `WAIT` decides about them.
     unacknowledged: Vec<(PendingRequest, Reply)>,
-    /// Keys whose releases had to be written again. A later acquire of such a key may already be in flight before the
+    /// Keys whose releases had to be written again. A later acquire of such a key may be in flight already, before the
     /// repeated release.
     released_late: Vec<Key>,
     /// The calls that are written next, or are being written.
@@ -195,7 +197,7 @@ pub struct PipelinedConnection {
     last_script: Option<MonotonicTime>,
     /// Keys that the script acquires and releases for a while.
     contended: ContendedKeys,
-    /// The last write failed, maybe in the middle of a command. No further command may be written.
+    /// Whether the last write failed, perhaps in the middle of a command. Then no further command may be written.
     write_failed: bool,
 }
 
@@ -219,19 +221,19 @@ impl PipelinedConnection {
         }
     }
 
-    /// Lets the next acquires by plain commands ask for the time of Redis.
+    /// Makes the next acquires by plain commands ask for the time of Redis.
     #[cfg(test)]
     pub fn age_clock(&mut self) {
         self.clock.age();
     }
 
-    /// Whether the script acquires this key, since it or another key of its entry was contended.
+    /// Whether the script acquires this key, because the key, or another one with the same entry, was contended.
     #[cfg(test)]
     pub fn is_contended(&self, key: &Key) -> bool {
         self.contended.has(key, MonotonicTime::now())
     }
 
-    /// Whether to replace the connection once its missing replies are read.
+    /// Whether to replace the connection after its missing replies are read.
     pub fn is_stale(&self) -> bool {
         self.connection.is_stale()
     }
@@ -246,24 +248,24 @@ impl PipelinedConnection {
         self.connection.condition() == Condition::Fit
     }
 
-    /// Uses the connection for a while, although it is old.
+    /// Makes the connection usable for a while, although it is old.
     pub fn postpone_replacement(&mut self) {
         self.connection.postpone_replacement();
     }
 
-    /// Whether to replace the connection now: no reply is missing on it.
+    /// Whether to replace the connection now, because no reply is missing on it.
     pub fn is_stale_and_idle(&self) -> bool {
         self.in_flight.is_empty() && self.is_stale()
     }
 
-    /// How many commands have no reply yet, or no acknowledgements. `WAIT` counts as one.
+    /// The number of commands without a reply or an acknowledgement. `WAIT` counts as one.
     pub fn unanswered(&self) -> usize {
         let batches = self.in_flight.iter();
         let in_flight: usize = batches.map(|batch| batch.requests.len().max(1)).sum();
         in_flight + self.unacknowledged.len()
     }
 
-    /// The length on the wire of the commands that have no reply yet.
+    /// The length on the wire of the commands without a reply.
     pub fn unanswered_bytes(&self) -> usize {
         self.in_flight.iter().map(|batch| batch.bytes).sum()
     }
@@ -282,13 +284,13 @@ impl PipelinedConnection {
         Arc::ptr_eq(&self.socket(), socket)
     }
 
-    /// Notes that a leader leaves before it reads the replies, which are due at `due`.
+    /// Records that a leader leaves before it reads the replies, which are due at `due`.
     pub fn leave_unread(&mut self, due: MonotonicTime) {
         self.reply_by.get_or_insert(due);
     }
 
-    /// Notes that a reader leaves. If the missing replies have no completion, they are read with those of the next
-    /// batch, as after a release. (A request whose caller has left has a completion: its late grant needs an undo.)
+    /// Records that a reader leaves. If callers do not wait for the missing replies, the replies are read with those of
+    /// the next batch. (A request whose caller has left keeps its completion: its late grant needs an undo.)
     pub fn leave_unawaited(&mut self) {
         let has_completion = |request: &PendingRequest| request.completion.is_some();
         if !self.is_half_written() && !self.requests().any(has_completion) {
@@ -296,8 +298,7 @@ impl PipelinedConnection {
         }
     }
 
-    /// Whether a leader has left in the middle of a write. Its successor first writes the rest, and only then other
-    /// requests.
+    /// Whether a leader has left in the middle of a write. Its successor writes the rest before other requests.
     pub fn is_half_written(&self) -> bool {
         self.sent < self.buffer.len()
     }
@@ -307,7 +308,7 @@ impl PipelinedConnection {
         unacknowledged.chain(self.in_flight.iter().flat_map(|batch| &batch.requests))
     }
 
-    /// If a reader has left: the first caller that can lead and waits for a request in flight.
+    /// After a reader has left: the first caller that waits for a request in flight and can lead.
     pub fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
         request::next_leader(self.requests())
@@ -339,8 +340,8 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes a batch to the socket. Stops at `until`: the next read writes the rest. Fails if bytes are left at `due`.
-    /// The batch is in flight even after a failure.
+    /// Writes a batch to the socket. Stops at `until`: the next read writes the rest. Returns an error if bytes are
+    /// left at `due`. The batch is in flight even after an error.
     pub fn write(
         &mut self,
         context: &ScriptContext,
@@ -377,7 +378,7 @@ impl PipelinedConnection {
             self.enqueue_all(context, Call::script(context, script), MAX_KEYS, requests);
         }
         self.enqueue_wait(context, replicas);
-        // The trial comes last, since the server may refuse `EXEC` after it has accepted `MULTI`.
+        // The trial comes last: a server may accept `MULTI` and then refuse `EXEC`, which makes the connection useless.
         if needs_trial {
             self.enqueue(context, Call::Trial, Vec::new());
         }
@@ -426,7 +427,7 @@ impl PipelinedConnection {
         self.push_in_flight(call, requests, before, start);
     }
 
-    /// Notes a call that is in `buffer` from `start` on.
+    /// Records a call that is in `buffer` from `start` on.
     fn push_in_flight(
         &mut self,
         call: Call,
@@ -451,7 +452,7 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes the rest of `buffer`. Stops at `until`, and returns false if bytes are left. Fails if bytes are left at
+    /// Writes the rest of `buffer`. Returns false at `until` if bytes are left. Returns an error if bytes are left at
     /// `due`.
     fn send(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let leaves = until.filter(|until| until.after(GRACE) < due);
@@ -475,10 +476,10 @@ impl PipelinedConnection {
     /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes each request with its
     /// outcome to `deliver`.
     ///
-    /// Fails if a reply is missing at `due`, or at `reply_by` if that is earlier. Stops at `until` if that is more than
-    /// [`GRACE`] earlier, and returns false if replies are missing. The next call then reads on.
+    /// Returns an error if a reply is missing at `due`, or at `reply_by` if that is earlier. Returns false at `until`
+    /// if replies are missing and the next deadline is more than [`GRACE`] away. The next call then reads on.
     ///
-    /// Also fails once the sentinels name another primary, which may not know what this server has granted.
+    /// Also returns an error if the sentinels name another primary, which may not know what this server has granted.
     pub fn read(
         &mut self,
         context: &ScriptContext,
@@ -524,37 +525,37 @@ impl PipelinedConnection {
                 Call::Script { script, by_text } => (script, by_text),
                 Call::Plain { asks_time, .. } => {
                     self.finish_plain(context, &value, refusal, asks_time, deliver)?;
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Call::Trial => {
                     self.finish_trial(context, value, refusal);
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Call::Delete(_) => {
                     self.finish_delete(context, &value, deliver);
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Call::DeleteTrial(command) => {
                     self.in_flight.pop_front();
-                    self.deletes.note_trial(command, &value);
-                    context.plain_releases.note_reply();
+                    self.deletes.record_trial(command, &value);
+                    context.plain_releases.record_reply();
                     if plain::is_denied(&value) {
                         context.plain_releases.refuse(MonotonicTime::now());
                     }
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Call::Wait(_) => {
                     self.decide_unacknowledged(value, deliver)?;
                     self.in_flight.pop_front();
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
             };
-            // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
+            // A node that refuses `ASKING` also refuses the call. The first error has the reason.
             let refusal = refusal.filter(|_| error_replies::is_error(&value));
             let value = refusal.unwrap_or(value);
             let (outcomes, unknown) = match scripts::decode(script, n, value, context.prefix()) {
@@ -567,7 +568,7 @@ impl PipelinedConnection {
                         self.released_late.extend(batch.released_keys());
                     }
                     self.repeat(context, Call::Script { script, by_text }, 1);
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Decoded::NoScript { are_hashes_refused } if !by_text => {
@@ -579,7 +580,7 @@ impl PipelinedConnection {
                     }
                     let by_text = true;
                     self.repeat(context, Call::Script { script, by_text }, MAX_KEYS);
-                    self.note_read();
+                    self.clear_reply_by_if_read();
                     continue;
                 }
                 Decoded::NoScript { .. } => {
@@ -598,7 +599,7 @@ impl PipelinedConnection {
             let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
             let mut outcomes = outcomes.into_iter();
             let mut too_early = Vec::new();
-            // From this reply on, an acquire behind the release is not too early.
+            // An acquire that was written behind this release is no longer too early.
             if script == &release::SCRIPT && !self.released_late.is_empty() {
                 let released: Vec<Key> = batch.released_keys().collect();
                 self.released_late.retain(|key| !released.contains(key));
@@ -623,7 +624,7 @@ impl PipelinedConnection {
                     let now = MonotonicTime::now();
                     self.last_script = Some(now);
                     if matches!(reply, Reply::Contended { .. }) {
-                        self.contended.note(key, now);
+                        self.contended.record(key, now);
                     }
                 }
                 self.finish(request, outcome, deliver);
@@ -635,15 +636,15 @@ impl PipelinedConnection {
                 self.enqueue_all(context, call, MAX_KEYS, too_early);
                 self.enqueue_wait(context, replicas);
             }
-            self.note_read();
+            self.clear_reply_by_if_read();
         }
         (self.reply_by, self.behind) = (None, 0);
         self.released_late.clear();
         Ok(true)
     }
 
-    /// Passes the outcome of a request to `deliver`, or keeps it until replicas have acknowledged it. Adds the server's
-    /// address to an error.
+    /// Passes the outcome of a request to `deliver`. If replicas have to acknowledge the request, keeps the outcome
+    /// until then. Adds the server's address to an error.
     fn finish(
         &mut self,
         request: PendingRequest,
@@ -665,7 +666,7 @@ impl PipelinedConnection {
     }
 
     /// Clears `reply_by` once all replies that a reader left unread have come.
-    fn note_read(&mut self) {
+    fn clear_reply_by_if_read(&mut self) {
         if self.in_flight.len() <= self.behind {
             (self.reply_by, self.behind) = (None, 0);
         }
@@ -704,8 +705,8 @@ impl PipelinedConnection {
     }
 
     /// Takes the oldest call in flight, and enqueues its requests again, in calls of at most `at_once` keys. The server
-    /// did not carry out any part of the call: it does not know the script, or it refused one of the keys. Drops an
-    /// acquire whose caller has left, unless plain commands may have set its key.
+    /// has carried out no part of the call, because it does not know the script or has refused one of the keys. Drops
+    /// an acquire whose caller has left, unless plain commands may have set its key.
     fn repeat(&mut self, context: &ScriptContext, call: Call, at_once: usize) {
         let Some(InFlightBatch { mut requests, .. }) = self.in_flight.pop_front() else {
             return;
@@ -724,7 +725,7 @@ impl PipelinedConnection {
         mut requests: Vec<PendingRequest>,
     ) {
         let asking = requests.extract_if(.., |request| request.route.is_asking);
-        // `ASKING` is valid for one call only. Few requests need it, so each of these requests has a call of its own.
+        // `ASKING` is valid for one call. Few requests need it, so each of them has its own call.
         let asking: Vec<PendingRequest> = asking.collect();
         for request in asking {
             self.enqueue(context, call, vec![request]);
@@ -732,7 +733,7 @@ impl PipelinedConnection {
         if context.has_slots() && requests.len() > 1 {
             return self.enqueue_by_slot(context, call, at_once, requests);
         }
-        // `split_off` would leave each part the capacity of the whole batch.
+        // With `split_off`, each part would have the capacity of the whole batch.
         while requests.len() > at_once {
             let part = requests.drain(..at_once).collect();
             self.enqueue(context, call, part);
@@ -776,7 +777,7 @@ impl PipelinedConnection {
     pub fn abandon(mut self, context: &ScriptContext, error: &Error) -> Vec<PendingRequest> {
         self.connection.discard();
         if error.kind() == ErrorKind::Unavailable {
-            self.note_lost_trials(context);
+            self.record_lost_trials(context);
         }
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();
@@ -799,12 +800,12 @@ impl PipelinedConnection {
             for releases in releases.chunk_by(one_call) {
                 for releases in releases.chunks(MAX_KEYS) {
                     scripts::encode(&mut self.buffer, call, script, context, releases.iter());
-                    // The first call has taught the server the script, so the other calls have its hash.
+                    // The first call has taught the server the script, so the other calls use its hash.
                     call = ScriptRef::Hash(script.hash());
                 }
             }
-            // An error is ignored, since the releases are repeated on other connections. The deadline is now, so the
-            // write does not wait for a server that does not read.
+            // An error is ignored, since the releases are repeated on other connections. The deadline has passed, so
+            // the write does not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

@@ -100,25 +100,26 @@ use crate::wire::scripts::ScriptContext;
 /// all that a connection has sent before it reads from other connections. (A pipeline to a node of a quorum writes as
 /// many as one for renewals.)
 pub const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
-/// would have to wait for all releases that are written before it.
+/// With this many unread replies to releases, threads leave further releases to the background. An awaited request has
+/// to wait for all releases that are written before it.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
-/// The most releases without a caller that a pipeline to a node of a quorum queues. A node that is slower than the
-/// majority for long would otherwise collect releases as fast as the client makes them.
+/// A pipeline to a node of a quorum queues at most this many releases without a caller. Otherwise a node that stays
+/// slower than the majority would collect releases as fast as the client makes them.
 pub const MOST_RELEASES_ON_QUORUM: usize = 65_536;
-/// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
-/// the drop of a guard never blocks, even if the server does not read.
+/// Threads write at most this many bytes without waiting for a reply. They fit into the buffers of a socket, so the
+/// drop of a guard never blocks, even if the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
-/// How long after a sender has last led the background leaves missing replies to it. A sender stops much earlier (see
-/// `quorum`), unless the system does not run its thread. (In tests, longer than any pause of a busy machine.)
+/// The background leaves missing replies to a sender for this time after the sender has last led. A sender stops much
+/// earlier (see `quorum`), unless the system does not run its thread. (In tests, longer than any pause of a busy
+/// machine.)
 const SENDER_TIMEOUT: Duration = if cfg!(all(test, not(shuttle))) {
     Duration::from_secs(2)
 } else {
     Duration::from_millis(20)
 };
-/// With a shorter command time-out, there are no senders: a reader waits for replies that are due within 10 ms, and a
-/// sender must not wait for one node.
+/// With a shorter command time-out, there are no senders: a reader waits up to 10 ms longer for replies that are due,
+/// and a sender must not wait for one node.
 const SHORTEST_TIMEOUT_OF_SENDERS: Duration = Duration::from_millis(20);
 
 /// The parts that the pipelines of one client share.
@@ -134,10 +135,10 @@ pub struct Shared {
     pub router: Option<Weak<dyn ReleaseRouter>>,
 }
 
-/// Brings releases to the node that serves their slot.
+/// Moves releases to the node that serves their slot.
 pub trait ReleaseRouter: Send + Sync {
-    /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later.
-    /// Does not block and does not connect. The caller must not hold a mutex.
+    /// Takes a release that the node `from` has redirected. Returns the release if `from` has to try it again later.
+    /// Neither blocks nor connects. The caller must not hold a mutex.
     fn reroute(
         &self,
         from: ServerId,
@@ -156,11 +157,12 @@ pub enum Readiness {
 
 pub struct Pipeline {
     shared: Arc<Shared>,
-    /// How many awaited requests are written at a time, and as many releases.
+    /// How many awaited requests, and how many releases, are written at a time.
     at_a_time: usize,
     state: Mutex<PipelineState>,
     /// The newest releases that the server has confirmed, to be repeated on the next connection. Empty on a quorum: a
-    /// node that may have lost data grants nothing while its old keys last. Locked after `state`, if both are locked.
+    /// node that may have lost data grants nothing while its old keys last. A thread that locks both locks `state`
+    /// first.
     confirmed: Mutex<ConfirmedReleases>,
     /// The next leader that writes a request for this key panics.
     #[cfg(test)]
@@ -191,7 +193,7 @@ impl Pipeline {
         }
     }
 
-    /// Queues the confirmed releases again, for a new connection: its server may lack them.
+    /// Queues the confirmed releases again for a new connection, whose server may lack them.
     fn repeat_confirmed(&self, state: &mut PipelineState) {
         let mut confirmed = self.confirmed.lock();
         state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
@@ -203,7 +205,7 @@ impl Pipeline {
         self.execute_with(requests, Route::default());
     }
 
-    /// As [`execute`](Self::execute), with `ASKING` before each call.
+    /// The same as [`execute`](Self::execute), with `ASKING` before each call.
     pub fn ask(&self, requests: &mut [&mut Request]) {
         self.execute_with(requests, Route::ASKING);
     }
@@ -219,7 +221,7 @@ impl Pipeline {
             pending.route = route;
             pending
         });
-        // Collected here, so that the clones are not made under the mutex.
+        // Collected before the lock of the mutex, so that it is not locked during the clones.
         let pending: Vec<PendingRequest> = pending.collect();
         self.run(pending, &caller, deadline, None);
         for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
@@ -227,17 +229,17 @@ impl Pipeline {
         }
     }
 
-    /// As [`execute`](Self::execute), for one command.
+    /// Carries out one command: see [`execute`](Self::execute).
     pub fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         self.run_one(command, deadline, None, Route::default())
     }
 
-    /// As [`execute_one`](Self::execute_one), with `ASKING` before the call.
+    /// The same as [`execute_one`](Self::execute_one), with `ASKING` before the call.
     pub fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         self.run_one(command, deadline, None, Route::ASKING)
     }
 
-    /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.
+    /// Waits until all sent releases are done. At `deadline`, the pipeline closes its connection.
     pub fn flush(&self, deadline: MonotonicTime) -> Outcome {
         self.run_one(Command::Flush, deadline, Some(deadline), Route::default())
     }
@@ -257,7 +259,7 @@ impl Pipeline {
         self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
     }
 
-    /// `outcome` with the server's address in its error, if the caller's deadline came before a reply.
+    /// Adds the server's address to the error of `outcome`, if the caller's deadline came before a reply.
     pub fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address_of_server(), error))
     }
@@ -267,7 +269,7 @@ impl Pipeline {
     }
 
     /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
-    /// `shutdown_deadline`, the pipeline also gives up its connection, even if other callers wait for replies on it.
+    /// `shutdown_deadline`, the pipeline also closes its connection, even if other callers wait for replies.
     fn run(
         &self,
         requests: impl IntoIterator<Item = PendingRequest>,
@@ -304,9 +306,10 @@ impl Pipeline {
         }
     }
 
-    /// Sets the outcomes of the caller's requests that were not written because no connection could be made: nothing was
-    /// sent, so their outcomes are known. Releases stay in the queue. Does nothing while the leader is connected, so the
-    /// outcomes are time-outs: the last failed attempt to connect may have been that of a ping or of another pipeline.
+    /// Sets the outcomes of the caller's requests that were not written because the pipeline could not connect: they
+    /// were not sent, so their outcomes are known. Releases stay in the queue. If the leader is connected, does
+    /// nothing, and the outcomes are time-outs: the last failed attempt to connect may belong to a ping or to another
+    /// pipeline.
     fn withdraw_unsent(&self, caller: &Arc<Caller>) {
         if caller.is_complete() {
             return;
@@ -339,8 +342,9 @@ impl Pipeline {
         self.queue_submitted(requests, false);
     }
 
-    /// If the connection is free, writes a request, and returns it: the caller then reads the reply. Otherwise queues
-    /// it, as [`submit`](Self::submit) does, and returns `None`.
+    /// Writes a request if the connection is free, and returns it: the caller then reads the reply. Otherwise queues
+    /// the request, as
+    /// [`submit`](Self::submit) does, and returns `None`.
     pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
         let mut leadership = self.queue_submitted(vec![(command, completion)], true)?;
         let socket = leadership.write_without_reading()?;
@@ -376,7 +380,7 @@ impl Pipeline {
             state.drop_unwanted_if_long();
             state.enqueue(requests);
             if state.is_led {
-                // The leader requests maintenance itself when it ends.
+                // When the leader ends, it requests maintenance itself.
                 return None;
             }
             if may_send && self.can_send(&state) {
@@ -395,13 +399,13 @@ impl Pipeline {
             && is_free(state.connection.as_ref())
     }
 
-    /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing, and
-    /// no thread leads, this thread leads. If another thread leads, that leader requests the maintenance that reads
+    /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing and no
+    /// thread leads, this thread becomes the leader. If another thread leads, it requests the maintenance that reads
     /// them.
     fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
         let mut state = self.state.lock();
         let connection = state.connection.as_ref();
-        // Another connection may have another sender.
+        // This is another connection, which may have another sender.
         if connection.is_some_and(|connection| !connection.has_socket(socket)) {
             return None;
         }
@@ -418,7 +422,7 @@ impl Pipeline {
         };
         let leadership = {
             let mut state = self.state.lock();
-            // If other requests are queued, they go first: the background writes them, and this release behind them.
+            // Queued requests go first. The background writes them, and this release behind them.
             let is_first = !state.is_ready();
             state.enqueue_release(release);
             if state.is_led {
@@ -432,7 +436,7 @@ impl Pipeline {
             }
         };
         match leadership {
-            // Dropping `Leadership` writes the batch.
+            // The drop of `Leadership` writes the batch.
             Ok(leadership) => drop(leadership),
             Err(urgency) => self.shared.reports.need_maintenance(urgency),
         }
@@ -468,8 +472,8 @@ impl Pipeline {
         }
     }
 
-    /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may lack
-    /// them.
+    /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may
+    /// lack them.
     pub fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         let mut state = self.state.lock();
         let mut taken = state.take_releases(&keys);
@@ -478,15 +482,15 @@ impl Pipeline {
         taken
     }
 
-    /// Asks the background thread to connect soon, if confirmed releases have to be repeated. Called when connections have
-    /// become stale: without further requests, the pipeline would not notice.
+    /// Asks the background to connect soon if confirmed releases have to be repeated. Called when connections have
+    /// become stale: a pipeline without requests would not connect by itself.
     pub fn request_repeats(&self) {
         if self.confirmed.lock().has_live(MonotonicTime::now()) {
             self.shared.reports.need_maintenance(Urgency::Soon);
         }
     }
 
-    /// Whether the background thread has to connect, so that confirmed releases are repeated.
+    /// Whether the background has to connect to repeat confirmed releases.
     fn must_connect(&self, state: &PipelineState) -> bool {
         let connection = state.connection.as_ref();
         let has_connection = connection.is_some_and(|it| !it.is_stale_and_idle());
@@ -504,7 +508,7 @@ impl Pipeline {
         !state.is_led && !state.has_work() && is_answered
     }
 
-    /// Hands a redirected release to the store. Returns the step that is left to do here.
+    /// Passes a redirected release to the store. Returns what is left to do here.
     fn reroute(&self, next: Next) -> Next {
         let Next::Elsewhere(request, redirect) = next else {
             return next;
@@ -531,7 +535,7 @@ impl Pipeline {
         let leadership = {
             let mut state = self.state.lock();
             let is_due = state.is_due(MonotonicTime::now());
-            // `run_maintenance` carries out flushes: they read all replies.
+            // Flushes are left to `run_maintenance`, which reads all replies.
             let has_flushes_only = state.awaited.has_flushes_only() && !state.has_unawaited();
             if !is_due || has_flushes_only || !is_free(state.connection.as_ref()) {
                 return;
@@ -543,8 +547,8 @@ impl Pipeline {
         }
     }
 
-    /// Reads missing replies, and writes what is due. Does nothing while another thread leads or a sender reads. Returns
-    /// true if work is left.
+    /// Reads missing replies, and writes what is due. Does nothing while another thread leads or a sender reads.
+    /// Returns true if work is left.
     pub fn run_maintenance(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
@@ -568,19 +572,19 @@ impl Pipeline {
         state.is_led || state.has_work() || self.must_connect(&state)
     }
 
-    /// Refuses submitted requests: the background has ended.
+    /// Makes the pipeline refuse submitted requests, because the background has ended.
     pub fn end(&self) {
         let mut state = self.state.lock();
         state.has_ended = true;
-        // The drop of a leadership refuses the submitted requests, in the queue and in flight: no thread would write
-        // them, or read their replies. A sender still reads its replies.
+        // The drop of the leadership refuses the submitted requests in the queue and in flight: the background will
+        // neither write them nor read their replies. A sender still reads its replies.
         let leadership = self.try_lead(&mut state);
         drop(state);
         drop(leadership);
     }
 
-    /// Drops a connection that may have died with another connection, and returns how ready the pipeline is. On a dead
-    /// connection, the next request would wait for a time-out.
+    /// Drops a stale connection, on which the next request might wait for a time-out. Then returns how ready the
+    /// pipeline is.
     pub fn readiness_after_dropping_stale(&self) -> Readiness {
         let mut state = self.state.lock();
         let stale = state
@@ -597,7 +601,7 @@ impl Pipeline {
         readiness
     }
 
-    /// How many awaited requests are queued.
+    /// The number of awaited requests in the queue.
     #[cfg(test)]
     #[cfg(feature = "__server_tests")]
     #[cfg(not(shuttle))]
@@ -605,17 +609,17 @@ impl Pipeline {
         self.state.lock().awaited.iter().count()
     }
 
-    /// How many releases are queued that no caller awaits.
+    /// The number of queued releases that callers do not wait for.
     pub fn releases(&self) -> usize {
         self.state.lock().releases()
     }
 
-    /// How many releases wait to be retried.
+    /// The number of failed releases that wait to be repeated.
     pub fn failed_releases(&self) -> usize {
         self.state.lock().failed()
     }
 
-    /// Makes this thread the leader, and takes the connection. `None` if another thread leads.
+    /// Makes this thread the leader, and takes the connection. Returns `None` if another thread leads.
     fn try_lead(&self, state: &mut PipelineState) -> Option<Leadership<'_>> {
         if state.is_led {
             return None;
@@ -626,25 +630,25 @@ impl Pipeline {
     }
 }
 
-/// A request that this thread has written, and whose reply it reads. A drop before that leaves the reply to the
-/// background; it locks the pipeline, and may write queued releases. Until then, the background does not read, for
-/// [`SENDER_TIMEOUT`] at most after this thread has last read.
+/// A request that this thread has written, and whose reply it reads. Until this thread has read it, the background does
+/// not read, for at most [`SENDER_TIMEOUT`] after this thread has last read. An earlier drop leaves the reply to the
+/// background: it locks the pipeline, and may write queued releases.
 pub struct SentRequest<'a> {
     pipeline: &'a Pipeline,
     socket: SharedSocket,
-    /// Nothing is left for this thread to read.
+    /// Whether nothing is left for this thread to read.
     is_done: bool,
 }
 
 impl SentRequest<'_> {
-    /// Waits until some of these requests have something to receive, until `until` at most. Returns their positions. It
-    /// may also return none of them before `until`.
+    /// Waits until some of these requests have bytes to receive, until `until` at the latest. Returns their positions.
+    /// May also return none before `until`.
     pub fn wait_for_any(requests: &[Self], until: MonotonicTime) -> Vec<usize> {
         let sockets = requests.iter().map(|request| &request.socket);
         connection::wait_for_any(sockets, until)
     }
 
-    /// Reads what has come. Returns true if no reply that a caller awaits is missing, or another thread reads it.
+    /// Reads what has come. Returns true if no awaited reply is missing, or if another thread reads it.
     pub fn receive(&mut self) -> bool {
         let leadership = self.pipeline.end_sender_time_and_lead(&self.socket);
         self.is_done = leadership.is_none_or(|mut leadership| {
@@ -662,22 +666,23 @@ impl SentRequest<'_> {
 impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
         if !self.is_done {
-            // The end of the leadership requests maintenance, or closes the connection if the client has ended.
+            // The end of the leadership requests maintenance, or closes the connection after the end of the client.
             drop(self.pipeline.end_sender_time_and_lead(&self.socket));
         }
     }
 }
 
-/// The right and the duty to do the pipeline's I/O. A drop, even by a panic, appoints the next caller, or writes a
+/// The right and the duty to do the pipeline's I/O. The drop, even by a panic, appoints the next caller, or writes a
 /// batch of unawaited releases to the socket.
 struct Leadership<'a> {
     pipeline: &'a Pipeline,
     connection: Option<PipelinedConnection>,
-    /// The deadline of a shutdown. Replies that come later are given up, even within the command time-out.
+    /// The deadline of a shutdown. The leader does not wait for later replies, even within the command time-out.
     shutdown_deadline: Option<MonotonicTime>,
-    /// The thread was panicking before it led. A guard that is dropped during a panic can make its thread the leader.
+    /// Whether the thread was panicking before it led: a guard that is dropped during a panic can make its thread the
+    /// leader.
     was_panicking: bool,
-    /// The thread is a sender, and will lead again to read missing replies.
+    /// Whether the thread is a sender, which will lead again to read missing replies.
     sender_reads_on: bool,
 }
 
@@ -706,23 +711,23 @@ impl<'a> Leadership<'a> {
 
     /// Writes and reads batches until `caller` has its outcomes or its deadline has passed.
     fn lead(&mut self, caller: &Arc<Caller>, deadline: MonotonicTime) {
-        // If this thread panics, no other leader may appoint its caller.
+        // If this thread panics, other leaders must not appoint its caller.
         let _leave_on_drop = LeaveOnDrop(caller);
         while !caller.is_over(deadline) {
             if self.read_before_write(Some(deadline)) || self.replace_if_old(Some(deadline)) {
-                // Reading the last replies may have taken a command time-out, so check the deadline again.
+                // The last replies may have taken a command time-out, so the loop checks the deadline again.
                 continue;
             }
             let batch = self.next_batch();
             self.write_and_read(batch, deadline, Some(deadline));
         }
-        // The next leader would drop the requests of this caller, which has left.
+        // This caller has left, and the next leader would drop its requests.
         self.pipeline.withdraw_unsent(caller);
     }
 
-    /// Writes and reads batches. Stops if all requests have their replies, if the connection fails, or if callers wait
-    /// for queued requests. In the last case, one of these callers becomes the leader, or [`Pipeline::write_due`] writes
-    /// the requests. A slow reply would otherwise delay the other pipelines of the node.
+    /// Writes and reads batches, until all requests have their replies, the connection fails, or callers wait for
+    /// queued requests. In the last case, one of these callers becomes the leader, or [`Pipeline::write_due`] writes
+    /// the requests: a slow reply must not delay the other pipelines of the node.
     fn run_maintenance(&mut self) {
         loop {
             if (self.read_before_write(None) || self.replace_if_old(None)) && self.is_awaited() {
@@ -751,11 +756,11 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes one batch, and returns the socket. Returns `None` if nothing could be written, after an error (the
-    /// requests get it), or if the socket is full (the background writes the rest).
+    /// Writes one batch, and returns the socket. Returns `None` if there was nothing to write, after an error (which
+    /// the requests get), or if the socket is full (the background writes the rest).
     fn write_without_reading(&mut self) -> Option<SharedSocket> {
         let mut batch = self.next_batch();
-        // A flush ends only after all replies, so it stays queued for the background.
+        // A flush ends only after all replies, so it is left in the queue for the background.
         let flushes = batch.extract_if(.., |request| request.is_flush());
         let flushes: Vec<PendingRequest> = flushes.collect();
         if !flushes.is_empty() {
@@ -784,11 +789,11 @@ impl<'a> Leadership<'a> {
         !self.pipeline.state.lock().awaited.is_empty()
     }
 
-    /// Reads the missing replies of a leader that has left, until `until` at most. Then drops the connection if it is
-    /// stale or suspect. Returns true if there was something to read or to drop.
+    /// Reads the missing replies of a leader that has left, until `until` at the latest. Then drops the connection if
+    /// it is stale or suspect. Returns true if there was something to read or to drop.
     ///
-    /// Called before a batch is taken, since a reply may queue a release again, which then goes before an acquire of
-    /// its key.
+    /// Called before a batch is taken: a reply may queue a release again, and this release has to go before an acquire
+    /// of its key.
     fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
         let Some(connection) = &self.connection else {
             return false;
@@ -805,8 +810,9 @@ impl<'a> Leadership<'a> {
         true
     }
 
-    /// If the connection is older than `max_connection_age`: reads the missing replies, until `until` at most, and then
-    /// replaces the connection. Keeps it if no other one can be opened soon. Returns false if it is not so old.
+    /// Replaces a connection that is older than `max_connection_age`, after it has read the missing replies, until
+    /// `until` at the latest. Keeps the connection if no other one can be opened soon. Returns false if the connection
+    /// is not so old.
     fn replace_if_old(&mut self, until: Option<MonotonicTime>) -> bool {
         let connection = self.connection.as_ref();
         if !connection.is_some_and(PipelinedConnection::is_old) {
@@ -832,13 +838,13 @@ impl<'a> Leadership<'a> {
     }
 
     /// Takes the next batch from the queues. Takes nothing if the batch would acquire a key whose release has no reply
-    /// yet and may grant the key to another client. Redis would read that release together with the acquire, and notify
-    /// the other client only after the acquire.
+    /// yet and may grant the key to another client: Redis would read both together, and notify the other client only
+    /// after the acquire.
     fn next_batch(&mut self) -> Vec<PendingRequest> {
         let mut batch = self.empty_batch();
         let mut state = self.pipeline.state.lock();
         if self.connection.is_some() {
-            state.note_connected();
+            state.reset_connect_pauses();
         }
         let mut keys_for_next_waiters = self
             .connection
@@ -849,7 +855,7 @@ impl<'a> Leadership<'a> {
             state.next_batch(at_a_time, &mut batch);
         }
         drop(state);
-        // Without a connection, callers that leave withdraw their requests, and learn that nothing was sent.
+        // Without a connection, callers that leave withdraw their requests and learn that they were not sent.
         if self.connection.is_some() {
             batch.retain(PendingRequest::is_wanted);
         }
@@ -861,8 +867,8 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is no such
-    /// caller, returns the locked state, and this thread still leads.
+    /// Appoints the first caller that waits for a request in flight or in the queue and can lead. If there is none,
+    /// returns the locked state, and this thread still leads.
     fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
         loop {
             let mut state = self.pipeline.state.lock();
@@ -873,18 +879,18 @@ impl<'a> Leadership<'a> {
                 return Some(state);
             };
             state.put_connection(self.connection.take());
-            // The mutex is unlocked first, since the next leader locks it when it wakes.
+            // The mutex is unlocked first, because the next leader locks it when it wakes.
             drop(state);
             if next.appoint() {
                 return None;
             }
-            // The caller has left, so this thread still leads and takes the connection back.
+            // The appointed caller has left, so this thread still leads and takes the connection back.
             self.connection = self.pipeline.state.lock().take_connection();
         }
     }
 
-    /// Writes one batch and reads its replies, until `until` at most. Returns false if the connection failed. Without a
-    /// connection, connects by `deadline`.
+    /// Writes one batch and reads its replies, until `until` at the latest. Connects by `deadline` if there is no
+    /// connection. Returns false if the connection failed.
     fn write_and_read(
         &mut self,
         mut batch: Vec<PendingRequest>,
@@ -908,7 +914,7 @@ impl<'a> Leadership<'a> {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
                 let next = match &result {
-                    // Replies are missing. A flush ends only after the replies to all earlier requests.
+                    // Replies are missing, and a flush ends only after the replies to all earlier requests.
                     Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
                         let message = format!(
@@ -928,7 +934,7 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Connects if there is no connection. If connecting fails, all waiting callers get the error. If the leader had
+    /// Connects if there is no connection. If that fails, all waiting callers get the error. But if only the leader had
     /// too little time to connect, only the leader gets it, and the requests of the others stay queued.
     fn connect(
         &mut self,
@@ -974,8 +980,8 @@ impl<'a> Leadership<'a> {
         Ok(batch)
     }
 
-    /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late. If the
-    /// server is retired, each caller sends its request to another one.
+    /// Completes all requests that were not written with the error, and reports queued releases as late. If the server
+    /// is retired, each caller then sends its request to another one.
     fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
         let unsent = state.unsent.take_all();
@@ -1025,7 +1031,7 @@ impl<'a> Leadership<'a> {
     }
 
     /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due at `due`, or
-    /// earlier if a leader has left. Returns false if replies are missing at `until`; the next leader then reads on.
+    /// earlier if a leader has left. Returns false at `until` if replies are missing; the next leader then reads on.
     fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let connection = self
             .connection
@@ -1036,7 +1042,7 @@ impl<'a> Leadership<'a> {
         let all = connection.read(context, until, due, &mut |request, outcome| {
             let next = match outcome {
                 CommandOutcome::Known(outcome) => request.on_reply(outcome),
-                // The connection is fine, so a release is not repeated at once.
+                // The connection works, so a release is not repeated at once.
                 CommandOutcome::Unknown(error)
                     if matches!(request.command, Command::Release(_)) =>
                 {
@@ -1064,7 +1070,7 @@ impl<'a> Leadership<'a> {
             return;
         };
         let in_flight = connection.abandon(&self.pipeline.shared.context, error);
-        // After a time-out the server is slow, and a retry would only wait longer.
+        // After a time-out the server is slow, and a repeat would only wait longer.
         let may_retry = error.kind() == ErrorKind::Unavailable;
         let mut state = self.pipeline.state.lock();
         state.leader_is_connected = false;
@@ -1087,12 +1093,12 @@ impl Drop for LeaveOnDrop<'_> {
     }
 }
 
-/// Whether requests can be written now, and their replies be read later.
+/// Whether requests can be written now and their replies be read later.
 fn is_free(connection: Option<&PipelinedConnection>) -> bool {
     connection.is_some_and(|it| it.is_fit() && !it.is_half_read()) && room_of(connection) > 0
 }
 
-/// How many bytes of releases a thread may write without waiting for the replies.
+/// How many more bytes of releases a thread may write without waiting for replies.
 fn room_of(connection: Option<&PipelinedConnection>) -> usize {
     connection
         .filter(|connection| !connection.is_half_written())
@@ -1103,7 +1109,7 @@ fn room_of(connection: Option<&PipelinedConnection>) -> usize {
 }
 
 /// How soon the background has to work: at once, or after the pause between attempts to connect. While a sender reads,
-/// later, since the sender requests maintenance when it stops.
+/// later, because the sender requests maintenance when it stops.
 fn urgency_of(state: &PipelineState) -> Urgency {
     if state.may_connect(MonotonicTime::now()) && !state.is_left_to_sender() {
         Urgency::Now
@@ -1118,9 +1124,9 @@ fn batch_given_up() -> Error {
 }
 
 impl Drop for Leadership<'_> {
-    /// Appoints a caller that waits in the queue. If no such caller waits, writes one batch of unawaited releases to
-    /// the socket, and leaves the rest and the submitted requests to the background. After [`Pipeline::end`], closes
-    /// the connection if submitted requests are in flight that no sender reads.
+    /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
+    /// socket, and leaves the rest and the submitted requests to the background. After [`Pipeline::end`], closes the
+    /// connection if submitted requests are in flight that no sender reads.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());
@@ -1139,13 +1145,13 @@ impl Drop for Leadership<'_> {
             may_write &= room > 0;
             if may_write && state.has_unawaited() {
                 may_write = false;
-                // `appoint_next` has left the mutex locked, so no caller can have queued a request since.
+                // `appoint_next` has left the mutex locked, so callers cannot have queued requests since.
                 let mut batch = self.empty_batch();
                 state.next_releases(self.pipeline.at_a_time, room, &mut batch);
                 drop(state);
                 let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
-                // A panic here does not end the loop, so it still passes the leadership on.
+                // If the write panics, the loop continues and passes the leadership on.
                 match catch_unwind(AssertUnwindSafe(|| self.write(batch, None, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),
@@ -1163,7 +1169,7 @@ impl Drop for Leadership<'_> {
                 state.sender_reads_until = Some(MonotonicTime::now().after(SENDER_TIMEOUT));
             }
             if state.has_ended && is_waited_for && !state.is_left_to_sender() {
-                // The background has ended, so no thread would read these replies.
+                // The background has ended, so these replies would not be read.
                 drop(state);
                 self.lose_connection(&Error::new(ErrorKind::Shutdown, ""));
                 continue;

@@ -1,4 +1,4 @@
-//! Models of the pipeline: callers, the background and faults of the network in many orders.
+//! Models of the pipeline: callers, the background, and faults of the network, in many orders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ struct World {
     server: Arc<Server>,
     faults: Faults,
     board: Arc<Board>,
-    /// Time passes: the background waits for a pause, and then runs maintenance that was requested for later, even if
-    /// callers wait.
+    /// Whether time passes: the background then waits for a pause, and runs maintenance that was requested for later,
+    /// even while callers wait.
     clock_runs: bool,
     /// The replicas that have to acknowledge each acquire.
     replicas: Option<Replicas>,
@@ -43,9 +43,9 @@ struct Board {
 
 #[derive(Default)]
 struct BoardState {
-    /// Maintenance was requested at once.
+    /// Whether maintenance was requested at once.
     is_requested: bool,
-    /// Maintenance was requested for later, or has left work. It runs once all callers are done.
+    /// Whether maintenance was requested for later, or has left work. It runs after all callers are done.
     later: bool,
     over: bool,
 }
@@ -65,7 +65,7 @@ impl World {
                 KeyLayout::Single,
                 1 << 20,
             ),
-            // Longer than the short limit of a caller, which therefore cannot wait for a connection.
+            // Longer than the short limit of a caller, so that this caller cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,
             reports: Reports::new(ReportedReleases::None, move |report| {
@@ -115,8 +115,8 @@ impl World {
         (lease, outcome)
     }
 
-    /// Submits or sends an acquire of `key`. A sender receives once, and then stops. If `clock_runs`, it may do
-    /// neither, as a thread that the system does not run.
+    /// Submits or sends an acquire of `key`. A sender receives once, and then stops. If `clock_runs`, a sender may not
+    /// even receive, like a thread that the system does not run.
     fn submit(&self, key: &Key) -> (LeaseId, Submitted) {
         let lease = LeaseId::random();
         let (submitted, mut completions) = Submitted::new(1);
@@ -242,8 +242,8 @@ fn acquire_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
     }
 }
 
-/// A caller under faults. It releases its first grant, and may then get a second grant, which it keeps. In the end no
-/// other lease may hold the key. If the pipeline panics on the caller's thread, the call ends.
+/// A caller under faults. It releases its first grant, and may then get a second one, which it keeps. In the end, other
+/// leases must not hold the key. If the pipeline panics on the caller's thread, the call ends.
 struct Unlucky {
     key: Key,
     limit: Duration,
@@ -288,7 +288,7 @@ impl Unlucky {
     fn assert_holds_its_grant_only(&self, world: &World) {
         let holds = world.server.holder(&self.key);
         let keeps = *self.keeps.lock();
-        // The thread may have panicked after the grant, before it noted the lease.
+        // The thread may have panicked after the grant, before it recorded the lease.
         let is_unnoted = self.died.load(Ordering::SeqCst) && keeps.is_none();
         assert!(holds == keeps || is_unnoted, "{holds:?}, not {keeps:?}");
     }
@@ -299,7 +299,7 @@ fn run_unlucky(faults: Faults, limits: &[Duration]) {
     run_unlucky_in(&World::new(faults), limits);
 }
 
-/// As [`run_unlucky`], with acquires that replicas have to acknowledge.
+/// The same as [`run_unlucky`], with acquires that replicas have to acknowledge.
 fn run_unlucky_with_replicas(faults: Faults, limits: &[Duration]) {
     let world = World {
         replicas: Replicas::new(1, SECOND / 4),
@@ -327,7 +327,7 @@ fn run_unlucky_in(world: &World, limits: &[Duration]) {
         one.assert_holds_its_grant_only(world);
     }
     world.assert_idle();
-    // Repeated undos are given up when their ttl has ended.
+    // Undos are no longer repeated after their ttl has ended.
     pass(2 * TTL);
     world.pipeline.run_maintenance();
     world.assert_idle();
@@ -579,7 +579,7 @@ fn submit_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
         let key = key(name);
         for _ in 0..2 {
             let (lease, submitted) = world.submit(&key);
-            // This thread never leads. It would wait for ever if no other thread led the pipeline.
+            // This thread never leads, so it never returns if no other thread leads the pipeline.
             let deadline = MonotonicTime::now().after(TTL);
             assert!(submitted.wait(deadline, is_granted));
             world.pipeline.send_release(world.release(&key, lease));
@@ -635,8 +635,8 @@ fn model_submitted_requests_outlive_their_leader() {
     });
 }
 
-/// A caller that submits an acquire of its own key, and leaves before or after its outcome has come. It releases a
-/// grant that came before.
+/// A caller that submits an acquire of its own key, and leaves before or after the outcome. It releases a grant that
+/// came before it left.
 fn submit_and_leave<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
     move || {
         let key = key(name);

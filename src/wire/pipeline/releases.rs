@@ -18,21 +18,21 @@ use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// The most bytes of a release on the wire, without its key and the name of the key's queue.
+/// The greatest length of a release on the wire, without its key and the name of the key's queue, in bytes.
 const BESIDE_KEYS: usize = 192;
 
 /// Slots that are allocated together.
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
 
-/// The redirects that brought a request to its node of a Cluster.
+/// How redirects have brought a request to this node of a Cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The request was redirected with `ASK`, so `ASKING` goes before its call.
+    /// Whether the request was redirected with `ASK`, so that `ASKING` goes before its call.
     pub is_asking: bool,
     /// How many nodes have redirected the release since its last pause.
     pub hops: u8,
-    /// A copy of this undo is queued at the node that serves the slot now.
+    /// Whether a copy of this undo is queued at the node that serves the slot now.
     pub is_copied: bool,
 }
 
@@ -59,7 +59,7 @@ impl Route {
     }
 }
 
-/// A release for which no caller waits, with what is known about its attempts.
+/// A queued release that callers do not wait for, with the state of its attempts.
 #[derive(Clone)]
 pub struct QueuedRelease {
     pub release: Release,
@@ -67,37 +67,37 @@ pub struct QueuedRelease {
     pub due: MonotonicTime,
     pub attempts: u32,
     pub is_undo: bool,
-    /// The hook knows that the release is late.
+    /// Whether the release was reported as late.
     pub reported_late: bool,
     pub route: Route,
 }
 
-/// The length of a release of `key` on the wire, at most.
+/// The greatest length of a release of `key` on the wire, in bytes.
 fn release_bytes(key: &Key) -> usize {
     2 * key.in_redis().len() + BESIDE_KEYS
 }
 
 impl QueuedRelease {
-    /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
+    /// Whether to write the release. The first attempt is always written; later attempts only until the ttl has ended.
     pub fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.release.until
     }
 
-    /// The length of the release on the wire, at most. A release consists of the key and the lease id. If the key may
-    /// have a queue, the queue's name, the ttl of the lease's entry there and the holder id are added.
+    /// The greatest length of the release on the wire, in bytes. It contains the key and the lease id. If the lease may
+    /// be queued, it also contains the queue's name, the ttl of the queue entry and the holder id.
     pub fn bytes(&self) -> usize {
         release_bytes(&self.release.key)
     }
 }
 
-/// A slot of the queue: a packed release and its link in the index. A slot without a key is empty: its release was
-/// taken.
+/// A slot of the queue: a packed release, and its link in the index. A slot without a key is empty, because its release
+/// was taken.
 struct Slot {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
-    /// Before the first attempt to release a guard's lease, which is due at once: when the lease's validity ends.
-    /// Otherwise: when the release is due.
+    /// If a guard held the lease and the first attempt is still to be written (it is due at once): the end of the
+    /// lease's validity. Otherwise: when the release is due.
     time: MonotonicTime,
     /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of the lease's queue entry in ms,
     /// or zero if the lease has no entry.
@@ -116,11 +116,11 @@ struct Slot {
 enum Origin {
     /// A guard held the lease.
     Held,
-    /// A guard held the lease, and the key's value does not have its token.
+    /// A guard held the lease, and the key's value does not contain its token.
     HeldWithoutToken,
     /// A guard held the lease, and other clients may be queued for its key.
     HeldBeforeOthers,
-    /// No guard held the lease.
+    /// A guard did not hold the lease.
     Unheld,
     /// A late request may still set the key of the lease.
     Undo,
@@ -163,7 +163,7 @@ impl Slot {
         )
     }
 
-    /// When a repeat is due. A first attempt does not wait in a queue of repeats.
+    /// When a repeat is due. First attempts are not in queues of repeats.
     fn due(&self) -> MonotonicTime {
         if self.is_held() && self.attempts == 0 {
             self.until
@@ -184,8 +184,8 @@ impl Slot {
             until: self.until,
             held: self.is_held().then_some(Held {
                 token: self.detail,
-                // A key with waiters has a mark at the end of its value, so a comparison with the whole value fails in
-                // either case.
+                // If waiters are queued, the key's value ends with a mark, so a comparison with the whole value fails
+                // in any case.
                 is_token_in_value: self.origin == Origin::Held,
                 others_queued: self.origin == Origin::HeldBeforeOthers,
                 // The reply to a repeat shows no loss: an earlier attempt may have been carried out.
@@ -217,7 +217,7 @@ pub struct Releases {
     count: usize,
     /// How many of these releases have failed before.
     failed: usize,
-    /// The number of the next slot. Numbers wrap around. In the index, a number that is not in use means that there is
+    /// The number of the next slot. Numbers wrap around. A number in the index that is not in use means that there is
     /// no slot.
     next: u32,
     /// The newest slot of each bucket, by the key's hash.
@@ -445,7 +445,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // The number before that of the first slot is not in use, so it marks all buckets as empty.
+        // The number before the first slot's is not in use, so it makes all buckets empty.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;

@@ -1,4 +1,4 @@
-//! Requests in a pipeline: what happens to a request after its reply, or if no reply comes.
+//! Requests in a pipeline, and what the pipeline does with a request after its reply or if no reply comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How many nodes may redirect a release one after another before it pauses.
+/// A release pauses after this many nodes have redirected it one after another.
 const MOST_HOPS: u8 = 4;
 /// A command in a pipeline, until its outcome is final.
 pub struct PendingRequest {
@@ -29,17 +29,17 @@ pub struct PendingRequest {
     pub completion: Option<Completion>,
     /// The number of failed attempts.
     pub attempts: u32,
-    /// The request is an undo: the release of a lease whose key a late request may still set. It is repeated until it
+    /// Whether this is an undo: the release of a lease whose key a late request may still set. It is repeated until it
     /// finds the lease, or until the lease's ttl has ended.
     is_undo: bool,
-    /// Plain commands may have set the key of this acquire, but its grant cannot be relied on.
+    /// Whether plain commands may have set the key of this acquire, in a grant that cannot be used.
     pub may_be_set: bool,
     pub route: Route,
     /// Reports a guard's release that is late.
     tracker: Option<Box<ReleaseTracker>>,
 }
 
-/// The next step of a request that had a reply or a failure.
+/// What to do with a request after a reply or a failure.
 pub enum Next {
     Done,
     /// The server has confirmed this release.
@@ -48,7 +48,7 @@ pub enum Next {
     RetryNow(PendingRequest),
     /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
     RetryLater(PendingRequest),
-    /// Hand this release to the store, which queues it at another node of the Cluster.
+    /// Pass this release to the store, which queues it at another node of the Cluster.
     Elsewhere(PendingRequest, Redirect),
 }
 
@@ -65,7 +65,7 @@ impl PendingRequest {
         }
     }
 
-    /// Reports this request if it is a guard's release and is late.
+    /// Makes this request report a guard's release if it is late.
     pub fn with_tracker(mut self, reports: &Reports) -> Self {
         let release = self.command.as_release();
         let tracker = release.and_then(|it| ReleaseTracker::new(reports, it, false));
@@ -79,7 +79,7 @@ impl PendingRequest {
         self
     }
 
-    /// Whether to write the request: a caller waits for it, or it is a release whose ttl has not ended.
+    /// Whether to write the request, because a caller waits for it or it is a release whose ttl has not ended.
     pub fn is_wanted(&self) -> bool {
         let waited_for = self
             .completion
@@ -101,7 +101,8 @@ impl PendingRequest {
         (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
 
-    /// Makes a queued release of this request; `None` for other commands. `due`: when to write a repeat.
+    /// Converts this request to a queued release. `None` for other commands. `due` is the time at which to write a
+    /// repeat.
     pub fn into_release(self, due: Option<MonotonicTime>) -> Option<QueuedRelease> {
         let Command::Release(release) = self.command else {
             return None;
@@ -117,7 +118,7 @@ impl PendingRequest {
         })
     }
 
-    /// Makes a request of a queued release, and its tracker.
+    /// Converts a queued release to a request with a tracker.
     pub fn from_release(queued: QueuedRelease, reports: &Reports) -> Self {
         let tracker = ReleaseTracker::new(reports, &queued.release, queued.reported_late);
         Self {
@@ -135,11 +136,11 @@ impl PendingRequest {
         matches!(self.command, Command::Flush)
     }
 
-    /// Sets the outcome from the reply of Redis.
+    /// Handles the reply of Redis.
     pub fn on_reply(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
-            // An earlier attempt may have been carried out on a connection that broke. In any case the lease no longer
-            // holds the key.
+            // Redis may have carried out an earlier attempt on a connection that broke. In any case, the lease no
+            // longer holds the key.
             (
                 Command::Release(_) | Command::ForceUnlock(_),
                 Ok(Reply::Missing | Reply::Taken { .. }),
@@ -165,9 +166,9 @@ impl PendingRequest {
                 self.attempts += 1;
                 Next::RetryLater(self)
             }
-            // Plain commands have set the key, and Redis has refused the script that would have deleted the key.
+            // Plain commands have set the key, and Redis has refused the script that has to delete it.
             (Command::Acquire(_), Err(error)) if self.may_be_set => {
-                // A redirected acquire would keep its lease id, and this release would end its grant.
+                // If the acquire were redirected, it would keep its lease id, and this release would end its grant.
                 let error = match error.redirect() {
                     Some(Redirect::Moved(_) | Redirect::Ask(_)) => slot_moved(),
                     _ => error.clone().with_redirect(None),
@@ -188,15 +189,15 @@ impl PendingRequest {
                 if self.deliver(outcome) {
                     return Next::Done;
                 }
-                // The caller has left, but Redis has granted it the key or queued it.
+                // The caller has left, but Redis has granted it the key or has queued it.
                 self.release_now()
             }
             _ => self.end_with(outcome),
         }
     }
 
-    /// Delivers the last outcome of the request. If Redis has confirmed a release, reports its end, and a loss that the
-    /// reply shows.
+    /// Delivers the final outcome of the request. If Redis has confirmed a release, reports its end, and a loss in the
+    /// reply.
     fn end_with(mut self, outcome: Outcome) -> Next {
         let loss = match (&self.tracker, &outcome) {
             (Some(_), Ok(reply)) => {
@@ -214,7 +215,8 @@ impl PendingRequest {
             tracker.confirm(loss, is_delivered);
         }
         match self.command {
-            // After a fail-over to a replica that is behind, the ttl ends the others.
+            // Other releases are not repeated. After a fail-over to a replica that lacks them, their keys end with the
+            // ttl.
             Command::Release(release) if release.is_usual() => {
                 Next::Released(ConfirmedRelease::new(release))
             }
@@ -222,7 +224,7 @@ impl PendingRequest {
         }
     }
 
-    /// Releases what this acquire or adoption has got.
+    /// Makes a release of what this acquire or adoption has got.
     fn release_now(self) -> Next {
         let undo = self.command.undo(MonotonicTime::now());
         undo.map_or(Next::Done, |undo| {
@@ -237,7 +239,7 @@ impl PendingRequest {
     fn on_redirect(mut self, outcome: Outcome, redirect: Redirect) -> Next {
         if let Some(completion) = self.completion.take() {
             if completion.complete(outcome).is_ok() {
-                // From now on, the caller sends the release again.
+                // The caller now sends the release again.
                 if let Some(tracker) = self.tracker.take() {
                     tracker.suspend();
                 }
@@ -250,7 +252,7 @@ impl PendingRequest {
             self.route.hops += 1;
             return Next::Elsewhere(self, redirect);
         }
-        // The nodes disagree about the slot, or it is moving, or has no master.
+        // The nodes disagree about the slot, it is moving, or it has no master.
         self.route = Route::default();
         self.attempts += 1;
         match &self.command {
@@ -268,8 +270,8 @@ impl PendingRequest {
         }
     }
 
-    /// Handles the loss of the connection after the request was written and before its reply came. `may_retry`: whether
-    /// to retry at once on another connection.
+    /// Handles the loss of the connection after the request was written and before its reply. With `may_retry`, a
+    /// release is repeated at once on another connection.
     pub fn on_connection_lost(mut self, error: &Error, may_retry: bool) -> Next {
         let may_retry = may_retry && self.attempts == 0;
         self.attempts += 1;
@@ -285,7 +287,7 @@ impl PendingRequest {
         }
     }
 
-    /// Ends a request that was not written; a release is retried.
+    /// Completes a request that was not written with the error. A release is kept, and repeated.
     pub fn on_not_sent(mut self, error: &Error) -> Next {
         self.deliver(Err(error.clone()));
         self.attempts += 1;
@@ -297,8 +299,8 @@ impl PendingRequest {
         }
     }
 
-    /// Passes the outcome to the caller. Returns false if no caller waits. Reports a release as late if it failed, or
-    /// if its caller has left.
+    /// Passes the outcome to the caller. Returns false if no caller waits. Reports a release as late if it failed or
+    /// its caller has left.
     fn deliver(&mut self, outcome: Outcome) -> bool {
         let failed = match &self.tracker {
             Some(_) => outcome.as_ref().err().cloned(),
@@ -318,19 +320,19 @@ impl PendingRequest {
     }
 }
 
-/// Why a release is late whose caller has left at its deadline.
+/// The reason why a release is late whose caller has left at its deadline.
 pub fn caller_left() -> Error {
     let message = "the release had no reply at its caller's deadline; the client tries on";
     Error::new(ErrorKind::Timeout, message)
 }
 
-/// Why an acquire is not redirected: it may hold the key at the node that redirects it.
+/// The reason why an acquire is not redirected: it may hold the key at the node that redirects it.
 fn slot_moved() -> Error {
     let message = "the Cluster has moved the key's slot during the acquire; try again";
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The first caller of these requests that waits and can lead the pipeline.
+/// The first caller that waits for one of these requests and can lead the pipeline.
 pub fn next_leader<'a>(
     requests: impl Iterator<Item = &'a PendingRequest>,
 ) -> Option<&'a Arc<Caller>> {
@@ -392,7 +394,7 @@ mod tests {
         let Next::RetryLater(request) = request.on_reply(refusal("MOVED")) else {
             panic!("the release goes on without a pause");
         };
-        // After the pause, nodes may redirect the release four times again.
+        // After the pause, nodes may again redirect the release four times.
         assert_eq!((request.route, request.attempts), (Route::default(), 1));
     }
 
@@ -416,7 +418,7 @@ mod tests {
         assert_eq!(caller.wait(far), WaitEnd::Complete);
         let error = caller.take_outcomes().next().unwrap().unwrap_err();
         assert!(matches!(error.redirect(), Some(Redirect::Moved(_))));
-        // If the caller has left, the pipeline passes the release on to the other node.
+        // The caller has left, so the pipeline passes the release to the other node.
         let caller = Caller::new(1);
         let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
         caller.leave();

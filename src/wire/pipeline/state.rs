@@ -20,34 +20,33 @@ use crate::wire::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A queue of awaited requests is checked for callers that have left only if it has at least this many requests.
+/// A queue of awaited requests with fewer requests than this is not checked for callers that have left.
 const FEWEST_TO_CHECK: usize = if cfg!(all(test, shuttle)) { 4 } else { 256 };
 
-/// The least time between two sweeps of all releases. Without this bound, each caller that fails to connect would cause
-/// a sweep.
+/// The least time between two sweeps of all releases. Otherwise each caller that fails to connect would cause a sweep.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub struct PipelineState {
-    /// A thread leads: it has the connection and takes the batches from the queues.
+    /// Whether a thread leads. It has the connection, and takes the batches from the queues.
     pub is_led: bool,
     pub connection: Option<PipelinedConnection>,
     pub awaited: AwaitedQueue,
-    /// The background leaves missing replies to a sender, until this time at most.
+    /// Until this time, the background leaves missing replies to a sender.
     pub sender_reads_until: Option<MonotonicTime>,
-    /// The leader's batch while it connects.
+    /// The batch of a leader that is connecting.
     pub unsent: AwaitedQueue,
-    /// The leader has a connection.
+    /// Whether the leader has a connection.
     pub leader_is_connected: bool,
-    /// The client has ended, and its background has ended, too.
+    /// Whether the client and its background have ended.
     pub has_ended: bool,
-    /// Releases that no caller waits for, to be written as soon as there is a connection.
+    /// Releases that callers do not wait for, to be written as soon as there is a connection.
     unawaited: Releases,
-    /// Releases that Redis has refused. Those without an attempt are confirmed releases, which are repeated on a new
-    /// connection.
+    /// Releases that Redis has refused, and confirmed releases that are repeated on a new connection (those without an
+    /// attempt).
     refused: RetryQueues,
-    /// Undos to repeat, since late requests may still set their keys.
+    /// Undos to be repeated, because late requests may still set their keys.
     undo_repeats: RetryQueues,
-    /// The most releases that these three queues keep together.
+    /// The greatest number of releases in these three queues together.
     most_releases: usize,
     reports: Reports,
     /// The number of failed attempts to connect since the last successful attempt.
@@ -57,7 +56,7 @@ pub struct PipelineState {
     swept_at: Option<MonotonicTime>,
 }
 
-/// Releases that are retried after a pause. Each length of pause has a queue of its own, so each queue is sorted by the
+/// Releases that are repeated after a pause. Each length of pause has its own queue, so each queue is sorted by the
 /// time at which its releases are due.
 #[derive(Default)]
 struct RetryQueues([Releases; MOST_DOUBLINGS as usize + 1]);
@@ -103,7 +102,7 @@ impl PipelineState {
         }
     }
 
-    /// Makes this the state of a pipeline that keeps at most so many releases that no caller awaits.
+    /// Limits the releases without a caller that the pipeline keeps to this number.
     pub fn with_most_releases(mut self, most: usize) -> Self {
         self.most_releases = most;
         self
@@ -151,8 +150,8 @@ impl PipelineState {
         unsent.into_iter().chain(self.awaited.withdraw(caller))
     }
 
-    /// Sets the error as the outcome of the caller's releases that were never written, and reports them as late. They
-    /// stay queued.
+    /// Completes the caller's releases that were never written with the error, and reports them as late. They stay
+    /// queued.
     pub fn give_up_unsent_releases(&mut self, caller: &Arc<Caller>, error: &Error) {
         let unsent = &mut self.unsent.requests;
         for request in unsent.iter_mut().chain(&mut self.awaited.requests) {
@@ -179,8 +178,8 @@ impl PipelineState {
         self.drop_release_beyond_bound();
     }
 
-    /// Beyond the bound, drops a release: the first one that was not tried yet, otherwise the first retry. Its key
-    /// expires on this node.
+    /// Drops a release if there are more than the bound: the first one without an attempt, otherwise the first repeat.
+    /// Its key expires on this node.
     fn drop_release_beyond_bound(&mut self) {
         if self.is_bounded() && self.releases() > self.most_releases {
             let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
@@ -200,8 +199,8 @@ impl PipelineState {
         self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
     }
 
-    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued;
-    /// if there is a bound, they count towards it.
+    /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued,
+    /// and count towards the bound.
     pub fn drop_unwanted_if_long(&mut self) {
         let error = request::caller_left();
         let unwanted = if self.is_bounded() {
@@ -222,12 +221,12 @@ impl PipelineState {
         !self.unawaited.is_empty()
     }
 
-    /// Whether a request or a release can be written at once, or as soon as there is a connection.
+    /// Whether there is a request or a release to write as soon as there is a connection.
     pub fn is_ready(&self) -> bool {
         !self.awaited.is_empty() || self.has_unawaited()
     }
 
-    /// Whether a request or a release is queued, due or not.
+    /// Whether a request or a release is queued, even if it is not due.
     pub fn has_work(&self) -> bool {
         self.is_ready() || !self.refused.is_empty() || !self.undo_repeats.is_empty()
     }
@@ -244,13 +243,13 @@ impl PipelineState {
     }
 
     /// Resets the pauses between attempts to connect.
-    pub fn note_connected(&mut self) {
+    pub fn reset_connect_pauses(&mut self) {
         self.failures = 0;
         self.connect_at = None;
     }
 
-    /// Delays the next attempt to connect, after a failed attempt or a broken connection. After the first failure, the
-    /// next attempt may come at once.
+    /// Delays the next attempt to connect, after a failed attempt or a broken connection. After the first failure,
+    /// there is no delay.
     pub fn back_off(&mut self, now: MonotonicTime) {
         let doublings = self.failures.checked_sub(1);
         self.failures = self.failures.saturating_add(1);
@@ -272,7 +271,7 @@ impl PipelineState {
         refused.iter().any(|queue| !queue.is_empty())
     }
 
-    /// Queues confirmed releases, to be repeated on a new connection: the server may lack them.
+    /// Queues confirmed releases to be repeated on a new connection, whose server may lack them.
     pub fn repeat_confirmed(&mut self, confirmed: Vec<QueuedRelease>) {
         for release in confirmed {
             self.refused.push(release);
@@ -285,8 +284,8 @@ impl PipelineState {
         !confirmed.is_empty()
     }
 
-    /// Takes the batch that its leader left here while it connected. Releases of the keys of its requests go first, at
-    /// most `at_a_time` of them, so that no acquire finds a key that a repeated release will free.
+    /// Takes the batch that its leader left here while it connected. Adds at most `at_a_time` releases of the keys of
+    /// its requests in front, so that acquires do not find a key that a repeated release will free.
     pub fn take_unsent(&mut self, at_a_time: usize) -> Vec<PendingRequest> {
         let now = MonotonicTime::now();
         let (mut batch, mut room) = (Vec::new(), at_a_time);
@@ -308,7 +307,7 @@ impl PipelineState {
     }
 
     /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases go before requests of
-    /// the same key, so that no acquire overtakes a release. The other releases follow, oldest first.
+    /// the same key, so that acquires do not overtake them. Other releases follow, oldest first.
     pub fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<PendingRequest>) {
         if !self.has_work() {
             return;
@@ -323,7 +322,7 @@ impl PipelineState {
             ..
         } = self;
         let mut room = at_a_time;
-        // Dropping a release whose ttl has ended reports it as given up.
+        // If the ttl of the release has ended, its drop reports that it is no longer repeated.
         let take = |batch: &mut Vec<PendingRequest>, release: QueuedRelease| {
             let is_wanted = release.is_wanted(now);
             let request = PendingRequest::from_release(release, reports);
@@ -344,7 +343,7 @@ impl PipelineState {
             }
             batch.push(request);
         }
-        // Repeats get half of the room at most, so that unawaited releases are written, too.
+        // Repeats get at most half of the room, so that unawaited releases are written, too.
         let mut repeats = room.div_ceil(2);
         while repeats > 0
             && let Some(release) = refused.pop_due(now).or_else(|| undo_repeats.pop_due(now))
@@ -365,8 +364,8 @@ impl PipelineState {
 
     /// Takes at most `most` unawaited releases, which together have at most `bytes`.
     ///
-    /// Called when no waiting caller can lead. So first queues releases whose callers have left as unawaited, and drops
-    /// other requests of such callers. Submitted requests stay in their queue.
+    /// Called when no waiting caller can lead. So it first drops the queued requests of callers that have left, and
+    /// queues their releases as unawaited. Submitted requests stay in their queue.
     pub fn next_releases(
         &mut self,
         most: usize,
@@ -390,7 +389,7 @@ impl PipelineState {
         {
             bytes -= release.bytes();
             let is_wanted = release.is_wanted(now);
-            // Dropping a release whose ttl has ended reports it as given up.
+            // If the ttl of the release has ended, its drop reports that it is no longer repeated.
             let request = PendingRequest::from_release(release, &self.reports);
             if is_wanted {
                 batch.push(request);
@@ -398,8 +397,8 @@ impl PipelineState {
         }
     }
 
-    /// Ends the submitted requests in the queue with `Shutdown`. Called when the client has ended and no waiting caller
-    /// can lead, so that no thread would write them.
+    /// Completes the submitted requests in the queue with `Shutdown`. Called when the client has ended and no waiting
+    /// caller can lead, so the requests would never be written.
     pub fn refuse_submitted(&mut self) {
         let ended = Error::new(ErrorKind::Shutdown, "");
         for request in self.awaited.take_all() {
@@ -412,11 +411,11 @@ impl PipelineState {
         }
     }
 
-    /// Queues the request again if `next` is a retry.
+    /// Queues the request again if `next` says so.
     pub fn apply(&mut self, next: Next) {
         match next {
             Next::Done | Next::Released(_) => {}
-            // Reached only if the store did not take the release.
+            // The store did not take the release.
             Next::Elsewhere(request, _) => self.apply(Next::RetryLater(request)),
             Next::RetryNow(request) if request.completion.is_some() => {
                 self.awaited.push_back(request)
@@ -441,8 +440,8 @@ impl PipelineState {
         }
     }
 
-    /// Takes out the releases of these keys that were not written and that no caller waits for. An undo stays, since
-    /// its acquire may still arrive here; the first call returns a copy of it.
+    /// Takes out the unwritten releases of these keys that callers do not wait for. An undo stays, since its acquire
+    /// may still arrive here, and the first call returns a copy of it.
     pub fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<QueuedRelease> {
         for request in self.unsent.take_unawaited(&keys) {
             if let Some(release) = request.into_release(None) {
@@ -466,8 +465,8 @@ impl PipelineState {
         taken
     }
 
-    /// Reports each queued release as late, once, and gives up the releases whose ttl has ended. Called when there is
-    /// no connection. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
+    /// Reports each queued release as late, once, and drops the releases whose ttl has ended. Called when there is no
+    /// connection. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
     pub fn report_all_late(&mut self, error: &Error, now: MonotonicTime) {
         let next = self.swept_at.map(|at| at.after(BETWEEN_SWEEPS));
         if next.is_some_and(|next| now < next) {
@@ -477,7 +476,7 @@ impl PipelineState {
         let reports = &self.reports;
         let is_followed = reports.releases != ReportedReleases::None;
         let change = |release: &mut Swept<'_>| {
-            // The failed connection counts as an attempt. So the release is given up at the end of its ttl
+            // The failed connection counts as an attempt, so that the release is dropped at the end of its ttl
             // (`QueuedRelease::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
             if let Some(token) = release.held
@@ -498,12 +497,13 @@ impl PipelineState {
     }
 }
 
-/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads, and on a quorum by that of
-/// held locks: the queue has at most twice as many requests as are waited for, or [`FEWEST_TO_CHECK`] if that is more.
+/// Requests that callers wait for, oldest first. The number of callers' threads bounds them, and on a quorum the number
+/// of held locks: the queue has at most twice as many requests as callers wait for, or [`FEWEST_TO_CHECK`] if that is
+/// more.
 #[derive(Default)]
 pub struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
-    /// At this number of requests, the requests of callers that have left are dropped.
+    /// When the queue has this many requests, those of callers that have left are dropped.
     longest: usize,
     /// Flushes. They are taken once no other request is queued.
     flushes: VecDeque<PendingRequest>,
@@ -514,7 +514,7 @@ impl AwaitedQueue {
         if request.is_flush() {
             self.flushes.push_back(request);
         } else if matches!(request.command, Command::Probe(_)) {
-            // A node with many requests in its queue must not seem to fail.
+            // A probe goes first: a node with many requests in its queue must not appear to fail.
             self.requests.push_front(request);
         } else {
             self.requests.push_back(request);
@@ -583,8 +583,8 @@ impl AwaitedQueue {
         request::next_leader(self.requests.iter().chain(&self.flushes))
     }
 
-    /// If the queue has become long, takes out the requests that are not wanted any more. A caller that submitted a
-    /// request may leave long before the pipeline can write the request.
+    /// If the queue has become long, takes out the requests that are no longer wanted: a caller may leave long before
+    /// the pipeline can write its submitted request.
     fn take_unwanted_if_long(
         &mut self,
         is_wanted: impl Fn(&PendingRequest) -> bool,
@@ -650,7 +650,7 @@ mod tests {
         };
         assert_eq!(state.releases(), 3);
         assert_eq!(names(&mut state), ["c", "d", "undo"]);
-        // The undo stays. Repeats count, too, and the oldest of them goes if there are only repeats.
+        // The undo stays. Repeats count, too: if there are only repeats, the oldest is dropped.
         for name in ["e", "f", "g"] {
             let release = PendingRequest::from_release(release(name, false), &Reports::default());
             state.apply(Next::RetryLater(release));
@@ -664,7 +664,7 @@ mod tests {
         assert_eq!(unbounded.releases(), 100);
     }
 
-    /// A quorum forgets the release then: so its nodes' queues bound what it counts.
+    /// The quorum then forgets the release, so the queues of its nodes bound its own records.
     #[test]
     fn a_release_dropped_at_the_bound_is_reported() {
         let texts: Arc<Mutex<Vec<String>>> = Arc::default();

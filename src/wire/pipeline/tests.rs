@@ -39,7 +39,7 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    // Longer than any pause of a busy machine, so each reply comes before the time-out.
+    // Longer than any pause of a busy machine, so that each reply comes before the time-out.
     with_timeout(Duration::from_secs(10))
 }
 
@@ -115,7 +115,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
 }
 
 impl Fixture {
-    /// Connects once. From then on, a closed port means that the server restarts.
+    /// Connects once. A closed port then means that the server restarts.
     fn reach(&self) {
         drop(self.pipeline.shared.endpoint.open().unwrap());
     }
@@ -153,8 +153,8 @@ impl Fixture {
         lease
     }
 
-    /// Acquires this key, and another one before it: then a new connection knows the time of Redis, and its next
-    /// acquire is by plain commands.
+    /// Acquires another key and then this one: a new connection then knows the time of Redis, and its next acquire uses
+    /// plain commands.
     fn warm_up(&self, name: &str) -> LeaseId {
         self.acquire(&format!("before {name}"));
         self.acquire(name)
@@ -219,8 +219,8 @@ impl Fixture {
             .map_or(0, PipelinedConnection::unanswered)
     }
 
-    /// The number that the server gave to the pipeline's newest connection. The server may not have noticed yet that an
-    /// older one is closed.
+    /// The number that the server gave to the pipeline's newest connection. An older, closed connection may still be
+    /// listed.
     fn connection(&self) -> Option<String> {
         let list = self.server.command(&["CLIENT", "LIST"]).unwrap();
         let mut lines = list.as_text().unwrap().lines();
@@ -233,7 +233,7 @@ impl Fixture {
         newest.split(' ').next().map(str::to_owned)
     }
 
-    /// From now on, no acquire uses plain commands.
+    /// Makes all acquires use the script.
     fn use_scripts_only(&self) {
         let refused = Error::new(ErrorKind::Denied, "a test refuses them");
         self.pipeline.shared.context.refuse_plain_acquires(refused);
@@ -417,7 +417,7 @@ fn releases_that_might_block_are_left_to_the_background() {
     f.server.resume();
     assert!(written <= MAX_UNANSWERED_BYTES, "{written}");
     assert!(written > MAX_UNANSWERED_BYTES / 2, "{written}");
-    // The same limit holds for a leader that ends.
+    // A leader that ends has the same limit.
     while f.pipeline.run_maintenance() {}
     let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     for n in 0..60 {
@@ -903,8 +903,8 @@ fn held_for(left: Duration) -> PendingRequest {
     request
 }
 
-/// Whether a loss is reported after `reply`. `waits`: whether the caller still waits; `None` for a dropped guard, whose
-/// release goes through the queue of the pipeline.
+/// Whether a loss is reported after `reply`. `waits`: whether the caller still waits. `None` stands for a dropped
+/// guard, whose release goes through the queue of the pipeline.
 fn is_loss_reported(request: PendingRequest, waits: Option<bool>, reply: Reply) -> bool {
     let (reports, texts) = recorded_reports();
     let mut request = request.with_tracker(&reports);

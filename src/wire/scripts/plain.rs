@@ -75,7 +75,7 @@ pub struct ServerClock {
 
 impl ServerClock {
     /// Records that the clock of Redis showed `micros` before `now`.
-    pub fn note(&mut self, micros: u64, now: MonotonicTime) {
+    pub fn record(&mut self, micros: u64, now: MonotonicTime) {
         self.shown = Some((micros, now));
     }
 
@@ -280,7 +280,7 @@ pub enum Deletes {
 
 impl Deletes {
     /// Records the reply to a trial of `command`. The replies come in the order of [`CompareAndDelete::ALL`].
-    pub fn note_trial(&mut self, command: CompareAndDelete, reply: &Value) {
+    pub fn record_trial(&mut self, command: CompareAndDelete, reply: &Value) {
         let is_known = match reply {
             Value::Int(_) => true,
             // The command exists: the key has a value of another type.
@@ -471,7 +471,7 @@ mod tests {
         let mut clock = ServerClock::default();
         assert_eq!(clock.at(now), None);
         assert!(clock.is_old(now));
-        clock.note(1_795_263_780_000_000, now);
+        clock.record(1_795_263_780_000_000, now);
         assert_eq!(clock.at(now), Some(1_795_263_780_000_000));
         assert!(!clock.is_old(now.after(OLD_ESTIMATE)));
         let later = now.after(LONGEST_ESTIMATE);
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(clock.at(later), Some(1_795_263_789_900_000));
         assert_eq!(clock.at(later.after(Duration::from_millis(1))), None);
         // The clock of Redis was set back.
-        clock.note(1_795_263_700_000_000, later);
+        clock.record(1_795_263_700_000_000, later);
         assert_eq!(clock.at(later), Some(1_795_263_700_000_000));
     }
 
@@ -560,7 +560,7 @@ mod tests {
             let mut deletes = Deletes::Trying;
             for (command, reply) in CompareAndDelete::ALL.into_iter().zip(replies) {
                 let reply = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).unwrap();
-                deletes.note_trial(command, &reply);
+                deletes.record_trial(command, &reply);
             }
             deletes
         };

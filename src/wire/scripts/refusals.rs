@@ -38,13 +38,13 @@ impl Refusals {
     }
 
     /// Records that the server has replied to a trial.
-    pub fn note_reply(&self) {
+    pub fn record_reply(&self) {
         self.lost_trials.store(0, Ordering::Relaxed);
     }
 
     /// Records that a connection has ended before the reply to a trial. If this counts as a refusal, stops the use of
     /// the commands, and returns the number of such connections.
-    pub fn note_lost(&self, now: MonotonicTime) -> Option<u32> {
+    pub fn record_lost_trial(&self, now: MonotonicTime) -> Option<u32> {
         let lost = self.lost_trials.fetch_add(1, Ordering::Relaxed) + 1;
         let is_refusal = lost >= MOST_LOST_TRIALS;
         if is_refusal {

@@ -299,11 +299,11 @@ fn a_fail_over_during_a_query_outdates_old_answers() {
     let endpoint = endpoint(&[&fake], LONG);
     find(&endpoint).unwrap();
     let noting = Arc::clone(&endpoint);
-    let note_fail_over = move || noting.sentinels().unwrap().state.lock().epoch += 1;
+    let record_fail_over = move || noting.sentinels().unwrap().state.lock().epoch += 1;
     {
         let mut script = fake.script.lock();
         (script.primary, script.epoch) = (7001, 1);
-        script.before_answer = Some(Box::new(note_fail_over));
+        script.before_answer = Some(Box::new(record_fail_over));
     }
     let error = find(&endpoint).err().unwrap();
     assert!(error.message().contains("the last fail-over"), "{error}");

@@ -1,5 +1,5 @@
-//! The models' double of `connection`: a server and its connections in memory, with the faults that a model allows. It
-//! passes commands and replies without encoding them.
+//! Replaces `connection` in models: a server and its connections in memory, with the faults that a model allows.
+//! Commands and replies are not encoded.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,14 +52,14 @@ pub struct Faults {
 /// A Redis that keeps locks, and the network in front of it.
 pub struct Server {
     state: parking_lot::Mutex<ServerState>,
-    /// True while a thread uses a connection. Only one thread may.
+    /// Whether a thread uses a connection. Only one thread at a time may.
     in_use: AtomicBool,
 }
 
 #[derive(Default)]
 struct ServerState {
     keyspace: Keyspace,
-    /// Notifications that the model has not taken.
+    /// Notifications that the model has not taken yet.
     notifications: Vec<Notification>,
     /// Commands on closed connections that have not arrived yet.
     late: Vec<VecDeque<Command>>,
@@ -100,7 +100,7 @@ impl Server {
         Err(Error::new(ErrorKind::Unsupported, "a model"))
     }
 
-    /// Grants `key` to `lease`, as if on another connection.
+    /// Grants `key` to `lease`, in the same way as a request on another connection.
     pub fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
@@ -166,7 +166,7 @@ impl Server {
         }
     }
 
-    /// Whether a fault of this kind happens here.
+    /// Chooses whether a fault of this kind happens here.
     fn happens(&self, of: impl Fn(&mut Faults) -> &mut u32) -> bool {
         step();
         let mut state = self.state.lock();
@@ -392,8 +392,7 @@ impl PipelinedConnection {
         let due = due.min(*self.reply_by.get_or_insert(due));
         server.use_alone(|| {
             loop {
-                // The server handles the `WAIT` of a batch after the batch, and before releases that were written
-                // later.
+                // The server reads the `WAIT` of a batch after the batch, and before releases that were written later.
                 let next = self.in_flight.front();
                 let is_of_batch = next.is_some_and(|request| request.completion.is_some());
                 let waits = !is_of_batch && !self.unacknowledged.is_empty();
@@ -454,8 +453,8 @@ impl PipelinedConnection {
         !self.connection.broken
     }
 
-    /// Closes the connection. The requests in flight arrive now, in part, late, or never. The releases of their
-    /// acquires follow them, unless the last write failed.
+    /// Closes the connection. The requests in flight arrive now, late, in part, or never. The releases of their
+    /// acquires follow, unless the last write failed.
     pub fn abandon(mut self, _: &ScriptContext, _: &Error) -> Vec<PendingRequest> {
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let unacknowledged = unacknowledged.map(|(request, _)| request);

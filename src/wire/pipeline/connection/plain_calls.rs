@@ -1,5 +1,5 @@
-//! The calls of a connection by plain commands: which requests they carry out, and what follows from their replies.
-//! `scripts/plain.rs` has the commands themselves.
+//! The calls of a connection by plain commands: which requests these can carry out, and what the client does with their
+//! replies. `scripts/plain.rs` encodes the commands.
 
 use std::time::Duration;
 
@@ -19,27 +19,27 @@ use crate::wire::scripts::ScriptContext;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, KeyOutcome};
 
-/// The most releases of a batch that use one command each. Eight commands take Redis about as long as one script call
-/// with one key: 0.45 µs each, and 3.85 µs (Redis 8.6, Xeon 2.8 GHz).
+/// In a batch with at most this many releases, each one is a command of its own. Eight such commands take Redis about
+/// as long as one script call with one key: 0.45 µs each, and 3.85 µs (Redis 8.6, Xeon 2.8 GHz).
 const MOST_DELETES: usize = 8;
 
-/// For how long the script acquires and releases a key of [`ContendedKeys`]. Longer than the pause between two requests
-/// of a waiter (1 to 2 s with hundreds of waiters), so a contended key keeps its entry.
+/// The script acquires and releases a key of [`ContendedKeys`] for this time. It is longer than the pause between two
+/// requests of a waiter (1 to 2 s with hundreds of waiters), so a contended key keeps its entry.
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
-/// Keys that plain commands did not set or delete a short time ago: most were taken or had waiters. Different keys may
-/// share an entry: then the script acquires and releases a free key, too.
+/// The keys that plain commands have not set or deleted lately, because most of them were taken or had waiters.
+/// Different keys may share an entry, and the script then acquires a free key, too.
 #[derive(Default)]
 pub struct ContendedKeys {
-    /// Until when each entry is valid. Empty until a key was taken.
+    /// When each entry ends. Empty until a key was taken.
     until: Vec<MonotonicTime>,
 }
 
 impl ContendedKeys {
-    /// A prime number: the hashes of a pipeline's keys have equal remainders for the number of pipelines.
+    /// A prime number, because the hashes of a pipeline's keys have equal remainders for the number of pipelines.
     const ENTRIES: usize = 251;
 
-    pub fn note(&mut self, key: &Key, now: MonotonicTime) {
+    pub fn record(&mut self, key: &Key, now: MonotonicTime) {
         self.until.resize(Self::ENTRIES, MonotonicTime::at_tick(0));
         self.until[key.shard(Self::ENTRIES)] = now.after(CONTENDED_FOR);
     }
@@ -70,9 +70,9 @@ impl PipelinedConnection {
                 && key.is_some_and(|key| !contended.has(key, now))
         };
         let Some(clock) = self.clock.at(now) else {
-            // The first acquire of a connection is by the script, which shows that the user may call scripts: a user
-            // without that right could not release what plain commands acquire. A client that rarely acquires a lock
-            // needs no trial, since the estimate would end before the next acquire.
+            // The script carries out the first acquire of a connection, which shows that the user may call scripts:
+            // without this right, the user could not release what plain commands acquire. A client that rarely acquires
+            // a lock needs no trial: its estimate of the time would be too old for the next acquire.
             let is_busy = |last| now.since(last) <= plain::LONGEST_ESTIMATE;
             return self.last_script.is_some_and(is_busy) && requests.iter().any(can_grant);
         };
@@ -89,13 +89,14 @@ impl PipelinedConnection {
         false
     }
 
-    /// Enqueues releases: those of locks without waiters by a command, if the server has one, and the others by the
+    /// Enqueues releases. Locks without waiters are released by a command, if the server has one, and the others by the
     /// script.
     pub fn enqueue_releases(&mut self, context: &ScriptContext, mut requests: Vec<PendingRequest>) {
         let now = MonotonicTime::now();
         let contended = &self.contended;
-        // Only the script releases a lock that has waiters. So no command is used if no caller reads its reply at once:
-        // the waiters would wait for the next reader, or for the ttl if the process ends before.
+        // If a lock has waiters, the command fails, and the script has to follow. So the command is used only if a
+        // caller reads its reply at once. Otherwise the waiters would wait for the next reader, or for the ttl if the
+        // process ends before.
         let can_delete = |request: &PendingRequest| {
             let key = request.command.key();
             plain::can_delete(&request.command)
@@ -109,7 +110,7 @@ impl PipelinedConnection {
         };
         let mut tried = None;
         match deletes {
-            // The usual case, without new vectors.
+            // The usual case needs no new vectors.
             Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
                 return self.enqueue(context, Call::Delete(command), requests);
             }
@@ -138,7 +139,8 @@ impl PipelinedConnection {
         }
     }
 
-    /// Handles the reply to acquires by plain commands: delivers the grants, and asks the script for the other keys.
+    /// Handles the reply to acquires by plain commands: delivers the grants, and enqueues script calls for the other
+    /// keys.
     pub fn finish_plain(
         &mut self,
         context: &ScriptContext,
@@ -161,7 +163,7 @@ impl PipelinedConnection {
         })?;
         let now = MonotonicTime::now();
         if let Some(micros) = decoded.clock {
-            self.clock.note(micros, now);
+            self.clock.record(micros, now);
         }
         let refusal = refusal.as_ref().unwrap_or(reply);
         if plain::is_lasting(refusal) {
@@ -182,7 +184,7 @@ impl PipelinedConnection {
                 }
                 KeyOutcome::NotSet => {
                     if let Some(key) = request.command.key() {
-                        self.contended.note(key, now);
+                        self.contended.record(key, now);
                     }
                     if request.is_wanted() {
                         left.push(request);
@@ -206,7 +208,7 @@ impl PipelinedConnection {
         Ok(())
     }
 
-    /// Handles the reply to the release of one lock by a command. Unless the lock was deleted, the script decides.
+    /// Handles the reply to a release by a command. If the lock was not deleted, enqueues a script call.
     pub fn finish_delete(
         &mut self,
         context: &ScriptContext,
@@ -229,8 +231,8 @@ impl PipelinedConnection {
         let released = self.in_flight.front().into_iter();
         let now = MonotonicTime::now();
         for key in released.flat_map(InFlightBatch::released_keys) {
-            // Usually, waiters are queued. For a while, the script releases this key without a try of the command.
-            self.contended.note(&key, now);
+            // Usually, waiters are queued. For a while, the script releases this key at once.
+            self.contended.record(&key, now);
             self.released_late.push(key);
         }
         let call = Call::script(context, &release::SCRIPT);
@@ -240,9 +242,9 @@ impl PipelinedConnection {
     /// Handles the reply to a trial.
     pub fn finish_trial(&mut self, context: &ScriptContext, reply: Value, refusal: Option<Value>) {
         self.in_flight.pop_front();
-        context.plain_acquires.note_reply();
+        context.plain_acquires.record_reply();
         if let Some(micros) = plain::decode_trial(&reply) {
-            self.clock.note(micros, MonotonicTime::now());
+            self.clock.record(micros, MonotonicTime::now());
             return;
         }
         let is_aborted = matches!(&reply, Value::ServerError(error) if error.code() == "EXECABORT");
@@ -253,7 +255,7 @@ impl PipelinedConnection {
         }
         if is_open {
             // The server has accepted `MULTI` and refused `EXEC`, so it may queue all later commands. Or a proxy has
-            // sent another reply.
+            // sent a reply of its own.
             self.connection.discard();
         }
     }
@@ -262,18 +264,18 @@ impl PipelinedConnection {
         refusal::plain_refused(reply, self.connection.address(), context.prefix())
     }
 
-    /// Notes the trials that got no reply before the connection ended.
-    pub fn note_lost_trials(&self, context: &ScriptContext) {
+    /// Records the trials that got no reply before the connection ended.
+    pub fn record_lost_trials(&self, context: &ScriptContext) {
         let now = MonotonicTime::now();
         let mut calls = self.in_flight.iter().map(|batch| batch.call);
         if calls.clone().any(|call| matches!(call, Call::Trial))
-            && let Some(lost) = context.plain_acquires.note_lost(now)
+            && let Some(lost) = context.plain_acquires.record_lost_trial(now)
         {
             let address = self.connection.address();
             context.refuse_plain_acquires(errors::lost_trials(address, lost));
         }
         if calls.any(|call| matches!(call, Call::DeleteTrial(_))) {
-            context.plain_releases.note_lost(now);
+            context.plain_releases.record_lost_trial(now);
         }
     }
 }

@@ -76,7 +76,7 @@ fn a_release_is_unpacked_as_packed() {
     }
 }
 
-/// A confirmed release that is repeated on a new connection has no attempt yet.
+/// A confirmed release that is repeated on a new connection has had no attempt there.
 #[test]
 fn a_repeat_is_due_at_its_own_time() {
     for attempts in [0, 1] {

@@ -100,8 +100,8 @@ fn an_unacknowledged_renewal_fails_and_keeps_the_key() {
     assert!(f.exists("a"));
 }
 
-/// The renewal finds the ttl long enough. It still needs the acknowledgement of the earlier write, which came on
-/// another connection.
+/// The renewal finds the ttl long enough. It still needs acknowledgements of the earlier write, which came on another
+/// connection.
 #[test]
 fn a_renewal_needs_earlier_writes_acknowledged() {
     let f = fixture();

@@ -1,4 +1,4 @@
-//! Acquires by plain commands, and the script that takes over where these do not decide.
+//! Tests of acquires by plain commands, and of the script calls that follow if these do not decide.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use crate::command::value::micros_of;
 use crate::command::{Acquire, Mode, QueueMode, Release, Renew};
 use crate::wire::net::refusal;
 
-/// A pipeline that knows the time of Redis, so that the next acquire is by plain commands.
+/// A pipeline that knows the time of Redis, so that its next acquire uses plain commands.
 fn warm() -> Fixture {
     let f = fixture();
     f.warm_up("warm-up");
@@ -234,7 +234,7 @@ fn a_lock_without_waiters_is_released_without_a_script() {
 #[test]
 fn the_script_releases_what_a_command_does_not() {
     let f = after_releases();
-    // Others are queued, as far as the value says.
+    // The value reports queued waiters.
     let release = f.held("a");
     f.say(&["APPEND", "p:a", " +"]);
     assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
@@ -254,7 +254,7 @@ fn the_script_releases_what_a_command_does_not() {
     assert_eq!(f.ask(release, LONG).unwrap(), Reply::Taken { by: None });
 }
 
-/// The reply to an unawaited release is read later, and the process may end before.
+/// An unawaited release must not need a second request: its reply is read later, and the process may end before.
 #[test]
 fn a_dropped_lock_is_released_by_one_write() {
     let f = after_releases();
@@ -269,7 +269,7 @@ fn a_dropped_lock_is_released_by_one_write() {
     assert_eq!(deletes(), before);
 }
 
-/// The client's own acquire is behind a release that the script has to repeat, and that grants the lock to a waiter.
+/// The acquire is behind a release that the script has to repeat, and that grants the lock to a waiter.
 #[test]
 fn an_acquire_behind_a_repeated_release_ends() {
     let f = after_releases();
@@ -290,7 +290,7 @@ fn an_acquire_behind_a_repeated_release_ends() {
     assert!(calls() - before <= 3, "{}", calls() - before);
 }
 
-/// Otherwise the next waiter would get each grant one round trip later.
+/// If a command were tried first, the next waiter would get the lock one round trip later.
 #[test]
 fn the_script_releases_a_contended_key_at_once() {
     let f = after_releases();
@@ -400,7 +400,7 @@ fn try_lock_goes_past_the_queue() {
     assert_eq!(f.used_since(before), [1, 0]);
 }
 
-/// A counter that is missing, or behind the clock, would give tokens that were given before.
+/// With a counter that is missing or behind the clock, old tokens would be given again.
 #[test]
 fn tokens_rise_over_a_lost_counter() {
     let f = warm();
@@ -422,7 +422,7 @@ fn tokens_rise_over_a_lost_counter() {
             .unwrap()
             .contains(&micros_of(token).to_string())
     );
-    // As on a replica that was behind when it became the primary.
+    // A replica that was behind when it became the primary has such a counter.
     f.say(&["ZADD", "p:~fence", "1700000000000000", "t"]);
     let used = f.used();
     let (next, is_token_in_value) = f.grant(acquire_of("c"));
@@ -477,7 +477,7 @@ fn without_transactions_the_script_grants() {
             }
             f.say(&["ACL", "SETUSER", "default", rule]);
             if rule == "-time" {
-                // The scripts need it, too. A warm connection asks for the time once a second only.
+                // The scripts need this command, too. A warm connection asks for the time only once a second.
                 if warm {
                     let mut state = f.pipeline.state.lock();
                     state.connection.as_mut().unwrap().age_clock();
@@ -503,7 +503,7 @@ fn without_transactions_the_script_grants() {
     }
 }
 
-/// These refusals say nothing about transactions.
+/// These refusals do not show whether the server accepts transactions.
 #[test]
 fn refusals_of_one_request_do_not_end_plain_commands() {
     let f = warm();
@@ -563,7 +563,7 @@ fn a_flushed_script_is_sent_again() {
     assert_eq!(f.server.calls("eval").unwrap(), 1);
 }
 
-/// Such a user could not release what plain commands acquire.
+/// Without the right to call scripts, the user could not release what plain commands acquire.
 #[test]
 fn a_user_who_may_not_call_scripts_acquires_nothing() {
     let f = fixture();
@@ -577,7 +577,7 @@ fn a_user_who_may_not_call_scripts_acquires_nothing() {
     assert!(!f.exists("k"));
 }
 
-/// The script repeats the grants of a batch whose counter was missing.
+/// The counter of a batch was missing, so the script repeats its grants.
 #[test]
 fn a_repeated_batch_counts_each_grant_once() {
     let f = warm();
@@ -603,7 +603,7 @@ fn a_repeated_batch_counts_each_grant_once() {
     assert_eq!(f.counter(), last);
 }
 
-/// The script has decided about the key, so nothing is left that could still arrive.
+/// The script has decided about the key, so no request for it can arrive later.
 #[test]
 fn a_refused_acquire_leaves_no_release() {
     let f = warm();
@@ -681,7 +681,7 @@ fn a_proxy_closing_at_delex_is_asked_thrice() {
     assert_eq!(connections.load(Ordering::SeqCst), 4);
 }
 
-/// Redis refuses `MULTI` and `EXEC`, carries out what is between them, and replies `EXECABORT`.
+/// Redis refuses `MULTI` and `EXEC`, carries out the commands between them, and replies `EXECABORT`.
 #[test]
 fn a_key_that_was_set_without_a_transaction_is_known() {
     let f = warm();
@@ -698,7 +698,7 @@ fn a_key_that_was_set_without_a_transaction_is_known() {
     }));
 }
 
-/// The key was set, and then Redis refuses the script.
+/// Plain commands have set the key, and then Redis refuses the script.
 #[test]
 fn a_set_key_is_released_if_the_script_fails() {
     let f = warm();

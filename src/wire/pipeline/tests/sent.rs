@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The outcome to come of one request, and the right to set it.
+/// The receiving end of one request's outcome, and the right to set it.
 fn one_completion() -> (Submitted, Completion) {
     let (submitted, mut completions) = Submitted::new(1);
     (submitted, completions.remove(0))
@@ -16,7 +16,7 @@ fn connected() -> Fixture {
 }
 
 impl Fixture {
-    /// Sends an acquire. Returns the request if this thread has written it, and its outcome to come.
+    /// Sends an acquire. Returns the request if this thread has written it, and the receiving end of its outcome.
     fn send(&self, name: &str) -> (Option<SentRequest<'_>>, Submitted) {
         self.send_command(acquire_of(name))
     }

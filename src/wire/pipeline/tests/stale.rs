@@ -34,7 +34,7 @@ fn after(time: Duration) -> MonotonicTime {
 fn replies_on_a_stale_connection_are_read() {
     let f = fixture();
     let lease = f.acquire("k");
-    // The reply to the release is NOSCRIPT. The release is repeated, and so carried out, only after this reply is read.
+    // The reply to the release is NOSCRIPT. After this reply is read, the release is sent again.
     f.ask_server(&["SCRIPT", "FLUSH"]);
     let before = f.connection();
     f.pipeline.send_release(f.release("k", lease));
@@ -116,14 +116,14 @@ fn a_grant_of_an_old_primary_does_not_count() {
     leadership.lose_connection(&error);
     let outcome = caller.take_outcomes().next().unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
-    // The release was written behind it.
+    // The release was written behind the acquire.
     assert!(eventually(LONG, || !f.exists("k")));
     // A late copy of the acquire would be released, too.
     assert!(f.pipeline.state.lock().has_work());
 }
 
-/// The switch is noted while the leader reads the reply, on its own thread: the reply is one of a replica, and so calls
-/// the hook for suspicions.
+/// The switch comes while the leader reads the reply, on its own thread: the reply is one of a replica, so it calls the
+/// hook for suspicions.
 #[test]
 fn a_reply_that_comes_after_a_switch_does_not_count() {
     let f = fixture();
@@ -170,7 +170,7 @@ fn an_unexpected_reply_makes_all_connections_suspect() {
     assert!(epoch.replace_at(&made_in).is_some());
 }
 
-/// A proxy whose server is away says so to each request, and the connection to the proxy lives.
+/// The server behind a proxy is away. The proxy reports this to each request, and its connection stays open.
 #[test]
 fn a_release_that_a_proxy_refuses_is_repeated_later() {
     let refuses = Arc::new(AtomicBool::new(false));

@@ -212,7 +212,7 @@ fn a_flush_moves_to_another_connection_after_a_cut() {
 }
 
 /// A leader fails to connect to a stopped server, with a deadline of `eighths` eighths of the connect time-out. Returns
-/// whether another caller, which has more time, is still queued after that.
+/// whether another caller, which has more time, is then still queued.
 fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
@@ -250,7 +250,7 @@ fn attempts_to_connect_back_off_to_500_ms() {
         );
     }
     assert_eq!(pauses, [0, 2, 3, 4, 5, 5, 5, 5]);
-    state.note_connected();
+    state.reset_connect_pauses();
     assert!(state.is_due(now), "a connection resets the pause");
 }
 
