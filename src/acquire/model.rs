@@ -193,7 +193,7 @@ fn model_threads_of_two_clients_take_turns() {
 }
 
 #[test]
-fn model_leaving_waiter_blocks_nobody() {
+fn model_a_leaving_waiter_wakes_the_next_one() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));

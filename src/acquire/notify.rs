@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_this_client_is_no_turn_of_another() {
+    fn the_clients_own_grant_counts_as_no_turn() {
         let mut store = Scripted::default();
         store.free_servers = Some(2);
         let f = fixture_on(store);

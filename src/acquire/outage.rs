@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn outage_of_one_server_is_none_of_another() {
+    fn servers_have_separate_outages() {
         let outage = Outage::new(Duration::from_secs(3));
         let now = MonotonicTime::now();
         let (one, other) = (ServerId(1), ServerId(2));

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_map_has_a_node_of_the_last_one() {
+    fn the_next_slot_map_shares_a_node_with_the_last() {
         let members = Members::default();
         assert!(members.can_be_next(&[range(0, 9, 1, &[])]));
         members.replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[])]);

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_ends_before_its_caller_leaves_is_reported_then() {
+    fn a_release_that_ends_early_is_reported_when_its_caller_leaves() {
         let f = Fixture::new(true);
         (0..5).for_each(|node| f.end(node, true));
         f.assert_events(&[]);

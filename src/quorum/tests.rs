@@ -458,7 +458,7 @@ fn a_slightly_slower_node_becomes_silent() {
 
 /// The client writes the requests to the stopped minority, and does not wait for their replies.
 #[test]
-fn a_stopped_minority_delays_nobody() {
+fn calls_do_not_wait_for_a_stopped_minority() {
     let servers = servers::<5>();
     let client = patient(&servers);
     let key = key("k");

@@ -94,7 +94,7 @@ pub fn raise_in_a_process_of_its_own(parent: &Parent) {
 }
 
 #[test]
-fn two_hundred_threads_on_one_key_all_enter() {
+fn two_hundred_threads_all_get_one_lock() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let witness = Arc::new(Witness::default());

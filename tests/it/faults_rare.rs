@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_late_extension_blocks_nobody() {
+fn a_late_extension_ends_with_its_release() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     let mutex = client.mutex("k").fixed_ttl(secs(4));

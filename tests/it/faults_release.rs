@@ -93,7 +93,7 @@ fn an_unlock_on_a_stopped_server_completes_later() {
 }
 
 #[test]
-fn a_release_to_a_dead_server_blocks_nobody() {
+fn releases_return_in_time_while_a_server_is_dead() {
     let mut server = server();
     let (client, _) = client(&server.url());
     let (dropped, unlocked) = (

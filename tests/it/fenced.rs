@@ -324,7 +324,7 @@ fn a_deletion_follows_the_rule_of_tokens() {
 }
 
 #[test]
-fn a_value_with_a_ttl_expires_and_its_token_with_it() {
+fn a_value_expires_together_with_its_token() {
     let server = server();
     let client = client(&server);
     let plain = client.fenced_value("v");

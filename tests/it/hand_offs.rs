@@ -79,7 +79,7 @@ fn runs(grants: &[Grant]) -> Vec<usize> {
 }
 
 #[test]
-fn a_dropped_guard_passes_its_lease_on() {
+fn a_dropped_guard_hands_its_lock_off() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let grants = pass_through(&server, vec![client.mutex("k"); 8], drop);
@@ -90,7 +90,7 @@ fn a_dropped_guard_passes_its_lease_on() {
 }
 
 #[test]
-fn an_unlocked_guard_passes_nothing_on() {
+fn unlock_hands_no_lock_off() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let grants = pass_through(&server, vec![client.mutex("k"); 8], unlock);
@@ -98,7 +98,7 @@ fn an_unlocked_guard_passes_nothing_on() {
 }
 
 #[test]
-fn a_closure_passes_its_lease_on() {
+fn a_closure_hands_its_lock_off() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
@@ -125,7 +125,7 @@ fn a_closure_passes_its_lease_on() {
 }
 
 #[test]
-fn a_closure_that_lost_its_lock_passes_nothing_on() {
+fn a_closure_that_lost_its_lock_hands_nothing_off() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let (waiting, next) = (client.mutex("k"), client.mutex("k"));
@@ -143,7 +143,7 @@ fn a_closure_that_lost_its_lock_passes_nothing_on() {
 }
 
 #[test]
-fn disabled_hand_offs_pass_nothing_on() {
+fn disabled_hand_offs_release_in_redis() {
     let server = Arc::new(server());
     let by_count = builder(&server).max_hand_offs(0).build().unwrap();
     let by_time = builder(&server).hand_off_time(Duration::ZERO);
@@ -163,7 +163,7 @@ fn hand_offs_of_a_lease_are_limited() {
 }
 
 #[test]
-fn a_lease_passes_only_between_equal_options() {
+fn a_lock_is_handed_off_to_equal_options_only() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let plain = || client.mutex("k");
@@ -187,7 +187,7 @@ fn a_lease_passes_only_between_equal_options() {
 }
 
 #[test]
-fn a_lease_that_is_not_renewed_is_never_passed_on() {
+fn a_lock_without_renewal_is_never_handed_off() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     for mutex in [
@@ -275,7 +275,7 @@ fn losses_after_a_hand_off_reach_new_holders() {
 }
 
 #[test]
-fn a_lost_lease_is_not_passed_on() {
+fn a_lost_lock_is_not_handed_off() {
     let server = server();
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
@@ -331,7 +331,7 @@ fn a_lease_is_renewed_after_any_hand_offs() {
 }
 
 #[test]
-fn leases_passed_on_late_are_renewed_in_time() {
+fn locks_handed_off_late_are_renewed_in_time() {
     let (server, recorder) = (server(), Recorder::new());
     let ttl = secs(3);
     let builder = builder(&server)

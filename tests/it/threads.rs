@@ -12,7 +12,7 @@ use crate::quorum::nodes::{Nodes, builder};
 use crate::support::{SOON, secs, server};
 
 #[test]
-fn a_client_has_four_threads_and_more_once_it_needs_them() {
+fn a_client_has_four_threads_and_starts_more_on_demand() {
     if child::threads().is_none() {
         return;
     }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_wait_there_is_no_quantile_and_no_mean() -> anyhow::Result<()> {
+    fn quantiles_and_means_need_a_wait() -> anyhow::Result<()> {
         let none = Waits::new()?;
         assert_eq!((none.quantile(0.5), none.mean()), (None, None));
         Ok(())

@@ -83,7 +83,7 @@ fn wake_up_before_the_sleep_is_kept() {
 }
 
 #[test]
-fn leaving_waiter_passes_its_wake_up_on() {
+fn a_leaving_waiter_wakes_the_next_one() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     queues.wake(&key);

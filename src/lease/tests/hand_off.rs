@@ -27,7 +27,7 @@ fn a_tracked_key_stays_tracked_after_hand_off() {
 }
 
 #[test]
-fn hand_off_keeps_others_queued() {
+fn a_hand_off_keeps_whether_others_are_queued() {
     for others_queued in [false, true] {
         let mut f = lease(|_| {});
         f.lease = f.lease.with_others_queued(others_queued);

@@ -495,7 +495,7 @@ fn model_a_caller_that_left_is_not_queued() {
 }
 
 #[test]
-fn model_a_leader_that_leaves_before_the_answers_costs_the_others_nothing() {
+fn model_a_leader_that_leaves_costs_the_other_callers_nothing() {
     let faults = Faults {
         slow: 2,
         ..Faults::default()

@@ -609,7 +609,7 @@ fn a_caller_withdraws_while_the_leader_connects() {
 }
 
 #[test]
-fn releases_leave_and_callers_give_up_while_the_leader_connects() {
+fn callers_may_leave_while_the_leader_connects() {
     let mut f = with_timeout(3 * LONG);
     f.reach();
     f.server.kill();

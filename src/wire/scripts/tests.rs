@@ -212,7 +212,7 @@ fn numbers_are_written_in_decimal() {
 }
 
 #[test]
-fn a_string_too_large_is_an_answer_to_reads_only() {
+fn only_reads_may_reply_that_a_string_is_too_large() {
     let too_large = || parsed("-TOOLARGE a string of 9 bytes\r\n");
     for kind in SCRIPTS {
         let reads = kind == &fenced::READ;

@@ -59,7 +59,7 @@ fn a_foreign_value_is_reported_and_left_unchanged() {
 }
 
 #[test]
-fn a_foreign_value_keeps_the_ttl_it_has() {
+fn a_foreign_value_keeps_its_ttl() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
     ask(&server, &["SET", &in_redis("k"), "theirs", "EX", "1000"]);

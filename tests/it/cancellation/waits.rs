@@ -69,7 +69,7 @@ fn a_wait_for_another_thread_of_the_client_is_cancelled_at_once() {
 }
 
 #[test]
-fn a_wait_behind_others_is_cancelled_and_they_wait_on() {
+fn a_cancelled_wait_leaves_the_other_waiters_queued() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
     for held_by_us in [true, false] {
@@ -191,7 +191,7 @@ fn a_wait_cancelled_in_advance_sends_no_request() {
 }
 
 #[test]
-fn a_message_ends_one_wait_a_disconnect_all() {
+fn a_message_ends_one_wait_and_a_disconnect_all() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
     let held = holder.mutex("k").lock().unwrap();

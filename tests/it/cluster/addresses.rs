@@ -102,7 +102,7 @@ fn the_url_of_one_server_is_refused() {
 }
 
 #[test]
-fn one_server_is_no_cluster() {
+fn a_single_server_is_refused_as_a_cluster() {
     let server = server();
     let error = open(&format!("redis+cluster://127.0.0.1:{}", server.port()));
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);

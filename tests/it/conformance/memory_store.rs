@@ -146,7 +146,7 @@ fn a_flush_loses_held_locks_at_once() {
 }
 
 #[test]
-fn clients_come_and_go_while_others_stay() {
+fn clients_of_a_memory_store_end_independently() {
     let memory = MemoryStore::new();
     let stays = memory.client().unwrap();
     let held = stays.mutex("k").lock().unwrap();
@@ -180,7 +180,7 @@ fn a_callback_may_move_the_clock_and_forget_everything() {
 }
 
 #[test]
-fn a_name_is_one_store_while_in_use() {
+fn memory_urls_with_one_name_share_a_store() {
     let open = || Client::open("memory://conformance-names").unwrap();
     let (one, two) = (open(), open());
     let unnamed = Client::open("memory://").unwrap();

@@ -210,12 +210,12 @@ fn kill_in_queue(places: &[usize]) {
 }
 
 #[test]
-fn a_killed_first_waiter_delays_nobody() {
+fn a_killed_first_waiter_is_skipped() {
     kill_in_queue(&[0]);
 }
 
 #[test]
-fn a_killed_middle_waiter_delays_nobody() {
+fn a_killed_middle_waiter_is_skipped() {
     kill_in_queue(&[1, 3]);
 }
 

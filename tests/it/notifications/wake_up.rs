@@ -145,7 +145,7 @@ fn a_waiter_enters_when_a_fixed_ttl_ends() {
 }
 
 #[test]
-fn waiters_enter_after_earlier_ones_gave_up() {
+fn waiters_get_the_lock_after_earlier_waiters_left() {
     let scene = Scene::start();
     let between = steady(&scene.server.url()).build().unwrap();
     let waits = [(); ROUNDS].map(|()| {

@@ -105,7 +105,7 @@ fn each_node_has_its_own_login() {
 }
 
 #[test]
-fn a_quorum_of_one_node_is_a_lock() {
+fn a_quorum_of_one_node_grants_locks() {
     let nodes = Nodes::start(1);
     let client = nodes.client();
     let first = lock(&client, "k");

@@ -10,7 +10,7 @@ use crate::support::{SOON, Task, ask, held_keys, in_redis, lock, millis, secs, v
 
 /// Callers go on as before: one wait for a stopped node would take a whole time-out.
 #[test]
-fn two_stopped_nodes_of_five_delay_nobody() {
+fn two_stopped_nodes_of_five_delay_no_call() {
     let nodes = Nodes::start(5);
     let [client, operator] = [(); 2].map(|()| nodes.client());
     lock(&client, "k").unlock().unwrap();

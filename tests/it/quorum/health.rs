@@ -259,7 +259,7 @@ fn clocks(client: &Client) -> Option<Vec<NodeClock>> {
 }
 
 #[test]
-fn nodes_on_one_machine_differ_by_no_more_than_the_error() {
+fn clocks_of_one_machine_differ_within_the_error() {
     let nodes = Nodes::start(5);
     let client = nodes.client();
     assert!(eventually(SOON, || clocks(&client).is_some()));

@@ -7,7 +7,7 @@ use super::nodes::Nodes;
 use crate::support::{lock, millis, secs};
 
 #[test]
-fn parts_for_one_server_say_that_a_quorum_lacks_them() {
+fn features_of_one_server_are_unsupported_on_a_quorum() {
     let nodes = Nodes::start(3);
     let client = nodes.client();
     let guard = lock(&client, "k");

@@ -405,7 +405,7 @@ fn one_bad_key_affects_no_other() {
 }
 
 #[test]
-fn a_key_repeated_in_one_call_granted_once() {
+fn a_key_repeated_in_one_call_is_granted_once() {
     let server = server();
     let mut redis = connect(&server);
     let leases = [0, 1, 2, 3].map(lease);

@@ -114,7 +114,7 @@ fn a_wrong_group_name_is_an_error() {
 }
 
 #[test]
-fn passwords_of_sentinels_and_servers_are_two() {
+fn sentinels_and_servers_have_separate_passwords() {
     let group = single()
         .password("of-the-server")
         .sentinel_password("of-the-sentinel");
@@ -232,7 +232,7 @@ fn each_connection_asks_for_the_primary() {
 }
 
 #[test]
-fn a_client_of_sentinels_has_one_more_thread() {
+fn a_client_under_sentinels_has_one_more_thread() {
     if child::threads().is_none() {
         return;
     }

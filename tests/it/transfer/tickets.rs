@@ -42,7 +42,7 @@ fn transfers_raise_tokens_and_report_a_release() {
 }
 
 #[test]
-fn repeated_transfers_admit_nobody_else() {
+fn repeated_transfers_keep_other_clients_out() {
     let server = server();
     let [one, two, third] = [(); 3].map(|()| client(&server));
     let mut guard = lock(&one, "k");

@@ -104,7 +104,7 @@ fn deadlines_hold_behind_longer_waits() {
 }
 
 #[test]
-fn a_lock_that_is_free_is_taken_whatever_the_deadline() {
+fn a_free_lock_is_granted_even_after_the_deadline() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let mutex = client.mutex("k");

@@ -102,7 +102,7 @@ fn the_try_forms_say_unavailable_and_never_none() {
 }
 
 #[test]
-fn a_server_that_answers_again_before_the_deadline_is_enough() {
+fn a_wait_ends_when_the_server_replies_again() {
     let mut server = server();
     let client = short_timeout(&server).build().unwrap();
     server.kill();

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_is_left_out_if_its_ways_were_not_measured() {
+    fn a_goal_without_measured_ways_is_left_out() {
         let words = |results: &[Outcome]| -> Vec<String> {
             let goals = judge(results).into_iter();
             goals.map(|goal| goal.figure).collect()

@@ -204,7 +204,7 @@ fn a_roll_call_is_bounded_in_a_full_queue() {
 
 /// Without the right to change places or keys, the roll call is left out, and the queue is served.
 #[test]
-fn a_roll_call_that_is_refused_blocks_nobody() {
+fn a_refused_roll_call_serves_the_queue() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let _subscriber = listen(&mut clients, &[1, 2, 3].map(holder));

@@ -63,7 +63,7 @@ fn locks_work_without_permission_for_the_queue() {
 }
 
 #[test]
-fn an_unusable_queue_blocks_nobody() {
+fn callers_get_a_reply_if_the_queue_is_unusable() {
     let server = server();
     let mut redis = connect(&server);
     for command in [
@@ -120,7 +120,7 @@ fn free_keys_are_granted_past_an_unusable_queue() {
 }
 
 #[test]
-fn nobody_is_queued_without_a_settable_ttl() {
+fn callers_join_no_queue_whose_ttl_cannot_be_set() {
     let server = server();
     let mut redis = connect(&server);
     for command in ["pttl", "pexpire"] {
@@ -145,7 +145,7 @@ fn nobody_is_queued_without_a_settable_ttl() {
 }
 
 #[test]
-fn nobody_joins_without_the_marker() {
+fn callers_join_no_queue_if_the_mark_cannot_be_set() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[]);
