@@ -62,7 +62,7 @@ impl LocalQueue {
         }
     }
 
-    /// Joins the queue as a waiter, and leaves the queue. True if a lease or an entry was left behind.
+    /// Joins the queue as a waiter, and leaves it. Returns true if a lease or an entry was left behind.
     pub fn join_and_leave(&self) -> bool {
         let waiter = self.queues.join(&self.key, self.options, None);
         let (lease, entry) = waiter.leave();

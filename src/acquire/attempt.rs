@@ -218,9 +218,9 @@ impl Caller<'_> {
             ..
         } = self.acquirer;
         let expected_notification = self.waiter.remove_missing_entry(lease);
-        // Redis has lost the place, although this client's subscription was not interrupted and no flush was reported:
-        // both would have changed the epoch. So the subscription may be on an old primary, and a release may have
-        // skipped this client.
+        // Redis has lost the place, although this client's subscription was not interrupted and no flush was reported
+        // (the epoch is unchanged). So the subscription may be on an old primary, and a release may have skipped this
+        // client.
         let key = &self.request.key;
         let is_notified = notifications.queue_mode(key) == QueueMode::Notified;
         if is_notified && expected_notification == Some(notifications.epoch(key)) {

@@ -1251,7 +1251,7 @@ mod tests {
         allow(usize::MAX);
         let owner = store.members.owner(key.slot()).unwrap();
         store.node_or_open(&owner).unwrap();
-        // The thread has tried the notification connection, and the port is closed.
+        // The thread has tried to connect for notifications, and the port is closed.
         while !matches!(store.queue_mode(&key), QueueMode::Polling) {
             assert!(MonotonicTime::now() < far, "no attempt to connect");
             thread::yield_now();

@@ -238,8 +238,8 @@ pub enum QueueMode {
     /// The lease joins the queue. When it is first, Redis grants it the key and notifies the client.
     Notified,
     /// The lease joins the queue at the place `since`, which an earlier lease of this client had before Redis removed
-    /// it. With `polls`, the same as `Polling`, otherwise as `Notified`. [`front_place`] computes a place in front of
-    /// all others.
+    /// it. If `polls` is true, the client polls, otherwise Redis notifies it. [`front_place`] computes a place in front
+    /// of all others.
     Rejoin { since: u64, polls: bool },
     /// An earlier request has added the lease to the queue, so this request does not. `notified` turns an entry that
     /// polls into one that Redis notifies.

@@ -1,7 +1,7 @@
 //! The value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, and these marks behind it:
 //!
 //! - ` ?` or ` !` if a waiter has not confirmed its grant;
-//! - ` +` if the lock's release has to serve a queue.
+//! - ` +` if the lock's release has to grant the lock to the first waiter in the queue.
 //!
 //! In Redis, scripts and plain commands write the value; the store in memory formats it here.
 

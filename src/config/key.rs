@@ -154,7 +154,7 @@ impl Key {
         &self.full
     }
 
-    /// The slot of this key in a Cluster, and of the lock's queue and fence counter.
+    /// The slot of this key in a Cluster. The lock's queue and fence counter are in the same slot.
     pub fn slot(&self) -> Slot {
         Slot::of(&self.full)
     }

@@ -228,7 +228,7 @@ impl Lease {
         &self.grant
     }
 
-    /// This lock, as events name it.
+    /// This lock in the form that events have.
     pub fn event_lock(&self) -> EventLock<'_> {
         EventLock {
             key: self.grant.key.name(),

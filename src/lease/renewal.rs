@@ -123,8 +123,8 @@ impl Lease {
         self.state.lock().track_at = Some(at);
     }
 
-    /// Sets the timer to the next action, if the lease is held. `replace_timer` is the same as in
-    /// [`take_due`](Self::take_due). Returns false if the lease is held and the watchdog has stopped.
+    /// Sets the timer to the next action, if the lease is held. [`take_due`](Self::take_due) describes `replace_timer`.
+    /// Returns false if the lease is held and the watchdog has stopped.
     pub fn reschedule(
         &self,
         replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,

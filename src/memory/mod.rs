@@ -139,7 +139,7 @@ impl MemoryServer {
     pub fn advance_all(nodes: &[Arc<Self>], by: Duration) {
         nodes[0].clock.advance(by);
         nodes.iter().for_each(|node| node.handle_moved_clock());
-        // Each client has one listener on all nodes, which is called once.
+        // Each client has the same listener on all nodes, and it is called once.
         for listener in nodes[0].listeners() {
             listener.clock_moved();
         }

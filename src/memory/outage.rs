@@ -50,8 +50,7 @@ impl PendingRelease {
         })
     }
 
-    /// Carries the release out, and confirms it to a quorum. Like the reply to a repeated release, its reply shows no
-    /// loss.
+    /// Carries the release out, and reports to a quorum that it is done. Reports no loss, as after a repeated release.
     pub fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
         release(&self.holder, &self.command);
         if let Some(tracker) = self.tracker {

@@ -33,7 +33,7 @@ fn shortened_difference(
 
 /// Whether a generated history finds the difference that is planted in `scripts`.
 fn finds_planted(subject: Subject, scripts: &Scripts, seed: u8) -> bool {
-    // The history need not be shortened, since nobody reads it.
+    // The history is not shown, so it need not be shortened.
     first_difference(Redis::start(), subject, scripts, seed, PLANTED_CASES, 0).is_some()
 }
 

@@ -119,7 +119,7 @@ mod tests {
         ttls.record(Duration::from_millis(1), start);
         assert_eq!(ttls.shortest(start), SECOND);
         assert_eq!(ttls.shortest(at(1)), 3 * SECOND);
-        // This ttl is renewed.
+        // The client renews this ttl.
         ttls.record(3 * SECOND, at(2));
         assert_eq!(ttls.shortest(at(4)), 3 * SECOND);
         assert_eq!(ttls.shortest(at(5)), 9 * SECOND);

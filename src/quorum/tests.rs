@@ -1016,7 +1016,8 @@ fn a_lost_reply_leaves_no_key_behind() {
     }
 }
 
-/// The second node is ahead of the first one, so their tokens differ. Returns the greatest token so far, in µs.
+/// Raises the fence counter of the second node, so that the tokens of the nodes differ. Returns the greatest token, in
+/// µs.
 fn make_tokens_differ(servers: &[Server]) -> u64 {
     let ahead = micros_now(&servers[0]) + AHEAD;
     for (server, counter) in servers.iter().zip([ahead, ahead + 100]) {
@@ -1054,7 +1055,7 @@ fn a_token_is_written_back_to_a_majority() {
         let stored = value(server, &key).unwrap();
         assert!(stored.contains(&(last + 1).to_string()), "{stored}");
     }
-    // The next proposal is beyond both counters: one round trip is enough.
+    // The next proposal is later than both counters, so one round trip is enough.
     client.end_probes(2);
     let calls = || [0, 1].map(|n: usize| servers[n].calls("evalsha").unwrap());
     let before = calls();
@@ -1566,7 +1567,7 @@ fn contending_clients_exclude_each_other() {
         .all(|server| is_free(server, &key))));
 }
 
-/// Up to 3 ms, so that split votes end.
+/// A random pause of up to 3 ms, so that the clients do not split the votes again and again.
 fn rand_pause() -> Duration {
     let random = LeaseId::random().to_string();
     let random = u64::from_str_radix(&random[26..], 16).unwrap();
@@ -1618,7 +1619,7 @@ fn after_a_short_quarantine_a_restart_grants_a_lock_twice() {
 #[test]
 fn a_restarted_node_does_not_vote_in_its_quarantine() {
     let it = after_a_restart(TTL);
-    // The first node says that the lock is taken, the second one abstains.
+    // The first node replies that the lock is taken, and the second one abstains.
     let [first, second] = &it.clients;
     let (other, outcome) = second.acquire(&it.key);
     assert!(contended(&outcome), "{outcome:?}");

@@ -140,8 +140,8 @@ pub enum EnvironmentWarning {
         /// Its value.
         value: String,
     },
-    /// This master of a Cluster, or this node of a quorum, could not be checked. Others could: at least one master, or
-    /// a majority of the nodes.
+    /// This master of a Cluster, or this node of a quorum, could not be checked, but others could: at least one master,
+    /// or a majority of the nodes.
     ServerNotChecked {
         /// The error of the check.
         reason: String,

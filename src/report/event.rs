@@ -134,9 +134,9 @@ pub trait EventHandler: Send + Sync + 'static {
     /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time. After that,
     /// it tries the commands again. Called once per client, at the first refusal.
     fn plain_acquires_refused(&self, error: &Error) {}
-    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Or its clock differs
-    /// too much from those of the other nodes, or no longer does ([`NodeClock`](crate::NodeClock)). The client's first
-    /// request to a node that votes causes no event. See [`Client::nodes`](crate::Client::nodes).
+    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Also called if its
+    /// clock begins or ceases to differ too much from those of the other nodes ([`NodeClock`](crate::NodeClock)). The
+    /// first vote of a node causes no event. See [`Client::nodes`](crate::Client::nodes).
     fn node_changed(&self, node: &NodeState) {}
     /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
     /// of the check was refused. The client checks once, soon after its first connection, and calls this for each

@@ -45,7 +45,7 @@ impl<'a> KeyState<'a> {
         self.0.is_some_and(|value| value::is_held_by(value, lease))
     }
 
-    /// Whether a lease holds the key and its release will serve the queue.
+    /// Whether a lease holds the key and other clients are queued for it.
     pub fn has_queue(self) -> bool {
         self.0.is_some_and(value::has_queue)
     }

@@ -17,7 +17,7 @@ pub enum Report<'a> {
     /// The client connects to the last known primary, since no sentinel names one. Reported once until a sentinel names
     /// the primary again.
     SentinelsUnavailable(Error),
-    /// The server does not allow acquires by plain commands, so the script is used.
+    /// The server does not allow acquires by plain commands, so the client uses the script.
     PlainAcquiresRefused(Error),
     /// The server refuses notifications to this client.
     NotificationsRefused(Error),
@@ -46,9 +46,9 @@ pub enum LateRelease {
 pub enum ReportedReleases {
     #[default]
     None,
-    /// Late releases, and losses of which no caller learns.
+    /// Late releases, and losses that no call returns.
     Late,
-    /// Also the end of each release, and all losses: a quorum counts its nodes.
+    /// Late releases, the ends of all releases, and all losses. A quorum needs them to count its nodes.
     All,
 }
 
@@ -60,8 +60,8 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// `receiver` has to be quick and must not block. A pipeline's mutex may be locked during the call, so it must not
-    /// call the store.
+    /// Makes a receiver. `receiver` has to be quick, and must neither block nor call the store: a pipeline's mutex may
+    /// be locked during the call.
     pub fn new(
         releases: ReportedReleases,
         receiver: impl Fn(Report<'_>) + Send + Sync + 'static,

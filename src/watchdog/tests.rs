@@ -183,7 +183,7 @@ fn a_denied_force_makes_no_connection_suspect() {
         !lease.record_force_message(by(), f.clock.now()),
         "within a second of the denial"
     );
-    // The key is tracked again, which reads it.
+    // Tracking the key also reads it.
     let tracked = f.store.tracked.load(Ordering::SeqCst);
     f.clock.advance(LONGEST_RETRY + Duration::from_millis(2));
     f.watchdog.catch_up(&[]);

@@ -195,7 +195,7 @@ impl<T: Default> Wheel<T> {
         let level = self.occupied[..LEVELS].iter().position(|&bits| bits != 0)?;
         let digit = self.occupied[level].trailing_zeros();
         let shift = level as u32 * BITS;
-        // At the top level, a single shift would be by 66 bits, which overflows. So this shifts twice.
+        // Shifts twice, because at the top level one shift would be by 66 bits and overflow.
         let above = self.now & (u64::MAX << shift << BITS);
         Some((
             level * SLOTS + digit as usize,

@@ -207,8 +207,8 @@ impl TransactionConnection {
         outcome.map_err(|error| self.named(error))
     }
 
-    /// Returns an error if the network has forgotten the connection while the caller's closure sent nothing. An `EXEC`
-    /// on such a connection would have an unknown outcome.
+    /// Returns an error if the network has forgotten the connection while the caller's closure sent nothing: the
+    /// outcome of an `EXEC` on it would be unknown.
     fn check_after_pause(&mut self) -> Result<(), Error> {
         if !self.connection.was_idle() {
             return Ok(());

@@ -491,7 +491,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
     assert!(exists(&servers[0], &key) && exists(&servers[1], &key));
 }
 
-/// A node of a quorum is slower than the majority for long, so callers leave before their releases are written.
+/// A node of a quorum stays slower than the majority, so callers leave before their releases are written.
 #[test]
 fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let server = Server::start().unwrap();

@@ -40,7 +40,7 @@ fn model_cancellation_ends_a_wait_behind_a_holder() {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
-        // This thread may hold the lock until the other thread's wait has ended.
+        // While the other thread waits, this thread may hold the lock.
         let own = chance(2).then(|| {
             let lease = client.acquirer.acquire(&request(), Until::Forever);
             lease.unwrap().unwrap()

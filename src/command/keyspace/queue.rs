@@ -163,7 +163,7 @@ impl Keyspace {
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
             let is_notified = first.ttl.is_some() && own_ttl.is_none();
             if is_notified && !(step.listens)(&first.holder) {
-                // The waiter's client does not listen any more, so its entry is skipped.
+                // The client of this waiter no longer listens, so the grant skips it.
                 continue;
             }
             let unconfirmed = first

@@ -271,7 +271,7 @@ impl Redis {
             Operation::LogIn => (holder(0), None),
         };
         if let Some(Command::Acquire(Acquire { key, lease, .. })) = command {
-            // This lock's token cannot be used. The script deletes the lock and grants the key again.
+            // The token of this lock cannot be used. The script deletes the key and grants it again.
             let mut get = redis::cmd("GET");
             let value: Option<Vec<u8>> = get
                 .arg(key.in_redis())

@@ -173,8 +173,8 @@ pub fn choice(n: usize) -> usize {
     thread_rng().gen_range(0..n)
 }
 
-/// Whether this thread of the model is panicking. The standard library's function would be true for all of the model's
-/// threads.
+/// Whether this thread of the model is panicking. The standard library's function does not distinguish the threads of a
+/// model.
 pub fn panicking() -> bool {
     std::thread::panicking() && PANICKING.get() == Some(thread::current().id())
 }

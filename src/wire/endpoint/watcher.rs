@@ -217,7 +217,8 @@ struct Queries {
     answer_by: Option<MonotonicTime>,
     /// When to send the next query.
     ask_at: MonotonicTime,
-    /// Whether a message came after the current query, so that the answer may be older than the message.
+    /// Whether the thread asks again after the current query: a message came, and the answer may be older than the
+    /// message.
     asks_again: bool,
 }
 

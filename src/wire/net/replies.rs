@@ -381,8 +381,8 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     *at += end + 2;
     match sign {
         b'+' if line == b"OK" => Ok(Value::Okay),
-        // The reply to each command of a transaction. `OK` stands for it without a copy. Within an array, it is a
-        // caller's value.
+        // The reply to a queued command of a transaction. It is read as `OK`, which needs no copy. Within an array, the
+        // same text is a caller's value.
         b'+' if line == b"QUEUED" && end + 2 == bytes.len() => Ok(Value::Okay),
         b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),
         b':' => number(line).map(Value::Int),

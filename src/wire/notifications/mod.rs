@@ -363,7 +363,7 @@ impl NotificationConnection {
         let epoch = self.endpoint.epoch();
         for (socket, made_in) in &self.sockets.lock().open {
             if epoch.is_outdated(made_in) {
-                // This ends a write that blocks. The end of the connection wakes the thread.
+                // The close ends a write that blocks, and wakes the thread.
                 socket.close();
             }
         }

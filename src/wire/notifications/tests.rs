@@ -218,7 +218,7 @@ fn stop_and_a_switch_close_connections() {
     };
     let now = || endpoint.epoch().now();
     for _ in 0..3 {
-        // The connection is dropped at once.
+        // This registers a connection and drops it at once.
         assert!(register(&connect(), now()));
     }
     let [outdated, late, open, later] = [(); 4].map(|()| connect());

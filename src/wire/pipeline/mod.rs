@@ -400,8 +400,8 @@ impl Pipeline {
     }
 
     /// Ends the time in which the background leaves replies to the sender on this socket. If replies are missing and no
-    /// thread leads, this thread becomes the leader. If another thread leads, it requests the maintenance that reads
-    /// them.
+    /// thread leads, this thread becomes the leader. If another thread leads, that thread requests the maintenance that
+    /// reads them.
     fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
         let mut state = self.state.lock();
         let connection = state.connection.as_ref();

@@ -493,7 +493,7 @@ fn each_call_on_a_cluster_has_the_keys_of_one_slot() {
     assert_eq!(counters.len(), 6, "one for each slot: {counters:?}");
 }
 
-/// Undos are written before the connection is given up.
+/// Before the pipeline closes the connection, it writes undos.
 #[test]
 fn undos_on_a_cluster_are_written_slot_by_slot() {
     let server = Server::start().unwrap();

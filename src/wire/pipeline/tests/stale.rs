@@ -118,7 +118,7 @@ fn a_grant_of_an_old_primary_does_not_count() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
     // The release was written behind the acquire.
     assert!(eventually(LONG, || !f.exists("k")));
-    // A late copy of the acquire would be released, too.
+    // The client still repeats the release, in case that a copy of the acquire arrives late.
     assert!(f.pipeline.state.lock().has_work());
 }
 
@@ -134,7 +134,7 @@ fn a_reply_that_comes_after_a_switch_does_not_count() {
     let endpoint = Arc::clone(&f.pipeline.shared.endpoint);
     let hook_calls = AtomicUsize::new(0);
     f.pipeline.shared.endpoint.epoch().on_suspicion(move || {
-        // The switch is a suspicion, too.
+        // A switch also raises a suspicion.
         if hook_calls.fetch_add(1, Ordering::SeqCst) == 0 {
             endpoint.epoch().count_switch();
         }
