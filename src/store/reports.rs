@@ -52,10 +52,12 @@ pub enum ReportedReleases {
     All,
 }
 
+type Receiver = dyn Fn(Report<'_>) + Send + Sync;
+
 /// The receiver of a store's reports. The default receiver ignores them.
 #[derive(Clone, Default)]
 pub struct Reports {
-    receiver: Option<Arc<dyn Fn(Report<'_>) + Send + Sync>>,
+    receiver: Option<Arc<Receiver>>,
     pub releases: ReportedReleases,
 }
 

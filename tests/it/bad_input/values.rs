@@ -47,7 +47,7 @@ fn a_foreign_value_is_reported_and_left_unchanged() {
                 _ => "string",
             };
             assert!(
-                error.to_string().ends_with(&format!(": a {kind}")),
+                error.to_string().ends_with(&format!(", but a {kind}")),
                 "{text}"
             );
             assert!(!text.contains("other-data"), "{text}");
