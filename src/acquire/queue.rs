@@ -595,7 +595,7 @@ impl WaiterGuard<'_> {
         };
         let options = self.waiter.options;
         if queue.entry.is_some_and(|entry| entry.is_in_flight) {
-            // That request belongs to a thread that was handed the lock before the reply.
+            // The request in flight belongs to a thread that was handed the lock before the reply.
             return (fresh, EntryKind::New, None);
         }
         if let Some(entry) = queue

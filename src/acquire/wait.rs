@@ -23,7 +23,7 @@ pub const FIRST_POLL: Duration = Duration::from_millis(1);
 const LONGEST_POLL: Duration = Duration::from_millis(50);
 pub const LONGEST_OUTAGE_POLL: Duration = Duration::from_millis(250);
 
-/// The least time for an attempt of a caller that may wait that long. So a short wait does not end before a healthy
+/// If a caller may wait, each of its attempts has at least this time. So even a short wait does not end before a healthy
 /// server replies.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
@@ -136,7 +136,7 @@ impl Call {
         }
         let lasted = now.since(outage.since.max(self.started));
         let (kind, reason) = match outage.error.kind() {
-            // The new error has the same kind, so its text already says this.
+            // The caller's error has the same kind, and its text begins with the kind. So only the message is copied.
             kind @ (ErrorKind::Unavailable | ErrorKind::NoQuorum) => {
                 (kind, outage.error.message().to_owned())
             }
@@ -410,7 +410,7 @@ impl<P: Pace> Wait<P> {
                 Retry::Poll
             }
             Refusal::Cut(outage) => {
-                // If an earlier attempt was refused, the result of this call is that the lock is taken.
+                // If an earlier attempt found the lock taken, that is the result of this call.
                 if let LastAttempt::None = self.last_attempt {
                     self.last_attempt = LastAttempt::Failed(outage);
                 }

@@ -172,7 +172,7 @@ impl Command {
         with_call!(self, call => call.model(keyspace, step), Ok(Reply::Done))
     }
 
-    /// The release in this command, unless it is another command. A `ForceUnlock` is none.
+    /// The release in this command. `None` for all other commands, also for a `ForceUnlock`.
     pub fn as_release(&self) -> Option<&Release> {
         match self {
             Self::Release(release) => Some(release),
@@ -249,8 +249,8 @@ pub enum Reply {
     /// The request reached a node of a quorum after the client had stopped waiting for it. The node did nothing. Its
     /// clock shows `micros`.
     TooLate { micros: u64 },
-    /// The token in the request is later than the clock and the fence counter of a quorum's node by more than a
-    /// quarantine. The node did nothing.
+    /// The token in the request is too far ahead: more than a quarantine later than both the clock and the fence
+    /// counter of the quorum's node. The node did nothing.
     TooFarAhead,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },

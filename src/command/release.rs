@@ -31,7 +31,7 @@ pub struct Release {
     pub min_hold: Duration,
 }
 
-/// The client of a younger grant may still be connecting for notifications.
+/// The client of a grant that is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 
 pub static SCRIPT: Script = Script::new(
@@ -125,8 +125,8 @@ impl Release {
         self.held.map(|held| (&self.key, held.token))
     }
 
-    /// The reason of a loss, if a guard held the lease, and `reply`, received at `now`, reports before the end of the
-    /// lease's validity that the lease does not hold the key.
+    /// The reason of a loss, if `reply`, received at `now`, shows one: a guard held the lease, and before its validity
+    /// ended, the lease no longer held the key.
     pub fn loss(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
         let held = self.held?;
         (now < held.valid_until).then(|| reply.loss()).flatten()

@@ -246,7 +246,7 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The time at which a request for the full ttl leads to the present validity of the lease; `latest` at most.
+    /// When a renewal with the full ttl would have been sent to give the lease its present validity; `latest` at most.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))

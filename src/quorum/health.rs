@@ -658,7 +658,7 @@ mod tests {
     #[test]
     fn each_probe_reads_the_clock() {
         let (health, clock) = (Health::default(), Clock::movable());
-        // The first probe, because nothing was requested yet.
+        // The health of the node is unknown, so a probe is requested.
         assert_eq!(health.probe_if_outdated(&clock), FollowUp::ToProbe);
         assert!(health.take_due(MonotonicTime::now()));
         assert_eq!(health.record(&[voted()], true, &clock), FollowUp::ToProbe);

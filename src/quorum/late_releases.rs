@@ -472,7 +472,7 @@ mod tests {
             } else if left_at.is_some() || confirmed < majority {
                 prop_assert_eq!(events, vec![DELAYED]);
             } else {
-                // The caller may have the replies of a majority before that many nodes are late.
+                // The caller may have the replies of a majority before more nodes than a minority are late.
                 prop_assert!(events.is_empty() || events == [DELAYED]);
             }
             prop_assert!(f.is_forgotten());

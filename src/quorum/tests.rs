@@ -738,7 +738,7 @@ fn renewals_wait_a_part_of_the_shortest_ttl() {
     let shortest = || client.store.ttls.shortest(MonotonicTime::now());
     assert!(eventually(LONG, || shortest() == TTL));
     assert!(renew(0, TTL) >= LONGEST_GRACE, "the short ttl has ended");
-    // A lock with a short ttl counts before its first renewal.
+    // A lock with a short ttl also limits the waits before its own first renewal.
     assert!(eventually(LONG, || {
         let (lease, outcome) = client.acquire_for(&key("new"), LONGEST_GRACE, soon());
         let took = renew(0, TTL);

@@ -45,10 +45,10 @@ const LONGEST_PART: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause without split votes, in round trips. It is less than one, so that a caller that
 /// has missed one turn more asks first.
 const RANDOM_ROUND_TRIPS: f64 = 0.25;
-/// After split votes, the random part is at least this share of what doubling alone gives, because more clients may
-/// contend than this client has seen.
+/// Each split vote doubles the random part, up to one round trip for each client that contends. More clients may
+/// contend than this client has seen, so the random part has at least this share of its doubled length.
 const LEAST_SHARE_OF_DOUBLING: f64 = 1.0 / 8.0;
-/// Limits the shift. The random part reaches [`LONGEST_PART`] before.
+/// The random part is not doubled more often. With fewer doublings, it has already reached [`LONGEST_PART`].
 const MAX_DOUBLINGS: u32 = 16;
 /// How many turns of other clients a record keeps, to count the rivals. With more turns, a record would find more
 /// rivals, but forget clients that have left later.

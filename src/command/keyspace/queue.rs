@@ -269,8 +269,8 @@ impl Keyspace {
 }
 
 impl Queue {
-    /// Finds the waiter's entry, which may be `own` or `polls`: the entry of a waiter that polls. With `notify`, an
-    /// entry that polls is replaced by `own`, at the same place.
+    /// Finds the waiter's entry: either `notified` or `polling`, which differ only in whether the waiter polls. With
+    /// `notify`, replaces `polling` by `notified`, at the same place.
     pub fn find_waiter(
         &mut self,
         notified: Waiter,

@@ -57,7 +57,7 @@ pub const COUNTED: u64 = 5_000_000_000_000_000;
 /// The length of a quarantine in all histories.
 pub const QUARANTINE: Duration = Duration::from_millis(50);
 
-/// What the commands of a history belong to.
+/// The kind of server that gets the commands of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// One server.

@@ -520,7 +520,7 @@ fn a_fail_over_message_makes_connections_suspect() {
         fake.publish("g 127.0.0.1 7000 127.0.0.1 7000");
         // A late message about an earlier fail-over.
         fake.publish("g 127.0.0.1 6999 127.0.0.1 7009");
-        // The answer to the query behind a message comes after all of them.
+        // From now on, the answers name the new primary. The client asks again after a message.
         let mut script = fake.script.lock();
         (script.primary, script.epoch) = (7001, 2);
         drop(script);

@@ -208,7 +208,7 @@ impl Fixture {
 /// A fixture that has found out how its server deletes keys with certain values.
 fn after_releases() -> Fixture {
     let f = warm();
-    // The first release is followed by the trials, whose replies come before the next one.
+    // The trials of commands are written behind the first release. Their replies come before that to the second one.
     for _ in 0..2 {
         let release = f.held("k");
         assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);

@@ -122,8 +122,8 @@ fn a_grant_of_an_old_primary_does_not_count() {
     assert!(f.pipeline.state.lock().has_work());
 }
 
-/// The switch comes while the leader reads the reply, on its own thread: the reply is one of a replica, so it calls the
-/// hook for suspicions.
+/// The reply to the acquire is that of a replica, so the leader calls the hook for suspicions. The hook counts a switch
+/// while the leader still reads the reply.
 #[test]
 fn a_reply_that_comes_after_a_switch_does_not_count() {
     let f = fixture();
