@@ -57,7 +57,6 @@ impl Caller<'_> {
         let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
-            mode: options.mode,
             ttl: options.first_ttl(),
             queue_mode,
             replicas: options.replicas,
@@ -150,9 +149,7 @@ impl Caller<'_> {
                 self.remove_missing_entry(sent.lease);
                 Refusal::MissingEntry
             }
-            Reply::Contended {
-                queued, expires_in, ..
-            } => {
+            Reply::Contended { queued, expires_in } => {
                 let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
                 self.report_contended(expires_in);
                 if self.call.waits() {

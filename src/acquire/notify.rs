@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::queue::{GrantOf, LocalQueues};
-use crate::command::{Command, GrantMessage, Mode, Release};
+use crate::command::{Command, GrantMessage, Release};
 use crate::config::key::Key;
 use crate::lease::CallbackExecutor;
 use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
@@ -91,8 +91,6 @@ impl Listener for NotificationHandler {
             // The client has sent a release for this lease, but Redis may have read that release before it granted the
             // lease.
             self.backend.store.send_release(Command::Release(Release {
-                min_hold: Duration::ZERO,
-                mode: Mode::Exclusive,
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, Held, Mode, Release};
+use crate::command::{Command, Held, Release};
 use crate::config::key::Key;
 use crate::lease::{Lease, LeaseRemains};
 use crate::report::error::{Error, ErrorKind};
@@ -183,8 +183,6 @@ impl Acquirer {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
         self.store.send_release(Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key,
             lease,
             until,
@@ -200,8 +198,6 @@ fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
     Command::Release(Release {
         key: lease.grant().key.clone(),
         lease: lease.grant().id,
-        mode: lease.grant().options.mode,
-        min_hold: lease.grant().options.min_hold,
         until: lease.key_until(),
         held: Some(Held {
             token: lease.grant().token,

@@ -90,7 +90,6 @@ fn contended(is_queued: bool) -> Reply {
         false => Reply::Contended {
             expires_in,
             queued: None,
-            shared: None,
         },
     }
 }
@@ -103,7 +102,6 @@ fn contended_behind(ahead: u64) -> Reply {
             ahead,
             since: SINCE,
         }),
-        shared: None,
     }
 }
 

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use redis::Value;
-use smallvec::SmallVec;
 
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, IfUnanswered, Mode, Outcome, Release, Reply};
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
 use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
@@ -21,7 +20,6 @@ use crate::util::id::LeaseId;
 pub struct Acquire {
     pub key: Key,
     pub lease: LeaseId,
-    pub mode: Mode,
     pub ttl: Duration,
     pub queue_mode: QueueMode,
     /// If set, this many replicas have to acknowledge the grant. If they do not, the outcome is `Unavailable`, and the
@@ -56,28 +54,22 @@ impl Call for Acquire {
     }
 
     fn has_queue_key(&self) -> bool {
-        // A share is never granted past the queue.
-        self.may_queue() || !self.mode.is_exclusive()
+        self.may_queue()
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
         out.lease(self.lease);
         out.millis(self.ttl);
-        let place;
-        let queue_mode = match self.queue_mode {
-            QueueMode::None => "",
-            QueueMode::Existing { notified: false } => "-",
-            QueueMode::Existing { notified: true } => "-+",
-            QueueMode::Polling => "0",
-            QueueMode::Notified => "+",
+        match self.queue_mode {
+            QueueMode::None => out.text(""),
+            QueueMode::Existing { notified: false } => out.text("-"),
+            QueueMode::Existing { notified: true } => out.text("-+"),
+            QueueMode::Polling => out.text("0"),
+            QueueMode::Notified => out.text("+"),
             QueueMode::Rejoin { since, polls } => {
-                place = format!("{}{since}", if polls { '0' } else { '+' });
-                &place
+                let mode = if polls { '0' } else { '+' };
+                out.text(&format!("{mode}{since}"));
             }
-        };
-        match self.mode {
-            Mode::Exclusive => out.text(queue_mode),
-            mode => out.text(&format!("{queue_mode}{mode}")),
         }
     }
 
@@ -125,7 +117,6 @@ impl Call for Acquire {
             Ok(Reply::Contended {
                 expires_in: left.unwrap_or_default(),
                 queued,
-                shared: None,
             })
         };
         let entry = match queue_mode {
@@ -185,24 +176,18 @@ fn read(result: &mut Value) -> Option<Outcome> {
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
-            shared: None,
         },
         Value::Array(queued) => {
-            let number = |value: &Value| match value {
-                Value::Int(number) => u64::try_from(*number).ok(),
-                _ => None,
+            let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
+                return None;
             };
-            let numbers: Option<SmallVec<[u64; 4]>> = queued.iter().map(number).collect();
-            let (ms, place, shared) = match numbers?[..] {
-                [ms, limit] => (ms, None, Some(limit)),
-                [ms, ahead, since] => (ms, Some((ahead, since)), None),
-                [ms, ahead, since, limit] => (ms, Some((ahead, since)), Some(limit)),
-                _ => return None,
+            let queued = QueuePlace {
+                ahead: u64::try_from(*ahead).ok()?,
+                since: u64::try_from(*since).ok()?,
             };
             Reply::Contended {
-                expires_in: Duration::from_millis(ms),
-                queued: place.map(|(ahead, since)| QueuePlace { ahead, since }),
-                shared: shared.map(u32::try_from).transpose().ok()?,
+                expires_in: millis(*ms),
+                queued: Some(queued),
             }
         }
         _ => return None,
@@ -221,7 +206,6 @@ impl Acquire {
         let queued = self.may_queue().then_some(self.ttl);
         Release {
             queued,
-            mode: self.mode,
             ..Release::undo(&self.key, self.lease, now.after(self.ttl))
         }
     }

@@ -7,7 +7,6 @@ pub mod encoder;
 pub mod fenced;
 pub mod inspect;
 pub mod keyspace;
-mod mode;
 #[path = "../../lua/parts.rs"]
 pub mod parts;
 pub mod release;
@@ -34,7 +33,6 @@ pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place
 pub use adopt::{Adopt, Adoption};
 pub use fenced::{Read, Write};
 pub use inspect::Inspect;
-pub use mode::Mode;
 pub use release::{ForceUnlock, Held, Release};
 pub use renew::Renew;
 pub use vote::{Hold, Probe, Propose};
@@ -221,8 +219,6 @@ pub enum Reply {
     Contended {
         expires_in: Duration,
         queued: Option<QueuePlace>,
-        /// Set if leases share the key: the limit of the newest permit, or 0 for readers.
-        shared: Option<u32>,
     },
     /// No lease got the votes of a majority of a quorum's nodes, because several leases asked for the key at the same
     /// time.

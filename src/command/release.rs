@@ -8,11 +8,11 @@ use crate::command::encoder::Encoder;
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
 use crate::command::results::{quarantine, taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, Mode, Outcome, Reply, value};
+use crate::command::{Call, CallContext, Outcome, Reply};
 use crate::config::key::Key;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId};
+use crate::util::id::LeaseId;
 
 /// Ends the grant of the lease, if the lease still holds the key: grants the key to the first waiter of its queue, or
 /// deletes it. If the lease is queued, removes it from the queue. The store repeats a failed release until `until`,
@@ -21,14 +21,11 @@ use crate::util::id::{HolderId, LeaseId};
 pub struct Release {
     pub key: Key,
     pub lease: LeaseId,
-    pub mode: Mode,
     pub until: MonotonicTime,
     /// Set if a guard held the lease.
     pub held: Option<Held>,
     /// Set if the lease may be queued: the ttl of its acquire.
     pub queued: Option<Duration>,
-    /// The key stays taken for this time from the grant on. Zero unless a guard held the lease.
-    pub min_hold: Duration,
 }
 
 /// The client of a grant that is younger than this may still be connecting for notifications.
@@ -65,23 +62,14 @@ impl Call for Release {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
-        let (lease, mode, holder) = (self.lease, self.mode, context.holder);
         match (self.queued, self.held) {
             (Some(ttl), _) => {
-                out.text(&format!("{lease},{}{mode},{holder}", ttl.as_millis()));
-            }
-            (None, Some(held)) if !self.min_hold.is_zero() => {
-                let value = mode.member(lease, holder);
-                let value = value.unwrap_or_else(|| lease.to_string());
-                let (micros, ms) = (value::micros_of(held.token), self.min_hold.as_millis());
-                out.text(&format!("keep {micros} {ms} {value}"));
-            }
-            (None, _) if !mode.is_exclusive() => {
-                out.text(&mode.member(lease, holder).unwrap_or_default());
+                let (lease, holder) = (self.lease, context.holder);
+                out.text(&format!("{lease},{},{holder}", ttl.as_millis()));
             }
             // The script compares the key's value with this argument first.
-            (None, Some(held)) => out.held_value(holder, lease, held),
-            (None, None) => out.lease(lease),
+            (None, Some(held)) => out.held_value(context.holder, self.lease, held),
+            (None, None) => out.lease(self.lease),
         }
     }
 
@@ -102,22 +90,15 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Release {
-    /// The release of an exclusive lease that a guard never held, and that is not queued.
+    /// The release of a lease that a guard never held, and that is not queued.
     pub fn undo(key: &Key, lease: LeaseId, until: MonotonicTime) -> Self {
         Self {
             key: key.clone(),
             lease,
-            mode: Mode::Exclusive,
             until,
             held: None,
             queued: None,
-            min_hold: Duration::ZERO,
         }
-    }
-
-    /// Whether this is the release of an exclusive lease whose key is free at once.
-    pub fn is_usual(&self) -> bool {
-        self.mode.is_exclusive() && self.min_hold.is_zero()
     }
 
     /// The key and the fencing token, if a guard held the lease.
@@ -161,8 +142,6 @@ pub struct ForceUnlock {
     /// If true, Redis refuses the command while the holder may still be connecting for notifications: the holder does
     /// not listen, and its grant is less than a second old or has no time in its value.
     pub must_notify: bool,
-    /// The mode of the lease and its holder, unless the lease is exclusive.
-    pub share: Option<(Mode, HolderId)>,
 }
 
 impl Call for ForceUnlock {
@@ -179,14 +158,8 @@ impl Call for ForceUnlock {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
-        let (lease, by) = (self.lease, context.holder);
         let mark = if self.must_notify { '?' } else { '!' };
-        let share = self.share.as_ref();
-        let member = share.and_then(|(mode, holder)| mode.member(lease, holder));
-        out.text(&match member {
-            Some(member) => format!("{lease}{mark}{by} {member}"),
-            None => format!("{lease}{mark}{by}"),
-        });
+        out.text(&format!("{}{mark}{}", self.lease, context.holder));
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {

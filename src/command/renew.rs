@@ -8,7 +8,7 @@ use crate::command::encoder::Encoder;
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
 use crate::command::results::{taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, Mode, Outcome, Reply};
+use crate::command::{Call, CallContext, Outcome, Reply};
 use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::util::id::LeaseId;
@@ -18,7 +18,6 @@ use crate::util::id::LeaseId;
 pub struct Renew {
     pub key: Key,
     pub lease: LeaseId,
-    pub mode: Mode,
     /// The token of the grant, for a quorum.
     pub token: u64,
     pub ttl: Duration,
@@ -49,11 +48,8 @@ impl Call for Renew {
         &self.key
     }
 
-    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
-        match self.mode.member(self.lease, context.holder) {
-            Some(member) => out.text(&member),
-            None => out.lease(self.lease),
-        }
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.lease(self.lease);
         out.millis(self.ttl);
     }
 

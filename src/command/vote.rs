@@ -85,7 +85,6 @@ impl Call for Propose {
             Some(Entry::Lock(lock)) => Reply::Contended {
                 expires_in: lock.expires_at.since(step.now),
                 queued: None,
-                shared: None,
             },
             None => vote(keyspace, key, lease, proposal, ttl, step),
         })
@@ -98,7 +97,6 @@ fn read_proposed(result: &mut Value) -> Option<Outcome> {
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
-            shared: None,
         },
         _ => return None,
     }))

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::Mode;
 use crate::command::value::hand_offs_of;
 use crate::config::Replicas;
 use crate::config::key::Key;
@@ -23,17 +22,12 @@ pub struct Options {
     pub checked: bool,
     /// The replicas that have to acknowledge each grant and each renewal.
     pub replicas: Option<Replicas>,
-    /// How the lease holds its key.
-    pub mode: Mode,
-    /// For this time from its grant on, the key stays taken, even if it was released. Zero for none.
-    pub min_hold: Duration,
 }
 
 impl Options {
-    /// The ttl to ask Redis for: `ttl`, but at most `max_hold`, and at least `min_hold`.
+    /// The ttl to ask Redis for: `ttl`, but at most `max_hold`.
     pub fn first_ttl(&self) -> Duration {
-        let ttl = self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl));
-        ttl.max(self.min_hold)
+        self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
     }
 
     /// When the last tenth of `max_hold` begins, for a hold that began at `since`.
@@ -51,8 +45,6 @@ impl Options {
         max_hold: None,
         checked: false,
         replicas: None,
-        mode: Mode::Exclusive,
-        min_hold: Duration::ZERO,
     };
 }
 

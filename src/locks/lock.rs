@@ -18,7 +18,6 @@ use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
 use crate::client::Client;
-use crate::command::Mode;
 use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
@@ -94,8 +93,6 @@ impl Lock {
             return Err(Error::new(ErrorKind::InvalidConfig, message));
         }
         let options = Options {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             ttl,
             renew_every: is_renewed.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,

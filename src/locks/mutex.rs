@@ -142,7 +142,6 @@ impl Mutex {
         loop {
             let elapsed = started.elapsed();
             let force = Command::ForceUnlock(ForceUnlock {
-                share: None,
                 key: key.clone(),
                 lease,
                 must_notify: elapsed < NOTIFY_WITHIN,

@@ -101,7 +101,6 @@ impl Count {
             Reply::Contended {
                 expires_in,
                 queued: None,
-                shared: None,
             }
         } else {
             Reply::SplitVote {
@@ -335,7 +334,6 @@ mod tests {
         Some(Ok(Reply::Contended {
             expires_in: Duration::from_secs(seconds),
             queued: None,
-            shared: None,
         }))
     }
 

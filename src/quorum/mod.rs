@@ -60,7 +60,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
-use crate::command::{Acquire, ForceUnlock, Hold, Mode, Outcome, Probe, Propose, Release, Renew};
+use crate::command::{Acquire, ForceUnlock, Hold, Outcome, Probe, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::key;
 use crate::config::key::Key;
@@ -344,8 +344,6 @@ impl Lease<'_> {
 
     fn release(&self, now: MonotonicTime) -> Command {
         Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: self.key.clone(),
             lease: self.id,
             until: now.after(self.ttl),
@@ -813,8 +811,6 @@ impl QuorumStore {
     /// node may never be written, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             until: self.clock.now().after(self.quarantine),

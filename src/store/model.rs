@@ -72,7 +72,6 @@ impl Server {
                 key,
                 lease,
                 must_notify: false,
-                share: None,
             }),
         );
     }

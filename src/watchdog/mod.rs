@@ -634,7 +634,6 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
-        mode: grant.options.mode,
         token: grant.token,
         ttl,
         replicas: grant.options.replicas,
@@ -645,10 +644,8 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
 fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
     let grant = lease.grant();
     Command::Release(Release {
-        min_hold: Duration::ZERO,
         key: grant.key.clone(),
         lease: grant.id,
-        mode: grant.options.mode,
         until: lease.key_until().after(ttl),
         held: None,
         queued: None,
@@ -661,7 +658,6 @@ fn confirmation(lease: &Lease) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
-        mode: grant.options.mode,
         token: grant.token,
         ttl: CONFIRMING_TTL,
         replicas: None,

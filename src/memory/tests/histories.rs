@@ -11,7 +11,7 @@ use proptest::sample::select;
 use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
-    Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect, Mode,
+    Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
     Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::config::key::{Key, KeyLayout};
@@ -140,10 +140,10 @@ fn vote() -> impl Strategy<Value = Command> {
             },
         ),
         3 => (key(), lease()).prop_map(|(key, lease)| {
-            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None })
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None })
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock(ForceUnlock { share: None, key, lease, must_notify })
+            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
         }),
         1 => key().prop_map(|key| Command::Inspect(Inspect { key })),
     ]
@@ -207,21 +207,21 @@ fn command() -> impl Strategy<Value = Command> {
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
         6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
-            Command::Acquire(Acquire { mode: Mode::Exclusive, key, lease, ttl, queue_mode, replicas: None })
+            Command::Acquire(Acquire { key, lease, ttl, queue_mode, replicas: None })
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
-            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
             let valid_until = MonotonicTime::at_tick(0);
             let held = Some(Held { token, is_token_in_value: true, others_queued: false, valid_until });
-            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held, queued: None })
+            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None })
         }),
         2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock(ForceUnlock { share: None, key, lease, must_notify })
+            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Renew(Renew { mode: Mode::Exclusive, key, lease, token: 0, ttl, replicas: None })
+            Command::Renew(Renew { key, lease, token: 0, ttl, replicas: None })
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10, FUTURE << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
@@ -250,7 +250,6 @@ fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
         by: n % 2,
         is_plain: false,
         command: Command::Acquire(Acquire {
-            mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
             ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
@@ -262,8 +261,6 @@ fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
         by: n % 2,
         is_plain: false,
         command: Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
             until: MonotonicTime::at_tick(0),
@@ -308,7 +305,6 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
             is_plain: false,
             command: Command::Acquire(Acquire {
-                mode: Mode::Exclusive,
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),

@@ -699,17 +699,12 @@ impl Twin {
                 self.same_token(*token, *own)
             }
             (
-                Ok(Reply::Contended {
-                    expires_in,
-                    queued,
-                    shared,
-                }),
+                Ok(Reply::Contended { expires_in, queued }),
                 Ok(Reply::Contended {
                     expires_in: left,
                     queued: own,
-                    shared: own_shared,
                 }),
-            ) => near(expires_in, left) && same_place(*queued, *own) && shared == own_shared,
+            ) => near(expires_in, left) && same_place(*queued, *own),
             (
                 Ok(Reply::Adopted { expires_in, token }),
                 Ok(Reply::Adopted {

@@ -8,13 +8,12 @@ pub mod stale;
 pub mod unanswered;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 use std::time::Instant;
 
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
-use crate::command::{Acquire, Held, Inspect, Mode, Release, Reply};
+use crate::command::{Acquire, Held, Inspect, Release, Reply};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::loss::LossReason;
@@ -105,7 +104,6 @@ fn acquire_of(name: &str) -> Command {
 
 fn acquire_under(lease: LeaseId, name: &str) -> Command {
     Command::Acquire(Acquire {
-        mode: Mode::Exclusive,
         key: key(name),
         lease,
         ttl: LONG,
@@ -184,8 +182,6 @@ impl Fixture {
 
     fn release(&self, name: &str, lease: LeaseId) -> Command {
         Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: key(name),
             lease,
             until: MonotonicTime::now().after(LONG),
@@ -291,7 +287,6 @@ fn foreign_values_cost_no_connection() {
         let set = ["SET", "p:a", &value];
         f.server.command(&set).unwrap();
         let command = Command::Acquire(Acquire {
-            mode: Mode::Exclusive,
             key: key("a"),
             lease,
             ttl: LONG,
@@ -390,8 +385,6 @@ fn releases_that_might_block_are_left_to_the_background() {
     let long = |n: usize, len: usize| {
         let name = format!("{n}{}", "x".repeat(len));
         Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: Key::new("p:", &name, 1 << 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(LONG),
@@ -805,8 +798,6 @@ fn recorded_reports() -> (Reports, Arc<Mutex<Vec<String>>>) {
 
 fn held(name: &str) -> PendingRequest {
     let command = Command::Release(Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
         key: key(name),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(LONG),
@@ -974,8 +965,6 @@ fn refused_releases_do_not_delay_other_requests() {
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
         f.pipeline.send_release(Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),
