@@ -58,11 +58,11 @@ struct KeyQueue {
     /// Set if a message reports a forced release of a lease whose grant the caller has not accepted yet: the lease, and
     /// the client that released it.
     forced: Option<(LeaseStart, HolderId)>,
-    /// What the servers have reported about the key since a waiter last began to watch it. A grant clears it.
+    /// The reports of servers about the key since a waiter last began to watch it. A grant clears them.
     watch: Option<Watch>,
 }
 
-/// What the servers have reported about a watched key. Each server is in at most one of the two sets.
+/// The reports of servers about a watched key. Each server is in at most one of the two sets.
 #[derive(Default)]
 struct Watch {
     present_on: ServerSet,

@@ -30,7 +30,7 @@ use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// What happened to the lease of a dropped guard.
+/// How the lease of a dropped guard ended, or that it was handed off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DropOutcome {
     /// The lock was handed off to another thread of this client.

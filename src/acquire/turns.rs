@@ -40,7 +40,7 @@ pub struct Turns<'a> {
     turn_since: MonotonicTime,
 }
 
-/// What a waiter waits for between two attempts.
+/// How a waiter spends the time between two attempts.
 #[derive(Clone, Copy)]
 enum Phase {
     /// The waiter watches the key until a majority of the servers has reported a release, or until this time.

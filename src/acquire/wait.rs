@@ -23,8 +23,8 @@ pub const FIRST_POLL: Duration = Duration::from_millis(1);
 const LONGEST_POLL: Duration = Duration::from_millis(50);
 pub const LONGEST_OUTAGE_POLL: Duration = Duration::from_millis(250);
 
-/// If a caller may wait, each of its attempts has at least this time. So even a short wait does not end before a healthy
-/// server replies.
+/// If a caller may wait, each of its attempts has at least this time. So even a short wait does not end before a
+/// healthy server replies.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// How long a caller waits while another holder has the lock.
@@ -230,7 +230,7 @@ pub trait Pace {
         now: MonotonicTime,
     ) -> Retry;
 
-    /// What a caller does if the servers cannot report changes of the key, because notifications are not connected.
+    /// The next step of a caller if no server can report changes of the key, because notifications are not connected.
     fn untracked(&self) -> Retry;
 
     /// The end of the current pause.

@@ -778,7 +778,7 @@ fn check_environment(
     Ok(found)
 }
 
-/// What the client does once, after its first connection.
+/// A task that the client does once, after its first connection.
 #[derive(Default)]
 pub(crate) struct FirstConnection(PlainMutex<Option<Box<dyn FnOnce() + Send>>>);
 

@@ -211,7 +211,7 @@ impl Acquire {
     }
 }
 
-/// What an acquire does with the key's queue if another lease holds the key.
+/// How an acquire uses the key's queue if another lease holds the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueMode {
     /// The lease does not join the queue.

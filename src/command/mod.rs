@@ -95,7 +95,8 @@ pub trait Call {
     /// Carries the command out in the model of a server, as the script does in Redis. Adds its notifications to `step`.
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome;
 
-    /// What the pipeline does if the connection breaks before the reply. Redis may have carried the command out.
+    /// Returns how the pipeline treats the command if the connection breaks before the reply. Redis may have carried
+    /// the command out.
     fn if_unanswered(&self, _now: MonotonicTime) -> IfUnanswered {
         IfUnanswered::Repeat
     }
@@ -109,7 +110,7 @@ pub struct CallContext<'a> {
     pub quarantine: Duration,
 }
 
-/// What the pipeline does with a command that it has written and that got no reply.
+/// How the pipeline treats a command that it has written and that got no reply.
 pub enum IfUnanswered {
     /// Sends the command again.
     Repeat,

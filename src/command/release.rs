@@ -120,7 +120,7 @@ impl Release {
     }
 }
 
-/// What a release has to know about a lease that a guard held.
+/// The facts about a guard's lease that its release needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     pub token: u64,

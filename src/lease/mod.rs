@@ -106,7 +106,7 @@ struct Extras {
     ttl_change_ended: Option<Arc<Condvar>>,
 }
 
-/// What messages have reported about a `force_unlock` of this lease. Any user may publish such a message, so the lease
+/// The reports of messages about a `force_unlock` of this lease. Any user may publish such a message, so the lease
 /// ends only after a pipeline has confirmed the message.
 #[derive(Default)]
 struct ForceReport {

@@ -86,7 +86,7 @@ enum Found {
     },
 }
 
-/// What the outcomes of a node's requests show about the node.
+/// The state of a node that the outcomes of its requests show.
 enum Sign {
     Votes,
     Abstains(Duration),
@@ -108,7 +108,7 @@ impl Sign {
     }
 }
 
-/// What the caller has to do after it has recorded an outcome. [`Prober::follow_up`] does it.
+/// The task of a caller that has recorded an outcome. [`Prober::follow_up`] does it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FollowUp {
     Nothing,

@@ -1,4 +1,4 @@
-//! What a store reports to its client without being asked.
+//! The reports that a store sends to its client without being asked.
 
 use std::sync::Arc;
 

@@ -124,7 +124,7 @@ impl Record {
     }
 }
 
-/// What a caller has met in its wait so far.
+/// The contention that a caller has met in its wait so far.
 #[derive(Clone, Copy, Default)]
 pub struct WaitSoFar {
     /// How many turns the caller has missed since it became the first waiter of its client. A renewal that wakes the

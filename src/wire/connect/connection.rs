@@ -46,7 +46,7 @@ pub fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
         .map(Box::from)
 }
 
-/// What a reply contains. This decides how large it may be.
+/// The kind of content of a reply, which decides how large the reply may be.
 #[derive(Clone, Copy, Debug)]
 pub enum ReplyContents {
     /// Only numbers, and values that this library wrote.

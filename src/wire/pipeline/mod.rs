@@ -756,8 +756,11 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes one batch, and returns the socket. Returns `None` if there was nothing to write, after an error (which
-    /// the requests get), or if the socket is full (the background writes the rest).
+    /// Writes one batch, and returns the socket. Returns `None` in these cases:
+    ///
+    /// - There was nothing to write.
+    /// - The write failed. The requests get the error.
+    /// - The socket is full. The background writes the rest.
     fn write_without_reading(&mut self) -> Option<SharedSocket> {
         let mut batch = self.next_batch();
         // A flush ends only after all replies, so it is left in the queue for the background.

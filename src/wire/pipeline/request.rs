@@ -39,7 +39,7 @@ pub struct PendingRequest {
     tracker: Option<Box<ReleaseTracker>>,
 }
 
-/// What to do with a request after a reply or a failure.
+/// The next step for a request after a reply or a failure.
 pub enum Next {
     Done,
     /// The server has confirmed this release.

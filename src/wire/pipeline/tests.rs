@@ -151,8 +151,8 @@ impl Fixture {
         lease
     }
 
-    /// Acquires another key and then this one: a new connection then knows the time of Redis, and its next acquire uses
-    /// plain commands.
+    /// Acquires another key and then this one. The first acquire tells a new connection the time of Redis, so the second
+    /// one uses plain commands.
     fn warm_up(&self, name: &str) -> LeaseId {
         self.acquire(&format!("before {name}"));
         self.acquire(name)

@@ -264,7 +264,7 @@ impl CompareAndDelete {
     }
 }
 
-/// What a connection knows about the server's commands that compare and delete.
+/// Which command that compares and deletes the server has, as far as a connection knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deletes {
     /// Nothing. A trial of each command follows the next awaited release, unless the server has refused one lately.
