@@ -257,13 +257,16 @@ mod tests {
     /// connection at that moment, the next connection tracks the key.
     #[test]
     fn a_new_connection_tracks_leases_whose_timer_has_fired() {
-        let f = fixture();
+        let mut store = Scripted::default();
+        store.stored_by = Some(ServerId::ONLY);
+        let f = fixture_on(store);
         let asked = || f.store.tracked.load(Ordering::SeqCst);
         f.handler.all_changed(ServerId::ONLY);
         assert_eq!(asked(), 0, "nothing is held");
         f.watchdog.track_keys(&[Arc::clone(&f.lease)]);
         assert_eq!(asked(), 1);
         f.handler.moved(&|_| false);
+        f.handler.all_changed(ServerId(1));
         assert_eq!(asked(), 1, "the key is on another server");
         f.handler.all_changed(ServerId::ONLY);
         assert_eq!(asked(), 2);

@@ -87,3 +87,60 @@ impl Drop for ReleaseTracker {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::command::Held;
+    use crate::util::clock::MonotonicTime;
+    use crate::util::id::LeaseId;
+
+    /// The reports of a release whose reply has a loss. `is_delivered`: a caller got the reply.
+    fn reports_of_a_loss(releases: ReportedReleases, is_delivered: bool) -> Vec<&'static str> {
+        let sent: Arc<Mutex<Vec<&str>>> = Arc::default();
+        let received = Arc::clone(&sent);
+        let reports = Reports::new(releases, move |report| {
+            received.lock().push(match report {
+                Report::Release(_, 7, LateRelease::Delayed(_)) => "delayed",
+                Report::Release(_, 7, LateRelease::Lost(LossReason::Deleted)) => "lost",
+                Report::Release(_, 7, LateRelease::Ended { confirmed: true }) => "confirmed",
+                _ => "another",
+            });
+        });
+        let until = MonotonicTime::now().after(Duration::from_secs(1));
+        let release = Release {
+            key: Key::new("", "k", 16).unwrap(),
+            lease: LeaseId::random(),
+            until,
+            held: Some(Held {
+                token: 7,
+                is_token_in_value: true,
+                others_queued: false,
+                valid_until: until,
+            }),
+            queued: None,
+        };
+        if let Some(tracker) = ReleaseTracker::new(&reports, &release, false) {
+            tracker.confirm(Some(LossReason::Deleted), is_delivered);
+        }
+        std::mem::take(&mut *sent.lock())
+    }
+
+    #[test]
+    fn a_loss_is_reported_unless_a_caller_gets_it() {
+        use ReportedReleases::{All, Late, None};
+        for is_delivered in [false, true] {
+            assert!(reports_of_a_loss(None, is_delivered).is_empty());
+            // A quorum counts the losses that its nodes report.
+            assert_eq!(reports_of_a_loss(All, is_delivered), ["lost", "confirmed"]);
+        }
+        assert_eq!(reports_of_a_loss(Late, false), ["lost"]);
+        assert!(reports_of_a_loss(Late, true).is_empty());
+    }
+}

@@ -88,7 +88,7 @@ pub trait Listener: Send + Sync {
     /// Any key of the server may have changed: the server was flushed, or notifications were missed. The listener
     /// tracks the keys again.
     fn all_changed(&self, server: ServerId);
-    /// Another server stores each key now for which `keys` returns true. The listener tracks these keys again.
+    /// The keys for which `keys` returns true have moved to another server. The listener tracks them again.
     fn moved(&self, keys: &dyn Fn(&Key) -> bool);
     /// A tracked key was read.
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>);

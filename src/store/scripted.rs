@@ -9,7 +9,7 @@ use crate::command::{Acquire, Command, QueueMode, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
-use crate::store::{Completion, Listener, Notifications, Store, TrackedKey};
+use crate::store::{Completion, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::id::LeaseId;
 use crate::util::sync::Mutex;
 
@@ -36,6 +36,8 @@ pub struct Scripted {
     pub renewals_set_keys: AtomicBool,
     /// The result of `Notifications::free_servers`.
     pub free_servers: Option<usize>,
+    /// The only server that stores keys, for `Notifications::is_at`; all servers do if this is `None`.
+    pub stored_by: Option<ServerId>,
     /// Called by `Notifications::track`, with the result.
     pub on_track: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
     /// How often `Store::suspect_connections` was called.
@@ -139,6 +141,10 @@ impl Notifications for Scripted {
 
     fn epoch(&self, _: &Key) -> u64 {
         self.notification_epoch.load(Ordering::SeqCst)
+    }
+
+    fn is_at(&self, server: ServerId, _: &Key) -> bool {
+        self.stored_by.is_none_or(|only| only == server)
     }
 
     fn must_confirm_losses(&self) -> bool {
