@@ -12,7 +12,7 @@ use socket2::Socket;
 
 use crate::command;
 use crate::command::script::Script;
-use crate::command::{Acquire, Command, Release, Reply, SCRIPTS, acquire, release};
+use crate::command::{Acquire, Command, Outcome, Release, Reply, SCRIPTS, acquire, release};
 use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
@@ -26,7 +26,7 @@ use crate::wire::endpoint::connector::Connector;
 use crate::wire::net::error_replies;
 use crate::wire::pipeline::connection::plain_calls::ContendedKeys;
 use crate::wire::pipeline::request;
-use crate::wire::pipeline::request::PendingRequest;
+use crate::wire::pipeline::request::{Next, PendingRequest};
 use crate::wire::scripts;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, ServerClock};
@@ -124,6 +124,31 @@ struct InFlightBatch {
 }
 
 impl InFlightBatch {
+    /// The command whose reply is awaited, for errors.
+    fn awaited(&self) -> &'static str {
+        self.call
+            .name(self.before > 0 && self.begins_with_error.is_none())
+    }
+
+    fn contents(&self) -> ReplyContents {
+        match self.call {
+            Call::Script { script, .. } if script.layout.limit => {
+                ReplyContents::Values(self.requests.len())
+            }
+            _ => ReplyContents::Internal,
+        }
+    }
+
+    /// Records a reply that comes before the reply to the call.
+    fn record_early(&mut self, reply: Value) {
+        self.before -= 1;
+        let is_error = error_replies::is_error(&reply);
+        self.begins_with_error.get_or_insert(is_error);
+        if is_error {
+            self.refusal.get_or_insert(reply);
+        }
+    }
+
     fn released_keys(&self) -> impl Iterator<Item = Key> {
         let commands = self.requests.iter().map(|request| &request.command);
         commands.filter_map(|command| match command {
@@ -135,11 +160,8 @@ impl InFlightBatch {
 
 /// Whether an acquire found its key taken only because an earlier release of the key has to be repeated. Such an
 /// acquire has changed nothing, so it can be repeated, too.
-fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
-    let found_taken = matches!(
-        outcome,
-        CommandOutcome::Known(Ok(Reply::Contended { queued: None, .. }))
-    );
+fn is_too_early(request: &PendingRequest, outcome: &Outcome, released_late: &[Key]) -> bool {
+    let found_taken = matches!(outcome, Ok(Reply::Contended { queued: None, .. }));
     let Command::Acquire(Acquire { key, .. }) = &request.command else {
         return false;
     };
@@ -160,13 +182,6 @@ fn too_few(acknowledged: u64, asked: Replicas) -> Error {
          replicas (INFO replication)"
     );
     Error::new(ErrorKind::Unavailable, message)
-}
-
-/// The outcome of one command of a script call.
-pub enum CommandOutcome {
-    Known(Result<Reply, Error>),
-    /// An error after which the command may have been carried out.
-    Unknown(Error),
 }
 
 /// A connection with its batches in flight.
@@ -473,8 +488,8 @@ impl PipelinedConnection {
         self.sent = 0;
     }
 
-    /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes each request with its
-    /// outcome to `deliver`.
+    /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes what follows for each request
+    /// to `deliver`.
     ///
     /// Returns an error if a reply is missing at `due`, or at `reply_by` if that is earlier. Returns false at `until`
     /// if replies are missing and the next deadline is more than [`GRACE`] away. The next call then reads on.
@@ -485,162 +500,174 @@ impl PipelinedConnection {
         context: &ScriptContext,
         until: Option<MonotonicTime>,
         due: MonotonicTime,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        deliver: &mut impl FnMut(Next),
     ) -> Result<bool, Error> {
-        let latest = due;
-        while !self.in_flight.is_empty() {
-            let due = latest.min(*self.reply_by.get_or_insert(latest));
-            if self.is_half_written() && !self.send(until, due)? {
-                return Ok(false);
-            }
-            self.connection.check_primary()?;
-            let batch = self.in_flight.front_mut().expect("the loop found a batch");
-            let leaves = until.filter(|until| until.after(GRACE) < due);
-            let (call, n) = (batch.call, batch.requests.len());
-            let awaited = call.name(batch.before > 0 && batch.begins_with_error.is_none());
-            let contents = match call {
-                Call::Script { script, .. } if script.layout.limit => ReplyContents::Values(n),
-                _ => ReplyContents::Internal,
-            };
-            let received =
-                self.connection
-                    .receive_until(awaited, leaves.unwrap_or(due), due, contents)?;
-            let Some(value) = received else {
+        while let Some(batch) = self.in_flight.front() {
+            let is_last = batch.before == 0;
+            let Some(reply) = self.receive(until, due)? else {
                 return Ok(false);
             };
-            self.connection.check_primary()?;
-            if batch.before > 0 {
-                batch.before -= 1;
-                batch
-                    .begins_with_error
-                    .get_or_insert(error_replies::is_error(&value));
-                batch.refusal = batch
-                    .refusal
-                    .take()
-                    .or(Some(value).filter(error_replies::is_error));
-                continue;
+            if is_last {
+                self.finish_call(context, reply, deliver)?;
+                self.clear_reply_by_if_read();
+            } else if let Some(batch) = self.in_flight.front_mut() {
+                batch.record_early(reply);
             }
-            let refusal = batch.refusal.take();
-            let (script, by_text) = match call {
-                Call::Script { script, by_text } => (script, by_text),
-                Call::Plain { asks_time, .. } => {
-                    self.finish_plain(context, &value, refusal, asks_time, deliver)?;
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Call::Trial => {
-                    self.finish_trial(context, value, refusal);
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Call::Delete(_) => {
-                    self.finish_delete(context, &value, deliver);
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Call::DeleteTrial(command) => {
-                    self.in_flight.pop_front();
-                    self.deletes.record_trial(command, &value);
-                    context.plain_releases.record_reply();
-                    if plain::is_denied(&value) {
-                        context.plain_releases.refuse(MonotonicTime::now());
-                    }
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Call::Wait(_) => {
-                    self.decide_unacknowledged(value, deliver)?;
-                    self.in_flight.pop_front();
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-            };
-            // A node that refuses `ASKING` also refuses the call. The first error has the reason.
-            let refusal = refusal.filter(|_| error_replies::is_error(&value));
-            let value = refusal.unwrap_or(value);
-            let (outcomes, unknown) = match scripts::decode(script, n, value, context.prefix()) {
-                Decoded::Outcomes(outcomes) => (outcomes, None),
-                Decoded::OutcomeUnknown(error) => {
-                    (Few::new(), Some(error.at(self.connection.address())))
-                }
-                Decoded::SplitBatch => {
-                    if script == &release::SCRIPT {
-                        self.released_late.extend(batch.released_keys());
-                    }
-                    self.repeat(context, Call::Script { script, by_text }, 1);
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Decoded::NoScript { are_hashes_refused } if !by_text => {
-                    if are_hashes_refused {
-                        context.calls_by_hash.refuse(MonotonicTime::now());
-                    }
-                    if script == &release::SCRIPT {
-                        self.released_late.extend(batch.released_keys());
-                    }
-                    let by_text = true;
-                    self.repeat(context, Call::Script { script, by_text }, MAX_KEYS);
-                    self.clear_reply_by_if_read();
-                    continue;
-                }
-                Decoded::NoScript { .. } => {
-                    self.connection.discard_and_suspect_all();
-                    let message = format!(
-                        "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",
-                        self.connection.address()
-                    );
-                    return Err(Error::new(ErrorKind::Protocol, message));
-                }
-                Decoded::Unexpected(error) => {
-                    self.connection.discard_and_suspect_all();
-                    return Err(error.at(self.connection.address()));
-                }
-            };
-            let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
-            let mut outcomes = outcomes.into_iter();
-            let mut too_early = Vec::new();
-            // An acquire that was written behind this release is no longer too early.
-            if script == &release::SCRIPT && !self.released_late.is_empty() {
-                let released: Vec<Key> = batch.released_keys().collect();
-                self.released_late.retain(|key| !released.contains(key));
-            }
-            for request in batch.requests.drain(..) {
-                let outcome = match &unknown {
-                    Some(error) => CommandOutcome::Unknown(error.clone()),
-                    None => {
-                        let outcome = outcomes.next();
-                        CommandOutcome::Known(outcome.expect("each request has an outcome"))
-                    }
-                };
-                if !self.released_late.is_empty()
-                    && is_too_early(&request, &outcome, &self.released_late)
-                {
-                    too_early.push(request);
-                    continue;
-                }
-                if let (Command::Acquire(Acquire { key, .. }), CommandOutcome::Known(Ok(reply))) =
-                    (&request.command, &outcome)
-                {
-                    let now = MonotonicTime::now();
-                    self.last_script = Some(now);
-                    if matches!(reply, Reply::Contended { .. }) {
-                        self.contended.record(key, now);
-                    }
-                }
-                self.finish(request, outcome, deliver);
-            }
-            self.keep(batch.requests);
-            if !too_early.is_empty() {
-                let replicas = replicas_of(&too_early);
-                let call = Call::Script { script, by_text };
-                self.enqueue_all(context, call, MAX_KEYS, too_early);
-                self.enqueue_wait(context, replicas);
-            }
-            self.clear_reply_by_if_read();
         }
         (self.reply_by, self.behind) = (None, 0);
         self.released_late.clear();
         Ok(true)
+    }
+
+    /// Reads the next reply to the oldest call in flight. Writes the rest of its batch before. Returns `None` at
+    /// `until` if the reply is missing.
+    fn receive(
+        &mut self,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
+    ) -> Result<Option<Value>, Error> {
+        let due = due.min(*self.reply_by.get_or_insert(due));
+        if self.is_half_written() && !self.send(until, due)? {
+            return Ok(None);
+        }
+        self.connection.check_primary()?;
+        let Some(batch) = self.in_flight.front() else {
+            return Ok(None);
+        };
+        let until = until.filter(|until| until.after(GRACE) < due);
+        let (awaited, contents) = (batch.awaited(), batch.contents());
+        let received =
+            self.connection
+                .receive_until(awaited, until.unwrap_or(due), due, contents)?;
+        self.connection.check_primary()?;
+        Ok(received)
+    }
+
+    /// Handles the last reply to the oldest call in flight.
+    fn finish_call(
+        &mut self,
+        context: &ScriptContext,
+        reply: Value,
+        deliver: &mut impl FnMut(Next),
+    ) -> Result<(), Error> {
+        let Some(batch) = self.in_flight.front_mut() else {
+            return Ok(());
+        };
+        let refusal = batch.refusal.take();
+        match batch.call {
+            Call::Script { script, by_text } => {
+                // A node that refuses `ASKING` also refuses the call. The first error has the reason.
+                let refusal = refusal.filter(|_| error_replies::is_error(&reply));
+                let reply = refusal.unwrap_or(reply);
+                return self.finish_script(context, script, by_text, reply, deliver);
+            }
+            Call::Plain { asks_time, .. } => {
+                return self.finish_plain(context, &reply, refusal, asks_time, deliver);
+            }
+            Call::Trial => self.finish_trial(context, reply, refusal),
+            Call::Delete(_) => self.finish_delete(context, &reply, deliver),
+            Call::DeleteTrial(command) => self.finish_delete_trial(context, command, &reply),
+            Call::Wait(_) => {
+                self.decide_unacknowledged(reply, deliver)?;
+                self.in_flight.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the reply to a script call: delivers the outcomes, or writes the call again in another form.
+    fn finish_script(
+        &mut self,
+        context: &ScriptContext,
+        script: &'static Script,
+        by_text: bool,
+        reply: Value,
+        deliver: &mut impl FnMut(Next),
+    ) -> Result<(), Error> {
+        let n = self
+            .in_flight
+            .front()
+            .map_or(0, |batch| batch.requests.len());
+        match scripts::decode(script, n, reply, context.prefix()) {
+            Decoded::Outcomes(outcomes) => {
+                let call = Call::Script { script, by_text };
+                self.finish_outcomes(context, call, outcomes, deliver);
+            }
+            Decoded::OutcomeUnknown(error) => {
+                let error = error.at(self.connection.address());
+                let mut requests = self.take_answered();
+                for request in requests.drain(..) {
+                    deliver(request.on_unknown(&error));
+                }
+                self.keep(requests);
+            }
+            Decoded::SplitBatch => self.repeat_script(context, script, by_text, 1),
+            Decoded::NoScript { are_hashes_refused } if !by_text => {
+                if are_hashes_refused {
+                    context.calls_by_hash.refuse(MonotonicTime::now());
+                }
+                self.repeat_script(context, script, true, MAX_KEYS);
+            }
+            Decoded::NoScript { .. } => {
+                self.connection.discard_and_suspect_all();
+                let message = format!(
+                    "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",
+                    self.connection.address()
+                );
+                return Err(Error::new(ErrorKind::Protocol, message));
+            }
+            Decoded::Unexpected(error) => {
+                self.connection.discard_and_suspect_all();
+                return Err(error.at(self.connection.address()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the requests of the oldest call in flight, which is done. An acquire that was written behind a release
+    /// among them is no longer too early.
+    fn take_answered(&mut self) -> Vec<PendingRequest> {
+        let Some(batch) = self.in_flight.pop_front() else {
+            return Vec::new();
+        };
+        if !self.released_late.is_empty() {
+            let released: Vec<Key> = batch.released_keys().collect();
+            self.released_late.retain(|key| !released.contains(key));
+        }
+        batch.requests
+    }
+
+    /// Delivers the outcomes of a script `call`, and writes acquires again that were too early.
+    fn finish_outcomes(
+        &mut self,
+        context: &ScriptContext,
+        call: Call,
+        outcomes: Few<Outcome>,
+        deliver: &mut impl FnMut(Next),
+    ) {
+        let mut requests = self.take_answered();
+        let mut too_early = Vec::new();
+        for (request, outcome) in requests.drain(..).zip(outcomes) {
+            if is_too_early(&request, &outcome, &self.released_late) {
+                too_early.push(request);
+                continue;
+            }
+            if let (Command::Acquire(Acquire { key, .. }), Ok(reply)) = (&request.command, &outcome)
+            {
+                let now = MonotonicTime::now();
+                self.last_script = Some(now);
+                if matches!(reply, Reply::Contended { .. }) {
+                    self.contended.record(key, now);
+                }
+            }
+            self.finish(request, outcome, deliver);
+        }
+        self.keep(requests);
+        if !too_early.is_empty() {
+            let replicas = replicas_of(&too_early);
+            self.enqueue_all(context, call, MAX_KEYS, too_early);
+            self.enqueue_wait(context, replicas);
+        }
     }
 
     /// Passes the outcome of a request to `deliver`. If replicas have to acknowledge the request, keeps the outcome
@@ -648,20 +675,17 @@ impl PipelinedConnection {
     fn finish(
         &mut self,
         request: PendingRequest,
-        outcome: CommandOutcome,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        outcome: Outcome,
+        deliver: &mut impl FnMut(Next),
     ) {
         match outcome {
-            CommandOutcome::Known(Ok(reply))
-                if request.command.replicas().is_some() && reply.is_success() =>
-            {
+            Ok(reply) if request.command.replicas().is_some() && reply.is_success() => {
                 self.unacknowledged.push((request, reply));
             }
-            CommandOutcome::Known(Err(error)) => {
-                let error = errors::reply_error(self.connection.address(), error);
-                deliver(request, CommandOutcome::Known(Err(error)));
+            outcome => {
+                let named = |error| errors::reply_error(self.connection.address(), error);
+                deliver(request.on_reply(outcome.map_err(named)));
             }
-            outcome => deliver(request, outcome),
         }
     }
 
@@ -677,7 +701,7 @@ impl PipelinedConnection {
     fn decide_unacknowledged(
         &mut self,
         reply: Value,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        deliver: &mut impl FnMut(Next),
     ) -> Result<(), Error> {
         let acknowledged = match reply {
             Value::Int(count @ 0..) => Ok(count as u64),
@@ -691,15 +715,17 @@ impl PipelinedConnection {
             }
         };
         let address = self.connection.address();
-        let unknown = |error| CommandOutcome::Unknown(errors::reply_error(address, error));
         for (request, reply) in self.unacknowledged.drain(..) {
             let asked = request.command.replicas().expect("only such requests wait");
-            let outcome = match &acknowledged {
-                Ok(count) if *count >= u64::from(asked.count) => CommandOutcome::Known(Ok(reply)),
-                Ok(count) => unknown(too_few(*count, asked)),
-                Err(refused) => unknown(refused.clone()),
+            let error = match &acknowledged {
+                Ok(count) if *count >= u64::from(asked.count) => {
+                    deliver(request.on_reply(Ok(reply)));
+                    continue;
+                }
+                Ok(count) => too_few(*count, asked),
+                Err(refused) => refused.clone(),
             };
-            deliver(request, outcome);
+            deliver(request.on_unknown(&errors::reply_error(address, error)));
         }
         Ok(())
     }
@@ -715,6 +741,21 @@ impl PipelinedConnection {
         let replicas = replicas_of(&requests);
         self.enqueue_all(context, call, at_once, requests);
         self.enqueue_wait(context, replicas);
+    }
+
+    /// Repeats the oldest call in flight as calls of `script` with at most `at_once` keys. Acquires that were written
+    /// behind its releases are too early then.
+    fn repeat_script(
+        &mut self,
+        context: &ScriptContext,
+        script: &'static Script,
+        by_text: bool,
+        at_once: usize,
+    ) {
+        let released = self.in_flight.front().into_iter();
+        let released = released.flat_map(InFlightBatch::released_keys);
+        self.released_late.extend(released);
+        self.repeat(context, Call::Script { script, by_text }, at_once);
     }
 
     fn enqueue_all(

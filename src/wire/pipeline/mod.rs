@@ -88,9 +88,7 @@ use crate::util::sync::{Mutex, MutexGuard};
 use crate::wire::connect::errors;
 use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 use crate::wire::pipeline::confirmed::ConfirmedReleases;
-use crate::wire::pipeline::connection::{
-    CommandOutcome, PipelinedConnection, SharedConnector, SharedSocket,
-};
+use crate::wire::pipeline::connection::{PipelinedConnection, SharedConnector, SharedSocket};
 use crate::wire::pipeline::releases::{QueuedRelease, Route};
 use crate::wire::pipeline::request::{Next, PendingRequest};
 use crate::wire::pipeline::state::PipelineState;
@@ -1042,23 +1040,14 @@ impl<'a> Leadership<'a> {
             .expect("only a connected leader reads");
         let context = &self.pipeline.shared.context;
         let is_in_quorum = self.pipeline.shared.endpoint.data_check().is_some();
-        let all = connection.read(context, until, due, &mut |request, outcome| {
-            let next = match outcome {
-                CommandOutcome::Known(outcome) => request.on_reply(outcome),
-                // The connection works, so a release is not repeated at once.
-                CommandOutcome::Unknown(error)
-                    if matches!(request.command, Command::Release(_)) =>
-                {
-                    request.on_reply(Err(error))
-                }
-                CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
-            };
-            match self.pipeline.reroute(next) {
-                Next::Done => {}
-                Next::Released(release) if is_in_quorum => drop(release),
-                Next::Released(release) => self.pipeline.confirmed.lock().push(release),
-                next => self.pipeline.state.lock().apply(next),
-            }
+        let all = connection.read(context, until, due, &mut |next| match self
+            .pipeline
+            .reroute(next)
+        {
+            Next::Done => {}
+            Next::Released(release) if is_in_quorum => drop(release),
+            Next::Released(release) => self.pipeline.confirmed.lock().push(release),
+            next => self.pipeline.state.lock().apply(next),
         })?;
         if all && !connection.is_usable() {
             self.connection = None;

@@ -283,6 +283,15 @@ impl PendingRequest {
         }
     }
 
+    /// Handles an error after which the server may have carried the request out. The connection works, so a release is
+    /// repeated only after a pause.
+    pub fn on_unknown(self, error: &Error) -> Next {
+        match self.command {
+            Command::Release(_) => self.on_reply(Err(error.clone())),
+            _ => self.on_connection_lost(error, false),
+        }
+    }
+
     /// Completes a request that was not written with the error. A release is kept, and repeated.
     pub fn on_not_sent(mut self, error: &Error) -> Next {
         self.deliver(Err(error.clone()));

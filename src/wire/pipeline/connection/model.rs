@@ -17,7 +17,7 @@ use crate::util::sync::{AtomicBool, Ordering};
 use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::connector::ExclusiveConnection;
 use crate::wire::pipeline::request;
-use crate::wire::pipeline::request::PendingRequest;
+use crate::wire::pipeline::request::{Next, PendingRequest};
 use crate::wire::scripts::ScriptContext;
 
 /// Models have no sockets.
@@ -252,12 +252,6 @@ impl Connection {
     }
 }
 
-#[derive(Clone)]
-pub enum CommandOutcome {
-    Known(Result<Reply, Error>),
-    Unknown(Error),
-}
-
 pub struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<PendingRequest>,
@@ -386,7 +380,7 @@ impl PipelinedConnection {
         _: &ScriptContext,
         until: Option<MonotonicTime>,
         due: MonotonicTime,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        deliver: &mut impl FnMut(Next),
     ) -> Result<bool, Error> {
         let server = Arc::clone(&self.connection.server);
         let due = due.min(*self.reply_by.get_or_insert(due));
@@ -427,11 +421,10 @@ impl PipelinedConnection {
                     let are_enough = !server.happens(|faults| &mut faults.unacknowledged);
                     for (request, reply) in self.unacknowledged.drain(..) {
                         let too_few = Error::new(ErrorKind::Unavailable, "too few replicas");
-                        let outcome = match are_enough {
-                            true => CommandOutcome::Known(Ok(reply)),
-                            false => CommandOutcome::Unknown(too_few),
-                        };
-                        deliver(request, outcome);
+                        deliver(match are_enough {
+                            true => request.on_reply(Ok(reply)),
+                            false => request.on_unknown(&too_few),
+                        });
                     }
                     continue;
                 }
@@ -441,7 +434,7 @@ impl PipelinedConnection {
                 if request.command.replicas().is_some() && reply.is_success() {
                     self.unacknowledged.push_back((request, reply));
                 } else {
-                    deliver(request, CommandOutcome::Known(Ok(reply)));
+                    deliver(request.on_reply(Ok(reply)));
                 }
             }
             self.reply_by = None;

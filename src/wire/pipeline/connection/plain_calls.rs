@@ -12,9 +12,9 @@ use crate::util::clock::MonotonicTime;
 use crate::wire::connect::errors;
 use crate::wire::net::refusal;
 use crate::wire::pipeline::connection::{
-    Call, CommandOutcome, InFlightBatch, MAX_KEYS, PipelinedConnection, replicas_of,
+    Call, InFlightBatch, MAX_KEYS, PipelinedConnection, replicas_of,
 };
-use crate::wire::pipeline::request::PendingRequest;
+use crate::wire::pipeline::request::{Next, PendingRequest};
 use crate::wire::scripts::ScriptContext;
 use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::{CompareAndDelete, Deletes, KeyOutcome};
@@ -147,7 +147,7 @@ impl PipelinedConnection {
         reply: &Value,
         refusal: Option<Value>,
         asks_time: bool,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        deliver: &mut impl FnMut(Next),
     ) -> Result<(), Error> {
         let Some(batch) = self.in_flight.front() else {
             return Ok(());
@@ -176,11 +176,11 @@ impl PipelinedConnection {
             match outcome {
                 KeyOutcome::Granted(token) => {
                     let is_token_in_value = false;
-                    let granted = CommandOutcome::Known(Ok(Reply::Granted {
+                    let granted = Reply::Granted {
                         token,
                         is_token_in_value,
-                    }));
-                    self.finish(request, granted, deliver);
+                    };
+                    self.finish(request, Ok(granted), deliver);
                 }
                 KeyOutcome::NotSet => {
                     if let Some(key) = request.command.key() {
@@ -213,12 +213,12 @@ impl PipelinedConnection {
         &mut self,
         context: &ScriptContext,
         reply: &Value,
-        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+        deliver: &mut impl FnMut(Next),
     ) {
         if let Value::Int(1) = reply {
             let batch = self.in_flight.pop_front().into_iter();
             for request in batch.flat_map(|batch| batch.requests) {
-                self.finish(request, CommandOutcome::Known(Ok(Reply::Done)), deliver);
+                self.finish(request, Ok(Reply::Done), deliver);
             }
             return;
         }
@@ -237,6 +237,21 @@ impl PipelinedConnection {
         }
         let call = Call::script(context, &release::SCRIPT);
         self.repeat(context, call, MAX_KEYS);
+    }
+
+    /// Handles the reply to the trial of a command that deletes.
+    pub fn finish_delete_trial(
+        &mut self,
+        context: &ScriptContext,
+        command: CompareAndDelete,
+        reply: &Value,
+    ) {
+        self.in_flight.pop_front();
+        self.deletes.record_trial(command, reply);
+        context.plain_releases.record_reply();
+        if plain::is_denied(reply) {
+            context.plain_releases.refuse(MonotonicTime::now());
+        }
     }
 
     /// Handles the reply to a trial.
