@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::queue::{GrantOf, LocalQueues};
-use crate::command::{Command, GrantMessage, Release};
+use crate::command::{GrantMessage, Release};
 use crate::config::key::Key;
 use crate::lease::CallbackExecutor;
 use crate::store::{Backend, KeyState, Listener, ServerId, TrackedKey};
@@ -90,13 +90,13 @@ impl Listener for NotificationHandler {
         if self.has_queues() && self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The client has sent a release for this lease, but Redis may have read that release before it granted the
             // lease.
-            self.backend.store.send_release(Command::Release(Release {
+            self.backend.store.send_release(Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
                 held: None,
                 queued: None,
-            }));
+            });
         }
     }
 

@@ -78,7 +78,7 @@ impl Acquirer {
             Ok(detached) => {
                 let deadline = now.after(self.command_timeout);
                 let release = release_of(lease, lease.valid_until());
-                match self.store.execute_one(release, deadline) {
+                match self.store.execute_one(Command::Release(release), deadline) {
                     Ok(reply) => match reply.loss() {
                         Some(reason) => self.not_there(lease, detached, reason),
                         None => Ok(Released::Confirmed),
@@ -182,20 +182,20 @@ impl Acquirer {
     pub fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
-        self.store.send_release(Command::Release(Release {
+        self.store.send_release(Release {
             key,
             lease,
             until,
             held: None,
             queued: Some(ttl),
-        }));
+        });
     }
 }
 
 /// The release of `lease`. A reply before `valid_until` may report a loss. For a lease that is already lost, callers
 /// pass the current time, so that the reply does not report the loss again.
-fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
-    Command::Release(Release {
+fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Release {
+    Release {
         key: lease.grant().key.clone(),
         lease: lease.grant().id,
         until: lease.key_until(),
@@ -206,5 +206,5 @@ fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Command {
             valid_until,
         }),
         queued: None,
-    })
+    }
 }

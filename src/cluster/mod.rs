@@ -71,7 +71,7 @@ use crate::cluster::redirects::Attempts;
 use crate::cluster::refresh::Refresher;
 use crate::cluster::slot_map::resolved;
 use crate::cluster::transit::{Transit, Transits};
-use crate::command::{Command, Outcome, QueueMode, Reply, Request};
+use crate::command::{Command, Outcome, QueueMode, Release, Reply, Request};
 use crate::config::Config;
 use crate::config::key::{Key, KeyLayout};
 use crate::process::threads::{ThreadGroup, call_each};
@@ -355,8 +355,10 @@ impl ClusterStore {
                 error,
                 is_retried_by_node,
             } = failed;
-            if matches!(command, Command::Release(_)) && !is_retried_by_node {
-                self.queue_late_release(command, &error);
+            if let Command::Release(release) = command
+                && !is_retried_by_node
+            {
+                self.queue_late_release(release, &error);
             }
             error
         })
@@ -364,8 +366,8 @@ impl ClusterStore {
 
     /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
     /// queues it at any node, which redirects it. If no node can be opened, drops the release.
-    fn queue_late_release(&self, release: Command, error: &Error) {
-        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+    fn queue_late_release(&self, release: Release, error: &Error) {
+        let owner = self.members.owner(release.key.slot());
         let Some(member) = owner.or_else(|| self.members.any()) else {
             // The client has never used a master, so it holds no lease.
             return;
@@ -379,9 +381,7 @@ impl ClusterStore {
         if let Some(node) = other.as_ref().and_then(|other| other.node()) {
             return node.queue_late_release(release, error);
         }
-        let release = release.as_release();
-        let tracker = release.and_then(|it| ReleaseTracker::new(&self.reports, it, false));
-        if let Some(mut tracker) = tracker {
+        if let Some(mut tracker) = ReleaseTracker::new(&self.reports, &release, false) {
             tracker.report_late(error);
         }
     }
@@ -800,8 +800,8 @@ impl Store for ClusterStore {
         }
     }
 
-    fn send_release(&self, release: Command) {
-        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+    fn send_release(&self, release: Release) {
+        let owner = self.members.owner(release.key.slot());
         match owner.as_ref().and_then(|owner| owner.node()) {
             Some(node) => node.send_release(release),
             None => {
@@ -1073,14 +1073,14 @@ mod tests {
         store
     }
 
-    fn release(key: &Key) -> Command {
-        Command::Release(Release {
+    fn release(key: &Key) -> Release {
+        Release {
             key: key.clone(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(Duration::from_secs(60)),
             held: None,
             queued: None,
-        })
+        }
     }
 
     #[test]
@@ -1140,14 +1140,12 @@ mod tests {
         let key = Key::new("p:", "k", 16).unwrap();
         assert!(store.members.set_owner(key.slot(), &bad).unwrap());
         let mut of_guard = release(&key);
-        if let Command::Release(Release { held, .. }) = &mut of_guard {
-            *held = Some(Held {
-                token: 7,
-                is_token_in_value: true,
-                others_queued: false,
-                valid_until: MonotonicTime::at_tick(0),
-            });
-        }
+        of_guard.held = Some(Held {
+            token: 7,
+            is_token_in_value: true,
+            others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
+        });
         store.send_release(of_guard);
         let [delayed] = &reported.try_iter().collect::<Vec<_>>()[..] else {
             panic!("expected one report");

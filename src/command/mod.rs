@@ -195,9 +195,9 @@ impl Command {
     }
 
     /// The release that undoes this command, if it is an acquire or an adoption.
-    pub fn undo(&self, now: MonotonicTime) -> Option<Self> {
+    pub fn undo(&self, now: MonotonicTime) -> Option<Release> {
         match self.if_unanswered(now) {
-            IfUnanswered::Undo(release) => Some(Self::Release(release)),
+            IfUnanswered::Undo(release) => Some(release),
             _ => None,
         }
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::command::keyspace::{Keyspace, Notification, Step, clock_micros};
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::config::key::KeyMap;
 use crate::process::fork::Process;
@@ -389,8 +389,9 @@ impl MemoryNode {
     ) -> Result<Reply, Error> {
         let reached = self.server.outage.wait(&self.server.clock, deadline);
         if let Err(error) = reached {
-            let release = PendingRelease::new(&self.holder, command.clone(), &error, &self.reports);
-            if let Some(release) = release {
+            if let Some(release) = command.as_release() {
+                let release = release.clone();
+                let release = PendingRelease::new(&self.holder, release, &error, &self.reports);
                 match self.server.outage.keep(release) {
                     Some(release) => self.server.carry_out_late(release),
                     None => self.reports.need_maintenance(Urgency::Soon),
@@ -455,9 +456,9 @@ impl Store for MemoryNode {
         self.server.check_reachable().map(|()| Duration::ZERO)
     }
 
-    fn send_release(&self, release: Command) {
+    fn send_release(&self, release: Release) {
         // The reply is ignored: no caller waits for it.
-        let _ = self.carry_out(&release, None);
+        let _ = self.carry_out(&Command::Release(release), None);
     }
 
     fn run_maintenance(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::command::Command;
+use crate::command::{Command, Release};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::Reports;
 use crate::store::completion::Completion;
@@ -22,37 +22,28 @@ pub enum Mode {
 /// A release that waits for the end of an outage.
 pub struct PendingRelease {
     holder: HolderId,
-    command: Command,
-    until: MonotonicTime,
+    release: Release,
     /// Reports to a quorum how the release ends. Set if a guard held the lease.
     tracker: Option<ReleaseTracker>,
 }
 
 impl PendingRelease {
-    /// Makes a pending release of `command`, and reports it as late because of `error`. Returns `None` if `command` is
-    /// no release.
-    pub fn new(
-        holder: &HolderId,
-        command: Command,
-        error: &Error,
-        reports: &Reports,
-    ) -> Option<Self> {
-        let release = command.as_release()?;
-        let mut tracker = ReleaseTracker::new(reports, release, false);
+    /// Makes a pending release, and reports it as late because of `error`.
+    pub fn new(holder: &HolderId, release: Release, error: &Error, reports: &Reports) -> Self {
+        let mut tracker = ReleaseTracker::new(reports, &release, false);
         if let Some(tracker) = &mut tracker {
             tracker.report_late(error);
         }
-        Some(Self {
+        Self {
             holder: holder.clone(),
-            until: release.until,
-            command,
+            release,
             tracker,
-        })
+        }
     }
 
     /// Carries the release out, and reports to a quorum that it is done. Reports no loss, as after a repeated release.
     pub fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
-        release(&self.holder, &self.command);
+        release(&self.holder, &Command::Release(self.release));
         if let Some(tracker) = self.tracker {
             tracker.confirm(None, false);
         }
@@ -144,7 +135,7 @@ impl Outage {
 
     /// Drops the pending releases whose ttl has ended.
     pub fn drop_expired(&self, now: MonotonicTime) {
-        self.drop_pending(|release| release.until <= now);
+        self.drop_pending(|pending| pending.release.until <= now);
     }
 
     /// Drops the pending releases of a client.

@@ -342,14 +342,14 @@ impl Lease<'_> {
         })
     }
 
-    fn release(&self, now: MonotonicTime) -> Command {
-        Command::Release(Release {
+    fn release(&self, now: MonotonicTime) -> Release {
+        Release {
             key: self.key.clone(),
             lease: self.id,
             until: now.after(self.ttl),
             held: None,
             queued: None,
-        })
+        }
     }
 }
 
@@ -764,10 +764,10 @@ impl QuorumStore {
     }
 
     /// Sends a release to all nodes. If no majority replies, the release is tracked as late.
-    fn release(&self, release: &Command, deadline: MonotonicTime) -> Outcome {
+    fn release(&self, command: &Command, release: &Release, deadline: MonotonicTime) -> Outcome {
         self.end_late_holds(release);
         let tracked = self.track_release(release, true);
-        let (released, _) = self.release_on_all(release, deadline);
+        let (released, _) = self.release_on_all(command, deadline);
         if let Some((key, token)) = tracked {
             self.late_releases.leave(key, token, &released);
         }
@@ -775,16 +775,14 @@ impl QuorumStore {
     }
 
     /// Withdraws late holds that are not written yet: they must not set the key after this release.
-    fn end_late_holds(&self, release: &Command) {
-        if let Command::Release(Release { lease, .. }) = release {
-            self.late_holds.end(*lease, self.members.len());
-        }
+    fn end_late_holds(&self, release: &Release) {
+        self.late_holds.end(release.lease, self.members.len());
     }
 
     /// Records the release of a guard's lease before it is sent. Returns the key and the token for
     /// [`leave`](QuorumLateReleases::leave).
-    fn track_release<'a>(&self, release: &'a Command, is_awaited: bool) -> Option<(&'a Key, u64)> {
-        let (key, token) = release.as_release()?.of_guard()?;
+    fn track_release<'a>(&self, release: &'a Release, is_awaited: bool) -> Option<(&'a Key, u64)> {
+        let (key, token) = release.of_guard()?;
         let is_tracked = self.late_releases.begin(key, token, is_awaited);
         is_tracked.then_some((key, token))
     }
@@ -810,13 +808,13 @@ impl QuorumStore {
     /// After a majority has released a lease by force, releases it on the other nodes. The forced release of such a
     /// node may never be written, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
-        let release = Command::Release(Release {
+        let release = Release {
             key: key.clone(),
             lease,
             until: self.clock.now().after(self.quarantine),
             held: None,
             queued: None,
-        });
+        };
         for (member, outcome) in self.members.iter().zip(outcomes) {
             if !has_released(outcome) {
                 member.node.send_release(release.clone());
@@ -1018,7 +1016,7 @@ impl Store for QuorumStore {
                 self.renew(&mut [&mut request], false);
                 request.into_outcome()
             }
-            Command::Release(_) => self.release(&command, deadline),
+            Command::Release(release) => self.release(&command, release, deadline),
             Command::ForceUnlock(ForceUnlock { key, lease, .. }) => {
                 // The lease may belong to this client.
                 self.late_holds.end(*lease, self.members.len());
@@ -1105,7 +1103,7 @@ impl Store for QuorumStore {
         Ok(Some(found))
     }
 
-    fn send_release(&self, release: Command) {
+    fn send_release(&self, release: Release) {
         self.end_late_holds(&release);
         let _ = self.track_release(&release, false);
         for member in &self.members {

@@ -1,6 +1,6 @@
 //! The store of one node of a quorum: a server, or a server in memory.
 
-use crate::command::{Command, Outcome};
+use crate::command::{Command, Outcome, Release};
 use crate::memory::MemoryNode;
 use crate::store::completion::Completion;
 use crate::store::{Notifications, Store};
@@ -28,7 +28,7 @@ pub trait QuorumNode: Store + Notifications {
     }
 
     /// Queues an undo: the release of a lease whose key a late request may still set.
-    fn queue_undo(&self, release: Command);
+    fn queue_undo(&self, release: Release);
 
     /// The number of queued releases without a caller: not written yet, refused, or to be repeated. A shutdown takes a
     /// smaller number for progress, although the number also falls when ttls end.
@@ -61,7 +61,7 @@ impl QuorumNode for Node {
         Self::send(self, command, completion)
     }
 
-    fn queue_undo(&self, release: Command) {
+    fn queue_undo(&self, release: Release) {
         Self::queue_undo(self, release);
     }
 
@@ -90,7 +90,7 @@ impl QuorumNode for MemoryNode {
     /// Does nothing: this store reads the node's clock directly.
     fn record_micros(&self, _: u64, _: MonotonicTime, _: MonotonicTime) {}
 
-    fn queue_undo(&self, release: Command) {
+    fn queue_undo(&self, release: Release) {
         self.send_release(release);
     }
 

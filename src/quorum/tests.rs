@@ -235,7 +235,7 @@ impl Fixture {
     }
 
     fn unlock(&self, key: &Key, lease: LeaseId) -> Said {
-        said(self.ask(release(key, lease)))
+        said(self.ask(Command::Release(release(key, lease))))
     }
 }
 
@@ -260,14 +260,14 @@ fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command 
     })
 }
 
-fn release(key: &Key, lease: LeaseId) -> Command {
-    Command::Release(Release {
+fn release(key: &Key, lease: LeaseId) -> Release {
+    Release {
         key: key.clone(),
         lease,
         until: MonotonicTime::now().after(TTL),
         held: None,
         queued: None,
-    })
+    }
 }
 
 fn value(server: &Server, key: &Key) -> Option<String> {
@@ -392,7 +392,7 @@ fn lock_without_threads(
         .map(|server| is_held(server, &key, lease));
     let released = client
         .store
-        .execute_one(release(&key, lease), in_a_second());
+        .execute_one(Command::Release(release(&key, lease)), in_a_second());
     for server in servers {
         ask(server, &["DEL", key.in_redis()]);
     }
@@ -885,7 +885,9 @@ fn a_stopped_majority_leaves_no_key_behind() {
         .store
         .execute_one(renewal(&key, held, token), deadline());
     assert_no_quorum(renewed, "2 of 3 are needed");
-    let released = client.store.execute_one(release(&key, held), deadline());
+    let released = client
+        .store
+        .execute_one(Command::Release(release(&key, held)), deadline());
     assert_no_quorum(released, "2 of 3 are needed");
     assert!(eventually(LONG, || is_free(&servers[2], &other)));
     servers[..2].iter().for_each(Server::resume);
@@ -1212,7 +1214,9 @@ fn a_release_needs_a_majority_of_nodes() {
     assert_eq!(client.unlock(&first, one), Ok(Reply::Missing));
     servers[1].kill();
     let deadline = MonotonicTime::now().after(config.command_timeout);
-    let released = client.store.execute_one(release(&second, two), deadline);
+    let released = client
+        .store
+        .execute_one(Command::Release(release(&second, two)), deadline);
     assert_no_quorum(released, &servers[1].port().to_string());
     assert!(eventually(LONG, || is_free(&servers[2], &second)));
 }
@@ -1237,7 +1241,10 @@ fn nodes_without_data_report_no_loss() {
     assert_no_quorum(inspected, "may have lost data, and does not vote for");
     assert_eq!(client.unlock(&key, lease), Ok(Reply::Done));
     assert!(is_free(&servers[2], &key));
-    assert_no_quorum(client.ask(release(&key, lease)), "may have lost data");
+    assert_no_quorum(
+        client.ask(Command::Release(release(&key, lease))),
+        "may have lost data",
+    );
 }
 
 #[test]
@@ -1707,8 +1714,8 @@ fn a_loss_names_the_new_holder() {
     );
 }
 
-fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime) -> Command {
-    Command::Release(Release {
+fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime) -> Release {
+    Release {
         key: key.clone(),
         lease,
         until,
@@ -1719,7 +1726,7 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
             valid_until: MonotonicTime::at_tick(0),
         }),
         queued: None,
-    })
+    }
 }
 
 /// Forgotten entries do not fill the memory.
@@ -1755,7 +1762,9 @@ fn ended_releases_of_guards_are_forgotten() {
                 client.store.send_release(release);
             } else {
                 let deadline = MonotonicTime::now().after(limit);
-                let _ = client.store.execute_one(release, deadline);
+                let _ = client
+                    .store
+                    .execute_one(Command::Release(release), deadline);
             }
         }
     };

@@ -27,7 +27,7 @@ pub mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, QueueMode, Reply, Request};
+use crate::command::{Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
@@ -82,7 +82,7 @@ pub trait Store: Send + Sync {
 
     /// Writes a release to the socket, or queues it for the background, which repeats it if it fails. Does not wait for
     /// the reply. Never connects, and blocks for one write at most.
-    fn send_release(&self, release: Command);
+    fn send_release(&self, release: Release);
 
     /// Reads replies that callers do not wait for, and writes queued releases. Returns true if work is left for later.
     /// Other comments call the thread that runs this "the background".

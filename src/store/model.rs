@@ -235,14 +235,11 @@ impl Store for Direct {
         unreachable!("no model above the stores submits");
     }
 
-    fn send_release(&self, release: Command) {
-        if let Command::Release(Release {
-            lease, held: None, ..
-        }) = &release
-        {
-            self.released.lock().insert(*lease);
+    fn send_release(&self, release: Release) {
+        if release.held.is_none() {
+            self.released.lock().insert(release.lease);
         }
-        self.server.serve(&self.holder, &release);
+        self.server.serve(&self.holder, &Command::Release(release));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::command::{Acquire, Command, QueueMode, Reply, Request};
+use crate::command::{Acquire, Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
@@ -92,13 +92,11 @@ impl Store for Scripted {
         unreachable!("no test of the modules above submits");
     }
 
-    fn send_release(&self, release: Command) {
-        if let Command::Release(release) = release {
-            let is_passed_on = release.key_for_next_waiter().is_some();
-            self.released.lock().push(release.lease);
-            self.passed_on
-                .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
-        }
+    fn send_release(&self, release: Release) {
+        let is_passed_on = release.key_for_next_waiter().is_some();
+        self.released.lock().push(release.lease);
+        self.passed_on
+            .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
     }
 
     fn renewals_set_keys(&self) -> bool {

@@ -641,15 +641,15 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
 }
 
 /// The release of a lease that ended while it was renewed.
-fn release_after_renewal(lease: &Lease, ttl: Duration) -> Command {
+fn release_after_renewal(lease: &Lease, ttl: Duration) -> Release {
     let grant = lease.grant();
-    Command::Release(Release {
+    Release {
         key: grant.key.clone(),
         lease: grant.id,
         until: lease.key_until().after(ttl),
         held: None,
         queued: None,
-    })
+    }
 }
 
 /// The command that asks whether `lease` holds its key.

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::command::{Command, Outcome, QueueMode, Reply, Request};
+use crate::command::{Command, Outcome, QueueMode, Release, Reply, Request};
 use crate::config::Config;
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
@@ -183,10 +183,9 @@ impl Node {
     }
 
     /// Reports a release that no node has carried out as late, and queues it.
-    pub fn queue_late_release(&self, release: Command, error: &Error) {
-        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
-            pipeline.queue_late_release(release, error);
-        }
+    pub fn queue_late_release(&self, release: Release, error: &Error) {
+        self.pipeline_of_key(&release.key)
+            .queue_late_release(release, error);
     }
 
     /// The number of queued releases that callers do not wait for.
@@ -200,10 +199,8 @@ impl Node {
     }
 
     /// Queues the release of a lease whose proposal got no reply and may still arrive.
-    pub fn queue_undo(&self, release: Command) {
-        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
-            pipeline.queue_undo(release);
-        }
+    pub fn queue_undo(&self, release: Release) {
+        self.pipeline_of_key(&release.key).queue_undo(release);
     }
 
     /// The clock of the server, as this client estimates it, if the server is a node of a quorum.
@@ -375,8 +372,8 @@ impl Store for Node {
         self.environment.run(endpoint, *command_timeout).map(Some)
     }
 
-    fn send_release(&self, release: Command) {
-        self.pipeline_of_one(&release).send_release(release);
+    fn send_release(&self, release: Release) {
+        self.pipeline_of_key(&release.key).send_release(release);
     }
 
     fn run_maintenance(&self) -> bool {

@@ -496,17 +496,18 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
     endpoint.set_data_check(DataCheck::new("p:", LONG, false));
     let node = node_at(endpoint, Reports::default());
-    let release = Command::Release(Release {
+    let release = Release {
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(60 * LONG),
         held: None,
         queued: None,
-    });
-    let pipeline = node.pipeline_of_one(&release);
+    };
+    let pipeline = node.pipeline_of_key(&release.key);
     for _ in 0..MOST_RELEASES_ON_QUORUM + 1_000 {
         let (submitted, mut completions) = Submitted::new(1);
-        node.submit(vec![(release.clone(), completions.remove(0))]);
+        let command = Command::Release(release.clone());
+        node.submit(vec![(command, completions.remove(0))]);
         drop(submitted);
         assert!(pipeline.awaited() <= 256);
     }
@@ -518,17 +519,18 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
 fn releases_of_callers_that_left_stay_queued() {
     let server = Server::start().unwrap();
     let node = node_with(&server.url(), Reports::default());
-    let release = Command::Release(Release {
+    let release = Release {
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now(),
         held: None,
         queued: None,
-    });
-    let pipeline = node.pipeline_of_one(&release);
+    };
+    let pipeline = node.pipeline_of_key(&release.key);
     for count in 1..=1_000 {
         let (submitted, mut completions) = Submitted::new(1);
-        node.submit(vec![(release.clone(), completions.remove(0))]);
+        let command = Command::Release(release.clone());
+        node.submit(vec![(command, completions.remove(0))]);
         drop(submitted);
         assert_eq!((pipeline.awaited(), pipeline.releases()), (count, 0));
     }

@@ -829,6 +829,7 @@ impl PipelinedConnection {
         let mut releases: Vec<Command> = in_flight
             .iter()
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
+            .map(Command::Release)
             .collect();
         if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
             let script = &release::SCRIPT;

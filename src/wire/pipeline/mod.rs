@@ -76,10 +76,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::command::{Command, Outcome, Reply, Request};
+use crate::command::{Command, Outcome, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::{Caller, Completion, WaitEnd};
+use crate::store::late_release::ReleaseTracker;
 use crate::store::{RenewalLimits, Reports, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
@@ -414,10 +415,8 @@ impl Pipeline {
 
     /// Writes a release to the socket, if the pipeline is idle and connected. Otherwise queues it for the leader or the
     /// background. Does not wait for the reply.
-    pub fn send_release(&self, release: Command) {
-        let Some(release) = PendingRequest::new(release, None).into_release(None) else {
-            return;
-        };
+    pub fn send_release(&self, release: Release) {
+        let release = QueuedRelease::new(release);
         let leadership = {
             let mut state = self.state.lock();
             // Queued requests go first. The background writes them, and this release behind them.
@@ -453,21 +452,25 @@ impl Pipeline {
     }
 
     /// Queues a release that is repeated until it finds the lease, or until the lease's ttl has ended.
-    pub fn queue_undo(&self, release: Command) {
-        let undo = PendingRequest::new(release, None).into_undo();
-        if let Some(undo) = undo.into_release(None) {
-            self.adopt_release(undo);
-        }
+    pub fn queue_undo(&self, release: Release) {
+        self.adopt_release(QueuedRelease {
+            is_undo: true,
+            ..QueuedRelease::new(release)
+        });
     }
 
     /// Reports a release that no node has carried out as late, because of `error`, and queues it.
-    pub fn queue_late_release(&self, release: Command, error: &Error) {
-        let mut request = self.new_request(release, None);
-        request.report_late(error);
-        request.attempts = 1;
-        if let Some(release) = request.into_release(None) {
-            self.adopt_release(release);
-        }
+    pub fn queue_late_release(&self, release: Release, error: &Error) {
+        let tracker = ReleaseTracker::new(&self.shared.reports, &release, false);
+        let reported_late = tracker.is_some_and(|mut tracker| {
+            tracker.report_late(error);
+            tracker.suspend()
+        });
+        self.adopt_release(QueuedRelease {
+            attempts: 1,
+            reported_late,
+            ..QueuedRelease::new(release)
+        });
     }
 
     /// Takes out the queued releases of these keys, and the confirmed ones: the server that serves the keys now may

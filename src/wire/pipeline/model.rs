@@ -140,8 +140,8 @@ impl World {
         (lease, submitted)
     }
 
-    fn release(&self, key: &Key, lease: LeaseId) -> Command {
-        Command::Release(Release {
+    fn release(&self, key: &Key, lease: LeaseId) -> Release {
+        Release {
             key: key.clone(),
             lease,
             until: MonotonicTime::now().after(TTL),
@@ -152,7 +152,7 @@ impl World {
                 valid_until: MonotonicTime::at_tick(0),
             }),
             queued: None,
-        })
+        }
     }
 
     /// Runs the maintenance whenever the pipeline requests it.
@@ -469,13 +469,13 @@ fn model_a_caller_that_left_is_not_queued() {
             move || {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
-                    world.pipeline.send_release(Command::Release(Release {
+                    world.pipeline.send_release(Release {
                         key: key.clone(),
                         lease,
                         until: MonotonicTime::now().after(TTL),
                         held: None,
                         queued: Some(TTL),
-                    }));
+                    });
                 }
             }
         };

@@ -77,6 +77,18 @@ fn release_bytes(key: &Key) -> usize {
 }
 
 impl QueuedRelease {
+    /// A release that was not tried yet.
+    pub fn new(release: Release) -> Self {
+        Self {
+            due: release.until,
+            release,
+            attempts: 0,
+            is_undo: false,
+            reported_late: false,
+            route: Route::default(),
+        }
+    }
+
     /// Whether to write the release. The first attempt is always written; later attempts only until the ttl has ended.
     pub fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.release.until

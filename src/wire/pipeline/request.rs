@@ -224,7 +224,7 @@ impl PendingRequest {
     fn release_now(self) -> Next {
         let undo = self.command.undo(MonotonicTime::now());
         undo.map_or(Next::Done, |undo| {
-            let mut undo = Self::new(undo, None);
+            let mut undo = Self::new(Command::Release(undo), None);
             undo.route = self.route;
             Next::RetryNow(undo)
         })

@@ -180,14 +180,14 @@ impl Fixture {
             .execute_one(command, MonotonicTime::now().after(limit))
     }
 
-    fn release(&self, name: &str, lease: LeaseId) -> Command {
-        Command::Release(Release {
+    fn release(&self, name: &str, lease: LeaseId) -> Release {
+        Release {
             key: key(name),
             lease,
             until: MonotonicTime::now().after(LONG),
             held: None,
             queued: None,
-        })
+        }
     }
 
     /// The number of calls of scripts by hash, and by text.
@@ -265,8 +265,8 @@ fn an_acquire_waits_for_releases_that_are_split() {
     let forbids = ["ACL", "SETUSER", "default", "resetkeys", "~p:~*", "~p:a*"];
     f.server.command(&forbids).unwrap();
     let batch = [
-        f.release("b", b),
-        f.release("a", a),
+        Command::Release(f.release("b", b)),
+        Command::Release(f.release("a", a)),
         acquire_under(LeaseId::random(), "a"),
     ];
     let outcomes = f.execute(batch);
@@ -320,14 +320,12 @@ fn a_caller_that_led_is_not_unparked() {
 fn an_acquire_waits_for_the_release_of_a_contended_key() {
     let f = fixture();
     let mut release = f.release("a", f.acquire("a"));
-    if let Command::Release(Release { held, .. }) = &mut release {
-        *held = Some(Held {
-            token: 7,
-            is_token_in_value: true,
-            others_queued: true,
-            valid_until: MonotonicTime::at_tick(0),
-        });
-    }
+    release.held = Some(Held {
+        token: 7,
+        is_token_in_value: true,
+        others_queued: true,
+        valid_until: MonotonicTime::at_tick(0),
+    });
     for (asked, is_written) in [("a", false), ("b", true)] {
         f.server.stop();
         f.pipeline.send_release(release.clone());
@@ -384,13 +382,13 @@ fn releases_that_might_block_are_left_to_the_background() {
     let f = fixture();
     let long = |n: usize, len: usize| {
         let name = format!("{n}{}", "x".repeat(len));
-        Command::Release(Release {
+        Release {
             key: Key::new("p:", &name, 1 << 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(LONG),
             held: None,
             queued: Some(LONG),
-        })
+        }
     };
     let bytes = || {
         let state = f.pipeline.state.lock();
@@ -606,11 +604,8 @@ fn callers_may_leave_while_the_leader_connects() {
     let mut f = with_timeout(3 * LONG);
     f.reach();
     f.server.kill();
-    let release = f
-        .pipeline
-        .new_request(f.release("left", LeaseId::random()), None);
-    f.pipeline
-        .adopt_release(release.into_release(None).unwrap());
+    let release = f.release("left", LeaseId::random());
+    f.pipeline.adopt_release(QueuedRelease::new(release));
     let pipeline = &f.pipeline;
     std::thread::scope(|scope| {
         let until = MonotonicTime::now().after(3 * LONG);
@@ -634,7 +629,7 @@ fn callers_of_a_retired_server_send_their_requests_elsewhere() {
     f.server.kill();
     f.is_retired.store(true, Ordering::SeqCst);
     let release = f.release("k", LeaseId::random());
-    for command in [acquire_of("k"), release] {
+    for command in [acquire_of("k"), Command::Release(release)] {
         let until = MonotonicTime::now().after(3 * LONG);
         let error = f.pipeline.execute_one(command, until).unwrap_err();
         assert_eq!(error.redirect(), Some(&Redirect::Retired), "{error}");
@@ -964,13 +959,13 @@ fn refused_releases_do_not_delay_other_requests() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.send_release(Command::Release(Release {
+        f.pipeline.send_release(Release {
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),
             held: None,
             queued: None,
-        }));
+        });
     }
     let started = MonotonicTime::now();
     assert!(f.pipeline.run_maintenance(), "the releases have failed");

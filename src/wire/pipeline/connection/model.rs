@@ -462,7 +462,8 @@ impl PipelinedConnection {
             sent.extend(
                 in_flight
                     .iter()
-                    .filter_map(|request| request.command.undo(now)),
+                    .filter_map(|request| request.command.undo(now))
+                    .map(Command::Release),
             );
         }
         let mut state = self.connection.server.state.lock();

@@ -131,7 +131,7 @@ fn replies_that_need_no_acknowledgement_do_not_wait() {
     let lost = renew_within(SHORT, "taken", LeaseId::random(), LONG);
     let outcome = f.ask(lost, LONG);
     assert!(matches!(outcome, Ok(Reply::Taken { .. })), "{outcome:?}");
-    let unlocked = f.ask(f.release("taken", lease), LONG);
+    let unlocked = f.ask(Command::Release(f.release("taken", lease)), LONG);
     assert_eq!(unlocked.unwrap(), Reply::Done);
 }
 

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 
 use super::*;
 use crate::command::value::micros_of;
-use crate::command::{Acquire, QueueMode, Release, Renew};
+use crate::command::{Acquire, QueueMode, Renew};
 use crate::wire::net::refusal;
 
 /// A pipeline that knows the time of Redis, so that its next acquire uses plain commands.
@@ -159,15 +159,13 @@ fn grants_without_stored_tokens_are_released_and_renewed() {
     assert_eq!(f.ask(renew, LONG).unwrap(), Reply::Done);
     assert!(f.say(&["PTTL", "p:k"]).as_int() > Some(LONG.as_millis() as i64));
     let mut release = f.release("k", lease);
-    if let Command::Release(Release { held, .. }) = &mut release {
-        *held = Some(Held {
-            token,
-            is_token_in_value: false,
-            others_queued: false,
-            valid_until: MonotonicTime::at_tick(0),
-        });
-    }
-    assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
+    release.held = Some(Held {
+        token,
+        is_token_in_value: false,
+        others_queued: false,
+        valid_until: MonotonicTime::at_tick(0),
+    });
+    assert_eq!(f.ask(Command::Release(release), LONG).unwrap(), Reply::Done);
     assert!(!f.exists("k"));
 }
 
@@ -192,15 +190,13 @@ impl Fixture {
         let lease = LeaseId::random();
         let (token, is_token_in_value) = self.grant(acquire_under(lease, name));
         let mut release = self.release(name, lease);
-        if let Command::Release(Release { held, .. }) = &mut release {
-            *held = Some(Held {
-                token,
-                is_token_in_value,
-                others_queued: false,
-                valid_until: MonotonicTime::at_tick(0),
-            });
-        }
-        release
+        release.held = Some(Held {
+            token,
+            is_token_in_value,
+            others_queued: false,
+            valid_until: MonotonicTime::at_tick(0),
+        });
+        Command::Release(release)
     }
 }
 
@@ -260,9 +256,9 @@ fn a_dropped_lock_is_released_by_one_write() {
     let name = plain_delete(&f);
     let deletes = || name.map_or(0, |name| f.server.calls(name).unwrap());
     let before = deletes();
-    let release = f.held("k");
+    let release = f.held("k").as_release().cloned();
     f.say(&["APPEND", "p:k", " +"]);
-    f.pipeline.send_release(release);
+    f.pipeline.send_release(release.unwrap());
     // No thread reads the reply.
     assert!(eventually(LONG, || !f.exists("k")));
     assert_eq!(deletes(), before);

@@ -78,7 +78,7 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     f.server.stop();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(
-        vec![PendingRequest::new(release, None)],
+        vec![PendingRequest::new(Command::Release(release), None)],
         None,
         MonotonicTime::now().after(LONG),
     );
@@ -165,7 +165,9 @@ fn an_unexpected_reply_makes_all_connections_suspect() {
     let epoch = f.pipeline.shared.endpoint.epoch();
     let made_in = epoch.now();
     armed.store(true, Ordering::SeqCst);
-    let error = f.ask(f.release("k", lease), LONG).unwrap_err();
+    let error = f
+        .ask(Command::Release(f.release("k", lease)), LONG)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol);
     assert!(epoch.replace_at(&made_in).is_some());
 }
@@ -186,7 +188,9 @@ fn a_release_that_a_proxy_refuses_is_repeated_later() {
     let lease = f.acquire("k");
     refuses.store(true, Ordering::SeqCst);
     let before = f.calls();
-    let error = f.ask(f.release("k", lease), LONG).unwrap_err();
+    let error = f
+        .ask(Command::Release(f.release("k", lease)), LONG)
+        .unwrap_err();
     let proxy = format!("127.0.0.1:{port}");
     assert!(error.to_string().contains(&proxy), "{error}");
     // The pause has not ended, so the background has no work.
