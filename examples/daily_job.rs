@@ -1,8 +1,8 @@
 //! A report that is sent once a day, by one of many machines on which the same timer fires.
 //!
 //! A lock alone is not enough: it only prevents that two machines send the report *at the same time*. A machine whose
-//! clock is late would find the lock free, and send a second report. So the machine that sends the report also writes
-//! down the day, under the lock.
+//! clock is late would find the lock free, and send a second report. So `Client::once` also records that the report was
+//! sent. The name says which report is meant: here, the day in UTC.
 //!
 //! Run `cargo run --example daily_job [day]`, with the address of your Redis in `REDIS_URL`. Run it twice.
 
@@ -11,7 +11,7 @@ use std::error::Error;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use leasehold::Client;
+use leasehold::{Client, MutexGuard, Run};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
@@ -31,28 +31,33 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn timer_fires(client: &Client, machine: u32, day: u64) -> Result<(), leasehold::Error> {
-    // `lock` instead of `try_lock`: if the machine that holds the lock crashes, the next machine sends the report.
-    let guard = client
-        .mutex("daily-report")
+    let report = client
+        .mutex(format!("daily-report:{day}"))
         .max_hold(Duration::from_secs(600)) // if a machine hangs, another machine sends the report
-        .lock()?;
-    let done = client.fenced_value("daily-report:last-day");
-    let last: Option<u64> = match done.read()? {
-        Some(text) => String::from_utf8_lossy(&text).parse().ok(),
-        None => None,
-    };
-    if last >= Some(day) {
-        println!("machine {machine}: day {day} is done");
-        guard.unlock()?;
-        return Ok(());
+        .once();
+    // `run` instead of `try_run`: if the machine that sends the report crashes, the next machine sends it.
+    match report.run(|guard| send(guard, machine, day))? {
+        Run::Ran(mails) => println!("machine {machine}: sent {mails} mails"),
+        Run::Done(record) => println!(
+            "machine {machine}: day {day} is done by {}",
+            record.holder()
+        ),
+        Run::Interrupted(_) => unreachable!("only with `at_most_once`"),
     }
-    println!("machine {machine}: sends the report of day {day}");
-    // Write the day under the fencing token: a machine whose lease ended while it slept cannot overwrite the day of the
-    // next holder. (But that machine may still send its report. If the report must not be sent twice even then, send an
-    // id such as the day with the mail, and let the receiver accept each id once.)
-    done.write(guard.fencing_token(), day.to_string())?;
-    guard.unlock()?; // no error if Redis does not confirm the release: the report is sent
     Ok(())
+}
+
+/// Returns the number of mails, which becomes part of the record.
+///
+/// If the machine crashes between the last mail and the record, another machine sends the report again. If that would
+/// do harm, give the mail server an id such as the day, which it accepts once, or use `at_most_once`.
+fn send(guard: &MutexGuard, machine: u32, day: u64) -> Result<u32, leasehold::Error> {
+    println!("machine {machine}: sends the report of day {day}");
+    let recipients = ["north", "south"];
+    for _ in recipients {
+        guard.check()?; // stops if the lock was lost: another machine may be sending
+    }
+    Ok(recipients.len() as u32)
 }
 
 fn days_since_1970() -> Result<u64, Box<dyn Error>> {

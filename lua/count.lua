@@ -1,6 +1,6 @@
 -- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the time of the last grant
---   if that is later. A part of lua/acquire.lua, lua/join.lua, lua/release.lua and lua/adopt.lua: runs before a key may
---   be granted. A request that only joins the queue of a taken key does not read the counter.
+--   if that is later. A part of the scripts that say `-- part: count.lua`: runs before a key may be granted. A request
+--   that only joins the queue of a taken key does not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used

@@ -1,5 +1,5 @@
 -- Purpose: make `value`, which lua/stored.lua has set, an error if it is no lock of this library. A part of
---   lua/join.lua and lua/inspect.lua.
+--   lua/join.lua, lua/inspect.lua and lua/claim.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `value` is an error FOREIGN and a type, or unchanged

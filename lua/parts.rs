@@ -1,7 +1,7 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 15] = [
+pub const PARTS: [(&str, &str); 16] = [
     ("join.lua", include_str!("join.lua")),
     ("roll_call.lua", include_str!("roll_call.lua")),
     ("quarantine.lua", include_str!("quarantine.lua")),
@@ -9,6 +9,7 @@ pub const PARTS: [(&str, &str); 15] = [
     ("stored.lua", include_str!("stored.lua")),
     ("foreign.lua", include_str!("foreign.lua")),
     ("token.lua", include_str!("token.lua")),
+    ("bytes.lua", include_str!("bytes.lua")),
     ("count.lua", include_str!("count.lua")),
     ("serve.lua", include_str!("serve.lua")),
     ("near.lua", include_str!("near.lua")),

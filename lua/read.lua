@@ -9,16 +9,8 @@ for i, key in ipairs(KEYS) do
   -- part: token.lua
   result = seen
   if type(seen) == 'string' then
-    local length = redis.pcall('HSTRLEN', key, 'value')
-    if type(length) == 'table' then
-      result = length
-    elseif length > longest then
-      -- HGET would copy the whole value, and the client would then discard it.
-      local limit = string.format('%.0f bytes (`max_reply_bytes`)', longest)
-      result = { err = 'TOOLARGE a string of ' .. length .. ' bytes: longest reply ' .. limit }
-    else
-      result = redis.pcall('HGET', key, 'value') or 0
-    end
+    -- part: bytes.lua
+    result = bytes or 0
   end
   if results then results[i] = result end
 end

@@ -30,6 +30,7 @@
 //! | run a closure under a lock | [`Client::with_lock`] |
 //! | hold a lock for as long as a guard lives | [`Mutex`], [`MutexGuard`] |
 //! | lock again on the same thread | [`ReentrantMutex`] |
+//! | run work once for each name, such as a nightly job | [`Once`] |
 //! | stop waiting | [`Mutex::try_lock`], [`Mutex::try_lock_for`], [`Mutex::try_with_for`], [`Mutex::cancelled_by`] |
 //! | learn of a loss | [`MutexGuard::check`], [`MutexGuard::lost_signal`], [`MutexGuard::on_lost`], [`LossReason`] |
 //! | change data in the same Redis only while the lock is held | [`MutexGuard::transaction`] |
@@ -96,6 +97,7 @@ pub use locks::fenced::FencedValue;
 pub use locks::guard::LostSignal;
 pub use locks::held::{HeldLock, LockInfo};
 pub use locks::mutex::{Mutex, MutexGuard};
+pub use locks::once::{Once, Record, Recordable, Run};
 pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
 pub use locks::transaction::Committed;
 pub use report::environment::{EnvironmentFinding, EnvironmentWarning};

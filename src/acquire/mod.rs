@@ -32,6 +32,7 @@
 //!   may wait for the lock. Otherwise Redis would read both requests before it notifies the next holder.
 
 pub mod attempt;
+pub mod claim;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
@@ -47,6 +48,7 @@ mod tests;
 pub mod transfer;
 pub mod turns;
 pub mod wait;
+pub mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +67,7 @@ use crate::util::id::LeaseIds;
 use crate::watchdog::Watchdog;
 
 use attempt::Attempt;
+pub use claim::ClaimResult;
 pub use notify::NotificationHandler;
 use outage::{CurrentOutage, Outage};
 use places::Places;
@@ -323,6 +326,7 @@ impl Acquirer {
             self.release_unheld(key, entry.lease, entry.options.first_ttl());
         }
         self.queues.wake_all();
+        self.queues.watches.wake_all();
     }
 }
 

@@ -127,7 +127,9 @@ impl Listener for NotificationHandler {
             Some(majority) => self.queues.record_change(key, server, majority),
             None => self.queues.tracked_entry_of(key).is_some(),
         };
-        let matters = lease.is_some() || matters_to_waiter;
+        // Not lazy: each watcher has to learn of the change.
+        let is_watched = self.queues.watches.changed(key);
+        let matters = lease.is_some() || matters_to_waiter || is_watched;
         matters.then(|| TrackedKey {
             key: key.clone(),
             lease,
@@ -140,6 +142,10 @@ impl Listener for NotificationHandler {
 
     fn moved(&self, keys: &dyn Fn(&Key) -> bool) {
         self.queues.wake_first(keys);
+        let watched = self.queues.watches.missed(keys);
+        if !watched.is_empty() {
+            self.backend.notifications.track(watched);
+        }
         // Includes leases that were granted a moment ago, and whose keys are not tracked yet.
         let mut holders = self.queues.holders();
         holders.retain(|lease| keys(&lease.grant().key));
@@ -148,6 +154,7 @@ impl Listener for NotificationHandler {
 
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
         let TrackedKey { key, lease } = tracked;
+        self.queues.watches.seen(key, state);
         match lease {
             Some(lease) if state.is_held_by(*lease) => {}
             Some(lease) => self.lost(key, *lease, state),
@@ -176,6 +183,7 @@ impl Listener for NotificationHandler {
     fn clock_moved(&self) {
         self.watchdog.catch_up(&self.queues.holders());
         self.queues.wake_all();
+        self.queues.watches.wake_all();
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::acquire::watch::Watches;
 use crate::command::value::micros_of;
 use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place};
 use crate::config::key::{Key, KeyMap};
@@ -35,6 +36,8 @@ const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 pub struct LocalQueues {
     clock: Clock,
     shards: Box<[Mutex<Shard>]>,
+    /// The keys that threads watch without being queued for them.
+    pub watches: Watches,
 }
 
 /// One shard of [`LocalQueues`]. The held leases have their own map: a client may hold a million locks, most of them
@@ -183,7 +186,11 @@ pub enum QueuePosition {
 impl LocalQueues {
     pub fn new(clock: Clock) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { clock, shards }
+        Self {
+            clock,
+            shards,
+            watches: Watches::default(),
+        }
     }
 
     /// Adds the calling thread to the end of the queue of `key`. The waiter's sleeps end when `cancel` receives a

@@ -85,7 +85,7 @@ impl Call {
     }
 
     /// The deadline of an attempt.
-    fn attempt_deadline(&self, asked_at: MonotonicTime) -> MonotonicTime {
+    pub fn attempt_deadline(&self, asked_at: MonotonicTime) -> MonotonicTime {
         let full_time = self.full_time(asked_at);
         match (self.until, self.end) {
             (_, None) => full_time,

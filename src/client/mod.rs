@@ -24,6 +24,7 @@ use crate::locks::fenced::FencedValue;
 use crate::locks::guard::Guard;
 use crate::locks::held::HeldLock;
 use crate::locks::mutex::{Mutex, MutexGuard};
+use crate::locks::once::Once;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::transaction::TransactionRunner;
 use crate::memory::{MemoryNode, MemoryServer};
@@ -265,6 +266,21 @@ impl Client {
     /// ```
     pub fn fenced_value(&self, key: impl AsRef<str>) -> FencedValue {
         FencedValue::new(self.clone(), key.as_ref())
+    }
+
+    /// The work named `name`, which runs once in all processes together. Does no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::{Error, Run};
+    ///
+    /// let run = client.once("report:2026-11-28T02:00Z").run(|_| Ok::<_, Error>("42 mails"))?;
+    /// assert_eq!(run, Run::Ran("42 mails"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn once(&self, name: impl AsRef<str>) -> Once {
+        Once::new(self.clone(), name.as_ref())
     }
 
     /// Adopts a lock from a ticket that another client made with

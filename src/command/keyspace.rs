@@ -341,7 +341,7 @@ impl Keyspace {
         self.entries.contains_key(key)
     }
 
-    fn expire_key(&mut self, key: &Key, step: &mut Step<'_>) {
+    pub fn expire_key(&mut self, key: &Key, step: &mut Step<'_>) {
         let entry = self.entries.get(key);
         if entry.is_some_and(|entry| entry.has_expired(step.now)) {
             self.entries.remove(key);

@@ -3,6 +3,7 @@
 
 pub mod acquire;
 pub mod adopt;
+pub mod claim;
 pub mod encoder;
 pub mod fenced;
 pub mod inspect;
@@ -31,6 +32,7 @@ use crate::util::id::HolderId;
 
 pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place};
 pub use adopt::{Adopt, Adoption};
+pub use claim::{Claim, Claimed};
 pub use fenced::{Read, Write};
 pub use inspect::Inspect;
 pub use release::{ForceUnlock, Held, Release};
@@ -50,6 +52,7 @@ pub enum Command {
     Inspect(Inspect),
     Write(Write),
     Read(Read),
+    Claim(Claim),
     Probe(Probe),
     /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. `Store::flush` sends
     /// it.
@@ -59,7 +62,7 @@ pub enum Command {
 /// All scripts, in the order in which a batch is written. Releases come before acquires: if a batch releases a key and
 /// acquires it, the acquire finds the key free. Holds come before releases: otherwise a hold would set a key again that
 /// the same batch has released.
-pub static SCRIPTS: [&Script; 10] = [
+pub static SCRIPTS: [&Script; 11] = [
     &vote::HOLD,
     &release::SCRIPT,
     &acquire::SCRIPT,
@@ -69,6 +72,7 @@ pub static SCRIPTS: [&Script; 10] = [
     &inspect::SCRIPT,
     &fenced::WRITE,
     &fenced::READ,
+    &claim::SCRIPT,
     &vote::PROBE,
 ];
 
@@ -87,6 +91,11 @@ pub trait Call {
     /// Whether a call of the script also passes the key of the lock's queue.
     fn has_queue_key(&self) -> bool {
         false
+    }
+
+    /// The key of the fenced value that the call has, too.
+    fn value_key(&self) -> Option<&Key> {
+        None
     }
 
     /// Writes the arguments of the command. Their number is [`Layout::arguments`](script::Layout::arguments).
@@ -134,6 +143,7 @@ macro_rules! with_call {
             Command::Inspect($call) => $do,
             Command::Write($call) => $do,
             Command::Read($call) => $do,
+            Command::Claim($call) => $do,
             Command::Probe($call) => $do,
             Command::Flush => $flush,
         }
@@ -154,6 +164,11 @@ impl Command {
     /// See [`Call::has_queue_key`].
     pub fn has_queue_key(&self) -> bool {
         with_call!(self, call => call.has_queue_key(), false)
+    }
+
+    /// See [`Call::value_key`].
+    pub fn value_key(&self) -> Option<&Key> {
+        with_call!(self, call => call.value_key(), None)
     }
 
     /// See [`Call::arguments`].
@@ -185,6 +200,7 @@ impl Command {
             Self::Acquire(acquire) => acquire.replicas,
             Self::Renew(renew) => renew.replicas,
             Self::Adopt(adopt) => adopt.grant.replicas,
+            Self::Claim(claim) => claim.replicas,
             _ => None,
         }
     }
@@ -266,6 +282,8 @@ pub enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
+    /// The state of a lock and its fenced value, which a claim has not changed.
+    Claimed(Box<Claimed>),
 }
 
 impl Reply {

@@ -49,13 +49,13 @@ use crate::report::event::EventLock;
 #[must_use = "a fenced value does nothing until it is read or written"]
 pub struct FencedValue {
     client: Client,
-    key: Result<Key, Error>,
+    pub(crate) key: Result<Key, Error>,
     ttl: Option<Duration>,
 }
 
 /// The bounds of a value's ttl.
-const MIN_TTL: Duration = Duration::from_millis(10);
-const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub const MIN_TTL: Duration = Duration::from_millis(10);
+pub const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The example of [`FencedValue`] uses every method that has no example of its own.
 impl FencedValue {

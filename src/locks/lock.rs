@@ -17,7 +17,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
-use crate::client::Client;
+use crate::client::{Client, Handle};
 use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
@@ -66,14 +66,20 @@ impl Lock {
 
     /// Acquires the lock. Returns `None` if another holder had the lock until the time in `until`.
     pub fn acquire(&self, until: Until) -> Result<Option<Guard>, Error> {
+        let (client, request) = self.prepare()?;
+        let lease = client.acquirer.acquire(&request, until)?;
+        Ok(lease.map(|lease| Guard::new(lease, self.client.clone())))
+    }
+
+    /// The parts of the client, and the request for this lock. Checks the settings.
+    pub fn prepare(&self) -> Result<(&Handle, LockRequest), Error> {
         let named = |error: Error| error.with_key(self.name());
         let client = self.client.live().map_err(named)?;
         let request = self.request(self.key.clone()?).map_err(named)?;
         if request.check.is_some() {
             client.start_checks().map_err(named)?;
         }
-        let lease = client.acquirer.acquire(&request, until)?;
-        Ok(lease.map(|lease| Guard::new(lease, self.client.clone())))
+        Ok((client, request))
     }
 
     /// Checks the settings, and makes a request of them.

@@ -6,6 +6,7 @@ pub mod guard;
 pub mod held;
 pub mod lock;
 pub mod mutex;
+pub mod once;
 pub mod reentrant;
 #[cfg(feature = "serde")]
 pub mod serialize;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::command::keyspace::{Keyspace, Notification, Step, clock_micros};
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
 use crate::command::{Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::config::key::KeyMap;
@@ -325,22 +325,23 @@ impl MemoryServer {
         }
     }
 
-    /// Reads a key for `holder`, tracks the key if it exists, and passes its value to the listener.
+    /// Reads a key for `holder`, tracks the key, and passes its value to the listener.
     fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
-        let value = self.change(holder, |keyspace, step| {
+        let (value, is_fenced) = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // A missing key is not tracked: the listener learns now that it is missing. The keyspace is locked, so the
-            // key does not change in between.
-            if value.is_some() {
-                let mut trackers = self.trackers.lock();
-                let of_key = trackers.entry(tracked.key.clone()).or_default();
-                if !of_key.contains(holder) {
-                    of_key.push(holder.clone());
-                }
+            // The keyspace is locked, so the key does not change in between.
+            let mut trackers = self.trackers.lock();
+            let of_key = trackers.entry(tracked.key.clone()).or_default();
+            if !of_key.contains(holder) {
+                of_key.push(holder.clone());
             }
-            value
+            let entry = keyspace.entries.get(&tracked.key);
+            (value, matches!(entry, Some(Entry::Fenced { .. })))
         });
-        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        let state = match is_fenced {
+            true => KeyState::of_another_type(),
+            false => KeyState::new(value.as_deref().map(str::as_bytes)),
+        };
         listener.seen(self.id, tracked, state);
     }
 }

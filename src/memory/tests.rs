@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use crate::command::script::Script;
-use crate::command::{acquire, adopt, fenced, inspect, release, renew, vote};
+use crate::command::{acquire, adopt, claim, fenced, inspect, release, renew, vote};
 use crate::util::slot::Slot;
 
 use histories::{Operation, Subject, histories, key};
@@ -224,8 +224,12 @@ fn differences_in_other_lock_scripts_are_found() {
         (&fenced::READ, "if seen == 20 then", "if false then"),
         (&fenced::WRITE, "seen > token", "seen >= token"),
         (&fenced::WRITE, "'token', token, 'value', value", "'value', value, 'token', seen ~= 0 and seen or token"),
-        (&fenced::READ, "redis.pcall('HGET', key, 'value') or 0", "redis.pcall('HGET', key, 'token') or 0"),
-        (&fenced::READ, "redis.pcall('HGET', key, 'value') or 0", "redis.pcall('HGET', key, 'value') or ''"),
+        (&fenced::READ, "redis.pcall('HGET', key, 'value')", "redis.pcall('HGET', key, 'token')"),
+        (&fenced::READ, "result = bytes or 0", "result = bytes or ''"),
+        (&claim::SCRIPT, "not value and not found[2] and", "not value and"),
+        (&claim::SCRIPT, "if waiting == 0 then", "if waiting then"),
+        (&claim::SCRIPT, "local written = set.ok and redis.pcall('ZADD', counter, micros, 't')", "local written = set.ok and 1"),
+        (&claim::SCRIPT, "value or '', found[1], found[2] }", "value or '', '', found[2] }"),
         (&fenced::WRITE, "set = redis.pcall('HDEL', key, 'value')", "set = 1"),
         (&fenced::WRITE, "set = redis.pcall('HDEL', key, 'value')", "set = redis.pcall('DEL', key)"),
         (&fenced::WRITE, "set = redis.pcall('HSET', key, 'token', token)", "set = redis.pcall('EXISTS', key)"),

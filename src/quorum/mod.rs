@@ -1029,7 +1029,9 @@ impl Store for QuorumStore {
             Command::Inspect(_) => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
             Command::Adopt(_) => Err(Self::unsupported(TICKETS)),
-            Command::Read(_) | Command::Write(_) => Err(Self::unsupported(FENCED_VALUES)),
+            Command::Read(_) | Command::Write(_) | Command::Claim(_) => {
+                Err(Self::unsupported(FENCED_VALUES))
+            }
             Command::Propose(_) | Command::Hold(_) | Command::Probe(_) => {
                 Err(Self::unsupported("votes"))
             }

@@ -32,38 +32,58 @@ pub struct Turn {
 
 /// The state of a lock's key, as one server reported it: the key's value, or that the key is missing.
 #[derive(Clone, Copy)]
-pub struct KeyState<'a>(Option<&'a [u8]>);
+pub struct KeyState<'a> {
+    value: Option<&'a [u8]>,
+    is_other_type: bool,
+}
 
 impl<'a> KeyState<'a> {
     /// `value` is `None` for a missing key. A program other than this library may have written the value.
     pub fn new(value: Option<&'a [u8]>) -> Self {
-        Self(value)
+        Self {
+            value,
+            is_other_type: false,
+        }
+    }
+
+    /// The key holds a value that is no string, such as a fenced value.
+    pub fn of_another_type() -> Self {
+        Self {
+            value: None,
+            is_other_type: true,
+        }
+    }
+
+    /// Whether the key holds a value of any type.
+    pub fn is_present(self) -> bool {
+        self.value.is_some() || self.is_other_type
     }
 
     /// Whether `lease` holds the key.
     pub fn is_held_by(self, lease: LeaseId) -> bool {
-        self.0.is_some_and(|value| value::is_held_by(value, lease))
+        self.value
+            .is_some_and(|value| value::is_held_by(value, lease))
     }
 
     /// Whether a lease holds the key and other clients are queued for it.
     pub fn has_queue(self) -> bool {
-        self.0.is_some_and(value::has_queue)
+        self.value.is_some_and(value::has_queue)
     }
 
     /// The reason of the loss of a lease that does not hold the key.
     pub fn loss_reason(self) -> LossReason {
-        value::loss_reason(self.0)
+        value::loss_reason(self.value)
     }
 
     /// The turn of the client that holds the lock.
     pub fn turn(self) -> Option<Turn> {
-        let LockValue { lease, holder, .. } = LockValue::parse(self.0?, 0)?;
+        let LockValue { lease, holder, .. } = LockValue::parse(self.value?, 0)?;
         Some(Turn { lease, holder })
     }
 
-    /// Whether the key exists.
+    /// Whether the key holds a string, as a lock does.
     pub fn exists(self) -> bool {
-        self.0.is_some()
+        self.value.is_some()
     }
 }
 

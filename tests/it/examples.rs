@@ -78,7 +78,8 @@ fn daily_job_is_done_once_a_day() {
     for (day, sent) in [("20000", 1), ("20000", 0), ("20001", 1), ("20000", 0)] {
         let printed = run("daily_job", &[day], &server.url());
         assert_eq!(count(&printed, "sends the report"), sent, "{printed}");
-        assert_eq!(count(&printed, "is done"), 3 - sent, "{printed}");
+        assert_eq!(count(&printed, " is done by "), 3 - sent, "{printed}");
+        assert_eq!(count(&printed, "sent 2 mails"), sent, "{printed}");
     }
 }
 

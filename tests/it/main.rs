@@ -41,6 +41,7 @@ mod loss_notification;
 mod mass_releases;
 mod memory_outages;
 mod notifications;
+mod once;
 mod public_reports;
 mod quorum;
 mod reentrant;
@@ -87,6 +88,7 @@ fn a_child_process_runs_the_named_body() {
         forked::two_sides,
         guards::signals::ask_for_many_signals,
         leaks::count_threads,
+        once::run_until_killed,
         public_reports::exit_in_on_lost,
         leaks::use_a_cluster,
         thread_limit::lock_on_many_servers_without_threads,

@@ -11,7 +11,7 @@ use proptest::sample::select;
 use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
-    Acquire, Adopt, Adoption, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
+    Acquire, Adopt, Adoption, Claim, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
     Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::config::key::{Key, KeyLayout};
@@ -234,6 +234,9 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Write(Write { key: value_key(), token, value: value.map(Arc::from), ttl })
         }),
         1 => Just(Command::Read(Read { key: value_key() })),
+        3 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
+            Command::Claim(Claim { key, value: value_key(), lease, ttl, replicas: None })
+        }),
     ]
 }
 

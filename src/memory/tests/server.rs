@@ -724,6 +724,17 @@ impl Twin {
                     == (own.lease, &own.holder, own.queued);
                 near && same && self.same_stored(value.token, own.token)
             }
+            (Ok(Reply::Claimed(found)), Ok(Reply::Claimed(own))) => {
+                let same_lock = match (&found.lock, &own.lock) {
+                    (Some((value, Some(left))), Some((own, Some(own_left)))) => {
+                        let same = (value.lease, &value.holder) == (own.lease, &own.holder);
+                        same && near(left, own_left) && self.same_stored(value.token, own.token)
+                    }
+                    (None, None) => true,
+                    _ => false,
+                };
+                same_lock && (found.token, &found.value) == (own.token, &own.value)
+            }
             (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
                 near(for_another, own)
             }

@@ -50,14 +50,13 @@ fn tracked_key(key: &Key) -> TrackedKey {
 }
 
 #[test]
-fn a_key_is_tracked_while_it_exists() {
+fn a_key_is_tracked_until_it_changes() {
     let (server, key) = (MemoryServer::new(), key(0));
     let store = MemoryNode::new(Arc::clone(&server), holder(0), Reports::default());
     let track_all = Arc::new(TrackAll::default());
     store
         .start(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
         .unwrap();
-    let count_tracked = || server.trackers.lock().len();
     let acquire = |ttl| {
         let command = Command::Acquire(Acquire {
             key: key.clone(),
@@ -68,22 +67,17 @@ fn a_key_is_tracked_while_it_exists() {
         });
         store.execute_one(command, MonotonicTime::now()).unwrap();
     };
-    store.track(vec![tracked_key(&key)]);
-    assert_eq!(
-        (count_tracked(), &track_all.0.lock()[..]),
-        (0, &[false][..])
-    );
+    // A missing key is tracked, too, as by Redis.
     for _ in 0..2 {
-        track_all.0.lock().clear();
-        acquire(Duration::from_secs(30));
-        for _ in 0..2 {
-            store.track(vec![tracked_key(&key)]);
-            assert_eq!(count_tracked(), 1);
-        }
-        server.advance(Duration::from_secs(30));
-        assert_eq!(&track_all.0.lock()[..], [true, true, false]);
-        assert_eq!(count_tracked(), 0, "the key is missing");
+        store.track(vec![tracked_key(&key)]);
     }
+    for _ in 0..2 {
+        acquire(Duration::from_secs(30));
+        server.advance(Duration::from_secs(30));
+    }
+    let expected = [false, false, true, false, true, false];
+    assert_eq!(&track_all.0.lock()[..], expected);
+    assert_eq!(server.trackers.lock().len(), 1);
 }
 
 #[test]

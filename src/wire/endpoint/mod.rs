@@ -968,7 +968,7 @@ mod tests {
         #[test]
         fn each_step_of_connecting_times_out() {
             const LOGIN: &str = "+OK\r\n+OK\r\n+OK\r\n*0\r\n";
-            let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
+            let no_script = format!("*8\r\n{}", ":0\r\n".repeat(8));
             for replies in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
                 for stall in Stall::ALL {
                     assert_ends_in_time(fake_server::stalling(replies.as_bytes(), stall));

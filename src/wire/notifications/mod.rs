@@ -742,7 +742,8 @@ impl NotificationConnection {
                     (Some(ExpectedReply::Read(tracked)), Value::ServerError(error)) => {
                         match error.code() {
                             "WRONGTYPE" => {
-                                listener.seen(self.server, &tracked, KeyState::new(None))
+                                let state = KeyState::of_another_type();
+                                listener.seen(self.server, &tracked, state);
                             }
                             // This key's value stays unknown, but other keys can be read.
                             "NOPERM" => {}

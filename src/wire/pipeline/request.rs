@@ -177,7 +177,7 @@ impl PendingRequest {
                 self.release_now()
             }
             (
-                Command::Acquire(_) | Command::Adopt(_),
+                Command::Acquire(_) | Command::Adopt(_) | Command::Claim(_),
                 Ok(
                     Reply::Granted { .. }
                     | Reply::Adopted { .. }

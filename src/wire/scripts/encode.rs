@@ -19,7 +19,9 @@ pub fn encode<'a>(
     let queue_count = queued.clone().count();
     let (counter, mark) = (usize::from(layout.counter), usize::from(layout.mark));
     let mark_at_end = usize::from(layout.mark_at_end && context.is_in_quorum());
-    let keys = commands.len() + queue_count + counter + mark + mark_at_end;
+    let values = commands.clone().filter_map(Command::value_key);
+    let value_count = values.clone().count();
+    let keys = commands.len() + queue_count + value_count + counter + mark + mark_at_end;
     let fixed_args = usize::from(layout.holder) + usize::from(layout.limit) + mark + mark_at_end;
     let may_notify = layout.shard_channel && queue_count > 0;
     let shard = context.shard_channel_start().filter(|_| may_notify);
@@ -50,6 +52,9 @@ pub fn encode<'a>(
     }
     for key in queued.filter_map(Command::key) {
         out.parts(&key.queue_parts(context.layout));
+    }
+    for key in values {
+        out.text(key.in_redis());
     }
     if mark_at_end > 0 {
         out.text(&context.data_mark);

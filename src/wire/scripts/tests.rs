@@ -6,7 +6,9 @@ use super::*;
 use crate::command::QueueMode;
 use crate::command::encoder::decimal;
 use crate::command::{Acquire, Held, Release, Reply};
-use crate::command::{Command, SCRIPTS, acquire, adopt, fenced, release, renew, value, vote};
+use crate::command::{
+    Command, SCRIPTS, acquire, adopt, claim, fenced, release, renew, value, vote,
+};
 use crate::config::key::{Key, KeyLayout};
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
@@ -206,10 +208,10 @@ fn numbers_are_written_in_decimal() {
 fn only_reads_may_reply_that_a_string_is_too_large() {
     let too_large = || parsed("-TOOLARGE a string of 9 bytes\r\n");
     for kind in SCRIPTS {
-        let reads = kind == &fenced::READ;
+        let reads = kind == &fenced::READ || kind == &claim::SCRIPT;
         for (n, reply) in [
             (1, too_large()),
-            (2, Value::Array(vec![Value::Int(0), too_large()])),
+            (2, Value::Array(vec![too_large(), too_large()])),
         ] {
             match decode(kind, n, reply, "p:") {
                 Decoded::Unexpected(error) => {

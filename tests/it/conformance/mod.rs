@@ -11,6 +11,7 @@ mod fencing;
 mod grants;
 mod losses;
 pub mod memory_store;
+mod once;
 mod reentrant;
 mod releases;
 mod renewals;
@@ -60,6 +61,12 @@ macro_rules! every_behaviour_on {
                 an_unused_ticket_ends_with_its_ttl
                 an_adopted_lock_is_renewed_by_its_adopter
                 an_adopted_lock_has_a_greater_token;
+            once:
+                work_runs_once_for_its_name
+                waiters_get_the_record_or_run_the_work
+                work_of_a_crashed_process_runs_again_or_is_interrupted
+                a_long_run_is_not_taken_over
+                a_late_record_is_refused;
             fencing:
                 a_late_holders_write_is_refused
                 a_deleted_value_refuses_late_holders

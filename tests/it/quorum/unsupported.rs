@@ -1,6 +1,6 @@
 //! Parts of the library that a quorum does not have.
 
-use leasehold::{ErrorKind, MemoryStore};
+use leasehold::{Error, ErrorKind, MemoryStore};
 use leasehold_testbed::Server;
 
 use super::nodes::Nodes;
@@ -22,6 +22,9 @@ fn features_of_one_server_are_unsupported_on_a_quorum() {
         value.write(guard.fencing_token(), "17").unwrap_err(),
         value.delete(guard.fencing_token()).unwrap_err(),
         value.read().unwrap_err(),
+        client.once("o").run(|_| Ok::<_, Error>(())).unwrap_err(),
+        client.once("o").get().unwrap_err(),
+        client.once("o").forget().unwrap_err(),
         client.adopt(&ticket).unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.lock().unwrap_err(),

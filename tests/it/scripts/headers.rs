@@ -2,14 +2,14 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, RELEASE, RENEW,
-    Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, CLAIM, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, RELEASE,
+    RENEW, Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 11] = [
+    let scripts: [(&str, &str); 12] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
@@ -17,6 +17,7 @@ fn all() -> Vec<(&'static str, &'static str)> {
         ("inspect", &INSPECT),
         ("write", &WRITE),
         ("read", &READ),
+        ("claim", &CLAIM),
         ("propose", &PROPOSE),
         ("hold", &HOLD),
         ("data", &DATA),

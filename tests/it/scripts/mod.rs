@@ -4,6 +4,7 @@
 mod adopt;
 mod batches;
 mod bounds;
+mod claim;
 mod fenced;
 mod force;
 mod grants;
@@ -38,6 +39,7 @@ static PROPOSE: Script = Script::new(|| whole(include_str!("../../../lua/propose
 static HOLD: Script = Script::new(|| whole(include_str!("../../../lua/hold.lua")));
 static PROBE: Script = Script::new(|| whole(include_str!("../../../lua/probe.lua")));
 static DATA: Script = Script::new(|| whole(include_str!("../../../lua/data.lua")));
+static CLAIM: Script = Script::new(|| whole(include_str!("../../../lua/claim.lua")));
 static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 
 const FENCE: &str = "p:~fence";

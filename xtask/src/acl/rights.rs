@@ -130,7 +130,7 @@ pub const FEATURES: &[Feature] = &[
     },
     Feature {
         name: "fenced-values",
-        title: "`FencedValue`",
+        title: "`FencedValue`, and `Once` besides `locks`",
         commands: &[
             right("evalsha"), right("eval"),
             right("hget"), right("hset"), right("hstrlen"), right("hdel"), right("pexpire"), right("exists"),

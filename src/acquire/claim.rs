@@ -1,0 +1,209 @@
+//! How a caller claims a lock: it gets the lock only if the fenced value of the same name is missing. Whoever finds a
+//! value that settles the call gets the value instead, by one request and without the lock.
+//!
+//! A caller that waits is not queued in Redis. It watches the fenced value: once the holder has written it, all waiters
+//! read it, with one request each. If each of a thousand waiters got the lock in its turn, it would need three
+//! requests. A holder that ends without a value changes the fenced value as well (it deletes it, which leaves its token
+//! there), so the waiters ask again, and one of them gets the lock. After a crash, they ask again when the lock has
+//! expired.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::acquire::wait::{Call, FIRST_POLL, LONGEST_OUTAGE_POLL, LONGEST_TRUST};
+use crate::acquire::watch::{Bell, Watcher, Woken};
+use crate::acquire::{Acquirer, LockRequest, Until};
+use crate::command::{Claim, Claimed, Command, QueueMode, Reply};
+use crate::config::key::Key;
+use crate::lease::{Grant, Lease};
+use crate::report::error::{Error, ErrorKind};
+use crate::store::TrackedKey;
+use crate::util::backoff::{Backoff, jittered};
+use crate::util::clock::MonotonicTime;
+
+/// The result of a claim.
+pub enum ClaimResult {
+    Granted(Arc<Lease>),
+    Found(Box<Claimed>),
+}
+
+/// The pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a waiter of
+/// the lock's queue has its turn.
+const FIRST_SOON: Duration = Duration::from_millis(5);
+/// A waiter asks for the lock this long after it has expired, at most.
+const AFTER_EXPIRY: Duration = Duration::from_millis(20);
+
+/// The pause of a waiter for which the server has not confirmed that it tracks the value: it may refuse to.
+const NOT_TRACKED: Duration = Duration::from_secs(3);
+
+impl Acquirer {
+    /// Whether the client's locks are on a quorum, which has no fenced values.
+    pub fn is_on_quorum(&self) -> bool {
+        self.contention.is_some()
+    }
+
+    /// Claims the lock, unless `is_settled` accepts what the claim has found. Returns `None` if another holder had the
+    /// lock for as long as `until` allows.
+    pub fn claim(
+        &self,
+        request: &LockRequest,
+        value: &Key,
+        until: Until,
+        is_settled: impl Fn(&Claimed) -> Result<bool, Error>,
+    ) -> Result<Option<ClaimResult>, Error> {
+        let observed = self.observe(&request.key);
+        let call = Call::new(
+            until,
+            observed.started,
+            self.command_timeout,
+            self.outage_timeout,
+        );
+        let bell = Arc::new(Bell::new());
+        let watcher: Arc<dyn Watcher> = Arc::<Bell>::clone(&bell);
+        if call.waits() {
+            self.queues.watches.add(value, Arc::clone(&watcher));
+        }
+        let result = self.claim_under(request, value, &call, &bell, is_settled);
+        if call.waits() {
+            self.queues.watches.remove(value, &watcher);
+        }
+        if let Ok(Some(ClaimResult::Found(_))) = result {
+            return result;
+        }
+        self.report(observed, &request.key, result, |claimed| match claimed {
+            Some(ClaimResult::Granted(lease)) => Some(lease),
+            _ => None,
+        })
+    }
+
+    fn claim_under(
+        &self,
+        request: &LockRequest,
+        value: &Key,
+        call: &Call,
+        bell: &Bell,
+        is_settled: impl Fn(&Claimed) -> Result<bool, Error>,
+    ) -> Result<Option<ClaimResult>, Error> {
+        let cancel = request.cancel.as_ref().filter(|_| call.waits());
+        let mut soon = Backoff::new(FIRST_SOON, LONGEST_TRUST);
+        let mut polls = Backoff::new(FIRST_POLL, LONGEST_TRUST);
+        let mut outage: Option<(MonotonicTime, Error)> = None;
+        loop {
+            self.check_open()?;
+            let asked_at = self.watchdog.now();
+            let (tracked, untracked) = match self.try_claim(request, value, call, asked_at) {
+                Ok(ClaimResult::Found(found)) => {
+                    outage = None;
+                    if is_settled(&found)? {
+                        return Ok(Some(ClaimResult::Found(found)));
+                    }
+                    if !call.waits() {
+                        return Ok(None);
+                    }
+                    self.pause_after(request, value, bell, &found, &mut soon, &mut polls)
+                }
+                Err(error) if error.is_unavailable() && call.waits() => {
+                    self.report_unavailable(&request.key, &error);
+                    let since = outage.map_or(asked_at, |(since, _)| since);
+                    outage = Some((since, error));
+                    let pause = jittered(polls.next_within(LONGEST_OUTAGE_POLL));
+                    (pause, pause)
+                }
+                ended => return ended.map(Some),
+            };
+            let now = self.watchdog.now();
+            let end = match (&outage, call.end) {
+                (Some((since, _)), None) => Some(since.after(self.outage_timeout)),
+                (_, end) => end,
+            };
+            if end.is_some_and(|end| end <= now) {
+                return outage.map_or(Ok(None), |(_, error)| Err(error));
+            }
+            let left = |pause: Duration| end.map_or(pause, |end| pause.min(end.since(now)));
+            let (tracked, untracked) = (left(tracked), left(untracked));
+            let mut woken = bell.wait(untracked, cancel);
+            if woken == Woken::TimedOut && bell.is_tracked() {
+                woken = bell.wait(tracked.saturating_sub(untracked), cancel);
+            }
+            if woken == Woken::Cancelled {
+                return Err(Error::new(ErrorKind::Cancelled, ""));
+            }
+        }
+    }
+
+    /// How long a waiter waits before it asks again, if its bell does not ring: while the server reports the next change
+    /// of the fenced value, and while it does not. Tracks the value, unless it is tracked already.
+    fn pause_after(
+        &self,
+        request: &LockRequest,
+        value: &Key,
+        bell: &Bell,
+        found: &Claimed,
+        soon: &mut Backoff,
+        polls: &mut Backoff,
+    ) -> (Duration, Duration) {
+        if bell.begin_tracking() {
+            let (key, lease) = (value.clone(), None);
+            self.notifications.track(vec![TrackedKey { key, lease }]);
+        }
+        let is_ending = match &found.lock {
+            None => true,
+            // The holder has deleted the value, and releases the lock next.
+            Some((lock, _)) => {
+                found.value.is_none() && lock.token.is_some() && found.token >= lock.token
+            }
+        };
+        if is_ending {
+            let pause = jittered(soon.next());
+            return (pause, pause);
+        }
+        soon.reset();
+        let expires_in = found.lock.as_ref().and_then(|(_, expires_in)| *expires_in);
+        let tracked = expires_in.unwrap_or(request.options.ttl) + jittered(AFTER_EXPIRY);
+        let untracked = match self.notifications.queue_mode(&request.key) {
+            QueueMode::Polling => jittered(polls.next()),
+            QueueMode::Notified => NOT_TRACKED,
+            // The connection is being opened.
+            _ => LONGEST_TRUST,
+        };
+        (tracked, untracked.min(tracked))
+    }
+
+    /// Sends one claim and waits for its reply.
+    fn try_claim(
+        &self,
+        request: &LockRequest,
+        value: &Key,
+        call: &Call,
+        asked_at: MonotonicTime,
+    ) -> Result<ClaimResult, Error> {
+        let LockRequest { key, options, .. } = request;
+        let pool = self.lease_pool(key);
+        let id = pool.ids.next();
+        let command = Command::Claim(Claim {
+            key: key.clone(),
+            value: value.clone(),
+            lease: id,
+            ttl: options.first_ttl(),
+            replicas: options.replicas,
+        });
+        let deadline = call.attempt_deadline(asked_at);
+        let token = match self.store.execute_one(command, deadline)? {
+            Reply::Granted { token, .. } => token,
+            Reply::Claimed(found) => return Ok(ClaimResult::Found(found)),
+            other => unreachable!("{other:?} in reply to a claim"),
+        };
+        let grant = Grant {
+            key: key.clone(),
+            id,
+            token,
+            is_token_in_value: true,
+            options: pool.options.share(*options),
+            asked_at,
+            since: self.watchdog.now(),
+        };
+        let lease = self.lease_of(grant, request.check.clone(), false)?;
+        self.queues.hold(&lease);
+        Ok(ClaimResult::Granted(lease))
+    }
+}

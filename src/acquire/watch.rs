@@ -1,0 +1,246 @@
+//! Keys that threads of this client watch: the fenced values of runs that another client has begun, and the keys of
+//! elections that are observed. The server reports each change of a watched key once, until the key is read again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::config::key::{Key, KeyMap};
+use crate::store::{KeyState, TrackedKey};
+use crate::util::sync::{Either, Mutex, either, try_send};
+
+/// Receives the reports about one watched key. The notification thread calls these methods, so they must return quickly.
+pub trait Watcher: Send + Sync {
+    /// The key has changed, and is not tracked any more. Returns whether to read it, which tracks it again.
+    fn changed(&self) -> bool;
+
+    /// The key was read, and is tracked.
+    fn seen(&self, state: KeyState<'_>);
+
+    /// Changes may have been missed, and the key is not tracked any more. Returns whether to read it, which tracks it
+    /// again.
+    fn missed(&self) -> bool;
+
+    /// The client has ended, or a test has moved its clock.
+    fn wake(&self);
+}
+
+/// The watchers of a client. Each belongs to a thread that waits, or to an observer.
+#[derive(Default)]
+pub struct Watches(Mutex<KeyMap<Vec<Arc<dyn Watcher>>>>);
+
+impl Watches {
+    pub fn add(&self, key: &Key, watcher: Arc<dyn Watcher>) {
+        let mut watches = self.0.lock();
+        watches.entry(key.clone()).or_default().push(watcher);
+    }
+
+    pub fn remove(&self, key: &Key, watcher: &Arc<dyn Watcher>) {
+        let mut watches = self.0.lock();
+        if let Some(of_key) = watches.get_mut(key) {
+            of_key.retain(|one| !Arc::ptr_eq(one, watcher));
+            if of_key.is_empty() {
+                watches.remove(key);
+            }
+        }
+    }
+
+    fn of(&self, key: &Key) -> Vec<Arc<dyn Watcher>> {
+        self.0.lock().get(key).cloned().unwrap_or_default()
+    }
+
+    /// Reports a change of `key`. Returns whether to read the key.
+    pub fn changed(&self, key: &Key) -> bool {
+        let watchers = self.of(key);
+        let wanted = watchers.iter().filter(|watcher| watcher.changed());
+        wanted.count() > 0
+    }
+
+    /// Reports the result of a read of `key`.
+    pub fn seen(&self, key: &Key, state: KeyState<'_>) {
+        self.of(key).iter().for_each(|watcher| watcher.seen(state));
+    }
+
+    /// Reports that changes of the keys for which `keys` returns true may have been missed. Returns the keys to read.
+    pub fn missed(&self, keys: &dyn Fn(&Key) -> bool) -> Vec<TrackedKey> {
+        let watched: Vec<_> = {
+            let watches = self.0.lock();
+            let watched = watches.iter().filter(|(key, _)| keys(key));
+            watched
+                .map(|(key, of_key)| (key.clone(), of_key.clone()))
+                .collect()
+        };
+        let wanted = watched
+            .into_iter()
+            .filter(|(_, watchers)| watchers.iter().filter(|watcher| watcher.missed()).count() > 0);
+        wanted
+            .map(|(key, _)| TrackedKey { key, lease: None })
+            .collect()
+    }
+
+    /// Wakes all watchers.
+    pub fn wake_all(&self) {
+        let all: Vec<_> = self.0.lock().values().flatten().cloned().collect();
+        all.iter().for_each(|watcher| watcher.wake());
+    }
+}
+
+/// Rings once the watched key exists, or has changed since it was last read.
+pub struct Bell {
+    tracking: Mutex<Tracking>,
+    ring: Sender<()>,
+    rung: Receiver<()>,
+}
+
+/// The reason why a wait for a bell ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    Rung,
+    Cancelled,
+    TimedOut,
+}
+
+/// Whether the server reports the next change of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracking {
+    No,
+    /// A read of the key was asked for.
+    Asked,
+    Yes,
+}
+
+impl Bell {
+    pub fn new() -> Self {
+        let (ring, rung) = bounded(1);
+        Self {
+            tracking: Mutex::new(Tracking::No),
+            ring,
+            rung,
+        }
+    }
+
+    /// Returns true if the caller has to track the key now.
+    pub fn begin_tracking(&self) -> bool {
+        let mut tracking = self.tracking.lock();
+        let is_untracked = *tracking == Tracking::No;
+        if is_untracked {
+            *tracking = Tracking::Asked;
+        }
+        is_untracked
+    }
+
+    /// Whether the server reports the next change of the key.
+    pub fn is_tracked(&self) -> bool {
+        *self.tracking.lock() == Tracking::Yes
+    }
+
+    /// Sleeps until the bell rings or `cancel` is ready, for at most `timeout`.
+    pub fn wait(&self, timeout: Duration, cancel: Option<&Receiver<()>>) -> Woken {
+        let never = crossbeam_channel::never();
+        match either(&self.rung, cancel.unwrap_or(&never), timeout) {
+            Some(Either::First) => Woken::Rung,
+            Some(Either::Second) => Woken::Cancelled,
+            None => Woken::TimedOut,
+        }
+    }
+
+    fn set(&self, tracking: Tracking) -> Tracking {
+        std::mem::replace(&mut self.tracking.lock(), tracking)
+    }
+}
+
+impl Watcher for Bell {
+    fn changed(&self) -> bool {
+        self.set(Tracking::No);
+        try_send(&self.ring);
+        // The thread asks about the key with a request of its own, and tracks the key again if it has to wait on.
+        false
+    }
+
+    fn seen(&self, state: KeyState<'_>) {
+        // A value that was written before the key was tracked is not reported as a change.
+        if self.set(Tracking::Yes) == Tracking::Asked && state.is_present() {
+            try_send(&self.ring);
+        }
+    }
+
+    fn missed(&self) -> bool {
+        let mut tracking = self.tracking.lock();
+        if *tracking == Tracking::Yes {
+            *tracking = Tracking::No;
+            try_send(&self.ring);
+        }
+        *tracking == Tracking::Asked
+    }
+
+    fn wake(&self) {
+        try_send(&self.ring);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+
+    fn watched() -> (Watches, Key, Arc<Bell>) {
+        let (watches, bell) = (Watches::default(), Arc::new(Bell::new()));
+        let key = Key::new("", "k", 16).unwrap();
+        watches.add(&key, Arc::<Bell>::clone(&bell) as _);
+        (watches, key, bell)
+    }
+
+    #[test]
+    fn a_bell_rings_once_its_key_exists_or_changes() {
+        let (watches, key, bell) = watched();
+        assert!(bell.begin_tracking() && !bell.begin_tracking());
+        watches.seen(&key, KeyState::new(None));
+        assert!(bell.is_tracked());
+        assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
+        // Its thread asks about the key itself, so the key is not read.
+        assert!(!watches.changed(&key));
+        assert_eq!(bell.wait(NOW, None), Woken::Rung);
+        assert!(bell.begin_tracking());
+        watches.seen(&key, KeyState::of_another_type());
+        assert_eq!(bell.wait(NOW, None), Woken::Rung);
+        // The read of another thread is no news.
+        watches.seen(&key, KeyState::of_another_type());
+        assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
+    }
+
+    #[test]
+    fn a_new_connection_tracks_what_was_asked_for_and_rings_for_the_rest() {
+        let (watches, key, bell) = watched();
+        assert!(
+            watches.missed(&|_| true).is_empty(),
+            "nothing was asked for"
+        );
+        bell.begin_tracking();
+        assert!(
+            watches.missed(&|_| false).is_empty(),
+            "the key is elsewhere"
+        );
+        assert_eq!(watches.missed(&|_| true).len(), 1);
+        assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
+        watches.seen(&key, KeyState::new(None));
+        assert!(watches.missed(&|_| true).is_empty());
+        assert_eq!(bell.wait(NOW, None), Woken::Rung);
+        assert!(bell.begin_tracking());
+    }
+
+    #[test]
+    fn removed_watchers_are_forgotten() {
+        let (watches, key, bell) = watched();
+        let (again, watcher) = (Arc::new(Bell::new()), Arc::<Bell>::clone(&bell) as _);
+        watches.add(&key, Arc::<Bell>::clone(&again) as _);
+        watches.remove(&key, &watcher);
+        watches.wake_all();
+        assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
+        assert_eq!(again.wait(NOW, None), Woken::Rung);
+        watches.remove(&key, &(again as _));
+        assert!(watches.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,174 @@
+//! Grants a lock if the fenced value of the same name is missing. Otherwise reads both.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::command::encoder::Encoder;
+use crate::command::keyspace::queue::Waiter;
+use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, no_value, token};
+use crate::command::results::{foreign_lock, foreign_value, granted, millis};
+use crate::command::script::{Layout, Results, Script};
+use crate::command::value::{LockValue, NO_FENCED_VALUE, NO_LOCK};
+use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
+use crate::config::Replicas;
+use crate::config::key::Key;
+use crate::report::error::Error;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+
+/// Grants a lock to the lease, provided that the lock is free, its queue is empty, and the fenced value is missing or
+/// deleted. Otherwise reads both.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub key: Key,
+    /// The key of the fenced value. It shares the slot of `key`.
+    pub value: Key,
+    pub lease: LeaseId,
+    pub ttl: Duration,
+    /// As for [`Acquire`](crate::command::Acquire).
+    pub replicas: Option<Replicas>,
+}
+
+/// The state of a lock and of the fenced value of the same name, as one script has read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The lock's value and its ttl; `None` if the lock is free.
+    pub lock: Option<(LockValue, Option<Duration>)>,
+    /// The last token of the fenced value, which outlives a deletion.
+    pub token: Option<u64>,
+    /// `None` if the value is missing or deleted.
+    pub value: Option<Vec<u8>>,
+}
+
+pub static SCRIPT: Script = Script::new(
+    "Claim",
+    include_str!("../../lua/claim.lua"),
+    Layout {
+        counter: true,
+        holder: true,
+        limit: true,
+        arguments: 2,
+        ..Layout::KEYS_ONLY
+    },
+    Results {
+        read,
+        read_error,
+        one_for_all: false,
+    },
+);
+
+impl Call for Claim {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn has_queue_key(&self) -> bool {
+        true
+    }
+
+    fn value_key(&self) -> Option<&Key> {
+        Some(&self.value)
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.lease(self.lease);
+        out.millis(self.ttl);
+    }
+
+    /// The outcome is unknown, so the claim is not repeated under its lease id.
+    fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
+        let until = now.after(self.ttl);
+        IfUnanswered::Undo(Release::undo(&self.key, self.lease, until))
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        keyspace.expire_key(&self.value, step);
+        let (last_token, value) = match keyspace.entries.get(&self.value) {
+            None => (None, None),
+            Some(Entry::Fenced { token, value, .. }) => (Some(*token), value.as_deref()),
+            Some(_) => return Err(no_value()),
+        };
+        let value = value.map(<[u8]>::to_vec);
+        let lock = match keyspace.entries.get(&self.key) {
+            None => None,
+            Some(Entry::Lock(lock)) => {
+                let value = LockValue {
+                    lease: lock.lease,
+                    token: Some(token(lock.micros)),
+                    holder: lock.holder.clone(),
+                    queued: 0,
+                };
+                Some((value, Some(lock.expires_at.since(step.now))))
+            }
+            Some(_) => return Err(no_lock()),
+        };
+        let is_free = lock.is_none() && !keyspace.queues.contains_key(&self.key);
+        if is_free && value.is_none() {
+            let to = Waiter {
+                since: 0,
+                lease: self.lease,
+                ttl: Some(self.ttl),
+                holder: step.by.clone(),
+            };
+            let micros = keyspace.grant(&self.key, &to, self.ttl, false, step);
+            return Ok(Reply::granted(token(micros)));
+        }
+        Ok(Reply::Claimed(Box::new(Claimed {
+            lock,
+            token: last_token,
+            value,
+        })))
+    }
+}
+
+fn read(result: &mut Value) -> Option<Outcome> {
+    let found = match result {
+        Value::BulkString(micros) => return Some(granted(micros)),
+        Value::Array(found) => found,
+        _ => return None,
+    };
+    let [
+        Value::Int(left),
+        Value::BulkString(lock),
+        Value::BulkString(token),
+        value,
+    ] = found.as_mut_slice()
+    else {
+        return None;
+    };
+    let value = match value {
+        // A value may be long, so it is moved, not copied.
+        Value::BulkString(bytes) => Some(std::mem::take(bytes)),
+        Value::Nil => None,
+        _ => return None,
+    };
+    let lock = match &lock[..] {
+        [] => None,
+        text => match LockValue::parse(text, 0) {
+            Some(value) => Some((value, (*left >= 0).then(|| millis(*left)))),
+            None => return Some(Err(foreign_value(NO_LOCK, "string"))),
+        },
+    };
+    let token = match &token[..] {
+        [] => None,
+        digits => match std::str::from_utf8(digits).ok()?.parse() {
+            Ok(token) => Some(token),
+            Err(_) => return Some(Err(no_fenced_value("hash"))),
+        },
+    };
+    Some(Ok(Reply::Claimed(Box::new(Claimed { lock, token, value }))))
+}
+
+fn read_error(code: &str, detail: &str) -> Option<Outcome> {
+    let foreign = (code == "FOREIGNVALUE").then(|| Err(no_fenced_value(detail)));
+    foreign.or_else(|| foreign_lock(code, detail))
+}
+
+fn no_fenced_value(found: &str) -> Error {
+    foreign_value(NO_FENCED_VALUE, found)
+}

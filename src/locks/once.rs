@@ -1,0 +1,811 @@
+//! Runs a piece of work once for each name: a lock, and a record of the run as the fenced value of the same name.
+//!
+//! The record is text and bytes: `once1 <state> <token> <start> <end> <holder>`, a line feed, and the result. The state
+//! is `done` or `started`. The times are µs since 1970 by the clock of Redis; the end of a run that was started is `-`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::Receiver;
+
+use crate::acquire::{ClaimResult, Until};
+use crate::client::Client;
+use crate::command::{Claimed, value};
+use crate::config::key::Key;
+use crate::locks::fenced::{FencedValue, MAX_TTL, MIN_TTL};
+use crate::locks::guard::Guard;
+use crate::locks::lock::{ClosureGuard, Lock, Ttl};
+use crate::locks::mutex::{Mutex, MutexGuard};
+use crate::report::error::{Error, ErrorKind};
+use crate::report::loss::LossReason;
+use crate::util::backoff::{Backoff, jittered};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, number};
+
+/// The default of [`Once::keep`].
+const KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// The pauses between attempts to write a record while Redis is away.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// The first word of a record, with the version of its form.
+const VERSION: &str = "once1";
+/// The longest first line of a record: six words, of which the holder has 128 bytes at most.
+const LONGEST_HEAD: usize = 256;
+/// The reply that contains a record also has the lock's value and two numbers.
+const REPLY_RESERVE: usize = 1_024;
+
+/// A piece of work that runs once for its name, in whatever process, however many of them ask. From [`Client::once`].
+///
+/// The name says which occurrence is meant: `report:2026-11-28T02:00Z`, for example, an instant in UTC that the caller's
+/// scheduler computes. leasehold does not schedule. So the time zone, the difference of clocks and missed runs are
+/// decided in one place: two processes run once if they compute the same name, and a missed run is one more call.
+///
+/// While the work runs, its caller holds the [`Mutex`] of this name, which the client renews. When the work has returned
+/// `Ok`, its result is stored as the record of the run, and the lock is released. Redis [keeps](Self::keep) the record
+/// for seven days. Until then, every call returns [`Run::Done`] with the record, by one request.
+///
+/// # At least once, or at most once
+///
+/// No lock can make work run exactly once if the process may fail between the work and its record. Choose what such a
+/// failure means:
+///
+/// | what happens | by default: at least once | with [`at_most_once`](Self::at_most_once) |
+/// |---|---|---|
+/// | the work returns `Ok` | its record is stored; it never runs again while Redis keeps the record | the same |
+/// | the work returns `Err` | no record; the next caller runs it | the same |
+/// | the work panics | no record; the next caller runs it | [`Run::Interrupted`] for all callers, until [`forget`](Self::forget) |
+/// | its process ends, or is cut off from Redis | no record; another caller runs it when the ttl of the lock ends | [`Run::Interrupted`] from then on |
+/// | the lock is lost while the work runs | its caller gets `LeaseLost`, and no record; **another caller may run it at the same time** | its caller gets `LeaseLost`; the others get [`Run::Interrupted`] |
+/// | Redis cannot be reached when the work has returned | the client repeats the record for [`outage_timeout`](crate::Builder::outage_timeout); if it fails, another caller may run it | the same, but the others get [`Run::Interrupted`] |
+/// | Redis loses its data, or a replica without the record takes over | **it may run again** | **it may run again** |
+///
+/// So there is exactly one record, and the work may have effects more than once in the first column. If it changes data
+/// elsewhere, pass the [fencing token](MutexGuard::fencing_token), or give the name to a service that accepts it as an
+/// idempotency key.
+///
+/// # Callers that wait
+///
+/// [`run`](Self::run) waits while another caller's work runs, and then returns its record. Callers that wait are not
+/// queued: their clients ask Redis to report a change of the record. Each of a thousand waiting clients sends two
+/// requests in all, and one on its notification connection. If the work fails, the first of them to ask runs it.
+///
+/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request: use a
+/// [`Mutex`] there, and store the record in the database that the work changes.
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::{Error, Run};
+///
+/// let report = client.once("report:2026-11-28T02:00Z");
+/// for _ in 0..2 {
+///     let run = report.run(|guard| {
+///         guard.check()?; // between two steps of long work
+///         Ok::<_, Error>("42 mails")
+///     })?;
+///     match run {
+///         Run::Ran(sent) => println!("sent {sent}"),
+///         Run::Done(record) => assert_eq!(record.result(), b"42 mails"),
+///         Run::Interrupted(_) => unreachable!("only with at_most_once"),
+///     }
+/// }
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "this does nothing until it is run"]
+pub struct Once {
+    lock: Lock,
+    keep: Duration,
+    at_most_once: bool,
+}
+
+/// The outcome of a call of [`Once::run`] or its relatives.
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::{Error, Run};
+///
+/// let first = client.once("k").run(|_| Ok::<_, Error>(17))?;
+/// assert_eq!(first, Run::Ran(17));
+/// let Run::Done(record) = client.once("k").run(|_| Ok::<_, Error>(18))? else { panic!() };
+/// assert_eq!(record.result(), b"17");
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "the work may not have run"]
+pub enum Run<T> {
+    /// This call has run the work, which returned this value. Redis has the record.
+    Ran(T),
+    /// An earlier call has run the work.
+    Done(Record),
+    /// An earlier call with [`at_most_once`](Once::at_most_once) has begun the work, and its client has ended or lost the
+    /// lock. It is unknown how far the work has come. [`Once::forget`] lets it run again.
+    Interrupted(Record),
+}
+
+/// What Redis has stored about a run. From [`Once::get`] and [`Run`].
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::Error;
+///
+/// let once = client.once("k");
+/// assert_eq!(once.get()?, None);
+/// let _ = once.run(|_| Ok::<_, Error>("42 mails"))?;
+/// let record = once.get()?.unwrap();
+/// assert!(record.is_done());
+/// assert_eq!(record.result(), b"42 mails");
+/// assert_eq!(record.holder(), client.holder_id());
+/// assert!(record.fencing_token() > 0);
+/// assert!(record.ended_at().unwrap() >= record.started_at());
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    token: u64,
+    holder: HolderId,
+    /// In µs since 1970, by the clock of Redis.
+    started: u64,
+    /// `None` for a run that was started.
+    ended: Option<u64>,
+    result: Vec<u8>,
+}
+
+/// The example of [`Record`] uses every method.
+impl Record {
+    /// Whether the work has returned `Ok`. If not, it was started [at most once](Once::at_most_once), and either it runs
+    /// now or it was interrupted.
+    pub fn is_done(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// The fencing token under which the work ran.
+    pub fn fencing_token(&self) -> u64 {
+        self.token
+    }
+
+    /// The client that ran the work.
+    pub fn holder(&self) -> &HolderId {
+        &self.holder
+    }
+
+    /// When the work's lock was granted, by the clock of Redis.
+    pub fn started_at(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_micros(self.started)
+    }
+
+    /// When the work had returned: the start by the clock of Redis, and the time that its client has measured since
+    /// then. `None` if the work has not returned `Ok`.
+    pub fn ended_at(&self) -> Option<SystemTime> {
+        let ended = self.ended?;
+        Some(UNIX_EPOCH + Duration::from_micros(ended))
+    }
+
+    /// The result of the work, as [`Recordable`] has made bytes of it.
+    pub fn result(&self) -> &[u8] {
+        &self.result
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let (state, end) = match self.ended {
+            Some(ended) => ("done", ended.to_string()),
+            None => ("started", "-".to_owned()),
+        };
+        let Self {
+            token,
+            holder,
+            started,
+            ..
+        } = self;
+        let head = format!("{VERSION} {state} {token} {started} {end} {holder}\n");
+        [head.as_bytes(), &self.result].concat()
+    }
+
+    /// Reads a record. Refuses every value that this version does not write.
+    fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        Self::parse(bytes).ok_or_else(|| {
+            let message = "the fenced value is no record of a run, or one of a newer version: use another name";
+            Error::new(ErrorKind::Protocol, message)
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let length = bytes
+            .iter()
+            .take(LONGEST_HEAD)
+            .position(|byte| *byte == b'\n')?;
+        let (head, result) = (&bytes[..length], &bytes[length + 1..]);
+        let words: Vec<&str> = std::str::from_utf8(head).ok()?.split(' ').collect();
+        let [VERSION, state, token, started, ended, holder] = words[..] else {
+            return None;
+        };
+        let ended = match (state, ended) {
+            ("done", ended) => Some(number(ended)?),
+            ("started", "-") => None,
+            _ => return None,
+        };
+        let (token, started) = (number(token)?, number(started)?);
+        Some(Self {
+            token,
+            holder: HolderId::decode(holder)?,
+            started,
+            ended,
+            result: result.to_vec(),
+        })
+    }
+
+    fn into_run<T>(self) -> Run<T> {
+        match self.is_done() {
+            true => Run::Done(self),
+            false => Run::Interrupted(self),
+        }
+    }
+}
+
+/// A result of work that [`Once`] can store: `()`, bytes, text, and whole numbers (as decimal text). Implement it for your
+/// own type, or let the work return the bytes of a serializer.
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::{Error, Recordable, Run};
+/// use std::borrow::Cow;
+///
+/// struct Sent { mails: u32 }
+/// impl Recordable for Sent {
+///     fn to_bytes(&self) -> Cow<'_, [u8]> {
+///         format!(r#"{{"mails": {}}}"#, self.mails).into_bytes().into()
+///     }
+/// }
+/// let run = client.once("k").run(|_| Ok::<_, Error>(Sent { mails: 42 }))?;
+/// assert!(matches!(run, Run::Ran(Sent { mails: 42 })));
+/// assert_eq!(client.once("k").get()?.unwrap().result(), br#"{"mails": 42}"#);
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Recordable {
+    /// The bytes of the result in the record.
+    fn to_bytes(&self) -> Cow<'_, [u8]>;
+}
+
+impl Recordable for () {
+    fn to_bytes(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&[])
+    }
+}
+
+impl<const N: usize> Recordable for [u8; N] {
+    fn to_bytes(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self)
+    }
+}
+
+macro_rules! recordable {
+    ($($bytes:ty),*; $($number:ty),*) => {
+        $(impl Recordable for $bytes {
+            fn to_bytes(&self) -> Cow<'_, [u8]> {
+                Cow::Borrowed(AsRef::<[u8]>::as_ref(self))
+            }
+        })*
+        $(impl Recordable for $number {
+            fn to_bytes(&self) -> Cow<'_, [u8]> {
+                Cow::Owned(self.to_string().into_bytes())
+            }
+        })*
+    };
+}
+recordable!(Vec<u8>, Box<[u8]>, &[u8], String, &str; u8, u16, u32, u64, usize, i8, i16, i32, i64, isize);
+
+impl Mutex {
+    /// A [`Once`] with this key and these settings. The same as [`Client::once`], which has the usual settings.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use std::time::Duration;
+    ///
+    /// let once = client.mutex("k").max_hold(Duration::from_secs(3600)).once();
+    /// let _ = once.run(|_| Ok::<_, leasehold::Error>(()))?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn once(self) -> Once {
+        Once {
+            lock: self.lock,
+            keep: KEEP,
+            at_most_once: false,
+        }
+    }
+}
+
+impl Once {
+    pub(crate) fn new(client: Client, key: &str) -> Self {
+        Mutex::new(client, key).once()
+    }
+
+    /// Sets for how long Redis keeps the record, from its writing on. Choose a time after which no process asks for this
+    /// name any more, and that is far longer than a process can be stopped: after it, the work runs again. 10 ms to ten
+    /// years. Defaults to seven days.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use leasehold::{Error, Run};
+    ///
+    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
+    /// let client = memory.client()?;
+    /// let once = client.once("k").keep(Duration::from_secs(24 * 60 * 60));
+    /// assert!(matches!(once.run(|_| Ok::<_, Error>(()))?, Run::Ran(())));
+    /// memory.advance(Duration::from_secs(23 * 60 * 60));
+    /// assert!(matches!(once.run(|_| Ok::<_, Error>(()))?, Run::Done(_)));
+    /// memory.advance(Duration::from_secs(2 * 60 * 60));
+    /// assert!(matches!(once.run(|_| Ok::<_, Error>(()))?, Run::Ran(())));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Records the start before the work, by one request more. So work whose process fails never begins again: others
+    /// get [`Run::Interrupted`] until [`forget`](Self::forget). If the work returns `Err`, the next caller runs it: the
+    /// work itself has reported that it may. The [table](Self#at-least-once-or-at-most-once) compares both ways.
+    ///
+    /// ```
+    /// use leasehold::{Error, Run};
+    /// use std::panic::catch_unwind;
+    ///
+    /// let memory = leasehold::MemoryStore::new();
+    /// let client = memory.client()?;
+    /// let payment = client.once("payment:42").at_most_once();
+    /// let fails = || payment.run(|_| -> Result<(), Error> { panic!("half way") });
+    /// assert!(catch_unwind(fails).is_err());
+    ///
+    /// let run = payment.run(|_| Ok::<_, Error>(()))?;
+    /// assert!(matches!(run, Run::Interrupted(_)), "someone has to look at it");
+    /// assert!(payment.forget()?);
+    /// assert!(matches!(payment.run(|_| Ok::<_, Error>(()))?, Run::Ran(())));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn at_most_once(mut self) -> Self {
+        self.at_most_once = true;
+        self
+    }
+
+    /// Sets the ttl of the lock, which the client renews while the work runs: after a crash, others wait for this long at
+    /// most. As [`Mutex::ttl`]. For the other settings of a lock, see [`Mutex::once`].
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let once = client.once("k").ttl(std::time::Duration::from_secs(5));
+    /// let _ = once.run(|_| Ok::<_, leasehold::Error>(()))?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.lock.ttl = Ttl::Renewed(ttl);
+        self
+    }
+
+    /// Cancels waits when `cancel` gets a message or its senders are dropped, as [`Mutex::cancelled_by`]. Does not end
+    /// work that has begun.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use leasehold::{Error, ErrorKind, crossbeam_channel::bounded};
+    ///
+    /// let held = client.mutex("k").lock()?; // as if the work ran elsewhere
+    /// let (stop, stopped) = bounded(0);
+    /// let once = client.once("k").cancelled_by(stopped);
+    /// let waiting = std::thread::spawn(move || once.run(|_| Ok::<_, Error>(())).map(drop));
+    /// drop(stop);
+    /// let error = waiting.join().unwrap().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn cancelled_by(mut self, cancel: Receiver<()>) -> Self {
+        self.lock.cancel = Some(cancel);
+        self
+    }
+
+    /// The name, as it was given; empty if it is not a valid key.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// assert_eq!(client.once("report:2026-11-28").key(), "report:2026-11-28");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn key(&self) -> &str {
+        self.lock.name()
+    }
+
+    /// Runs `work`, unless it has run already. Waits while another caller's work runs.
+    ///
+    /// `work` gets the guard of the lock: for [`check`](MutexGuard::check) between two steps, and for the
+    /// [fencing token](MutexGuard::fencing_token). Its result becomes the record, so it has to be [`Recordable`]: at most
+    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes) less 1 KiB. `E` is the error type of your work: `anyhow::Error`,
+    /// `Box<dyn Error>`, or any type with `From<leasehold::Error>`.
+    ///
+    /// A call for the same name within `work` waits for itself, as for a [`Mutex`]; [`try_run`](Self::try_run) does not.
+    ///
+    /// # Errors
+    /// - The error of `work`, unchanged.
+    /// - `LeaseLost` if the lock was lost before the record was written: another caller may have run the work at the same
+    ///   time. The result is dropped.
+    /// - `Protocol` if the fenced value of this name is no record; it stays as it is.
+    /// - `TooLarge` if the result is too long for a record, and `Timeout` or `Unavailable` if Redis did not confirm the
+    ///   record. In both cases the work has run, and may run again.
+    /// - `InvalidConfig` if [`keep`](Self::keep) is out of its bounds; `Unsupported` on a quorum; the errors of
+    ///   [`Mutex::lock`].
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use leasehold::{Error, Run};
+    ///
+    /// let send = |token: u64| -> Result<u32, Box<dyn std::error::Error>> { Ok(42) };
+    /// match client.once("report:2026-11-28").run(|guard| send(guard.fencing_token()))? {
+    ///     Run::Ran(mails) => println!("sent {mails} mails"),
+    ///     Run::Done(record) => println!("{} has sent them", record.holder()),
+    ///     Run::Interrupted(record) => println!("{} has begun to", record.holder()),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run<T: Recordable, E: From<Error>>(
+        &self,
+        work: impl FnOnce(&MutexGuard) -> Result<T, E>,
+    ) -> Result<Run<T>, E> {
+        let run = self.run_until(Until::Forever, work)?;
+        Ok(run.expect("a wait without a deadline ends with a run or an error"))
+    }
+
+    /// Runs `work`, unless it has run already. Drops `work` and returns `Ok(None)` if another caller's work runs now.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run) except `Cancelled`. If Redis is away, the call fails after one attempt.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use leasehold::Error;
+    ///
+    /// let once = client.once("k");
+    /// let nested = once.run(|_| Ok::<_, Error>(match once.try_run(|_| Ok::<_, Error>(()))? {
+    ///     None => "runs now",
+    ///     Some(_) => "not reached",
+    /// }))?;
+    /// assert_eq!(nested, leasehold::Run::Ran("runs now"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn try_run<T: Recordable, E: From<Error>>(
+        &self,
+        work: impl FnOnce(&MutexGuard) -> Result<T, E>,
+    ) -> Result<Option<Run<T>>, E> {
+        self.run_until(Until::Now, work)
+    }
+
+    /// Runs `work`, unless it has run already. Drops `work` and returns `Ok(None)` if another caller's work runs for
+    /// `timeout`. The time does not limit `work`.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run). If Redis is away, the client tries again until `timeout` has passed.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use std::time::Duration;
+    ///
+    /// let run = client.once("k").try_run_for(Duration::from_millis(250), |_| Ok::<_, leasehold::Error>(()))?;
+    /// assert!(run.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_run_for<T: Recordable, E: From<Error>>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&MutexGuard) -> Result<T, E>,
+    ) -> Result<Option<Run<T>>, E> {
+        self.run_until(Until::At(self.lock.client.now().after(timeout)), work)
+    }
+
+    /// Waits until `deadline`, and otherwise does the same as [`try_run_for`](Self::try_run_for).
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let deadline = Instant::now() + Duration::from_millis(250);
+    /// let run = client.once("k").try_run_until(deadline, |_| Ok::<_, leasehold::Error>(()))?;
+    /// assert!(run.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_run_until<T: Recordable, E: From<Error>>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&MutexGuard) -> Result<T, E>,
+    ) -> Result<Option<Run<T>>, E> {
+        self.try_run_for(deadline.saturating_duration_since(Instant::now()), work)
+    }
+
+    /// The record of the run; `None` if the work has not run, or has begun without [`at_most_once`](Self::at_most_once).
+    /// Sends one request.
+    ///
+    /// # Errors
+    /// The errors of [`FencedValue::read`]; `Protocol` also if the fenced value of this name is no record.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// assert!(client.once("k").get()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn get(&self) -> Result<Option<Record>, Error> {
+        self.check_store()?;
+        let bytes = self.value().read()?;
+        let record = bytes.map(|bytes| Record::decode(&bytes)).transpose();
+        record.map_err(|error| error.with_key(self.key()))
+    }
+
+    /// Deletes the record, so the work can run again. Returns `Ok(false)` if the work runs now: then nothing changes.
+    /// Takes the lock to do so. Its fencing token stays in Redis, so a late record of an earlier run is refused.
+    ///
+    /// # Errors
+    /// The errors of [`get`](Self::get), [`Mutex::try_lock`] and [`FencedValue::delete`].
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// use leasehold::{Error, Run};
+    ///
+    /// let once = client.once("k");
+    /// let _ = once.run(|_| Ok::<_, Error>(()))?;
+    /// assert!(once.forget()?);
+    /// assert!(matches!(once.run(|_| Ok::<_, Error>(()))?, Run::Ran(())));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn forget(&self) -> Result<bool, Error> {
+        self.check_store()?;
+        self.check_keep()?;
+        let Some(guard) = self.lock.acquire(Until::Now)? else {
+            return Ok(false);
+        };
+        let guard = MutexGuard::new(guard);
+        if self.get()?.is_some() {
+            self.value().delete(guard.fencing_token())?;
+        }
+        guard.finish()?;
+        Ok(true)
+    }
+
+    fn run_until<T: Recordable, E: From<Error>>(
+        &self,
+        until: Until,
+        work: impl FnOnce(&MutexGuard) -> Result<T, E>,
+    ) -> Result<Option<Run<T>>, E> {
+        let mut begun = match self.begin(until)? {
+            None => return Ok(None),
+            Some(Start::Settled(record)) => return Ok(Some(record.into_run())),
+            Some(Start::Begun(begun)) => begun,
+        };
+        let guard = begun.guard();
+        match guard.run(|| work(guard)) {
+            Ok(result) => {
+                begun.end(&result.to_bytes())?;
+                Ok(Some(Run::Ran(result)))
+            }
+            Err(error) => {
+                begun.may_run_again = true;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the lock, unless a record settles the call. Returns `None` if the work runs elsewhere for as long as `until`
+    /// allows.
+    fn begin(&self, until: Until) -> Result<Option<Start<'_>>, Error> {
+        self.check_store()?;
+        self.check_keep()?;
+        let (client, request) = self.lock.prepare()?;
+        let is_settled = |found: &Claimed| match &found.value {
+            None => Ok(false),
+            Some(bytes) => {
+                let record = Record::decode(bytes)?;
+                Ok(record.is_done() || found.lock.is_none())
+            }
+        };
+        let claim = client
+            .acquirer
+            .claim(&request, &self.value_key()?, until, is_settled)?;
+        let lease = match claim {
+            None => return Ok(None),
+            Some(ClaimResult::Found(found)) => {
+                let record = Record::decode(&found.value.unwrap_or_default())?;
+                return Ok(Some(Start::Settled(record)));
+            }
+            Some(ClaimResult::Granted(lease)) => lease,
+        };
+        let guard = MutexGuard::new(Guard::new(lease, self.lock.client.clone()));
+        let mut begun = Begun {
+            once: self,
+            started: self.lock.client.now(),
+            guard: Some(guard),
+            may_run_again: !self.at_most_once,
+        };
+        if self.at_most_once
+            && let Err(error) = begun.write(&begun.record(None, &[]))
+        {
+            // The work has not begun.
+            begun.may_run_again = true;
+            return Err(error);
+        }
+        Ok(Some(Start::Begun(begun)))
+    }
+
+    fn value(&self) -> FencedValue {
+        FencedValue::new(self.lock.client.clone(), self.key()).ttl(self.keep)
+    }
+
+    fn value_key(&self) -> Result<Key, Error> {
+        self.value().key
+    }
+
+    fn check_store(&self) -> Result<(), Error> {
+        self.lock.key.clone()?;
+        if self.lock.client.live()?.acquirer.is_on_quorum() {
+            let message = "a quorum of independent servers has no fenced values, so it keeps no records of runs: hold \
+                           a mutex, and store the record in the database that the work changes";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_key(self.key()));
+        }
+        Ok(())
+    }
+
+    fn check_keep(&self) -> Result<(), Error> {
+        if (MIN_TTL..=MAX_TTL).contains(&self.keep) {
+            return Ok(());
+        }
+        let error = Error::invalid(
+            "keep",
+            "10 ms to ten years",
+            format_args!("{:?}", self.keep),
+        );
+        Err(error.with_key(self.key()))
+    }
+}
+
+impl fmt::Debug for Once {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut output = f.debug_struct("Once");
+        self.lock.debug_fields(&mut output);
+        output
+            .field("keep", &self.keep)
+            .field("at_most_once", &self.at_most_once)
+            .finish()
+    }
+}
+
+/// How a call begins.
+enum Start<'a> {
+    /// A record settles the call.
+    Settled(Record),
+    Begun(Begun<'a>),
+}
+
+/// A run that has begun. Its drop lets the waiting callers run the work, unless the record is written or the work must
+/// not run again: it deletes the value, which they watch, and waits for the reply. Then the guard's drop releases the
+/// lock.
+struct Begun<'a> {
+    once: &'a Once,
+    started: MonotonicTime,
+    /// `None` once the record is written.
+    guard: Option<MutexGuard>,
+    may_run_again: bool,
+}
+
+impl Begun<'_> {
+    /// Writes the record of the finished work, and releases the lock.
+    fn end(mut self, result: &[u8]) -> Result<(), Error> {
+        let longest = self.once.lock.client.config().max_reply_bytes - REPLY_RESERVE;
+        if result.len() > longest {
+            let message = format!(
+                "a result of {} bytes: longest result {longest} bytes",
+                result.len()
+            );
+            return Err(Error::new(ErrorKind::TooLarge, message).with_key(self.once.key()));
+        }
+        let ran_for = self.once.lock.client.now().since(self.started);
+        self.write(&self.record(Some(ran_for), result))?;
+        self.guard.take().map_or(Ok(()), MutexGuard::finish)
+    }
+
+    fn guard(&self) -> &MutexGuard {
+        self.guard.as_ref().expect("the guard is taken at the end")
+    }
+
+    fn record(&self, ran_for: Option<Duration>, result: &[u8]) -> Record {
+        let token = self.guard().fencing_token();
+        let started = value::micros_of(token);
+        Record {
+            token,
+            holder: self.once.lock.client.holder_id().clone(),
+            started,
+            ended: ran_for.map(|time| started + u64::try_from(time.as_micros()).unwrap_or(0)),
+            result: result.to_vec(),
+        }
+    }
+
+    /// Writes a record. Repeats that while Redis is away, for `outage_timeout` at most and only while the lock is held.
+    /// A repeated write does no harm, since it has the same token.
+    fn write(&self, record: &Record) -> Result<(), Error> {
+        let client = &self.once.lock.client;
+        let value = self.once.value();
+        let bytes = record.encode();
+        let give_up_at = client.now().after(client.config().outage_timeout);
+        let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let lost = self.guard().lost_signal();
+        loop {
+            self.guard().check()?;
+            match value.write(self.guard().fencing_token(), &bytes) {
+                Err(error) if error.is_unavailable() && client.now() < give_up_at => {
+                    let _ = lost.recv_timeout(jittered(pauses.next()));
+                }
+                Err(error) if error.kind() == ErrorKind::StaleToken => {
+                    let lost = Error::lost(LossReason::TakenOver { by: None });
+                    return Err(lost.with_source(error).with_key(self.once.key()));
+                }
+                written => return written,
+            }
+        }
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.as_ref().filter(|guard| !guard.is_lost())
+            && self.may_run_again
+        {
+            // If Redis is away, the waiters run the work when the ttl of the lock has ended.
+            let _ = self.once.value().delete(guard.fencing_token());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(ended: Option<u64>, result: &[u8]) -> Record {
+        Record {
+            token: 1_795_263_780_943_818 << 10,
+            holder: HolderId::of_text("host/1/a"),
+            started: 1_795_263_780_943_818,
+            ended,
+            result: result.to_vec(),
+        }
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let ends = [None, Some(1_795_263_780_943_900)];
+        for (ended, result) in ends.into_iter().zip([&b""[..], b"a\nb\0\xff"]) {
+            let record = record(ended, result);
+            assert_eq!(Record::decode(&record.encode()).unwrap(), record);
+        }
+    }
+
+    /// This form is documented. A newer form needs a new first word.
+    #[test]
+    fn the_form_of_a_record_stays() {
+        let done = record(Some(1_795_263_780_943_900), b"42 mails");
+        let text =
+            "once1 done 1838350111686469632 1795263780943818 1795263780943900 host/1/a\n42 mails";
+        assert_eq!(String::from_utf8(done.encode()).unwrap(), text);
+    }
+
+    #[test]
+    fn other_values_are_no_records() {
+        for text in [
+            "",
+            "17",
+            "once1 done 1 2 3 host/1/a",
+            "once2 done 1 2 3 host/1/a\n",
+            "once1 done 1 2 - host/1/a\n",
+            "once1 started 1 2 3 host/1/a\n",
+            "once1 done +1 2 3 host/1/a\n",
+            "once1 done 1 2 3 host/1/a b\n",
+            "once1 lost 1 2 3 host/1/a\n",
+            "\n",
+        ] {
+            let error = Record::decode(text.as_bytes()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{text:?}");
+        }
+    }
+}

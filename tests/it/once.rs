@@ -1,0 +1,369 @@
+//! Work that runs once for its name: requests, faults, and records that are not ours. `conformance::once` has the
+//! behaviour on every kind of store.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::bounded;
+use leasehold::{Client, Error, ErrorKind, Run};
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
+
+use crate::child::{Child, Parent};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, held_keys, in_redis, is_held, lock_requests,
+    millis, notified_clients, reads, script_calls, secs, server,
+};
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+fn succeed(client: &Client, name: &str) -> Run<&'static str> {
+    client.once(name).run(|_| Ok::<_, Error>("ok")).unwrap()
+}
+
+fn is_tracked(server: &Server, clients: u64) -> bool {
+    crate::support::tracked(server) >= clients
+}
+
+/// The clients ask while the work runs. Each asks once more when the record is written.
+#[test]
+fn many_callers_of_one_name_send_two_requests_each() {
+    const CLIENTS: u64 = 60;
+    let server = server();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| client(&server)).collect();
+    // Each connection for notifications is open.
+    let warm = clients
+        .iter()
+        .zip(0..)
+        .map(|(client, n)| client.mutex(format!("warm:{n}")).lock().unwrap());
+    let warm = warm.collect::<Vec<_>>();
+    assert!(eventually(6 * SOON, || notified_clients(&server) == clients.len()));
+    drop(warm);
+    assert_all_become_free(&server);
+    let (requests, tracking) = (lock_requests(&server), reads(&server));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let (end, ended) = bounded::<()>(0);
+    let tasks: Vec<_> = clients
+        .iter()
+        .map(|client| {
+            let (once, runs, ended) = (client.once("k"), Arc::clone(&runs), ended.clone());
+            Task::start(move || {
+                once.run(|_| {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    let _ = ended.recv();
+                    Ok::<_, Error>("ok")
+                })
+                .unwrap()
+            })
+        })
+        .collect();
+    let all_ask =
+        || lock_requests(&server) >= requests + CLIENTS && is_tracked(&server, CLIENTS - 1);
+    assert!(eventually(6 * SOON, all_ask));
+    drop(end);
+    let outcomes: Vec<Run<_>> = tasks
+        .into_iter()
+        .map(|task| task.within(6 * SOON, "the run"))
+        .collect();
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    let done = |run: &&Run<_>| matches!(run, Run::Done(record) if record.result() == b"ok");
+    assert_eq!(outcomes.iter().filter(done).count() as u64, CLIENTS - 1);
+    let requests = lock_requests(&server) - requests;
+    assert!(requests <= 2 * CLIENTS + 2, "{requests} requests");
+    let tracking = reads(&server) - tracking;
+    println!("{requests} requests, {tracking} reads of a key");
+    assert_eq!(succeed_again(&clients[0], &server), 1);
+}
+
+/// The number of requests of a call for a name whose work is done.
+fn succeed_again(client: &Client, server: &Server) -> u64 {
+    let before = lock_requests(server);
+    assert!(matches!(succeed(client, "k"), Run::Done(_)));
+    lock_requests(server) - before
+}
+
+#[test]
+fn work_that_fails_leaves_no_record_and_admits_a_waiter() {
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    for panics in [false, true] {
+        let once = one.once("k");
+        let mut waiter = None;
+        let first = catch_unwind(AssertUnwindSafe(|| {
+            once.run(|_| {
+                let two = two.clone();
+                waiter = Some(Task::start_blocked(move || succeed(&two, "k")));
+                assert!(!panics, "no luck");
+                Err::<(), Box<dyn std::error::Error>>("no luck".into())
+            })
+        }));
+        assert_eq!(first.is_err(), panics);
+        // Long before the ttl ends.
+        let second = waiter.unwrap().within(2 * SOON, "the waiter's run");
+        assert_eq!(second, Run::Ran("ok"));
+        assert!(once.forget().unwrap());
+    }
+    assert!(held_keys(&server).is_empty());
+}
+
+#[test]
+fn at_most_once_an_error_may_run_again_and_a_panic_may_not() {
+    let server = server();
+    let client = client(&server);
+    let once = client.once("k").at_most_once();
+    once.run(|_| {
+        let record = client.once("k").get().unwrap().unwrap();
+        assert!(!record.is_done() && record.result().is_empty() && record.ended_at().is_none());
+        Err::<(), Box<dyn std::error::Error>>("no luck".into())
+    })
+    .unwrap_err();
+    assert_eq!(once.get().unwrap(), None);
+    let panics = || once.run(|_| -> Result<(), Error> { panic!("no luck") });
+    catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
+    assert!(eventually(SOON, || !is_held(&server, "k")));
+    // Also for callers that would run it at least once.
+    assert!(matches!(succeed(&client, "k"), Run::Interrupted(_)));
+    assert!(once.forget().unwrap());
+    assert!(matches!(succeed(&client, "k"), Run::Ran(_)));
+}
+
+pub fn run_until_killed(parent: &Parent) {
+    let client = steady(&parent.url).ttl(secs(2)).build().unwrap();
+    let run = client.once("k").run(|_| {
+        parent.tell("running");
+        parent.wait_for_end();
+        Ok::<_, Error>(())
+    });
+    let _ = run.unwrap();
+}
+
+#[test]
+fn a_killed_run_is_run_again_within_its_ttl() {
+    let server = server();
+    let mut child = Child::start(run_until_killed, &server.url());
+    child.receive::<String>(6 * SOON);
+    let next = client(&server);
+    let waiter = Task::start_blocked(move || succeed(&next, "k"));
+    let killed = Instant::now();
+    child.kill();
+    assert_eq!(waiter.within(6 * SOON, "the next run"), Run::Ran("ok"));
+    // The ttl, and the stalls of a busy machine.
+    let took = killed.elapsed();
+    assert!(took < secs(2) + SOON / 2, "{took:?}");
+}
+
+/// The lock was deleted by hand, so another run begins, and ends first.
+#[test]
+fn a_run_that_lost_its_lock_replaces_no_later_record() {
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let late = one.once("k").run(|guard| {
+        ask(&server, &["DEL", &in_redis("k")]);
+        assert!(matches!(succeed(&two, "k"), Run::Ran(_)));
+        // The client of this run may not have been notified yet.
+        let _ = guard.is_lost();
+        Ok::<_, Error>("late")
+    });
+    let error = late.unwrap_err();
+    assert!(error.is_lease_lost(), "{error}");
+    assert_eq!(error.key(), Some("k"));
+    let record = one.once("k").get().unwrap().unwrap();
+    assert_eq!(
+        (record.result(), record.holder()),
+        (&b"ok"[..], two.holder_id())
+    );
+    assert!(held_keys(&server).is_empty());
+}
+
+#[test]
+fn a_record_whose_reply_is_lost_is_written_again() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = steady(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let client = builder.build().unwrap();
+    let calls = AtomicUsize::new(0);
+    let run = std::thread::scope(|scope| {
+        client.once("k").run(|_| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            let before = script_calls(&server);
+            proxy.hold_replies(true);
+            let (server, proxy) = (&server, &proxy);
+            scope.spawn(move || {
+                assert!(eventually(SOON, || script_calls(server) > before));
+                proxy.cut_all();
+                proxy.hold_replies(false);
+            });
+            Ok::<_, Error>("ok")
+        })
+    });
+    assert_eq!(run.unwrap(), Run::Ran("ok"));
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert!(matches!(succeed(&client, "k"), Run::Done(record) if record.result() == b"ok"));
+}
+
+#[test]
+fn a_value_that_is_no_record_stays_as_it_is() {
+    let server = server();
+    let client = client(&server);
+    let once = client.once("k");
+    let value = client.fenced_value("k");
+    value.write(1, "theirs").unwrap();
+    let run = once.run(|_| -> Result<(), Error> { panic!("it must not run") });
+    for error in [
+        run.unwrap_err(),
+        once.try_run(|_| Ok::<_, Error>(())).unwrap_err(),
+        once.get().unwrap_err(),
+        once.forget().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert_eq!(error.key(), Some("k"));
+    }
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"theirs"[..]));
+    for command in [
+        &["SET", &in_redis("~value:other"), "theirs"][..],
+        &["SET", &in_redis("taken"), "theirs"],
+    ] {
+        ask(&server, command);
+        let name = command[1].rsplit(['~', ':']).next().unwrap();
+        let error = client.once(name).run(|_| Ok::<_, Error>(())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert_eq!(ask(&server, &["GET", command[1]]).as_text(), Some("theirs"));
+    }
+}
+
+#[test]
+fn settings_out_of_their_bounds_run_nothing() {
+    let server = server();
+    let client = client(&server);
+    let runs =
+        |once: leasehold::Once| once.run(|_| -> Result<(), Error> { panic!("it must not run") });
+    for keep in [millis(9), secs(400 * 24 * 60 * 60 * 10)] {
+        let error = runs(client.once("k").keep(keep)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("keep"), "{error}");
+    }
+    let error = runs(client.once("~k")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidKey);
+    let (stop, stopped) = bounded(0);
+    drop(stop);
+    let held = client.mutex("k").lock().unwrap();
+    let error = runs(client.once("k").cancelled_by(stopped)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let once = client.once("k");
+    let refused = once.try_run_for(millis(50), |_| -> Result<(), Error> { panic!("not now") });
+    assert!(refused.unwrap().is_none());
+    held.unlock().unwrap();
+    assert_eq!(ask(&server, &["KEYS", "*queue*"]), Reply::Array(Vec::new()));
+    client.shutdown(SOON).unwrap();
+    assert_eq!(runs(once).unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
+#[test]
+fn a_result_that_is_too_long_is_an_error() {
+    const LIMIT: usize = 256 * 1024;
+    let server = server();
+    let builder = steady(&server.url()).max_reply_bytes(LIMIT);
+    let once = builder.build().unwrap().once("k");
+    // An assertion must not print the bytes.
+    let run = |bytes| {
+        let run = once.run(move |_| Ok::<_, Error>(vec![7; bytes]));
+        run.map(|run| matches!(run, Run::Ran(_)))
+    };
+    let error = run(LIMIT - 1023).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
+    assert!(run(LIMIT - 1024).unwrap());
+    assert!(!run(1).unwrap());
+    let record = once.get().unwrap().unwrap();
+    assert_eq!(record.result().len(), LIMIT - 1024);
+}
+
+/// A waiter without notifications polls.
+#[test]
+fn a_waiter_without_notifications_gets_the_record() {
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    ask(
+        &server,
+        &[
+            "ACL",
+            "SETUSER",
+            "default",
+            "-client|tracking",
+            "-subscribe",
+        ],
+    );
+    let first = one.once("k").run(|_| {
+        let two = two.clone();
+        Ok::<_, Error>(Waits(Task::start_blocked(move || succeed(&two, "k"))))
+    });
+    let Run::Ran(Waits(waiter)) = first.unwrap() else {
+        panic!("it ran before");
+    };
+    let second = waiter.within(2 * SOON, "the record");
+    assert!(matches!(second, Run::Done(_)));
+    ask(&server, &["ACL", "SETUSER", "default", "allcommands"]);
+}
+
+struct Waits(Task<Run<&'static str>>);
+
+impl leasehold::Recordable for Waits {
+    fn to_bytes(&self) -> std::borrow::Cow<'_, [u8]> {
+        b"ok".into()
+    }
+}
+
+/// The user loses the right to write while the work runs. The lock is released all the same.
+#[test]
+fn a_record_that_redis_refuses_ends_the_call() {
+    let server = server();
+    let builder = steady(&server.url()).outage_timeout(millis(50));
+    let client = builder.ttl(LONG_TTL).build().unwrap();
+    let deny = |denied: &str| ask(&server, &["ACL", "SETUSER", "default", denied]);
+    for (refusal, kind) in [
+        ("-hset", ErrorKind::Denied),
+        ("-eval -evalsha", ErrorKind::Denied),
+    ] {
+        let run = client.once("k").run(|_| {
+            refusal.split(' ').for_each(|denied| _ = deny(denied));
+            Ok::<_, Error>("ok")
+        });
+        deny("allcommands");
+        assert_eq!(run.unwrap_err().kind(), kind);
+        assert_all_become_free(&server);
+        assert_eq!(client.once("k").get().unwrap(), None);
+    }
+    // Redis is full: that may pass, so the client repeats the record until the time is over.
+    let run = client.once("k").run(|_| {
+        ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+        Ok::<_, Error>("ok")
+    });
+    ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(run.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_all_become_free(&server);
+    assert!(matches!(succeed(&client, "k"), Run::Ran(_)));
+}
+
+/// The time of a start is the time of Redis, whatever the clock of the client shows.
+#[test]
+fn a_record_has_the_times_of_redis() {
+    let server = server();
+    let client = client(&server);
+    let redis_now = || {
+        let micros = crate::support::micros_now(&server);
+        std::time::UNIX_EPOCH + Duration::from_micros(micros)
+    };
+    let before = redis_now();
+    assert!(matches!(succeed(&client, "k"), Run::Ran(_)));
+    let record = client.once("k").get().unwrap().unwrap();
+    assert!(before <= record.started_at() && record.started_at() <= redis_now());
+    assert!(record.started_at() <= record.ended_at().unwrap());
+    let kept = ask(&server, &["PTTL", &in_redis("~value:k")])
+        .as_int()
+        .unwrap();
+    let week = 7 * 24 * 60 * 60 * 1000;
+    assert!((week - 60_000..=week).contains(&kept), "{kept}");
+}
