@@ -6,6 +6,8 @@
 //! - *Order*: each round begins with another node. Masters whose last request had no reply in time, and nodes that did
 //!   not answer the last query, come last. Each node has a part of the time to connect. If no node answers, some are
 //!   asked again with the whole time.
+//! - *Repeats*: a round is repeated, at most [`MAX_REPEATS`] times, if it has failed or its map contradicts a redirect:
+//!   the asked node may learn of a fail-over later than the client.
 //! - *Pauses*: rounds are at least [`FIRST_PAUSE`] apart, and up to [`LONGEST_PAUSE`] while the map stays the same. All
 //!   callers share one round.
 //! - *Another Cluster*: the client ignores a map that shares only its sender with the last map, unless all nodes of the
@@ -21,9 +23,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cluster::ClusterStore;
 use crate::cluster::address::ClusterAddress;
+use crate::cluster::members::Members;
 use crate::cluster::query::{ask, ask_in_turn};
 use crate::cluster::slot_map::SlotRange;
 use crate::report::error::{Error, ErrorKind};
+use crate::store::ServerId;
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::slot;
@@ -36,6 +40,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
+/// How often a round is repeated without another reason. A node that has not learned of a fail-over during these rounds
+/// (some 15 s) is cut off from the others.
+const MAX_REPEATS: u32 = 32;
 /// How often the thread checks whether nodes without slots have finished their work.
 const CHECK_UNUSED: Duration = Duration::from_millis(500);
 
@@ -167,8 +174,10 @@ pub fn run(store: &ClusterStore) {
     let (mut pause, mut turn) = (Duration::ZERO, 0);
     let mut asked_at = MonotonicTime::now();
     let mut check_at = None;
+    let mut redirects = Redirects::default();
     while let Some(work) = store.refresher.wait(asked_at.after(pause), check_at) {
         store.on_moved(&work.moved);
+        redirects.add(&work.moved, &store.members);
         if work.refreshes {
             let now = MonotonicTime::now();
             let was_quiet = now.since(asked_at) > QUIET;
@@ -188,11 +197,40 @@ pub fn run(store: &ClusterStore) {
                 backoff.reset();
             }
             pause = backoff.next();
+            if redirects.need_another_round(error.is_some(), &store.members) {
+                store.refresher.request();
+            }
             store.refresher.end_round(error);
             store.on_moved(&moved);
         }
         let has_unused = store.close_unused();
         check_at = has_unused.then(|| MonotonicTime::now().after(CHECK_UNUSED));
+    }
+}
+
+/// The slots that redirects have moved since the last map that agrees with them, with their masters.
+#[derive(Default)]
+struct Redirects {
+    masters: HashMap<Slot, ServerId>,
+    repeats: u32,
+}
+
+impl Redirects {
+    fn add(&mut self, moved: &[Slot], members: &Members) {
+        let owned = |slot: &Slot| Some((*slot, members.owner(*slot)?.id()));
+        self.masters.extend(moved.iter().filter_map(owned));
+    }
+
+    /// Whether to repeat the round that has just ended.
+    fn need_another_round(&mut self, has_failed: bool, members: &Members) -> bool {
+        let contradicts = |(slot, master): (&Slot, &ServerId)| !members.is_owner(*master, *slot);
+        let needed = has_failed || self.masters.iter().any(contradicts);
+        if needed && self.repeats < MAX_REPEATS {
+            self.repeats += 1;
+            return true;
+        }
+        *self = Self::default();
+        false
     }
 }
 
@@ -488,6 +526,41 @@ mod tests {
         let refused = outcome(&[&two]).unwrap_err();
         assert_eq!(refused.message(), other_cluster_error(&two).message());
         assert_eq!(outcome(&[]).unwrap_err().message(), "away");
+    }
+
+    #[test]
+    fn a_round_is_repeated_until_its_map_agrees_with_the_redirects() {
+        let [old, new] = [1, 2].map(|port| HostPort {
+            host: "h".to_owned(),
+            port,
+        });
+        let map = |master: &HostPort| SlotRange {
+            first: Slot::new(0).unwrap(),
+            last: Slot::new(16_383).unwrap(),
+            master: master.clone(),
+            replicas: Vec::new(),
+            ids: Vec::new(),
+        };
+        let (members, mut redirects) = (Members::default(), Redirects::default());
+        let slot = Slot::new(7).unwrap();
+        members.replace(&[map(&old)]);
+        assert!(!redirects.need_another_round(false, &members));
+        members.set_owner(slot, &new).unwrap();
+        redirects.add(&[slot], &members);
+        assert!(
+            redirects.need_another_round(true, &members),
+            "it has failed"
+        );
+        for _ in 1..MAX_REPEATS {
+            members.replace(&[map(&old)]);
+            assert!(redirects.need_another_round(false, &members), "a late map");
+        }
+        assert!(!redirects.need_another_round(false, &members), "the bound");
+        redirects.add(&[slot], &members);
+        members.replace(&[map(&new)]);
+        assert!(redirects.need_another_round(false, &members), "moved again");
+        members.replace(&[map(&old)]);
+        assert!(!redirects.need_another_round(false, &members));
     }
 
     #[test]
