@@ -40,7 +40,7 @@ impl Client {
     fn new(server: &Server, queue_mode: QueueMode) -> Self {
         let store = Arc::new(Direct::new(server, queue_mode));
         let (callbacks, _deliver) = CallbackExecutor::for_model();
-        let (scheduler, _inboxes) = Scheduler::new(Clock::default());
+        let scheduler = Scheduler::new(Clock::default());
         let backend = Backend::new(store.clone());
         let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new(Clock::default()));

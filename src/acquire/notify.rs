@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn fixture_on(store: Scripted) -> Fixture {
-        let (scheduler, _inboxes) = Scheduler::new(Clock::default());
+        let scheduler = Scheduler::new(Clock::default());
         let store = Arc::new(store);
         let backend = Backend::new(Arc::clone(&store));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();

@@ -48,7 +48,7 @@ fn with_store(store: Scripted) -> Fixture {
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
     // The watchdog's threads do not run: tests hold no lock until its renewal.
-    let (scheduler, _) = Scheduler::new(clock.clone());
+    let scheduler = Scheduler::new(clock.clone());
     let backend = Backend::new(store.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let queues = Arc::new(LocalQueues::new(clock.clone()));

@@ -662,7 +662,7 @@ impl Handle {
             Server::MemoryQuorum(nodes) => (nodes[0].clock().clone(), "memory://".to_owned()),
         };
         let threads = Arc::new(threads);
-        let (scheduler, inboxes) = Scheduler::new(clock.clone());
+        let scheduler = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
         let first_connection = Arc::default();
         let reports = reports(&config, &scheduler, &callbacks, &first_connection);
@@ -677,9 +677,7 @@ impl Handle {
             Arc::clone(&callbacks),
             config.command_timeout,
         );
-        watchdog
-            .start(&threads, inboxes)
-            .inspect_err(|_| callbacks.stop())?;
+        watchdog.start(&threads).inspect_err(|_| callbacks.stop())?;
         let queues = Arc::new(LocalQueues::new(clock));
         let notification_handler = NotificationHandler::new(
             holder.clone(),

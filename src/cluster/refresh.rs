@@ -19,8 +19,6 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::cluster::ClusterStore;
 use crate::cluster::address::ClusterAddress;
 use crate::cluster::members::Members;
@@ -30,6 +28,7 @@ use crate::report::error::{Error, ErrorKind};
 use crate::store::ServerId;
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::mailbox::{Mailbox, Step};
 use crate::util::slot;
 use crate::util::slot::Slot;
 use crate::wire::connect::url::HostPort;
@@ -48,15 +47,11 @@ const CHECK_UNUSED: Duration = Duration::from_millis(500);
 
 /// Wakes the thread that asks for the slot map, and the callers that wait for the answer.
 #[derive(Default)]
-pub struct Refresher {
-    state: Mutex<RefreshState>,
-    changed: Condvar,
-}
+pub struct Refresher(Mailbox<RefreshState>);
 
 #[derive(Default)]
 struct RefreshState {
     is_wanted: bool,
-    is_stopped: bool,
     /// The number of rounds so far. In a round, the thread asks one node after another until one answers or all have
     /// failed.
     rounds: u64,
@@ -77,94 +72,88 @@ struct Work {
 impl Refresher {
     /// Asks for a new slot map soon.
     pub fn request(&self) {
-        let mut state = self.state.lock();
-        if !state.is_wanted {
-            state.is_wanted = true;
-            self.changed.notify_all();
-        }
+        self.0
+            .post(|state| !std::mem::replace(&mut state.is_wanted, true));
     }
 
     /// Queues `slot`, which a redirect has moved in the map.
     pub fn queue_moved(&self, slot: Slot) {
-        let mut state = self.state.lock();
-        if state.moved.len() < usize::from(slot::COUNT) {
-            state.moved.push(slot);
-            self.changed.notify_all();
-        }
+        self.0.post(|state| {
+            let has_room = state.moved.len() < usize::from(slot::COUNT);
+            if has_room {
+                state.moved.push(slot);
+            }
+            has_room
+        });
     }
 
     /// Asks for a new slot map of the Cluster at `cluster`, and waits for it until `deadline`. Returns an error if no
     /// node has answered.
     pub fn refresh_by(&self, deadline: MonotonicTime, cluster: &ClusterAddress) -> Option<Error> {
-        let mut state = self.state.lock();
-        let before = state.rounds;
-        state.is_wanted = true;
-        self.changed.notify_all();
-        while state.rounds == before && !state.is_stopped {
-            let left = deadline.since(MonotonicTime::now());
-            if left.is_zero() {
-                if state.rounds > 0 {
-                    // If the last round has no error, its map has no master for the slot.
-                    return state.error.clone();
-                }
-                let asked = state.asked.as_ref();
-                let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
-                return unfinished.or_else(|| Some(no_slot_map(cluster)));
+        let mut before = 0;
+        self.0.post(|state| {
+            before = state.rounds;
+            !std::mem::replace(&mut state.is_wanted, true)
+        });
+        let refreshed = self.0.wait(|state| {
+            if state.rounds > before {
+                return Step::Return(state.error.clone());
             }
-            self.changed.wait_for(&mut state, left);
-        }
-        state.error.clone()
+            if MonotonicTime::now() < deadline {
+                return Step::Sleep(Some(deadline));
+            }
+            if state.rounds > 0 {
+                // If the last round has no error, its map has no master for the slot.
+                return Step::Return(state.error.clone());
+            }
+            let asked = state.asked.as_ref();
+            let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
+            Step::Return(unfinished.or_else(|| Some(no_slot_map(cluster))))
+        });
+        refreshed.unwrap_or_else(|| Some(client_ended()))
     }
 
     /// Ends the thread, and closes the connection to the node that is being asked.
     pub fn stop(&self) {
-        let mut state = self.state.lock();
-        state.is_stopped = true;
-        self.changed.notify_all();
-        if let Some(asked) = state.asked.take() {
+        if let Some(asked) = self.0.stop(|state| state.asked.take()) {
             asked.close();
         }
     }
 
     /// Waits for work, but sends no query before `not_before`. Returns without work at `until`.
     fn wait(&self, not_before: MonotonicTime, until: Option<MonotonicTime>) -> Option<Work> {
-        let mut state = self.state.lock();
-        loop {
-            if state.is_stopped {
-                return None;
-            }
+        self.0.wait(|state| {
             let now = MonotonicTime::now();
             let refreshes = state.is_wanted && not_before <= now;
             if refreshes || !state.moved.is_empty() || until.is_some_and(|until| until <= now) {
                 state.is_wanted &= !refreshes;
                 let moved = std::mem::take(&mut state.moved);
-                return Some(Work { moved, refreshes });
+                return Step::Return(Work { moved, refreshes });
             }
             let next = state.is_wanted.then_some(not_before);
-            match next.into_iter().chain(until).min() {
-                Some(next) => drop(self.changed.wait_for(&mut state, next.since(now))),
-                None => self.changed.wait(&mut state),
-            }
-        }
+            Step::Sleep(next.into_iter().chain(until).min())
+        })
     }
 
     /// Sets the node that is asked next, so that `stop` can close its connection. Fails after `stop`.
     fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
-        let mut state = self.state.lock();
-        if state.is_stopped {
-            return Err(Error::new(ErrorKind::Unavailable, "the client has ended"));
-        }
-        state.asked = Some(Arc::clone(endpoint));
-        Ok(())
+        let asked = Some(Arc::clone(endpoint));
+        let begun = self.0.change(|state| state.asked = asked);
+        begun.ok_or_else(client_ended)
     }
 
     pub fn end_round(&self, error: Option<Error>) {
-        let mut state = self.state.lock();
-        state.asked = None;
-        state.rounds += 1;
-        state.error = error;
-        self.changed.notify_all();
+        self.0.post(|state| {
+            state.asked = None;
+            state.rounds += 1;
+            state.error = error;
+            true
+        });
     }
+}
+
+fn client_ended() -> Error {
+    Error::new(ErrorKind::Unavailable, "the client has ended")
 }
 
 /// Runs until the refresher is stopped.
@@ -356,6 +345,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::config::{Config, DEFAULT_MAX_REPLY};
     use crate::store::Reports;
@@ -376,7 +367,7 @@ mod tests {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         thread::scope(|scope| {
             let callers = [(); 3].map(|()| scope.spawn(|| refresher.refresh_by(far, &cluster())));
-            while !refresher.state.lock().is_wanted {
+            while refresher.0.change(|state| state.is_wanted) == Some(false) {
                 thread::yield_now();
             }
             let work = refresher.wait(MonotonicTime::now(), None).unwrap();

@@ -13,11 +13,10 @@
 #[cfg(not(shuttle))]
 mod tests;
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use crate::config::key::Key;
@@ -29,6 +28,7 @@ use crate::report::event::{EventHandler, EventLock};
 use crate::report::loss::LossReason;
 use crate::report::observe;
 use crate::report::observe::Observer;
+use crate::util::mailbox::{Mailbox, Step};
 
 type Callback = Box<dyn FnOnce() + Send>;
 
@@ -36,52 +36,54 @@ type Callback = Box<dyn FnOnce() + Send>;
 /// number.
 const MAX_QUEUED_EVENTS: usize = 65_536;
 
+/// An empty queue keeps room for this many callbacks.
+const ROOM_TO_KEEP: usize = 1024;
+
 /// Queues callbacks and events for the callback thread, and never blocks.
 pub struct CallbackExecutor {
-    queue: Sender<Message>,
-    backlog: Arc<Backlog>,
+    queue: Arc<Mailbox<CallbackQueue>>,
     events: Option<Arc<dyn EventHandler>>,
     loss_hook: OnceLock<LossHook>,
     /// Starts the thread. `None` once the thread runs, and after `stop`.
-    starter: Mutex<Option<Starter>>,
-}
-
-/// Starts the callback thread.
-struct Starter {
-    threads: ThreadGroup,
-    inbox: Receiver<Message>,
+    starter: Mutex<Option<ThreadGroup>>,
 }
 
 /// Called for each lost lease, after the lease's channels got the reason. Has to be quick, and must not run user code.
 type LossHook = Box<dyn Fn(&Lease) + Send + Sync>;
 
+/// The callbacks and events that wait for the thread.
+#[derive(Default)]
+struct CallbackQueue {
+    waiting: VecDeque<Message>,
+    /// How many messages are events.
+    events: usize,
+    /// Dropped events that have not been reported yet.
+    missed: u64,
+}
+
 enum Message {
     Callback(Callback),
     Event(Callback),
+    /// The thread ends here.
     Stop,
 }
 
-/// Counts queued and dropped events.
-#[derive(Default)]
-struct Backlog {
-    queued: AtomicUsize,
-    /// Dropped events that have not been reported yet.
-    missed: AtomicU64,
-}
-
-impl Backlog {
-    /// Counts one more queued event. If the queue is full, counts the event as missed and returns false.
-    fn try_add(&self) -> bool {
-        let has_room = self.queued.fetch_add(1, Ordering::AcqRel) < MAX_QUEUED_EVENTS;
-        if !has_room {
-            self.remove();
-            self.missed.fetch_add(1, Ordering::AcqRel);
-        }
-        has_room
-    }
-
-    fn remove(&self) {
-        self.queued.fetch_sub(1, Ordering::AcqRel);
+impl CallbackQueue {
+    /// The next callback, and how many events were dropped. `None` at the end.
+    fn next(&mut self) -> Step<Option<(Callback, u64)>> {
+        let callback = match self.waiting.pop_front() {
+            Some(Message::Callback(callback)) => callback,
+            Some(Message::Event(callback)) => {
+                self.events -= 1;
+                callback
+            }
+            Some(Message::Stop) => return Step::Return(None),
+            None => {
+                self.waiting.shrink_to(ROOM_TO_KEEP);
+                return Step::Sleep(None);
+            }
+        };
+        Step::Return(Some((callback, std::mem::take(&mut self.missed))))
     }
 }
 
@@ -90,17 +92,11 @@ impl CallbackExecutor {
         threads: &ThreadGroup,
         events: Option<Arc<dyn EventHandler>>,
     ) -> Result<Arc<Self>, Error> {
-        let (queue, inbox) = unbounded();
-        let starter = Starter {
-            threads: threads.clone(),
-            inbox,
-        };
         let callbacks = Self {
-            queue,
-            backlog: Arc::default(),
+            queue: Arc::default(),
             events,
             loss_hook: OnceLock::new(),
-            starter: Mutex::new(Some(starter)),
+            starter: Mutex::new(Some(threads.clone())),
         };
         if callbacks.has_listeners() {
             callbacks.start_thread()?;
@@ -111,16 +107,12 @@ impl CallbackExecutor {
     /// Starts the callback thread, unless it runs already or the client has ended.
     fn start_thread(&self) -> Result<(), Error> {
         let mut starter = self.starter.lock();
-        let Some(Starter { threads, inbox }) = &*starter else {
+        let Some(threads) = &*starter else {
             return Ok(());
         };
-        let (inbox, backlog, handler) = (
-            inbox.clone(),
-            Arc::clone(&self.backlog),
-            self.events.clone(),
-        );
+        let (queue, handler) = (Arc::clone(&self.queue), self.events.clone());
         threads.spawn("leasehold-callbacks", move || {
-            run_queue(&inbox, &backlog, handler.as_deref());
+            run_queue(&queue, handler.as_deref());
         })?;
         *starter = None;
         Ok(())
@@ -135,27 +127,28 @@ impl CallbackExecutor {
     /// An executor without a thread, and a function by which a model runs the queue.
     #[cfg(all(test, shuttle))]
     pub fn for_model() -> (Arc<Self>, impl Fn()) {
-        let (queue, inbox) = unbounded();
-        let callbacks = Self {
-            queue,
-            backlog: Arc::default(),
+        let callbacks = Arc::new(Self {
+            queue: Arc::default(),
             events: None,
             loss_hook: OnceLock::new(),
             starter: Mutex::new(None),
-        };
+        });
+        let queue = Arc::clone(&callbacks.queue);
         let deliver = move || {
-            while let Ok(Message::Callback(callback) | Message::Event(callback)) = inbox.try_recv()
-            {
+            while let Some(Step::Return(Some((callback, _)))) = queue.change(CallbackQueue::next) {
                 callback();
             }
         };
-        (Arc::new(callbacks), deliver)
+        (callbacks, deliver)
     }
 
     /// Queues a callback. The callback runs unless the client ends before.
     pub fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
-        // An error means that the callback thread has ended with its client.
-        let _ = self.queue.send(Message::Callback(Box::new(callback)));
+        let callback = Box::new(callback);
+        self.queue.post(|queue| {
+            queue.waiting.push_back(Message::Callback(callback));
+            true
+        });
         self.try_start_thread();
     }
 
@@ -193,9 +186,16 @@ impl CallbackExecutor {
 
     /// Queues an event. With [`MAX_QUEUED_EVENTS`] in the queue, drops the event and counts it as missed.
     fn queue_bounded(&self, event: impl FnOnce() + Send + 'static) {
-        if self.backlog.try_add() {
-            let _ = self.queue.send(Message::Event(Box::new(event)));
-        }
+        let mut event: Option<Callback> = Some(Box::new(event));
+        self.queue.post(|queue| {
+            let has_room = queue.events < MAX_QUEUED_EVENTS;
+            match event.take_if(|_| has_room) {
+                Some(event) => queue.waiting.push_back(Message::Event(event)),
+                None => queue.missed += 1,
+            }
+            queue.events += usize::from(has_room);
+            has_room
+        });
     }
 
     /// Queues an event for the client's event handler, if there is one.
@@ -283,30 +283,28 @@ impl CallbackExecutor {
 
     /// Ends the callback thread after everything that is queued so far.
     pub fn stop(&self) {
-        let _ = self.queue.send(Message::Stop);
-        // Dropped after the unlock, because these callbacks are user code.
-        let starter = self.starter.lock().take();
-        drop(starter);
+        let not_started = self.starter.lock().take();
+        match not_started {
+            // Callbacks are user code, so they are dropped after the unlock.
+            Some(_) => drop(self.queue.stop(std::mem::take)),
+            None => self.queue.post(|queue| {
+                queue.waiting.push_back(Message::Stop);
+                true
+            }),
+        }
     }
 }
 
-fn run_queue(inbox: &Receiver<Message>, backlog: &Backlog, handler: Option<&dyn EventHandler>) {
-    while let Ok(message) = inbox.recv() {
-        let callback = match message {
-            Message::Callback(callback) => callback,
-            Message::Event(callback) => {
-                backlog.remove();
-                callback
-            }
-            Message::Stop => return,
-        };
-        let _ = catch_unwind(AssertUnwindSafe(callback));
-        let missed = backlog.missed.swap(0, Ordering::AcqRel);
+fn run_queue(queue: &Mailbox<CallbackQueue>, handler: Option<&dyn EventHandler>) {
+    while let Some(Some((callback, missed))) = queue.wait(CallbackQueue::next) {
         if missed > 0 {
             let observer: [&dyn EventHandler; 1] = [&Observer];
             for events in observer.into_iter().chain(handler) {
                 let _ = catch_unwind(AssertUnwindSafe(|| events.events_missed(missed)));
             }
         }
+        let _ = catch_unwind(AssertUnwindSafe(callback));
     }
+    // Later callbacks are dropped at once.
+    drop(queue.stop(std::mem::take));
 }

@@ -3,32 +3,13 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::process::fork::ForkGuard;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
-
-/// Sleeps for `pause`, or until `is_stopped`. The stop notifies `changed`.
-pub fn sleep_unless<T>(
-    state: &Mutex<T>,
-    changed: &Condvar,
-    pause: Duration,
-    is_stopped: impl Fn(&T) -> bool,
-) {
-    let until = MonotonicTime::now().after(pause);
-    let mut state = state.lock();
-    while !is_stopped(&state) {
-        let left = until.since(MonotonicTime::now());
-        if left.is_zero() {
-            return;
-        }
-        changed.wait_for(&mut state, left);
-    }
-}
 
 /// Calls `call` for each item, each on its own thread, and passes the results with the index of their items to
 /// `collect`. A call that panics has no result. Returns after all calls have ended.

@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::command::{Command, Outcome, Reply};
 use crate::quorum::Member;
@@ -26,6 +26,7 @@ use crate::store::completion::Submitted;
 use crate::store::{Report, Reports};
 use crate::util::backoff::Backoff;
 use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::mailbox::{Mailbox, Step};
 
 /// The least time for which a probe waits for its reply.
 pub const PROBE_LIMIT: Duration = Duration::from_millis(500);
@@ -342,23 +343,16 @@ impl Known {
 pub struct Prober {
     /// How far a node's clock may differ from the median of all.
     allowed: Duration,
-    state: Mutex<ProberState>,
-    changed: Condvar,
+    /// Whether a node may have become due.
+    requested: Mailbox<bool>,
     reports: Reports,
-}
-
-#[derive(Default)]
-struct ProberState {
-    is_requested: bool,
-    is_stopped: bool,
 }
 
 impl Prober {
     pub fn new(allowed: Duration, reports: Reports) -> Self {
         Self {
             allowed,
-            state: Mutex::default(),
-            changed: Condvar::default(),
+            requested: Mailbox::default(),
             reports,
         }
     }
@@ -372,23 +366,18 @@ impl Prober {
             let state = member.state(clock);
             self.reports.send(Report::NodeChanged(state));
         }
-        self.state.lock().is_requested = true;
-        self.changed.notify_one();
+        self.requested
+            .post(|requested| !std::mem::replace(requested, true));
     }
 
     pub fn stop(&self) {
-        self.state.lock().is_stopped = true;
-        self.changed.notify_one();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.state.lock().is_stopped
+        self.requested.stop(|_| ());
     }
 
     /// Probes the nodes that are due, until `stop` is called or all nodes are dropped.
     pub fn run(&self, members: &[Weak<Member>], probe: &Command, clock: &Clock) {
         let due_at = |member: &Weak<Member>| member.upgrade()?.health.probe_at();
-        while self.wait(members.iter().filter_map(due_at).min()) {
+        while self.wait(members.iter().filter_map(due_at).min()).is_some() {
             let now = MonotonicTime::now();
             let is_due = |member: &Weak<Member>| {
                 let member = member.upgrade()?;
@@ -413,14 +402,14 @@ impl Prober {
                 }
                 outcomes.iter().all(Option::is_some)
             };
-            while !self.is_stopped() && MonotonicTime::now() < deadline {
+            while !self.requested.is_stopped() && MonotonicTime::now() < deadline {
                 let soon = MonotonicTime::now().after(PROBE_STEP).min(deadline);
                 if submitted.wait(soon, have_come) {
                     break;
                 }
             }
             let outcomes = submitted.leave();
-            if self.is_stopped() {
+            if self.requested.is_stopped() {
                 return;
             }
             for ((member, outcome), seen) in due.iter().zip(outcomes).zip(seen) {
@@ -456,26 +445,15 @@ impl Prober {
         }
     }
 
-    /// Waits until `due`, or until a node may have become due. Returns false after `stop`.
-    fn wait(&self, due: Option<MonotonicTime>) -> bool {
-        let mut state = self.state.lock();
-        loop {
-            if state.is_stopped {
-                return false;
+    /// Waits until `due`, or until a node may have become due. Returns `None` after `stop`.
+    fn wait(&self, due: Option<MonotonicTime>) -> Option<()> {
+        self.requested.wait(|requested| {
+            let is_requested = std::mem::take(requested);
+            match is_requested || due.is_some_and(|due| due <= MonotonicTime::now()) {
+                true => Step::Return(()),
+                false => Step::Sleep(due),
             }
-            if std::mem::take(&mut state.is_requested) {
-                return true;
-            }
-            let Some(due) = due else {
-                self.changed.wait(&mut state);
-                continue;
-            };
-            let left = due.since(MonotonicTime::now());
-            if left.is_zero() {
-                return true;
-            }
-            self.changed.wait_for(&mut state, left);
-        }
+        })
     }
 }
 

@@ -118,7 +118,7 @@ impl MonotonicTime {
     }
 
     /// The time of a tick, in milliseconds.
-    pub fn at_tick(tick: u64) -> Self {
+    pub const fn at_tick(tick: u64) -> Self {
         Self::at_nanos(tick.saturating_mul(1_000_000))
     }
 

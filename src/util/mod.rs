@@ -5,6 +5,7 @@ pub mod clock;
 #[cfg(all(test, not(shuttle)))]
 pub mod fuzz;
 pub mod id;
+pub mod mailbox;
 pub mod slot;
 pub mod sync;
 pub mod text;

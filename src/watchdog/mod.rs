@@ -35,10 +35,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-
-use crossbeam_channel::Receiver;
 
 use crate::command::{Command, Release, Renew, Reply, Request};
 use crate::config::key::Key;
@@ -51,9 +48,9 @@ use crate::report::observe;
 use crate::store::{Backend, Notifications, ServerId, Store, TrackedKey, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
+use crate::util::mailbox::Step;
 use crate::util::sync::Mutex;
 use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch, RenewalQueue};
-use crate::watchdog::scheduler::{Inboxes, Task, TimerTarget};
 use crate::watchdog::tracked::{TrackedLeases, tracked_key};
 
 pub use scheduler::Scheduler;
@@ -73,10 +70,8 @@ pub struct Watchdog {
     notifications: Arc<dyn Notifications>,
     callbacks: Arc<CallbackExecutor>,
     tracked: TrackedLeases,
-    /// The number of leases that wait for their keys to be tracked. At most the room among the tracked leases.
-    queued_to_track: AtomicUsize,
-    /// The queue of the thread that runs checks, until that thread is started.
-    checks: Mutex<Option<Receiver<Task>>>,
+    /// Whether the thread that runs checks was started.
+    has_check_thread: Mutex<bool>,
     /// Starts the workers of further servers, and second workers. `None` before `start` and after `stop`.
     threads: Mutex<Option<ThreadGroup>>,
     command_timeout: Duration,
@@ -95,8 +90,7 @@ impl Watchdog {
             notifications: Arc::clone(&backend.notifications),
             callbacks,
             tracked: TrackedLeases::default(),
-            queued_to_track: AtomicUsize::new(0),
-            checks: Mutex::new(None),
+            has_check_thread: Mutex::new(false),
             threads: Mutex::new(None),
             command_timeout,
         })
@@ -104,16 +98,15 @@ impl Watchdog {
 
     /// Starts the timer thread and the workers. The renewal workers only renew, so a release that waits for a dead
     /// server does not delay renewals.
-    pub fn start(self: &Arc<Self>, threads: &ThreadGroup, inboxes: Inboxes) -> Result<(), Error> {
-        *self.checks.lock() = Some(inboxes.checks);
+    pub fn start(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
         let watchdog = Arc::clone(self);
         threads.spawn("leasehold-timer", move || watchdog.run_timer())?;
         *self.threads.lock() = Some(threads.clone());
         self.start_renewals(&self.renewals_of(ServerId::ONLY), threads)
             .inspect_err(|_| self.stop())?;
-        let (watchdog, inbox) = (Arc::clone(self), inboxes.releases);
+        let watchdog = Arc::clone(self);
         threads
-            .spawn("leasehold-releases", move || watchdog.run_tasks(&inbox))
+            .spawn("leasehold-releases", move || watchdog.run_background())
             .inspect_err(|_| self.stop())
     }
 
@@ -187,11 +180,11 @@ impl Watchdog {
     /// Starts the thread that runs checks, unless it runs already. Checks have a thread of their own, since they may
     /// hang.
     pub fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
-        let mut not_started = self.checks.lock();
-        if let Some(inbox) = not_started.clone() {
+        let mut is_started = self.has_check_thread.lock();
+        if !*is_started {
             let watchdog = Arc::clone(self);
-            threads.spawn("leasehold-checks", move || watchdog.run_tasks(&inbox))?;
-            *not_started = None;
+            threads.spawn("leasehold-checks", move || watchdog.run_checks())?;
+            *is_started = true;
         }
         Ok(())
     }
@@ -215,8 +208,7 @@ impl Watchdog {
         if let Some(old) = old {
             self.scheduler.cancel_timer(old);
         }
-        self.scheduler
-            .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
+        self.scheduler.set_timer(next, Arc::clone(lease))
     }
 
     /// Ends a lease for its holder, without a request to Redis: removes the lease's timer, and stops tracking its key.
@@ -291,16 +283,10 @@ impl Watchdog {
         while let Some(due) = self.scheduler.wait_for_due_timers() {
             let (to_renew, to_track) = self.process_due(due);
             self.queue_renewals(to_renew);
-            self.queue_tracking(to_track);
-        }
-    }
-
-    /// Queues leases for the worker that tracks keys.
-    fn queue_tracking(&self, leases: Vec<Arc<Lease>>) {
-        if !leases.is_empty() {
-            self.queued_to_track
-                .fetch_add(leases.len(), Ordering::AcqRel);
-            self.scheduler.queue_task(Task::Track(leases));
+            if !to_track.is_empty() {
+                let room = self.tracked.room();
+                self.scheduler.queue_tracking(to_track, room);
+            }
         }
     }
 
@@ -319,16 +305,11 @@ impl Watchdog {
 
     /// Sets the next timers of leases whose timers have fired, marks leases as lost whose validity has ended, and
     /// queues checks and warnings. Returns the leases to renew, and the leases to track.
-    fn process_due(&self, due: Vec<TimerTarget>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
+    fn process_due(&self, due: Vec<Arc<Lease>>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
         let (mut to_renew, mut to_check, mut to_track) = (Vec::new(), Vec::new(), Vec::new());
-        let queued = self.queued_to_track.load(Ordering::Acquire);
-        let room = self.tracked.room().saturating_sub(queued);
-        for timer in due {
-            let TimerTarget::Lease(lease) = timer else {
-                self.scheduler.start_due_maintenance();
-                continue;
-            };
+        let room = self.tracked.room();
+        for lease in due {
             let mut stopped = false;
             let due = lease.take_due(now, |old, next| {
                 let timer = self.replace_timer(&lease, old, next);
@@ -356,7 +337,10 @@ impl Watchdog {
             }
         }
         if !to_check.is_empty() {
-            self.scheduler.queue_task(Task::Check(to_check));
+            self.scheduler.checks.post(|queued| {
+                queued.append(&mut to_check);
+                true
+            });
         }
         (to_renew, to_track)
     }
@@ -371,27 +355,18 @@ impl Watchdog {
         });
     }
 
-    fn run_tasks(self: &Arc<Self>, inbox: &Receiver<Task>) {
-        while let Ok(task) = inbox.recv() {
-            match task {
-                Task::Check(leases) => self.run_checks(leases),
-                Task::Track(leases) => {
-                    self.track_keys(&leases);
-                    self.queued_to_track
-                        .fetch_sub(leases.len(), Ordering::AcqRel);
+    fn run_background(&self) {
+        while let Some((to_track, is_maintenance_due)) = self.scheduler.wait_for_background_work() {
+            self.track_keys(&to_track);
+            if is_maintenance_due {
+                if self.store.run_maintenance() {
+                    self.scheduler.request_maintenance(Urgency::Soon);
                 }
-                Task::Maintenance => {
-                    self.scheduler.clear_urgent_maintenance();
-                    if self.store.run_maintenance() {
-                        self.scheduler.request_maintenance(Urgency::Soon);
-                    }
-                    if observe::IS_ON {
-                        let retries = self.store.failed_releases();
-                        self.callbacks
-                            .queue_observation(move || observe::record_retries(retries));
-                    }
+                if observe::IS_ON {
+                    let retries = self.store.failed_releases();
+                    self.callbacks
+                        .queue_observation(move || observe::record_retries(retries));
                 }
-                Task::Stop => return,
             }
         }
     }
@@ -424,11 +399,17 @@ impl Watchdog {
         lease.track_if(|| self.tracked.insert(lease))
     }
 
-    /// Runs the checks of `leases`, and queues each renewal at once, since the next check may be slow.
-    fn run_checks(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
-        for lease in leases {
-            if lease.run_check() {
-                self.queue_renewals(vec![lease]);
+    /// Runs the checks that are due, and queues each renewal at once, since the next check may be slow.
+    fn run_checks(self: &Arc<Self>) {
+        let next = |queued: &mut Vec<Arc<Lease>>| match queued.is_empty() {
+            true => Step::Sleep(None),
+            false => Step::Return(std::mem::take(queued)),
+        };
+        while let Some(leases) = self.scheduler.checks.wait(next) {
+            for lease in leases {
+                if lease.run_check() {
+                    self.queue_renewals(vec![lease]);
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::store::RenewalLimits;
 use crate::store::model::{Direct, Server};
 use crate::util::clock::Clock;
 use crate::util::sync::model::{chance, check, choice, pass, quiet, sleep};
-use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::util::sync::{AtomicBool, Ordering};
 
 const RUNS: usize = 600;
 const SECOND: Duration = Duration::from_secs(1);
@@ -32,13 +32,12 @@ struct World {
     watchdog: Arc<Watchdog>,
     server: Server,
     callbacks: Arc<CallbackExecutor>,
-    inboxes: Inboxes,
     over: AtomicBool,
 }
 
 impl World {
     fn new() -> Self {
-        let (scheduler, inboxes) = Scheduler::new(Clock::default());
+        let scheduler = Scheduler::new(Clock::default());
         let server = Server::new();
         let store = Arc::new(Direct::new(&server, QueueMode::None));
         let (callbacks, _deliver) = CallbackExecutor::for_model();
@@ -51,7 +50,6 @@ impl World {
             ),
             server,
             callbacks,
-            inboxes,
             over: AtomicBool::new(false),
         }
     }
@@ -76,20 +74,6 @@ impl World {
         Arc::new(Lease::new(grant, Arc::clone(&self.callbacks), check))
     }
 
-    /// Runs a worker's tasks. Polls the channel, since a thread of a model cannot block on it.
-    fn run_tasks(&self, inbox: &Receiver<Task>) {
-        let (nap, never) = (Mutex::new(()), Condvar::new());
-        loop {
-            match inbox.try_recv() {
-                Ok(Task::Track(leases)) => self.watchdog.track_keys(&leases),
-                Ok(Task::Check(leases)) => self.watchdog.run_checks(leases),
-                Ok(Task::Maintenance) => {}
-                Ok(Task::Stop) => return,
-                Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
-            }
-        }
-    }
-
     /// Runs `holders` and `clock` beside the threads of the watchdog, then `finish`.
     fn run(&self, holders: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         let renewals = self.watchdog.renewals_of(ServerId::ONLY);
@@ -98,9 +82,8 @@ impl World {
             for _ in 0..RenewalLimits::USUAL.threads {
                 threads.push(scope.spawn(|| self.watchdog.run_renewals(&renewals)));
             }
-            for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
-                threads.push(scope.spawn(|| self.run_tasks(inbox)));
-            }
+            threads.push(scope.spawn(|| self.watchdog.run_checks()));
+            threads.push(scope.spawn(|| self.watchdog.run_background()));
             let holders: Vec<_> = holders.iter().map(|run| scope.spawn(run)).collect();
             clock();
             holders

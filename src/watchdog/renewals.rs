@@ -97,7 +97,7 @@ impl RenewalQueues {
 
 /// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not
 /// due again until a change of the ttl has ended. (But a lease that is extended while it is queued may be queued
-/// twice.)
+/// twice.) It is no `Mailbox`: an addition wakes one of its workers, and it counts the idle ones.
 #[derive(Default)]
 pub struct RenewalQueue {
     waiting: Mutex<QueueState>,

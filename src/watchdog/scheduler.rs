@@ -1,4 +1,4 @@
-//! The timers of a client, and the queues of tasks for the watchdog's workers. Sends no request, and ends no lease.
+//! The timers of a client, and the queues of the watchdog's workers. Sends no request, and ends no lease.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -10,12 +10,11 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-
 use crate::lease::{Lease, TimerHandle};
-use crate::store::{MAINTENANCE_DELAY, Urgency};
+use crate::store::Urgency;
+use crate::store::maintenance::MaintenanceDue;
 use crate::util::clock::{Clock, MonotonicTime};
-use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::util::mailbox::{Mailbox, Step};
 use crate::watchdog::renewals::RenewalQueues;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
@@ -26,122 +25,77 @@ const MAX_DUE_TIMERS: usize = 4096;
 /// leases expire during it.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// The lease whose actions a timer runs, or the store's maintenance.
-#[derive(Default)]
-pub enum TimerTarget {
-    Lease(Arc<Lease>),
-    #[default]
-    Maintenance,
-}
-
-/// A task for the worker that runs checks, or for the worker that tracks keys and runs the store's maintenance.
-pub enum Task {
-    /// Run the checks, and renew the leases whose checks return true.
-    Check(Vec<Arc<Lease>>),
-    /// Track the keys of these leases.
-    Track(Vec<Arc<Lease>>),
-    /// Run the store's maintenance.
-    Maintenance,
-    Stop,
-}
-
-/// The receivers of the workers' tasks.
-pub struct Inboxes {
-    pub checks: Receiver<Task>,
-    pub releases: Receiver<Task>,
-}
-
-/// Timers, the queues of renewals, and the queues of tasks.
+/// Timers, and the queues of the workers.
 pub struct Scheduler {
     clock: Clock,
-    timers: Mutex<Timers>,
-    changed: Condvar,
+    timers: Mailbox<Timers>,
     pub renewals: RenewalQueues,
-    checks: Sender<Task>,
-    /// The queue of the thread `leasehold-releases`, which tracks keys and runs the store's maintenance.
-    releases: Sender<Task>,
-    maintenance_soon: AtomicBool,
-    maintenance_now: AtomicBool,
+    /// The leases whose checks are due. Each has at most one check that is queued or runs, so this queue needs no bound.
+    pub checks: Mailbox<Vec<Arc<Lease>>>,
+    background: Mailbox<BackgroundWork>,
 }
 
 struct Timers {
-    wheel: Wheel<TimerTarget>,
+    /// The leases whose actions are due.
+    wheel: Wheel<Option<Arc<Lease>>>,
     /// The tick until which the timer thread sleeps; an earlier timer wakes it.
     asleep_until: u64,
-    stopped: bool,
+}
+
+/// The work of the thread `leasehold-releases`.
+#[derive(Default)]
+struct BackgroundWork {
+    maintenance: MaintenanceDue,
+    /// Leases whose keys have to be tracked.
+    to_track: Vec<Arc<Lease>>,
 }
 
 impl Scheduler {
-    pub fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Other limits bound both queues: each lease has at most one check in the queue, leases to track are counted,
-        // and a flag prevents a second request for maintenance.
-        let (checks, for_checks) = unbounded();
-        let (releases, for_releases) = unbounded();
-        let inboxes = Inboxes {
-            checks: for_checks,
-            releases: for_releases,
+    pub fn new(clock: Clock) -> Arc<Self> {
+        let timers = Timers {
+            wheel: Wheel::new(clock.now().tick_rounded_down()),
+            asleep_until: 0,
         };
-        let scheduler = Arc::new(Self {
-            timers: Mutex::new(Timers {
-                wheel: Wheel::new(clock.now().tick_rounded_down()),
-                asleep_until: 0,
-                stopped: false,
-            }),
+        Arc::new(Self {
+            timers: Mailbox::new(timers),
             clock,
-            changed: Condvar::new(),
             renewals: RenewalQueues::default(),
-            checks,
-            releases,
-            maintenance_soon: AtomicBool::new(false),
-            maintenance_now: AtomicBool::new(false),
-        });
-        (scheduler, inboxes)
+            checks: Mailbox::default(),
+            background: Mailbox::default(),
+        })
     }
 
     pub fn now(&self) -> MonotonicTime {
         self.clock.now()
     }
 
-    /// Sets a timer; `None` once the scheduler has stopped.
-    pub fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
+    /// Sets the timer of `lease`; `None` once the scheduler has stopped.
+    pub fn set_timer(&self, at: MonotonicTime, lease: Arc<Lease>) -> Option<TimerHandle> {
         let tick = at.tick_rounded_up();
-        let mut timers = self.timers.lock();
-        if timers.stopped {
-            return None;
-        }
-        let id = timers.wheel.insert(tick, target);
-        // A cancelled timer does not change the sleep. A lock that is acquired and released again and again must not
-        // wake the timer thread each time.
-        if tick < timers.asleep_until {
-            timers.asleep_until = tick;
-            self.changed.notify_one();
-        }
-        Some(id.into())
+        let mut timer = None;
+        self.timers.post(|timers| {
+            timer = Some(timers.wheel.insert(tick, Some(lease)).into());
+            // A cancelled timer does not change the sleep. A lock that is acquired and released again and again must
+            // not wake the timer thread each time.
+            let is_sooner = tick < timers.asleep_until;
+            timers.asleep_until = timers.asleep_until.min(tick);
+            is_sooner
+        });
+        timer
     }
 
     pub fn cancel_timer(&self, timer: TimerHandle) {
-        let cancelled = self.timers.lock().wheel.cancel(timer.into());
+        let cancelled = self
+            .timers
+            .change(|timers| timers.wheel.cancel(timer.into()));
         drop(cancelled);
     }
 
-    pub fn queue_task(&self, task: Task) {
-        let worker = match task {
-            Task::Check(_) => &self.checks,
-            Task::Track(_) | Task::Maintenance | Task::Stop => &self.releases,
-        };
-        // Fails only once the worker has ended.
-        let _ = worker.send(task);
-    }
-
-    /// Sleeps until timers are due, and returns them, about [`MAX_DUE_TIMERS`] at most. Returns `None` once the
+    /// Sleeps until timers are due, and returns their leases, about [`MAX_DUE_TIMERS`] at most. Returns `None` once the
     /// scheduler has stopped.
-    pub fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
+    pub fn wait_for_due_timers(&self) -> Option<Vec<Arc<Lease>>> {
         let mut due = Vec::new();
-        let mut timers = self.timers.lock();
-        loop {
-            if timers.stopped {
-                return None;
-            }
+        let slept = self.timers.wait(|timers| {
             let now = self.now();
             while due.len() < MAX_DUE_TIMERS {
                 let next = timers.wheel.next_wake().unwrap_or(u64::MAX);
@@ -152,86 +106,73 @@ impl Scheduler {
                     break;
                 }
             }
-            if !due.is_empty() {
-                timers.asleep_until = 0;
-                return Some(due);
+            let next = timers.wheel.next_wake();
+            timers.asleep_until = match due.is_empty() {
+                true => next.unwrap_or(u64::MAX),
+                false => 0,
+            };
+            // The wheel's clock may be a test's, which is ahead of the clock by which threads sleep.
+            let sleep = |tick| {
+                let left = MonotonicTime::at_tick(tick).since(now);
+                MonotonicTime::now().after(left.min(LONGEST_SLEEP))
+            };
+            match due.is_empty() {
+                true => Step::Sleep(next.map(sleep)),
+                false => Step::Return(()),
             }
-            match timers.wheel.next_wake() {
-                None => {
-                    timers.asleep_until = u64::MAX;
-                    self.changed.wait(&mut timers);
-                }
-                Some(tick) => {
-                    timers.asleep_until = tick;
-                    let sleep = MonotonicTime::at_tick(tick).since(now).min(LONGEST_SLEEP);
-                    self.changed.wait_for(&mut timers, sleep);
-                }
-            }
-        }
+        });
+        slept.map(|()| due.into_iter().flatten().collect())
     }
 
-    /// Returns the timers that are due because a test moved the clock. Also wakes the timer thread, whose sleep is now
-    /// too long.
-    pub fn take_due_timers(&self) -> Vec<TimerTarget> {
+    /// Returns the leases whose timers are due because a test moved the clock. Also wakes the timer thread, whose
+    /// sleep is now too long.
+    pub fn take_due_timers(&self) -> Vec<Arc<Lease>> {
         let mut due = Vec::new();
-        let mut timers = self.timers.lock();
-        timers
-            .wheel
-            .advance(self.now().tick_rounded_down(), &mut due);
-        self.changed.notify_one();
-        due
+        self.timers.post(|timers| {
+            let tick = self.now().tick_rounded_down();
+            timers.wheel.advance(tick, &mut due);
+            true
+        });
+        due.into_iter().flatten().collect()
     }
 
-    /// Requests a run of the store's maintenance, now or soon, unless a request of this urgency is pending.
+    /// Requests a run of the store's maintenance.
     pub fn request_maintenance(&self, urgency: Urgency) {
-        match urgency {
-            Urgency::Soon => {
-                if !self.maintenance_soon.swap(true, Ordering::AcqRel) {
-                    self.set_timer(
-                        self.now().after(MAINTENANCE_DELAY),
-                        TimerTarget::Maintenance,
-                    );
-                }
-            }
-            Urgency::Now => {
-                if !self.maintenance_now.swap(true, Ordering::AcqRel) {
-                    self.queue_task(Task::Maintenance);
-                }
-            }
-        }
+        self.background
+            .post(|work| work.maintenance.request(urgency));
     }
 
-    /// Queues the maintenance for which the timer of [`Urgency::Soon`] was set, and clears the request for it. A run
-    /// with
-    /// [`Urgency::Now`] does not clear that request, because the timer is still set: the next request would set a second one.
-    pub fn start_due_maintenance(&self) {
-        self.maintenance_soon.store(false, Ordering::Release);
-        self.request_maintenance(Urgency::Now);
+    /// Queues leases whose keys have to be tracked, `room` at most with those that are queued already.
+    pub fn queue_tracking(&self, mut leases: Vec<Arc<Lease>>, room: usize) {
+        self.background.post(|work| {
+            let room = room.saturating_sub(work.to_track.len());
+            work.to_track.extend(leases.drain(..room.min(leases.len())));
+            !work.to_track.is_empty()
+        });
     }
 
-    /// Clears the request for urgent maintenance, so that the next request queues a run.
-    pub fn clear_urgent_maintenance(&self) {
-        self.maintenance_now.store(false, Ordering::Release);
+    /// Waits for work in the background: the leases to track, and whether maintenance is due. Returns `None` once the
+    /// scheduler has stopped.
+    pub fn wait_for_background_work(&self) -> Option<(Vec<Arc<Lease>>, bool)> {
+        self.background.wait(|work| {
+            let is_due = work.maintenance.take();
+            match is_due || !work.to_track.is_empty() {
+                true => Step::Return((std::mem::take(&mut work.to_track), is_due)),
+                false => Step::Sleep(work.maintenance.at()),
+            }
+        })
     }
 
     /// Stops the timer thread, and the workers after their current task. Returns the leases that had a timer.
     pub fn stop(&self) -> Vec<Arc<Lease>> {
-        let mut targets = Vec::new();
-        {
-            let mut timers = self.timers.lock();
-            timers.stopped = true;
-            timers.wheel.advance(u64::MAX, &mut targets);
-            self.changed.notify_all();
-        }
+        let mut leases = Vec::new();
+        self.timers
+            .stop(|timers| timers.wheel.advance(u64::MAX, &mut leases));
         self.renewals.end();
-        for worker in [&self.checks, &self.releases] {
-            let _ = worker.send(Task::Stop);
-        }
-        let leases = targets.into_iter().filter_map(|target| match target {
-            TimerTarget::Lease(lease) => Some(lease),
-            TimerTarget::Maintenance => None,
-        });
-        leases.collect()
+        // Queued leases are dropped after the unlock: they may own values of users.
+        drop(self.checks.stop(std::mem::take));
+        drop(self.background.stop(std::mem::take));
+        leases.into_iter().flatten().collect()
     }
 }
 

@@ -44,7 +44,7 @@ fn fixture() -> Fixture {
     let (store, reported) = (Arc::new(Scripted::default()), Arc::new(Events::default()));
     let events: Arc<dyn EventHandler> = reported.clone();
     let callbacks = CallbackExecutor::start(&threads, Some(events)).unwrap();
-    let (scheduler, _) = Scheduler::new(clock.clone());
+    let scheduler = Scheduler::new(clock.clone());
     let watchdog = Watchdog::new(
         scheduler,
         &Backend::new(store.clone()),
@@ -373,14 +373,14 @@ fn only_large_batches_are_spread() {
 fn a_hanging_renewal_delays_no_other() {
     let (threads, store) = (ThreadGroup::new(), Arc::new(Scripted::default()));
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
-    let (scheduler, inboxes) = Scheduler::new(Clock::default());
+    let scheduler = Scheduler::new(Clock::default());
     let watchdog = Watchdog::new(
         scheduler,
         &Backend::new(store.clone()),
         callbacks.clone(),
         EVERY,
     );
-    watchdog.start(&threads, inboxes).unwrap();
+    watchdog.start(&threads).unwrap();
     let (hangs, hung) = bounded(1);
     let (end, ended) = bounded::<()>(0);
     store.answer(move |_| {
@@ -414,7 +414,7 @@ fn a_hanging_renewal_delays_no_other() {
 fn leases_queued_for_tracking_are_bounded() {
     let f = fixture();
     let room = f.watchdog.tracked.room();
-    let queued = |round: usize| {
+    let queue = |round: usize| {
         for n in 0..room {
             let key = Key::new("", &format!("{round}/{n}"), 16).unwrap();
             let lease = Lease::new(Grant::usual(key, f.clock.now()), f.callbacks.clone(), None);
@@ -424,36 +424,14 @@ fn leases_queued_for_tracking_are_bounded() {
         let (_, to_track) = f
             .watchdog
             .process_due(f.watchdog.scheduler.take_due_timers());
-        let count = to_track.len();
-        f.watchdog.queue_tracking(to_track);
-        count
+        f.watchdog.scheduler.queue_tracking(to_track, room);
     };
-    assert_eq!([queued(0), queued(1)], [room, 0]);
+    queue(0);
+    queue(1);
+    let work = f.watchdog.scheduler.wait_for_background_work();
+    assert_eq!(work.unwrap().0.len(), room);
     f.watchdog.stop();
     f.callbacks.stop();
-}
-
-#[test]
-fn maintenance_for_soon_has_one_timer() {
-    let f = fixture();
-    let scheduler = &f.watchdog.scheduler;
-    for _ in 0..3 {
-        // An urgent run that leaves work requests another run for soon.
-        scheduler.request_maintenance(Urgency::Now);
-        scheduler.clear_urgent_maintenance();
-        scheduler.request_maintenance(Urgency::Soon);
-    }
-    f.clock.advance(Duration::from_secs(1));
-    let due = scheduler.take_due_timers();
-    let timers = due
-        .iter()
-        .filter(|timer| matches!(timer, TimerTarget::Maintenance));
-    assert_eq!(timers.count(), 1);
-    // The timer has fired, so the next request sets one again.
-    scheduler.start_due_maintenance();
-    scheduler.request_maintenance(Urgency::Soon);
-    f.clock.advance(Duration::from_secs(1));
-    assert_eq!(scheduler.take_due_timers().len(), 1);
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn client(server: &Arc<MemoryServer>) -> Acquirer {
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
     // The watchdog's threads do not run: tests hold no lock until its renewal.
-    let (scheduler, _) = Scheduler::new(clock.clone());
+    let scheduler = Scheduler::new(clock.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let hand_offs = HandOffs {
         count: 0,

@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use redis::{ProtocolVersion, PushKind, Value};
 
-use crate::process::threads::{ThreadGroup, sleep_unless};
+use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
+use crate::util::mailbox::Mailbox;
 use crate::wire::connect::connection::LONGEST_REPLY;
 use crate::wire::connect::errors::ConnectErrors;
 use crate::wire::connect::url::HostPort;
@@ -41,8 +41,7 @@ pub struct SentinelWatcher {
     /// The time-out of a query of another sentinel.
     pub other_timeout: Duration,
     pub sockets: Sockets,
-    is_stopped: Mutex<bool>,
-    changed: Condvar,
+    mailbox: Mailbox<()>,
 }
 
 impl SentinelWatcher {
@@ -52,8 +51,7 @@ impl SentinelWatcher {
             timeout,
             other_timeout: timeout.min(OTHER_TIMEOUT),
             sockets: Sockets::default(),
-            is_stopped: Mutex::default(),
-            changed: Condvar::new(),
+            mailbox: Mailbox::default(),
         }
     }
 
@@ -73,13 +71,12 @@ impl SentinelWatcher {
     /// Ends the thread, and closes its sockets. Only an attempt to connect can delay its end.
     pub fn stop(&self) {
         self.sockets.close();
-        *self.is_stopped.lock() = true;
-        self.changed.notify_all();
+        self.mailbox.stop(|()| ());
     }
 
     fn run(&self, sentinels: &Sentinels) {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        while !*self.is_stopped.lock() {
+        while !self.mailbox.is_stopped() {
             let sentinel = sentinels.first();
             let mut listening_since = None;
             let _ = self.listen(sentinels, &sentinel, &mut listening_since);
@@ -89,8 +86,7 @@ impl SentinelWatcher {
                 backoff.reset();
             }
             sentinels.put_last(&sentinel);
-            let pause = backoff.next();
-            sleep_unless(&self.is_stopped, &self.changed, pause, |stopped| *stopped);
+            self.mailbox.sleep(backoff.next());
         }
     }
 

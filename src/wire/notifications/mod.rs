@@ -55,7 +55,7 @@ use redis::{PushKind, Value};
 
 use crate::command::QueueMode;
 use crate::config::key::{Key, channel, fence_counter};
-use crate::process::threads::{ThreadGroup, sleep_unless};
+use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{KeyState, Listener, Report, ServerId, TrackedKey};
 use crate::util::backoff::Backoff;
@@ -625,7 +625,9 @@ impl NotificationConnection {
     }
 
     fn sleep(&self, pause: Duration) {
-        sleep_unless(&self.state, &self.changed, pause, |state| state.stopped);
+        let is_running = |state: &mut ConnectionState| !state.stopped;
+        self.changed
+            .wait_while_for(&mut self.state.lock(), is_running, pause);
     }
 
     /// Makes `sender` the current connection, and closes the suspect or old one that it replaces. Returns false after
