@@ -969,7 +969,8 @@ fn a_clock_that_was_set_forward_refuses_no_caller() {
         asked_twice.count() >= 2,
         "a majority has refused the first request"
     );
-    client.hold_on_all(&servers, &key, lease, token);
+    // A node that was slower than the majority both times may still count as an hour behind.
+    assert_eq!(client.renew(&key, lease, token), Ok(Reply::Done));
 }
 
 /// All nodes grant the key, and the replies of two of them are lost.
