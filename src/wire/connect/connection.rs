@@ -1,6 +1,5 @@
 //! A connection to one server: reading and writing with deadlines, and whether it may be used again.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,28 +88,12 @@ impl Connection {
         self.receiver.socket()
     }
 
+    /// Writes all of `bytes` by `deadline`.
     pub fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
-        let sent = self.send_raw(bytes, deadline);
-        sent.map_err(|error| no_reply(&self.address, None, error))
-    }
-
-    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Returns false at
-    /// `until` if bytes are left; the next call continues. Returns an error if bytes are left at `due`.
-    pub fn send_until(
-        &mut self,
-        bytes: &[u8],
-        sent: &mut usize,
-        until: MonotonicTime,
-        due: MonotonicTime,
-    ) -> Result<bool, Error> {
-        match self.sender.send_from(bytes, sent, until) {
-            Ok(()) => Ok(true),
-            Err(error) if until < due && error.kind() == io::ErrorKind::TimedOut => Ok(false),
-            Err(error) => {
-                self.mark_broken();
-                Err(no_reply(&self.address, None, error.into()))
-            }
-        }
+        self.sender.send(bytes, deadline).map_err(|error| {
+            self.mark_broken();
+            no_reply(&self.address, None, error.into())
+        })
     }
 
     /// Reads the next reply: the reply to the command `awaited`. Returns an error if the reply is not complete by

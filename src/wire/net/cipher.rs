@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use rustls::client::ClientConnection;
 use socket2::Socket;
 
-/// At most this many bytes are encrypted at a time: fewer than a session buffers. A longer write takes several system
+/// The longest text to encrypt at a time, in bytes: less than a session buffers. A longer write takes several system
 /// calls.
-const LONGEST_WRITE: usize = 32 * 1024;
+pub const LONGEST_TEXT: usize = 32 * 1024;
 
 /// The two halves of a session. Records from the socket are read into `records`.
 pub fn pair(session: ClientConnection, records: Vec<u8>) -> (Encryptor, Decryptor) {
@@ -24,8 +24,6 @@ pub fn pair(session: ClientConnection, records: Vec<u8>) -> (Encryptor, Decrypto
     let encryptor = Encryptor {
         session,
         records: Vec::new(),
-        written: 0,
-        text: 0,
     };
     (encryptor, decryptor)
 }
@@ -34,33 +32,18 @@ pub fn pair(session: ClientConnection, records: Vec<u8>) -> (Encryptor, Decrypto
 pub struct Encryptor {
     session: Arc<Mutex<ClientConnection>>,
     records: Vec<u8>,
-    /// How many bytes of `records` are written to the socket.
-    written: usize,
-    /// The length of the plain text in `records`. 0 if all records are written.
-    text: usize,
 }
 
 impl Encryptor {
-    /// Returns the records to write, and the number of their bytes that are written already. If all earlier records are
-    /// written, encrypts the beginning of `bytes`. Otherwise `bytes` must begin with the plain text of the unwritten
-    /// records.
-    pub fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
-        if self.text == 0 {
-            let mut session = self.session.lock();
-            let text = &bytes[..bytes.len().min(LONGEST_WRITE)];
-            self.text = session.writer().write(text)?;
-            self.records.clear();
-            self.written = 0;
-            while session.wants_write() {
-                session.write_tls(&mut self.records)?;
-            }
+    /// Returns the records to write for `text`, which has at most [`LONGEST_TEXT`].
+    pub fn encrypt(&mut self, text: &[u8]) -> io::Result<&[u8]> {
+        let mut session = self.session.lock();
+        session.writer().write_all(text)?;
+        self.records.clear();
+        while session.wants_write() {
+            session.write_tls(&mut self.records)?;
         }
-        Ok((&self.records, &mut self.written))
-    }
-
-    /// Returns the length of the plain text that was sent. Called when all records are written.
-    pub fn take_written(&mut self) -> usize {
-        std::mem::take(&mut self.text)
+        Ok(&self.records)
     }
 }
 

@@ -16,7 +16,7 @@ use socket2::{SockAddr, Socket, TcpKeepalive, Type};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 #[cfg(feature = "tls")]
-use crate::wire::net::cipher::{Decryptor, Encryptor};
+use crate::wire::net::cipher::{Decryptor, Encryptor, LONGEST_TEXT};
 use crate::wire::net::replies::{Limit, Replies};
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
@@ -205,32 +205,19 @@ impl Sender {
         self.plain.used_at = MonotonicTime::now();
     }
 
-    /// Writes all of `bytes`. After an error, a part of them may have been written.
+    /// Writes all of `bytes`. After an error, a part of them may have been written, and the connection cannot be used
+    /// again.
     pub fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
-        self.send_from(bytes, &mut 0, deadline)
-    }
-
-    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. After the error
-    /// `TimedOut`, another call with the same `bytes` can write the rest.
-    pub fn send_from(
-        &mut self,
-        bytes: &[u8],
-        sent: &mut usize,
-        deadline: MonotonicTime,
-    ) -> io::Result<()> {
+        let mut attempt = Attempt::First;
         #[cfg(feature = "tls")]
         if let Some(encryptor) = &mut self.encryptor {
-            let mut attempt = Attempt::First;
-            while *sent < bytes.len() {
-                let (records, written) = encryptor.records_of(&bytes[*sent..])?;
-                self.plain
-                    .write_from(records, written, &mut attempt, deadline)?;
-                *sent += encryptor.take_written();
+            for text in bytes.chunks(LONGEST_TEXT) {
+                let records = encryptor.encrypt(text)?;
+                self.plain.write(records, &mut attempt, deadline)?;
             }
             return Ok(());
         }
-        self.plain
-            .write_from(bytes, sent, &mut Attempt::First, deadline)
+        self.plain.write(bytes, &mut attempt, deadline)
     }
 
     /// Encrypts all bytes that are sent afterwards.
@@ -242,8 +229,7 @@ impl Sender {
     /// Writes all of `bytes` without encryption.
     #[cfg(feature = "tls")]
     pub fn send_plain(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
-        self.plain
-            .write_from(bytes, &mut 0, &mut Attempt::First, deadline)
+        self.plain.write(bytes, &mut Attempt::First, deadline)
     }
 
     /// A handle that closes the socket from another thread.
@@ -253,20 +239,19 @@ impl Sender {
 }
 
 impl PlainSender {
-    /// Writes `bytes` from the index `sent` on: see [`Sender::send_from`].
-    fn write_from(
+    /// Writes all of `bytes`.
+    fn write(
         &mut self,
-        bytes: &[u8],
-        sent: &mut usize,
+        mut bytes: &[u8],
         attempt: &mut Attempt,
         deadline: MonotonicTime,
     ) -> io::Result<()> {
-        while *sent < bytes.len() {
+        while !bytes.is_empty() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
             self.used_at = attempt.set_timeout(&mut self.timeout, deadline, set)?;
-            match write_once(&self.socket, &bytes[*sent..]) {
+            match write_once(&self.socket, bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => *sent += n,
+                Ok(n) => bytes = &bytes[n..],
                 Err(error) if may_be_retried(&error) => {}
                 Err(error) => return Err(error),
             }

@@ -188,8 +188,8 @@ fn too_few(acknowledged: u64, asked: Replicas) -> Error {
 pub struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<InFlightBatch>,
-    /// When the replies to the calls in flight are due, except to the last `behind` calls. Set by the first read, by a
-    /// write that has not ended, and by a sender that leaves before it reads.
+    /// When the replies to the calls in flight are due, except to the last `behind` calls. Set by the first read,
+    /// and by a sender that leaves before it reads.
     pub reply_by: Option<MonotonicTime>,
     /// The number of calls that were written after `reply_by` was set. They are the last calls in flight.
     behind: usize,
@@ -198,10 +198,8 @@ pub struct PipelinedConnection {
     /// Keys whose releases had to be written again. A later acquire of such a key may be in flight already, before the
     /// repeated release.
     released_late: Vec<Key>,
-    /// The calls that are written next, or are being written.
+    /// The calls that are written next.
     buffer: Vec<u8>,
-    /// How much of `buffer` is written.
-    sent: usize,
     /// Empty vectors for the next batches.
     spare: Vec<Vec<PendingRequest>>,
     /// The time of Redis, for acquires by plain commands.
@@ -226,7 +224,6 @@ impl PipelinedConnection {
             unacknowledged: Vec::new(),
             released_late: Vec::new(),
             buffer: Vec::new(),
-            sent: 0,
             spare: Vec::new(),
             clock: ServerClock::default(),
             deletes: Deletes::default(),
@@ -308,14 +305,9 @@ impl PipelinedConnection {
     /// the next batch. (A request whose caller has left keeps its completion: its late grant needs an undo.)
     pub fn leave_unawaited(&mut self) {
         let has_completion = |request: &PendingRequest| request.completion.is_some();
-        if !self.is_half_written() && !self.requests().any(has_completion) {
+        if !self.requests().any(has_completion) {
             (self.reply_by, self.behind) = (None, 0);
         }
-    }
-
-    /// Whether a leader has left in the middle of a write. Its successor writes the rest before other requests.
-    pub fn is_half_written(&self) -> bool {
-        self.sent < self.buffer.len()
     }
 
     fn requests(&self) -> impl Iterator<Item = &PendingRequest> {
@@ -355,16 +347,15 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes a batch to the socket. Stops at `until`: the next read writes the rest. Returns an error if bytes are
-    /// left at `due`. The batch is in flight even after an error.
+    /// Writes a batch to the socket. Returns an error if bytes are left at `due`. The batch is in flight even after an
+    /// error.
     pub fn write(
         &mut self,
         context: &ScriptContext,
         mut batch: Vec<PendingRequest>,
-        until: Option<MonotonicTime>,
         due: MonotonicTime,
     ) -> Result<(), Error> {
-        debug_assert!(!self.is_half_written(), "its replies are read first");
+        debug_assert!(self.buffer.is_empty(), "each read writes its repeats");
         let mut by_script = SCRIPTS.map(|_| Vec::new());
         let replicas = replicas_of(&batch);
         for request in batch.drain(..) {
@@ -400,10 +391,7 @@ impl PipelinedConnection {
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
         }
-        if !self.send(until, due)? {
-            self.reply_by.get_or_insert(due);
-        }
-        Ok(())
+        self.send(due)
     }
 
     fn enqueue(&mut self, context: &ScriptContext, call: Call, requests: Vec<PendingRequest>) {
@@ -467,29 +455,17 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes the rest of `buffer`. Returns false at `until` if bytes are left. Returns an error if bytes are left at
-    /// `due`.
-    fn send(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
-        let leaves = until.filter(|until| until.after(GRACE) < due);
-        let (buffer, sent) = (&self.buffer, &mut self.sent);
-        let written = self
-            .connection
-            .send_until(buffer, sent, leaves.unwrap_or(due), due);
+    /// Writes all of `buffer`. Returns an error if bytes are left at `due`.
+    fn send(&mut self, due: MonotonicTime) -> Result<(), Error> {
+        let written = self.connection.send(&self.buffer, due);
         self.write_failed = written.is_err();
-        if !matches!(written, Ok(false)) {
-            self.clear_buffer();
-        }
+        self.buffer.clear();
+        self.buffer.shrink_to(64 * 1024);
         written
     }
 
-    fn clear_buffer(&mut self) {
-        self.buffer.clear();
-        self.buffer.shrink_to(64 * 1024);
-        self.sent = 0;
-    }
-
-    /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes what follows for each request
-    /// to `deliver`.
+    /// Reads all missing replies, oldest first, and passes what follows for each request to `deliver`. Writes calls
+    /// that a reply makes necessary.
     ///
     /// Returns an error if a reply is missing at `due`, or at `reply_by` if that is earlier. Returns false at `until`
     /// if replies are missing and the next deadline is more than [`GRACE`] away. The next call then reads on.
@@ -519,16 +495,16 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Reads the next reply to the oldest call in flight. Writes the rest of its batch before. Returns `None` at
-    /// `until` if the reply is missing.
+    /// Writes the calls that the last reply has made necessary, and reads the next reply to the oldest call in flight.
+    /// Returns `None` at `until` if the reply is missing.
     fn receive(
         &mut self,
         until: Option<MonotonicTime>,
         due: MonotonicTime,
     ) -> Result<Option<Value>, Error> {
         let due = due.min(*self.reply_by.get_or_insert(due));
-        if self.is_half_written() && !self.send(until, due)? {
-            return Ok(None);
+        if !self.buffer.is_empty() {
+            self.send(due)?;
         }
         self.connection.check_primary()?;
         let Some(batch) = self.in_flight.front() else {
@@ -831,7 +807,9 @@ impl PipelinedConnection {
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
             .map(Command::Release)
             .collect();
-        if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
+        if !releases.is_empty() && !self.write_failed {
+            // Calls that were not written yet must not follow the releases.
+            self.buffer.clear();
             let script = &release::SCRIPT;
             let mut call = ScriptRef::Text(script.text());
             let has_slots = context.has_slots();

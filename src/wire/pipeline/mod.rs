@@ -9,7 +9,8 @@
 //! 2. Every other caller waits for the outcome of its own request, and leaves at its own deadline.
 //! 3. When the leader has its outcome, it appoints the next waiting caller.
 //! 4. A leader also leaves at its own deadline, even with a batch in flight. Without a waiting caller, the background
-//!    continues. The next leader first reads the missing replies.
+//!    continues. The next leader first reads the missing replies. A batch is written whole: if the server stops
+//!    reading, the write lasts up to one `command_timeout`, and the leader leaves later.
 //!
 //! One batch with awaited requests is in flight at a time. Only releases that no caller awaits are written behind it. A
 //! batch is due one `command_timeout` after its leader began to write it. When replies are overdue, the connection is
@@ -757,11 +758,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes one batch, and returns the socket. Returns `None` in these cases:
-    ///
-    /// - There was nothing to write.
-    /// - The write failed. The requests get the error.
-    /// - The socket is full. The background writes the rest.
+    /// Writes one batch, and returns the socket. Returns `None` if there was nothing to write or the write failed: the
+    /// requests then get the error.
     fn write_without_reading(&mut self) -> Option<SharedSocket> {
         let mut batch = self.next_batch();
         // A flush ends only after all replies, so it is left in the queue for the background.
@@ -774,13 +772,13 @@ impl<'a> Leadership<'a> {
             return None;
         }
         let due = self.reply_deadline();
-        if let Err(error) = self.write(batch, Some(MonotonicTime::now()), due) {
+        if let Err(error) = self.write(batch, due) {
             self.lose_connection(&error);
             return None;
         }
         let connection = self.connection.as_mut()?;
         connection.leave_unread(due);
-        (!connection.is_half_written()).then(|| connection.socket())
+        Some(connection.socket())
     }
 
     fn is_half_read(&self) -> bool {
@@ -909,7 +907,7 @@ impl<'a> Leadership<'a> {
             self.connect(batch, deadline)
                 .and_then(|batch| {
                     let due = self.reply_deadline();
-                    self.write(batch, until, due)?;
+                    self.write(batch, due)?;
                     self.read(until, due)
                 })
                 .inspect_err(|error| self.lose_connection(error))
@@ -1007,13 +1005,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes a batch to the socket, until `until` at most: see [`PipelinedConnection::write`].
-    fn write(
-        &mut self,
-        batch: Vec<PendingRequest>,
-        until: Option<MonotonicTime>,
-        due: MonotonicTime,
-    ) -> Result<(), Error> {
+    /// Writes a batch to the socket: see [`PipelinedConnection::write`].
+    fn write(&mut self, batch: Vec<PendingRequest>, due: MonotonicTime) -> Result<(), Error> {
         #[cfg(test)]
         let panics = {
             let mut keys = batch.iter().filter_map(|request| request.command.key());
@@ -1028,7 +1021,7 @@ impl<'a> Leadership<'a> {
             connection.keep(batch);
             return Ok(());
         }
-        let written = connection.write(&self.pipeline.shared.context, batch, until, due);
+        let written = connection.write(&self.pipeline.shared.context, batch, due);
         #[cfg(test)]
         assert!(!panics, "a test asked for this panic");
         written
@@ -1096,7 +1089,6 @@ fn is_free(connection: Option<&PipelinedConnection>) -> bool {
 /// How many more bytes of releases a thread may write without waiting for replies.
 fn room_of(connection: Option<&PipelinedConnection>) -> usize {
     connection
-        .filter(|connection| !connection.is_half_written())
         .filter(|connection| connection.unanswered() < MAX_UNANSWERED)
         .map_or(0, |connection| {
             MAX_UNANSWERED_BYTES.saturating_sub(connection.unanswered_bytes())
@@ -1147,7 +1139,7 @@ impl Drop for Leadership<'_> {
                 let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
                 // If the write panics, the loop continues and passes the leadership on.
-                match catch_unwind(AssertUnwindSafe(|| self.write(batch, None, deadline))) {
+                match catch_unwind(AssertUnwindSafe(|| self.write(batch, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),
                     Err(_) => self.lose_connection(&batch_given_up()),

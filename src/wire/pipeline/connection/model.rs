@@ -328,10 +328,6 @@ impl PipelinedConnection {
         }
     }
 
-    pub fn is_half_written(&self) -> bool {
-        false
-    }
-
     pub fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
         request::next_leader(self.requests())
@@ -355,7 +351,6 @@ impl PipelinedConnection {
         &mut self,
         _: &ScriptContext,
         batch: Vec<PendingRequest>,
-        _: Option<MonotonicTime>,
         _: MonotonicTime,
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.connection.server);

@@ -110,7 +110,7 @@ fn a_release_is_written_behind_a_batch_in_flight() {
 }
 
 /// A value that no socket takes while the server does not read.
-pub fn long_write() -> Command {
+fn long_write() -> Command {
     Command::Write(Write {
         key: key("value"),
         token: 1,
@@ -119,40 +119,9 @@ pub fn long_write() -> Command {
     })
 }
 
+/// The leader passes its own deadline, but the time-out of the batch ends the write.
 #[test]
-fn a_leader_leaves_at_its_deadline_while_the_socket_is_full() {
-    let f = fixture();
-    let lease = f.warm_up("warm-up");
-    let before = f.connection();
-    f.server.stop();
-    let writer = Caller::new(1);
-    let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
-    f.pipeline.state.lock().enqueue([write]);
-    let started = Instant::now();
-    f.leaves("first");
-    let took = started.elapsed();
-    println!("a leader with {SHORT:?}, before a server that reads nothing: {took:?}");
-    assert!(took < Duration::from_secs(5), "the time-out is 10 s");
-    assert_eq!(f.unanswered(), 2);
-    f.pipeline.send_release(f.release("warm-up", lease));
-    assert_eq!(
-        f.unanswered(),
-        2,
-        "nothing is written into the middle of a request"
-    );
-    f.server.resume();
-    // The next leader writes the rest.
-    f.pipeline
-        .wait_or_lead(&writer, MonotonicTime::now().after(LONG), None);
-    let outcome = writer.take_outcomes().next().unwrap();
-    assert!(matches!(outcome, Ok(Reply::Done)), "{outcome:?}");
-    while f.pipeline.run_maintenance() {}
-    assert!(!f.exists("first") && !f.exists("warm-up"));
-    assert_eq!(f.connection(), before);
-}
-
-#[test]
-fn a_batch_that_is_not_written_in_time_is_given_up() {
+fn a_write_to_a_full_socket_ends_with_the_command_timeout() {
     let timeout = Duration::from_secs(3);
     let f = with_timeout(timeout);
     f.warm_up("warm-up");
@@ -162,11 +131,13 @@ fn a_batch_that_is_not_written_in_time_is_given_up() {
     f.pipeline.state.lock().enqueue([write]);
     let started = Instant::now();
     f.leaves("first");
+    assert!((timeout..LONG / 2).contains(&started.elapsed()));
     let deadline = MonotonicTime::now().after(LONG);
-    f.pipeline.wait_or_lead(&writer, deadline, None);
+    assert_eq!(writer.wait(deadline), WaitEnd::Complete);
     let outcome = writer.take_outcomes().next().unwrap();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
-    assert!((timeout..LONG / 2).contains(&started.elapsed()));
+    let is_closed = f.pipeline.state.lock().connection.is_none();
+    assert!(is_closed, "a command may be cut in the middle");
     f.server.resume();
     f.acquire("second");
 }

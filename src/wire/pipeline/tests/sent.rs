@@ -18,12 +18,8 @@ fn connected() -> Fixture {
 impl Fixture {
     /// Sends an acquire. Returns the request if this thread has written it, and the receiving end of its outcome.
     fn send(&self, name: &str) -> (Option<SentRequest<'_>>, Submitted) {
-        self.send_command(acquire_of(name))
-    }
-
-    fn send_command(&self, command: Command) -> (Option<SentRequest<'_>>, Submitted) {
         let (submitted, completion) = one_completion();
-        (self.pipeline.send(command, completion), submitted)
+        (self.pipeline.send(acquire_of(name), completion), submitted)
     }
 
     /// Sends an acquire on the connection, which is free.
@@ -181,19 +177,6 @@ fn the_sender_of_an_old_connection_changes_nothing() {
     assert_eq!(f.take_urgent_requests(), 0);
     receive(sent);
     assert!(is_granted(&submitted));
-}
-
-#[test]
-fn a_full_socket_is_left_to_the_background() {
-    let f = connected();
-    f.server.stop();
-    let (sent, submitted) = f.send_command(leaving::long_write());
-    assert!(sent.is_none());
-    assert_eq!((f.take_urgent_requests(), f.unanswered()), (1, 1));
-    f.server.resume();
-    f.pipeline.run_maintenance();
-    assert!(matches!(submitted.outcomes()[..], [Some(Ok(_))]));
-    assert!(f.is_idle());
 }
 
 #[test]

@@ -16,7 +16,7 @@ impl Fixture {
         let request = PendingRequest::new(command, Some(Completion::new(caller, 0)));
         let mut leadership = self.pipeline.try_lead(&mut self.pipeline.state.lock());
         let leader = leadership.as_mut().unwrap();
-        leader.write(vec![request], None, after(LONG)).unwrap();
+        leader.write(vec![request], after(LONG)).unwrap();
         leadership.unwrap()
     }
 
@@ -79,7 +79,6 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(
         vec![PendingRequest::new(Command::Release(release), None)],
-        None,
         MonotonicTime::now().after(LONG),
     );
     written.unwrap();
