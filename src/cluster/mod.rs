@@ -91,7 +91,7 @@ use crate::util::slot::{Redirect, RedirectTarget, Slot};
 use crate::wire::Node;
 use crate::wire::connect::url::HostPort;
 use crate::wire::pipeline::ReleaseRouter;
-use crate::wire::pipeline::releases::QueuedRelease;
+use crate::wire::pipeline::releases::{QueuedRelease, Route};
 use crate::wire::session::{TransactionConnection, Transactions};
 
 pub use address::ClusterAddress;
@@ -409,7 +409,8 @@ impl ClusterStore {
         if let [(member, group)] = groups.as_mut_slice()
             && let Some(node) = member.node()
         {
-            node.execute_all(group.iter_mut().map(|request| &mut **request));
+            let requests = group.iter_mut().map(|request| &mut **request);
+            node.execute_all(requests, Route::default());
             let outcomes = group.iter().map(|request| request.outcome.as_ref());
             record_replies(member, outcomes);
             return;
@@ -421,7 +422,8 @@ impl ClusterStore {
     fn ask_all(&self, target: &Arc<Member>, requests: &mut [&mut Request]) {
         match self.node_or_open(target) {
             Ok(node) => {
-                node.ask_all(requests.iter_mut().map(|request| &mut **request));
+                let asked = requests.iter_mut().map(|request| &mut **request);
+                node.execute_all(asked, Route::ASKING);
                 let outcomes = requests.iter().map(|request| request.outcome.as_ref());
                 record_replies(target, outcomes);
             }

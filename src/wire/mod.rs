@@ -47,7 +47,7 @@ use crate::wire::endpoint::Endpoint;
 use crate::wire::endpoint::watcher::SentinelWatcher;
 use crate::wire::environment::EnvironmentCheck;
 use crate::wire::notifications::NotificationConnection;
-use crate::wire::pipeline::releases::QueuedRelease;
+use crate::wire::pipeline::releases::{QueuedRelease, Route};
 use crate::wire::pipeline::{Pipeline, Readiness, ReleaseRouter, SentRequest, Shared};
 use crate::wire::scripts::ScriptContext;
 use crate::wire::session::{TransactionConnection, Transactions};
@@ -151,29 +151,33 @@ impl Node {
         }
     }
 
-    /// Sends all of `requests` and waits for their replies.
-    pub fn execute_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
+    /// Sends all of `requests` and waits for their replies. With [`Route::ASKING`], `ASKING` goes before each of them,
+    /// because their slots are moving to this node.
+    pub fn execute_all<'a>(
+        &self,
+        requests: impl IntoIterator<Item = &'a mut Request>,
+        route: Route,
+    ) {
         let by_pipeline = self.by_pipeline(requests, |request| &request.command);
         for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
-            pipeline.execute(&mut requests);
-        }
-    }
-
-    /// Carries out `requests` with `ASKING` before each of them, because their slots are moving to this node.
-    pub fn ask_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
-        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
-        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
-            pipeline.ask(&mut requests);
+            pipeline.execute(&mut requests, route);
         }
     }
 
     /// Sends one command with `ASKING`, for a slot that is moving to this node.
     pub fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        self.pipeline_of_one(&command).ask_one(command, deadline)
+        self.pipeline_of(&command)
+            .run_one(command, deadline, Route::ASKING)
+    }
+
+    /// The index of the pipeline of a key, or of a command without a key.
+    fn index_of_key(&self, key: Option<&Key>) -> usize {
+        let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
+        key.map_or(0, |key| key.shard(for_callers))
     }
 
     fn pipeline_of_key(&self, key: &Key) -> &Pipeline {
-        &self.pipelines[key.shard(self.pipelines.len() - RENEWAL_PIPELINES)]
+        &self.pipelines[self.index_of_key(Some(key))]
     }
 
     /// Queues a release that another node has refused.
@@ -239,20 +243,13 @@ impl Node {
         self.pipelines[0].naming_the_server(outcome)
     }
 
-    /// The pipeline of the command's key; `None` for a renewal.
-    fn pipeline_of(&self, command: &Command) -> Option<usize> {
-        match command {
-            Command::Renew(_) => None,
-            of_key => {
-                let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
-                Some(of_key.key().map_or(0, |key| key.shard(for_callers)))
-            }
-        }
-    }
-
-    fn pipeline_of_one(&self, command: &Command) -> &Pipeline {
-        let pipeline = self.pipeline_of(command);
-        &self.pipelines[pipeline.unwrap_or_else(|| self.pipeline_for_renewals(1))]
+    /// The pipeline of the command's key. For a renewal, the pipeline that can write it soonest.
+    fn pipeline_of(&self, command: &Command) -> &Pipeline {
+        let pipeline = match command {
+            Command::Renew(_) => self.pipeline_for_renewals(1),
+            of_key => self.index_of_key(of_key.key()),
+        };
+        &self.pipelines[pipeline]
     }
 
     /// The pipeline that can write this many renewals soonest. If several are equally ready, they take turns. Renewals
@@ -275,7 +272,7 @@ impl Node {
     /// Writes a request on this thread if the connection of its pipeline is free, and returns it: the caller then reads
     /// the reply. Otherwise submits the request, and returns `None`.
     pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
-        self.pipeline_of_one(&command).send(command, completion)
+        self.pipeline_of(&command).send(command, completion)
     }
 
     /// Groups the requests by their pipelines.
@@ -288,9 +285,9 @@ impl Node {
         by_pipeline.resize_with(self.pipelines.len(), Vec::new);
         let mut renewals = Vec::new();
         for request in requests {
-            match self.pipeline_of(command(&request)) {
-                Some(pipeline) => by_pipeline[pipeline].push(request),
-                None => renewals.push(request),
+            match command(&request) {
+                Command::Renew(_) => renewals.push(request),
+                of_key => by_pipeline[self.index_of_key(of_key.key())].push(request),
             }
         }
         // All renewals of this call go through one pipeline, so that they share a round trip.
@@ -340,12 +337,12 @@ impl Node {
 
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
-        self.execute_all(requests);
+        self.execute_all(requests, Route::default());
     }
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
-        self.pipeline_of_one(&command)
-            .execute_one(command, deadline)
+        self.pipeline_of(&command)
+            .run_one(command, deadline, Route::default())
     }
 
     fn submit(&self, requests: Vec<(Command, Completion)>) {

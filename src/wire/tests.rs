@@ -266,7 +266,7 @@ fn renewals_do_not_wait_for_each_others_replies() {
     // Makes each pipeline for renewals connect while the proxy still passes replies.
     for pipeline in node.pipelines.iter().rev().take(RENEWAL_PIPELINES) {
         let mut one = renewals(1);
-        pipeline.execute(&mut one.iter_mut().collect::<Vec<_>>());
+        pipeline.execute(&mut one.iter_mut().collect::<Vec<_>>(), Route::default());
     }
     for (one, other) in [(1, 1), (1, 2), (2, 2)] {
         let before = calls();
@@ -294,8 +294,7 @@ fn other_commands_use_all_pipelines_for_callers() {
     let node = node("redis://127.0.0.1:1");
     let pipeline_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        let pipeline = node.pipeline_of(&Command::Inspect(Inspect { key }));
-        pipeline.expect("it is no renewal")
+        node.index_of_key(Some(&key))
     };
     let used: BTreeSet<usize> = (0..100).map(pipeline_of).collect();
     assert!(used.into_iter().eq(0..Config::default().pipelines));
@@ -419,7 +418,7 @@ fn a_busy_pipeline_delays_no_other_pipeline() {
     let has_reply = |outcomes: &[Option<Outcome>]| outcomes[0].is_some();
     let [busy, other] = [0, 1].map(|pipeline| {
         let mut commands = (0..).map(|n| inspect(&n.to_string()));
-        let is_own = |command: &Command| node.pipeline_of(command) == Some(pipeline);
+        let is_own = |command: &Command| node.index_of_key(command.key()) == pipeline;
         commands.find(is_own).unwrap()
     });
     for command in [&busy, &other] {
@@ -578,7 +577,7 @@ fn abandoned_requests_do_not_pile_up() {
     let server = Server::start().unwrap();
     let node = node(&server.url());
     let key = Key::new("p:", "a", 100).unwrap();
-    let pipeline = node.pipeline_of_one(&Command::Inspect(Inspect { key: key.clone() }));
+    let pipeline = node.pipeline_of_key(&key);
     for _ in 0..3000 {
         let (submitted, mut completions) = Submitted::new(1);
         let command = Command::Inspect(Inspect { key: key.clone() });

@@ -356,6 +356,10 @@ impl PipelinedConnection {
         due: MonotonicTime,
     ) -> Result<(), Error> {
         debug_assert!(self.buffer.is_empty(), "each read writes its repeats");
+        if batch.is_empty() {
+            self.keep(batch);
+            return Ok(());
+        }
         let mut by_script = SCRIPTS.map(|_| Vec::new());
         let replicas = replicas_of(&batch);
         for request in batch.drain(..) {

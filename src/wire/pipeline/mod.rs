@@ -80,7 +80,7 @@ use std::time::Duration;
 use crate::command::{Command, Outcome, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
-use crate::store::completion::{Caller, Completion, WaitEnd};
+use crate::store::completion::{Caller, Completion, Few, WaitEnd};
 use crate::store::late_release::ReleaseTracker;
 use crate::store::{RenewalLimits, Reports, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
@@ -199,64 +199,29 @@ impl Pipeline {
         state.repeat_confirmed(confirmed.take(MonotonicTime::now(), |_| true));
     }
 
-    /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another thread
-    /// leads.
-    pub fn execute(&self, requests: &mut [&mut Request]) {
-        self.execute_with(requests, Route::default());
-    }
-
-    /// The same as [`execute`](Self::execute), with `ASKING` before each call.
-    pub fn ask(&self, requests: &mut [&mut Request]) {
-        self.execute_with(requests, Route::ASKING);
-    }
-
-    fn execute_with(&self, requests: &mut [&mut Request], route: Route) {
+    /// Carries out `requests` and sets their outcomes: see [`run`](Self::run).
+    pub fn execute(&self, requests: &mut [&mut Request], route: Route) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let caller = Caller::new(requests.len());
-        let pending = requests.iter().enumerate().map(|(index, request)| {
-            let completion = Completion::new(&caller, index);
-            let mut pending = self.new_request(request.command.clone(), Some(completion));
-            pending.route = route;
-            pending
-        });
-        // Collected before the lock of the mutex, so that it is not locked during the clones.
-        let pending: Vec<PendingRequest> = pending.collect();
-        self.run(pending, &caller, deadline, None);
-        for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
-            request.outcome = Some(self.naming_the_server(outcome));
+        let commands = requests.iter().map(|request| request.command.clone());
+        let outcomes = self.run(commands, deadline, route);
+        for (request, outcome) in requests.iter_mut().zip(outcomes) {
+            request.outcome = Some(outcome);
         }
-    }
-
-    /// Carries out one command: see [`execute`](Self::execute).
-    pub fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        self.run_one(command, deadline, None, Route::default())
-    }
-
-    /// The same as [`execute_one`](Self::execute_one), with `ASKING` before the call.
-    pub fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        self.run_one(command, deadline, None, Route::ASKING)
     }
 
     /// Waits until all sent releases are done. At `deadline`, the pipeline closes its connection.
     pub fn flush(&self, deadline: MonotonicTime) -> Outcome {
-        self.run_one(Command::Flush, deadline, Some(deadline), Route::default())
+        self.run_one(Command::Flush, deadline, Route::default())
     }
 
-    fn run_one(
-        &self,
-        command: Command,
-        deadline: MonotonicTime,
-        shutdown_deadline: Option<MonotonicTime>,
-        route: Route,
-    ) -> Outcome {
-        let caller = Caller::new(1);
-        let mut request = self.new_request(command, Some(Completion::new(&caller, 0)));
-        request.route = route;
-        self.run([request], &caller, deadline, shutdown_deadline);
-        let outcome = caller.take_outcomes().next();
-        self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
+    /// Carries out one command: see [`run`](Self::run).
+    pub fn run_one(&self, command: Command, deadline: MonotonicTime, route: Route) -> Outcome {
+        let mut outcomes = self.run([command].into_iter(), deadline, route);
+        outcomes
+            .pop()
+            .expect("the run has an outcome for each command")
     }
 
     /// Adds the server's address to the error of `outcome`, if the caller's deadline came before a reply.
@@ -264,19 +229,26 @@ impl Pipeline {
         outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address_of_server(), error))
     }
 
-    fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
-        PendingRequest::new(command, completion).with_tracker(&self.shared.reports)
-    }
-
-    /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
-    /// `shutdown_deadline`, the pipeline also closes its connection, even if other callers wait for replies.
+    /// Carries out `commands`, and returns their outcomes, at `deadline` at the latest. Leads the pipeline, or parks
+    /// the thread while another thread leads. At the deadline of a flush, the pipeline also closes its connection, even
+    /// if other callers wait for replies.
     fn run(
         &self,
-        requests: impl IntoIterator<Item = PendingRequest>,
-        caller: &Arc<Caller>,
+        commands: impl ExactSizeIterator<Item = Command>,
         deadline: MonotonicTime,
-        shutdown_deadline: Option<MonotonicTime>,
-    ) {
+        route: Route,
+    ) -> Few<Outcome> {
+        let caller = Caller::new(commands.len());
+        let requests = commands.enumerate().map(|(index, command)| {
+            let completion = Completion::new(&caller, index);
+            let mut request = PendingRequest::new(command, Some(completion));
+            request.route = route;
+            request.with_tracker(&self.shared.reports)
+        });
+        // Made before the mutex is locked, so that it is not locked during the clones.
+        let requests: Few<PendingRequest> = requests.collect();
+        let is_flush = requests.iter().any(PendingRequest::is_flush);
+        let shutdown_deadline = is_flush.then_some(deadline);
         let leadership = {
             let mut state = self.state.lock();
             state.enqueue(requests);
@@ -285,10 +257,14 @@ impl Pipeline {
         match leadership {
             Some(leadership) => leadership
                 .with_shutdown_deadline(shutdown_deadline)
-                .lead(caller, deadline),
-            None => self.wait_or_lead(caller, deadline, shutdown_deadline),
+                .lead(&caller, deadline),
+            None => self.wait_or_lead(&caller, deadline, shutdown_deadline),
         }
-        self.withdraw_unsent(caller);
+        self.withdraw_unsent(&caller);
+        let outcomes = caller.take_outcomes();
+        outcomes
+            .map(|outcome| self.naming_the_server(outcome))
+            .collect()
     }
 
     fn wait_or_lead(
@@ -365,7 +341,8 @@ impl Pipeline {
     ) -> Option<Leadership<'_>> {
         let requests = requests
             .into_iter()
-            .map(|(command, completion)| self.new_request(command, Some(completion)));
+            .map(|(command, completion)| PendingRequest::new(command, Some(completion)))
+            .map(|request| request.with_tracker(&self.shared.reports));
         let requests: Vec<PendingRequest> = requests.collect();
         let urgency = {
             let mut state = self.state.lock();
@@ -772,11 +749,11 @@ impl<'a> Leadership<'a> {
             return None;
         }
         let due = self.reply_deadline();
-        if let Err(error) = self.write(batch, due) {
+        let connection = self.connection.as_mut()?;
+        if let Err(error) = connection.write(&self.pipeline.shared.context, batch, due) {
             self.lose_connection(&error);
             return None;
         }
-        let connection = self.connection.as_mut()?;
         connection.leave_unread(due);
         Some(connection.socket())
     }
@@ -901,17 +878,9 @@ impl<'a> Leadership<'a> {
     ) -> bool {
         let flushes: Vec<PendingRequest> =
             batch.extract_if(.., |request| request.is_flush()).collect();
-        let result = if batch.is_empty() && self.connection.is_none() {
-            Ok(true)
-        } else {
-            self.connect(batch, deadline)
-                .and_then(|batch| {
-                    let due = self.reply_deadline();
-                    self.write(batch, due)?;
-                    self.read(until, due)
-                })
-                .inspect_err(|error| self.lose_connection(error))
-        };
+        let result = self
+            .exchange(batch, deadline, until)
+            .inspect_err(|error| self.lose_connection(error));
         if !flushes.is_empty() {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
@@ -936,16 +905,41 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Connects if there is no connection. If that fails, all waiting callers get the error. But if only the leader had
+    /// Writes a batch without flushes and reads its replies: see [`write_and_read`](Self::write_and_read). Returns false
+    /// at `until` if replies are missing.
+    fn exchange(
+        &mut self,
+        batch: Vec<PendingRequest>,
+        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+    ) -> Result<bool, Error> {
+        let batch = match &self.connection {
+            Some(_) => batch,
+            None if batch.is_empty() => return Ok(true),
+            None => self.connect(batch, deadline)?,
+        };
+        let due = self.reply_deadline();
+        #[cfg(test)]
+        let panics = {
+            let mut keys = batch.iter().filter_map(|request| request.command.key());
+            let mut panic_at = self.pipeline.panic_at.lock();
+            panic_at.take_if(|key| keys.any(|it| it == key)).is_some()
+        };
+        if let Some(connection) = &mut self.connection {
+            connection.write(&self.pipeline.shared.context, batch, due)?;
+        }
+        #[cfg(test)]
+        assert!(!panics, "a test asked for this panic");
+        self.read(until, due)
+    }
+
+    /// Connects. If that fails, all waiting callers get the error. But if only the leader had
     /// too little time to connect, only the leader gets it, and the requests of the others stay queued.
     fn connect(
         &mut self,
         batch: Vec<PendingRequest>,
         deadline: MonotonicTime,
     ) -> Result<Vec<PendingRequest>, Error> {
-        if self.connection.is_some() {
-            return Ok(batch);
-        }
         let shared = &*self.pipeline.shared;
         // Callers that leave while this thread connects withdraw their requests from `unsent`.
         {
@@ -1003,28 +997,6 @@ impl<'a> Leadership<'a> {
             state.report_all_late(error, now);
             state.back_off(now);
         }
-    }
-
-    /// Writes a batch to the socket: see [`PipelinedConnection::write`].
-    fn write(&mut self, batch: Vec<PendingRequest>, due: MonotonicTime) -> Result<(), Error> {
-        #[cfg(test)]
-        let panics = {
-            let mut keys = batch.iter().filter_map(|request| request.command.key());
-            let mut panic_at = self.pipeline.panic_at.lock();
-            panic_at.take_if(|key| keys.any(|it| it == key)).is_some()
-        };
-        let connection = self
-            .connection
-            .as_mut()
-            .expect("only a connected leader writes");
-        if batch.is_empty() {
-            connection.keep(batch);
-            return Ok(());
-        }
-        let written = connection.write(&self.pipeline.shared.context, batch, due);
-        #[cfg(test)]
-        assert!(!panics, "a test asked for this panic");
-        written
     }
 
     /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due at `due`, or
@@ -1136,10 +1108,12 @@ impl Drop for Leadership<'_> {
                 let mut batch = self.empty_batch();
                 state.next_releases(self.pipeline.at_a_time, room, &mut batch);
                 drop(state);
-                let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
+                let (context, due) = (&self.pipeline.shared.context, self.reply_deadline());
+                let connection = self.connection.as_mut();
+                let write = || connection.map_or(Ok(()), |it| it.write(context, batch, due));
                 // If the write panics, the loop continues and passes the leadership on.
-                match catch_unwind(AssertUnwindSafe(|| self.write(batch, deadline))) {
+                match catch_unwind(AssertUnwindSafe(write)) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),
                     Err(_) => self.lose_connection(&batch_given_up()),

@@ -102,7 +102,7 @@ impl World {
         });
         let deadline = MonotonicTime::now().after(limit);
         let mut request = Request::new(command, deadline);
-        self.pipeline.execute(&mut [&mut request]);
+        self.pipeline.execute(&mut [&mut request], Route::default());
         let outcome = request.into_outcome();
         match &outcome {
             Ok(Reply::Granted { .. }) => assert_eq!(self.server.holder(key), Some(lease)),

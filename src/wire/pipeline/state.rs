@@ -331,7 +331,8 @@ impl PipelineState {
             }
             is_wanted
         };
-        for request in awaited.take_first(at_a_time) {
+        let first = at_a_time.min(awaited.requests.len());
+        for request in awaited.requests.drain(..first) {
             if let Some(key) = request.command.key() {
                 for queue in std::iter::once(&mut *unawaited).chain(&mut refused.0) {
                     while room > 0
@@ -521,11 +522,6 @@ impl AwaitedQueue {
         }
     }
 
-    /// Takes the first `most` requests, without flushes.
-    pub fn take_first(&mut self, most: usize) -> impl Iterator<Item = PendingRequest> {
-        self.requests.drain(..most.min(self.requests.len()))
-    }
-
     pub fn take_flushes(&mut self) -> impl Iterator<Item = PendingRequest> {
         self.flushes.drain(..)
     }
@@ -701,7 +697,7 @@ mod tests {
             request(Command::Inspect(Inspect { key: key.clone() })),
             request(Command::Probe(Probe { mark: key })),
         ]);
-        let first = state.awaited.take_first(1).next().unwrap();
+        let first = state.awaited.iter().next().unwrap();
         assert!(matches!(first.command, Command::Probe(_)));
     }
 

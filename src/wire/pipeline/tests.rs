@@ -129,8 +129,10 @@ impl Fixture {
         let deadline = MonotonicTime::now().after(LONG);
         let commands = commands.into_iter();
         let mut requests: Vec<Request> = commands.map(|it| Request::new(it, deadline)).collect();
-        self.pipeline
-            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        self.pipeline.execute(
+            &mut requests.iter_mut().collect::<Vec<_>>(),
+            Route::default(),
+        );
         requests.into_iter().map(Request::into_outcome).collect()
     }
 
@@ -177,7 +179,7 @@ impl Fixture {
 
     fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
         self.pipeline
-            .execute_one(command, MonotonicTime::now().after(limit))
+            .run_one(command, MonotonicTime::now().after(limit), Route::default())
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Release {
@@ -332,9 +334,7 @@ fn an_acquire_waits_for_the_release_of_a_contended_key() {
         let deadline = MonotonicTime::now().after(LONG);
         let caller = Caller::new(1);
         let acquire = acquire_under(LeaseId::random(), asked);
-        let acquire = f
-            .pipeline
-            .new_request(acquire, Some(Completion::new(&caller, 0)));
+        let acquire = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         let mut leadership = {
             let mut state = f.pipeline.state.lock();
             state.enqueue([acquire]);
@@ -431,8 +431,10 @@ fn a_batch_of_several_calls_has_all_outcomes() {
             Request::new(command, MonotonicTime::now().after(LONG))
         })
         .collect();
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    f.pipeline.execute(
+        &mut requests.iter_mut().collect::<Vec<_>>(),
+        Route::default(),
+    );
     let mut tokens = std::collections::HashSet::new();
     for request in requests {
         match request.into_outcome() {
@@ -461,8 +463,10 @@ fn each_call_on_a_cluster_has_the_keys_of_one_slot() {
             Request::new(acquire, MonotonicTime::now().after(LONG))
         });
         let mut requests: Vec<Request> = acquires.collect();
-        f.pipeline
-            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        f.pipeline.execute(
+            &mut requests.iter_mut().collect::<Vec<_>>(),
+            Route::default(),
+        );
         for (n, request) in requests.into_iter().enumerate() {
             let outcome = request.into_outcome();
             // The earlier request for a key is served first.
@@ -499,8 +503,10 @@ fn undos_on_a_cluster_are_written_slot_by_slot() {
         Request::new(acquire_of(&name), MonotonicTime::now().after(LONG))
     });
     let mut requests: Vec<Request> = acquires.collect();
-    f.pipeline
-        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    f.pipeline.execute(
+        &mut requests.iter_mut().collect::<Vec<_>>(),
+        Route::default(),
+    );
     f.server.resume();
     // Five calls for the undos of the acquires. The first one has the script's text.
     let wanted = [before[0] + 4, before[1] + 1];
@@ -541,7 +547,8 @@ fn a_server_that_was_reached_may_restart_while_a_caller_connects() {
     let (server, pipeline) = (&mut f.server, &f.pipeline);
     std::thread::scope(|scope| {
         let until = MonotonicTime::now().after(3 * LONG);
-        let caller = scope.spawn(move || pipeline.execute_one(acquire_of("k"), until));
+        let caller =
+            scope.spawn(move || pipeline.run_one(acquire_of("k"), until, Route::default()));
         let failures = || pipeline.shared.endpoint.failures();
         assert!(eventually(LONG, || failures() >= 2));
         server.restart().unwrap();
@@ -570,17 +577,16 @@ fn a_caller_withdraws_while_the_leader_connects() {
     f.server.kill();
     let caller = Caller::new(1);
     let other = acquire_of("other");
-    let request = f
-        .pipeline
-        .new_request(other, Some(Completion::new(&caller, 0)));
+    let request = PendingRequest::new(other, Some(Completion::new(&caller, 0)));
     f.pipeline.state.lock().enqueue([request]);
     let Fixture {
         server, pipeline, ..
     } = &mut f;
     std::thread::scope(|scope| {
         let command = acquire_of("leader");
-        let leader =
-            scope.spawn(|| pipeline.execute_one(command, MonotonicTime::now().after(LONG)));
+        let leader = scope.spawn(|| {
+            pipeline.run_one(command, MonotonicTime::now().after(LONG), Route::default())
+        });
         // The leader has both requests, and waits for a connection that cannot be made.
         let is_refused = || pipeline.shared.endpoint.last_error().is_some();
         assert!(eventually(LONG, || {
@@ -609,7 +615,8 @@ fn callers_may_leave_while_the_leader_connects() {
     let pipeline = &f.pipeline;
     std::thread::scope(|scope| {
         let until = MonotonicTime::now().after(3 * LONG);
-        let leader = scope.spawn(move || pipeline.execute_one(acquire_of("leader"), until));
+        let leader =
+            scope.spawn(move || pipeline.run_one(acquire_of("leader"), until, Route::default()));
         let is_unsent = || pipeline.state.lock().unsent.iter().count() == 2;
         assert!(eventually(LONG, is_unsent));
         let taken = pipeline.take_releases(|key| key.name() == "left");
@@ -631,7 +638,10 @@ fn callers_of_a_retired_server_send_their_requests_elsewhere() {
     let release = f.release("k", LeaseId::random());
     for command in [acquire_of("k"), Command::Release(release)] {
         let until = MonotonicTime::now().after(3 * LONG);
-        let error = f.pipeline.execute_one(command, until).unwrap_err();
+        let error = f
+            .pipeline
+            .run_one(command, until, Route::default())
+            .unwrap_err();
         assert_eq!(error.redirect(), Some(&Redirect::Retired), "{error}");
         assert!(MonotonicTime::now() < until);
     }

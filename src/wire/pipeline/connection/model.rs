@@ -353,6 +353,9 @@ impl PipelinedConnection {
         batch: Vec<PendingRequest>,
         _: MonotonicTime,
     ) -> Result<(), Error> {
+        if batch.is_empty() {
+            return Ok(());
+        }
         let server = Arc::clone(&self.connection.server);
         let is_awaited = |request: &PendingRequest| request.completion.is_some();
         assert!(

@@ -15,14 +15,21 @@ impl Fixture {
     fn lead_and_write(&self, command: Command, caller: &Arc<Caller>) -> Leadership<'_> {
         let request = PendingRequest::new(command, Some(Completion::new(caller, 0)));
         let mut leadership = self.pipeline.try_lead(&mut self.pipeline.state.lock());
-        let leader = leadership.as_mut().unwrap();
-        leader.write(vec![request], after(LONG)).unwrap();
+        leadership.as_mut().unwrap().write(vec![request]);
         leadership.unwrap()
     }
 
     fn ask_server(&self, args: &[&str]) -> String {
         let reply = self.server.command(args).unwrap();
         reply.as_text().unwrap_or_default().to_owned()
+    }
+}
+
+impl Leadership<'_> {
+    fn write(&mut self, batch: Vec<PendingRequest>) {
+        let (context, due) = (&self.pipeline.shared.context, self.reply_deadline());
+        let connection = self.connection.as_mut().unwrap();
+        connection.write(context, batch, due).unwrap();
     }
 }
 
@@ -77,11 +84,7 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     );
     f.server.stop();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
-    let written = leadership.write(
-        vec![PendingRequest::new(Command::Release(release), None)],
-        MonotonicTime::now().after(LONG),
-    );
-    written.unwrap();
+    leadership.write(vec![PendingRequest::new(Command::Release(release), None)]);
     drop(leadership);
     let (_, outcome) = f.acquire_within("b", Duration::from_millis(50));
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
