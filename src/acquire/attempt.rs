@@ -1,6 +1,7 @@
 //! One attempt of a caller to get the lock: chooses a lease id, sends the acquire, and handles the reply.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry};
@@ -62,31 +63,37 @@ impl Caller<'_> {
             replicas: options.replicas,
         });
         let outcome = acquirer.store.execute_one(command, deadline);
-        let keeps_entry = match &outcome {
-            Ok(Reply::Granted { .. }) => true,
-            Ok(Reply::Contended { queued, .. }) => queued.is_some() || sent.was_queued(),
-            _ => false,
-        };
-        if !keeps_entry && self.call.waits() {
-            // The lease is not queued in Redis. If the outcome is unknown, the store releases the lease.
-            acquirer.queues.forget_entry(key, lease);
-        }
-        let reply = match outcome {
-            Ok(reply) => reply,
-            Err(error) => return self.failed(sent, error).map(Attempt::Refused),
-        };
-        if let Some(contention) = &acquirer.contention {
+        if let (Ok(_), Some(contention)) = (&outcome, &acquirer.contention) {
             contention.record_attempt(key, acquirer.watchdog.now().since(asked_at));
         }
-        if let Reply::Granted {
-            token,
-            is_token_in_value,
-        } = reply
-        {
-            return self.granted(sent, token, is_token_in_value);
-        }
+        let refusal = match outcome {
+            Ok(Reply::Granted {
+                token,
+                is_token_in_value,
+            }) => return self.granted(sent, token, is_token_in_value),
+            Ok(Reply::Contended { queued: None, .. }) if sent.was_queued() => {
+                self.remove_missing_entry(lease);
+                Refusal::MissingEntry
+            }
+            Ok(Reply::Contended { queued, expires_in }) => {
+                self.contended(sent, queued, expires_in)
+            }
+            Ok(Reply::SplitVote {
+                expires_in,
+                may_be_taken,
+            }) => {
+                self.forget_unqueued(lease);
+                self.wait_for_notifications(expires_in);
+                Refusal::SplitVote {
+                    expires_in,
+                    may_be_taken,
+                }
+            }
+            Ok(other) => unreachable!("{other:?} in reply to an acquire"),
+            Err(error) => return self.failed(sent, error).map(Attempt::Refused),
+        };
         acquirer.outage_of(options).end(|| self.server());
-        Ok(Attempt::Refused(self.refused(sent, reply)))
+        Ok(Attempt::Refused(refusal))
     }
 
     /// Chooses the lease id for the acquire, and whether the acquire joins the queue in Redis.
@@ -140,50 +147,48 @@ impl Caller<'_> {
         }
     }
 
-    /// Handles a reply that does not grant the lock.
-    fn refused(&mut self, sent: SentAcquire, reply: Reply) -> Refusal {
-        let acquirer = self.acquirer;
-        let key = &self.request.key;
-        match reply {
-            Reply::Contended { queued: None, .. } if sent.was_queued() => {
-                self.remove_missing_entry(sent.lease);
-                Refusal::MissingEntry
+    /// Handles a reply that another client holds the lock. `queued` is the place of the lease in the queue in Redis.
+    fn contended(
+        &mut self,
+        sent: SentAcquire,
+        queued: Option<QueuePlace>,
+        expires_in: Duration,
+    ) -> Refusal {
+        let notifications = &self.acquirer.notifications;
+        let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
+        if queued.is_none() {
+            self.forget_unqueued(sent.lease);
+        }
+        self.wait_for_notifications(expires_in);
+        let place = match queued {
+            // Redis never notifies an entry that joined to poll, even if this client has connected for notifications
+            // since.
+            Some(queued)
+                if is_notified
+                    && notifications.queue_mode(&self.request.key) == QueueMode::Notified =>
+            {
+                Place::Notified(queued)
             }
-            Reply::Contended { queued, expires_in } => {
-                let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
-                self.report_contended(expires_in);
-                if self.call.waits() {
-                    acquirer.notifications.request(key);
-                }
-                let place = match queued {
-                    // Redis never notifies an entry that joined to poll, even if this client has connected for
-                    // notifications since.
-                    Some(queued)
-                        if is_notified
-                            && acquirer.notifications.queue_mode(key) == QueueMode::Notified =>
-                    {
-                        Place::Notified(queued)
-                    }
-                    Some(_) => Place::Silent,
-                    None if sent.queue_mode == QueueMode::None => Place::None,
-                    None => Place::Full,
-                };
-                Refusal::Taken { expires_in, place }
-            }
-            Reply::SplitVote {
-                expires_in,
-                may_be_taken,
-            } => {
-                self.report_contended(expires_in);
-                if self.call.waits() {
-                    acquirer.notifications.request(key);
-                }
-                Refusal::SplitVote {
-                    expires_in,
-                    may_be_taken,
-                }
-            }
-            other => unreachable!("{other:?} in reply to an acquire"),
+            Some(_) => Place::Silent,
+            None if sent.queue_mode == QueueMode::None => Place::None,
+            None => Place::Full,
+        };
+        Refusal::Taken { expires_in, place }
+    }
+
+    /// Reports the contention. If the caller waits, asks the background to connect for notifications.
+    fn wait_for_notifications(&mut self, expires_in: Duration) {
+        self.report_contended(expires_in);
+        if self.call.waits() {
+            self.acquirer.notifications.request(&self.request.key);
+        }
+    }
+
+    /// Forgets a lease that is not queued in Redis. If the outcome of its acquire is unknown, the store releases it.
+    fn forget_unqueued(&self, lease: LeaseId) {
+        if self.call.waits() {
+            let key = &self.request.key;
+            self.acquirer.queues.forget_entry(key, lease);
         }
     }
 
@@ -227,6 +232,7 @@ impl Caller<'_> {
 
     /// Handles an attempt without a reply. Returns the error if another attempt could not succeed, either.
     fn failed(&self, sent: SentAcquire, error: Error) -> Result<Refusal, Error> {
+        self.forget_unqueued(sent.lease);
         let (acquirer, asked_at) = (self.acquirer, sent.asked_at);
         let LockRequest { key, options, .. } = self.request;
         if sent.was_queued() {
