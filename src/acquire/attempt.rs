@@ -75,9 +75,7 @@ impl Caller<'_> {
                 self.remove_missing_entry(lease);
                 Refusal::MissingEntry
             }
-            Ok(Reply::Contended { queued, expires_in }) => {
-                self.contended(sent, queued, expires_in)
-            }
+            Ok(Reply::Contended { queued, expires_in }) => self.contended(sent, queued, expires_in),
             Ok(Reply::SplitVote {
                 expires_in,
                 may_be_taken,

@@ -453,7 +453,7 @@ impl Builder {
     }
 
     fn redis(&mut self, mut endpoint: Endpoint) -> Result<Server, Error> {
-        endpoint.set_limits(self.config.connection_limits);
+        endpoint.limits = self.config.connection_limits;
         endpoint.set_prefix(&self.config.prefix);
         if let Some(callback) = self.credentials.take() {
             endpoint.set_credentials(callback)?;
@@ -491,7 +491,7 @@ impl Builder {
         let (connect_timeout, max_reply) = self.endpoint_settings();
         let endpoint = |node: QuorumNode| {
             let mut endpoint = (node.address.0).endpoint_of_node(connect_timeout, max_reply)?;
-            endpoint.set_limits(self.config.connection_limits);
+            endpoint.limits = self.config.connection_limits;
             if let Some(callback) = node.credentials.or_else(|| self.credentials.clone()) {
                 endpoint.set_credentials(callback)?;
             }

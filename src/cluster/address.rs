@@ -167,8 +167,8 @@ impl ClusterAddress {
         let info = self.info.clone().set_addr(node.to_addr(has_tls));
         let (timeout, max_reply) = (self.connect_timeout, self.max_reply_bytes);
         let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
-        endpoint.expect_cluster();
-        endpoint.set_limits(self.limits);
+        endpoint.is_in_cluster = true;
+        endpoint.limits = self.limits;
         endpoint.set_prefix(&self.prefix);
         if let Some(callback) = &self.credentials {
             endpoint.set_credentials(callback.clone())?;
@@ -196,7 +196,7 @@ impl ClusterAddress {
             _ => error,
         })?;
         if !self.seeds.contains(node) {
-            endpoint.set_announcer(announced_by);
+            endpoint.announced_by = announced_by;
         }
         Ok(endpoint)
     }

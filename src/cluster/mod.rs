@@ -197,7 +197,7 @@ impl ClusterStore {
         let mut endpoint = self
             .address
             .announced_endpoint(member.address(), member.announced_by())?;
-        endpoint.set_retired_flag(member.retired_flag());
+        endpoint.is_retired = member.retired_flag();
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
             if let Some(store) = store.upgrade() {

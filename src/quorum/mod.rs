@@ -148,7 +148,7 @@ impl QuorumAddress {
         }
         for endpoint in &mut endpoints {
             let check = DataCheck::new(&config.prefix, quarantine, config.assume_durable_nodes);
-            endpoint.set_data_check(check);
+            endpoint.data_check = Some(check);
             endpoint.set_prefix(&config.prefix);
         }
         Ok(Self {

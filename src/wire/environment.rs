@@ -61,7 +61,7 @@ impl EnvironmentCheck {
         let queries = Queries::new(endpoint, attempted);
         let replies = attempt.ask(&info, socket, &queries.commands, deadline)?;
         let (mut warnings, run_id) = queries.read(attempted, replies)?;
-        if endpoint.is_in_cluster() {
+        if endpoint.is_in_cluster {
             warnings.retain(|warning| *warning != EnvironmentWarning::ClusterNode);
         }
         if let Some(run_id) = run_id {
@@ -213,7 +213,10 @@ impl Queries {
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
         let key = fence_counter(endpoint.prefix());
         commands.cmd("EVAL").arg("return 1").arg(1).arg(key);
-        let keeps_data = endpoint.data_check().is_some_and(DataCheck::keeps_data);
+        let keeps_data = endpoint
+            .data_check
+            .as_ref()
+            .is_some_and(DataCheck::keeps_data);
         if keeps_data {
             commands.cmd("CONFIG").arg("GET").arg("appendfsync");
         }

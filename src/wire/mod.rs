@@ -88,7 +88,7 @@ impl Node {
         reports: Reports,
         router: Option<Weak<dyn ReleaseRouter>>,
     ) -> Self {
-        endpoint.set_reports(reports.clone());
+        endpoint.reports = reports.clone();
         endpoint.name_connections(&holder);
         let endpoint = Arc::new(endpoint);
         let notifications = NotificationConnection::new(
@@ -113,7 +113,7 @@ impl Node {
             config.max_reply_bytes,
         )
         .with_reports(reports.clone());
-        if endpoint.data_check().is_some() {
+        if endpoint.data_check.is_some() {
             context = context.with_quarantine(config.max_ttl);
         }
         let shared = Arc::new(Shared {
@@ -127,10 +127,11 @@ impl Node {
             router,
         });
         // On a quorum, renewals use the pipelines of callers.
-        let for_callers = (0..config.pipelines).map(|_| match shared.endpoint.data_check() {
-            Some(_) => Pipeline::for_renewals(Arc::clone(&shared)),
-            None => Pipeline::for_callers(Arc::clone(&shared)),
-        });
+        let for_callers =
+            (0..config.pipelines).map(|_| match shared.endpoint.data_check.as_ref() {
+                Some(_) => Pipeline::for_renewals(Arc::clone(&shared)),
+                None => Pipeline::for_callers(Arc::clone(&shared)),
+            });
         let for_renewals =
             (0..RENEWAL_PIPELINES).map(|_| Pipeline::for_renewals(Arc::clone(&shared)));
         let pipelines: Arc<[Pipeline]> = for_callers.chain(for_renewals).collect();
@@ -209,7 +210,7 @@ impl Node {
 
     /// The clock of the server, as this client estimates it, if the server is a node of a quorum.
     pub fn clock(&self) -> Option<&ClockEstimate> {
-        let check = self.shared.endpoint.data_check();
+        let check = self.shared.endpoint.data_check.as_ref();
         check.map(DataCheck::clock)
     }
 

@@ -231,12 +231,12 @@ impl TransactionConnection {
 
     /// The server's address, for errors.
     pub(crate) fn address(&self) -> &str {
-        self.connection.address()
+        &self.connection.address
     }
 
     /// Adds the server's address to an error of the server or the network.
     fn named(&self, error: Error) -> Error {
-        let address = self.connection.address();
+        let address = &self.connection.address;
         match error.kind() {
             ErrorKind::Denied
             | ErrorKind::Unavailable
@@ -300,7 +300,7 @@ impl TransactionConnection {
 
     /// Sends `UNWATCH`, and keeps the connection for later callers. If that fails, closes it.
     pub(crate) fn unwatch(mut self) {
-        if self.connection.is_discarded() || self.connection.was_idle() {
+        if self.connection.broken || self.connection.was_idle() {
             return;
         }
         let mut bytes = Vec::new();
@@ -314,7 +314,7 @@ impl TransactionConnection {
 
     /// Whether the connection has failed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.connection.is_discarded()
+        self.connection.broken
     }
 
     /// The deadline of a request that is written now, and of its replies.
@@ -324,12 +324,12 @@ impl TransactionConnection {
 
     /// The error for the error reply to a command of this library.
     fn refused(&self, command: &str, error: &ServerError) -> Error {
-        command_refused(command, reason_of(error), self.connection.prefix())
+        command_refused(command, reason_of(error), &self.connection.prefix)
     }
 
     fn unexpected(&mut self, command: &str, reply: &Value) -> Error {
         self.connection.discard_and_suspect_all();
-        unexpected_reply(command, reply).at(self.connection.address())
+        unexpected_reply(command, reply).at(&self.connection.address)
     }
 
     fn send_and_receive(
@@ -346,7 +346,7 @@ impl TransactionConnection {
             let why = "not allowed in a transaction";
             return Err((redis::ErrorKind::Client, why, what.to_owned()).into());
         }
-        if self.connection.is_discarded() {
+        if self.connection.broken {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
         let deadline = self.reply_deadline();
@@ -413,7 +413,7 @@ impl ConnectionLike for TransactionConnection {
     }
 
     fn get_db(&self) -> i64 {
-        self.connection.database()
+        self.connection.database
     }
 
     fn check_connection(&mut self) -> bool {
@@ -421,7 +421,7 @@ impl ConnectionLike for TransactionConnection {
     }
 
     fn is_open(&self) -> bool {
-        !self.connection.is_discarded()
+        !self.connection.broken
     }
 }
 

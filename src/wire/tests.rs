@@ -493,7 +493,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
 fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let server = Server::start().unwrap();
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
-    endpoint.set_data_check(DataCheck::new("p:", LONG, false));
+    endpoint.data_check = Some(DataCheck::new("p:", LONG, false));
     let node = node_at(endpoint, Reports::default());
     let release = Release {
         key: Key::new("p:", "a", 100).unwrap(),

@@ -64,12 +64,14 @@ pub struct Connection {
     pub receiver: Receiver,
     /// The server's address, for errors.
     pub address: Box<str>,
+    /// The number of the selected database.
     pub database: i64,
     pub max_reply_bytes: usize,
     /// The prefix of the client's keys, for errors.
     pub prefix: Arc<str>,
     /// The password that is left out of error replies, from [`password_to_hide`].
     pub password: Option<Box<str>>,
+    /// Whether the connection must not be used again.
     pub broken: bool,
     pub max_idle: Duration,
     /// When to replace this connection because of its age.
@@ -79,11 +81,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The server's address, for errors.
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
     pub fn socket(&self) -> Arc<Socket> {
         self.receiver.socket()
     }
@@ -148,11 +145,6 @@ impl Connection {
     fn refused(&self, command: &str, error: &ServerError) -> Error {
         let reply = (error.code(), error.details());
         command_refused(command, reply, &self.prefix).at(&self.address)
-    }
-
-    /// The prefix of the client's keys, for errors.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// Sends `PING` and returns the round-trip time. Returns an error if the reply does not come within `timeout`.
@@ -237,11 +229,6 @@ impl Connection {
         Ok(())
     }
 
-    /// The half that reads.
-    pub fn receiver(&self) -> &Receiver {
-        &self.receiver
-    }
-
     /// Marks the connection as broken: it must not be used again.
     pub fn discard(&mut self) {
         self.broken = true;
@@ -297,15 +284,6 @@ impl Connection {
             self.address
         );
         Err(Error::new(ErrorKind::Unavailable, message))
-    }
-
-    pub fn is_discarded(&self) -> bool {
-        self.broken
-    }
-
-    /// The number of the selected database.
-    pub fn database(&self) -> i64 {
-        self.database
     }
 
     /// Marks this connection as broken, and the client's older connections as stale.

@@ -298,7 +298,7 @@ impl Handshake<'_> {
     }
 
     fn error(&self, step: Step, command: Option<&str>, error: RedisError) -> Error {
-        let receiver = self.connection.receiver();
+        let receiver = &self.connection.receiver;
         let tls = self.dialer.tls_error(self.attempted, receiver);
         tls.unwrap_or_else(|| {
             self.attempted

@@ -229,7 +229,7 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.is_discarded()
+        connection.broken
     }
 }
 

@@ -46,7 +46,7 @@ pub const REPLACE_WAIT: Duration = Duration::from_millis(20);
 
 /// A server, and how to connect to it.
 pub struct Endpoint {
-    info: ConnectionInfo,
+    pub info: ConnectionInfo,
     /// The sentinels that name the server. `None` for a fixed address, which is in `info`.
     sentinels: Option<Sentinels>,
     dialer: Dialer,
@@ -55,26 +55,29 @@ pub struct Endpoint {
     connect_timeout: Duration,
     /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
-    limits: ConnectionLimits,
+    /// How long connections may be idle, and for how long they are used.
+    pub limits: ConnectionLimits,
     failures: Mutex<Failures>,
     /// Whether the server has ever accepted a connection.
     was_reached: AtomicBool,
     epoch: Arc<Epoch>,
     /// Whether the server is not needed any more: see [`is_retired`](Self::is_retired).
-    is_retired: Arc<AtomicBool>,
+    pub is_retired: Arc<AtomicBool>,
     /// The node of a Cluster that has announced this address. Empty for an address of the user.
-    announced_by: Arc<OnceLock<HostPort>>,
-    opening: Mutex<Opening>,
+    pub announced_by: Arc<OnceLock<HostPort>>,
+    /// The sockets of attempts to connect that are under way.
+    opening: Sockets,
     steps: RunningSteps,
     /// The sockets of the connections that were opened.
     connections: Sockets,
     /// Sockets to sentinels that are asked for the primary. A switch-over does not close them.
     queries: Sockets,
     /// Whether the server has to be a node of a Cluster. If false, it must not be one.
-    is_in_cluster: bool,
+    pub is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
-    data_check: Option<DataCheck>,
-    reports: Reports,
+    pub data_check: Option<DataCheck>,
+    /// Receives reports about connections.
+    pub reports: Reports,
 }
 
 /// An attempt that is in one step for longer than this counts as hanging. Errors then name its step, and not an earlier
@@ -104,24 +107,6 @@ struct Failures {
     count: u64,
     /// The error of the last attempt, if it failed, and when it failed.
     last: Option<(Error, MonotonicTime)>,
-}
-
-/// The attempts to connect that are under way.
-#[derive(Default)]
-struct Opening {
-    /// Whether the client has ended, so that attempts to connect fail at once.
-    closed: bool,
-    /// Sockets to servers.
-    sockets: Vec<Closer>,
-}
-
-impl Opening {
-    fn check(&self) -> Result<(), Error> {
-        if self.closed {
-            return Err(Error::new(ErrorKind::Unavailable, "the client has ended"));
-        }
-        Ok(())
-    }
 }
 
 impl Endpoint {
@@ -169,7 +154,7 @@ impl Endpoint {
             epoch: Arc::default(),
             is_retired: Arc::default(),
             announced_by: Arc::default(),
-            opening: Mutex::default(),
+            opening: Sockets::default(),
             steps: RunningSteps::default(),
             connections: Sockets::default(),
             queries: Sockets::default(),
@@ -192,30 +177,6 @@ impl Endpoint {
     /// The settings of the sockets to the server and to its sentinels.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
-    }
-
-    /// Makes further connections fail unless the server is a node of a Cluster.
-    pub fn expect_cluster(&mut self) {
-        self.is_in_cluster = true;
-    }
-
-    pub fn is_in_cluster(&self) -> bool {
-        self.is_in_cluster
-    }
-
-    /// Makes further connections begin with this check, because the server is a node of a quorum.
-    pub fn set_data_check(&mut self, check: DataCheck) {
-        self.data_check = Some(check);
-    }
-
-    /// The first request of each connection to a node of a quorum. `None` for other servers.
-    pub fn data_check(&self) -> Option<&DataCheck> {
-        self.data_check.as_ref()
-    }
-
-    /// Makes errors name the node in `announced_by` as the announcer of this address.
-    pub fn set_announcer(&mut self, announced_by: Arc<OnceLock<HostPort>>) {
-        self.announced_by = announced_by;
     }
 
     /// The other server that has announced the address of this one. `None` for an address of the user.
@@ -267,15 +228,6 @@ impl Endpoint {
         }
         self.credentials = Some(callback);
         Ok(())
-    }
-
-    /// Sets how long connections may be idle, and for how long they are used.
-    pub fn set_limits(&mut self, limits: ConnectionLimits) {
-        self.limits = limits;
-    }
-
-    pub fn limits(&self) -> ConnectionLimits {
-        self.limits
     }
 
     /// Sets the login at the sentinels.
@@ -363,8 +315,7 @@ impl Endpoint {
     /// Handles a fail-over: makes all connections outdated, and ends the attempts to connect to the old primary.
     pub fn follow_switch(&self) {
         self.epoch.count_switch();
-        let opening = self.opening.lock();
-        opening.sockets.iter().for_each(Closer::close);
+        self.opening.close_open();
     }
 
     /// Returns an error unless `role` is that of a primary. The sentinel that has named such a server is then asked
@@ -415,15 +366,6 @@ impl Endpoint {
     /// Names further connections after `holder`.
     pub fn name_connections(&self, holder: &HolderId) {
         self.dialer.name_connections(holder);
-    }
-
-    /// Sets the receiver of reports about connections.
-    pub fn set_reports(&mut self, reports: Reports) {
-        self.reports = reports;
-    }
-
-    pub fn reports(&self) -> &Reports {
-        &self.reports
     }
 
     /// The address for debug output, without user and password.
@@ -489,7 +431,7 @@ impl Endpoint {
             let mut closer = None;
             let opened = self.open_once(time, deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
-                self.end_opening(&closer);
+                self.opening.forget(&closer);
                 if opened.is_ok() {
                     // After `close_connections`, this closes the socket.
                     let _ = self.connections.register(closer);
@@ -657,10 +599,7 @@ impl Endpoint {
     /// Refuses new connections, and closes the sockets of attempts to connect, so that their threads end. Called when
     /// the client has ended.
     pub fn close(&self) {
-        let mut opening = self.opening.lock();
-        opening.closed = true;
-        opening.sockets.drain(..).for_each(|socket| socket.close());
-        drop(opening);
+        self.opening.close();
         self.queries.close();
     }
 
@@ -675,28 +614,14 @@ impl Endpoint {
     /// [`follow_switch`](Self::follow_switch) can close it. Returns an error if the client has ended, or if the sentinels have
     /// named another server.
     fn register_opening(&self, socket: Closer, info: &ConnectionInfo) -> Result<(), Error> {
-        let mut opening = self.opening.lock();
-        opening.check()?;
-        opening.sockets.push(socket);
-        drop(opening);
+        self.opening.register(socket)?;
         // Checked after the registration, because a later switch closes the registered socket.
         self.check_is_named(info)
     }
 
-    /// Forgets a socket of an attempt to connect.
-    fn end_opening(&self, socket: &Closer) {
-        let mut opening = self.opening.lock();
-        opening.sockets.retain(|other| !other.is_same(socket));
-    }
-
     /// Returns an error once the client has ended.
     pub fn check_open(&self) -> Result<(), Error> {
-        self.opening.lock().check()
-    }
-
-    /// Makes [`is_retired`](Self::is_retired) return the value of `flag`.
-    pub fn set_retired_flag(&mut self, flag: Arc<AtomicBool>) {
-        self.is_retired = flag;
+        self.opening.check()
     }
 
     /// Whether other servers have all slots of this node of a Cluster. Then callers do not wait for a connection to it.
@@ -730,11 +655,6 @@ impl Endpoint {
     #[cfg(all(test, not(shuttle)))]
     pub fn queries_under_way(&self) -> usize {
         self.queries.count()
-    }
-
-    #[cfg(test)]
-    pub fn info(&self) -> &ConnectionInfo {
-        &self.info
     }
 
     /// Whether the address always leads to the same server. A group under sentinels and a Cluster have several servers.
@@ -872,16 +792,16 @@ mod tests {
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let reached = endpoint(&url).unwrap();
         let deadline = MonotonicTime::now().after(reached.connect_timeout);
-        let attempted = reached.attempted(reached.info(), reached.connect_timeout);
+        let attempted = reached.attempted(&reached.info, reached.connect_timeout);
         assert!(reached.connect(attempted, deadline, |_| Ok(())).is_ok());
         drop(listener);
-        let closed_port = reached.info();
+        let closed_port = &reached.info;
         assert!(!is_lasting(&reached, closed_port));
         assert!(is_lasting(&endpoint(&url).unwrap(), closed_port));
         let no_socket = endpoint("unix:///nowhere/at/all.sock").unwrap();
-        assert!(is_lasting(&no_socket, no_socket.info()));
+        assert!(is_lasting(&no_socket, &no_socket.info));
         let mut for_cluster = endpoint(&url).unwrap();
-        for_cluster.expect_cluster();
+        for_cluster.is_in_cluster = true;
         assert!(!is_lasting(&for_cluster, closed_port));
         let group = endpoint("redis+sentinel://127.0.0.1:1/group").unwrap();
         assert!(!is_lasting(&group, closed_port));
@@ -924,7 +844,7 @@ mod tests {
         assert!(shown().contains("the login has not ended after"));
         drop(other);
         assert!(shown().contains("refused"));
-        let info = endpoint.info();
+        let info = &endpoint.info;
         let slow = crate::wire::net::socket::ConnectError::SlowLookup(Duration::from_millis(5_250));
         let slow = endpoint
             .attempted(info, endpoint.connect_timeout)
@@ -988,7 +908,7 @@ mod tests {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
             // The server accepts the connections and does not reply to logins.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
-            while endpoint.opening.lock().sockets.len() < 3 {
+            while endpoint.opening.count() < 3 {
                 std::thread::yield_now();
             }
             let closed_at = MonotonicTime::now();
@@ -999,7 +919,7 @@ mod tests {
             let took = MonotonicTime::now().since(closed_at);
             assert!(took < timeout / 2, "{took:?}");
         });
-        assert!(endpoint.opening.lock().sockets.is_empty());
+        assert!(endpoint.opening.count() == 0);
         listener.set_nonblocking(true).unwrap();
         assert_eq!(
             endpoint.open().err().unwrap().kind(),

@@ -113,7 +113,7 @@ impl SentinelWatcher {
         subscribe.cmd("SUBSCRIBE").arg(CHANNEL);
         connection.send(&subscribe, deadline)?;
         connection.send(&sentinels.query(), deadline)?;
-        let limits = self.endpoint.limits();
+        let limits = self.endpoint.limits;
         // The queries also keep the network from forgetting the connection.
         let query_interval = QUERY_INTERVAL.min(limits.max_idle / 2);
         let replace_at = limits.replace_at(MonotonicTime::now());

@@ -475,6 +475,16 @@ impl Sockets {
         Ok(())
     }
 
+    /// Forgets a socket, which then stays open.
+    pub fn forget(&self, socket: &Closer) {
+        self.0.lock().open.retain(|other| !other.is_same(socket));
+    }
+
+    /// Closes the registered sockets. Others may be registered afterwards.
+    pub fn close_open(&self) {
+        self.0.lock().open.iter().for_each(Closer::close);
+    }
+
     pub fn close(&self) {
         let mut state = self.0.lock();
         state.is_closed = true;

@@ -564,7 +564,7 @@ impl NotificationConnection {
                         Some(_) => {}
                     }
                     listener.all_changed(self.server);
-                    let replace_at = self.endpoint.limits().replace_at(now);
+                    let replace_at = self.endpoint.limits.replace_at(now);
                     (opened.subscription, opened.made_in, replace_at)
                 }
                 (Err(_), Some((subscription, made_in))) => {
@@ -612,7 +612,7 @@ impl NotificationConnection {
 
     fn report_refusal(&self, error: Error) {
         let refused = Report::NotificationsRefused(error);
-        self.endpoint.reports().send(refused);
+        self.endpoint.reports.send(refused);
     }
 
     /// Sleeps until a connection is needed. Returns false once stopped.
@@ -667,7 +667,7 @@ impl NotificationConnection {
         // The thread wakes in each tick, so it finds a suspicion within this time.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
         // Keeps the network from forgetting the connection.
-        let heartbeat = HEARTBEAT.min(self.endpoint.limits().max_idle / 2);
+        let heartbeat = HEARTBEAT.min(self.endpoint.limits.max_idle / 2);
         let mut last_received = MonotonicTime::now();
         while !epoch.is_due(made_in) {
             if replace_at <= MonotonicTime::now() {

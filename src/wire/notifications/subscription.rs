@@ -141,7 +141,7 @@ impl Subscription {
         };
         // A quorum has no queues, so its waiters only need the changes of keys.
         if let Some(error) = &untracked
-            && endpoint.data_check().is_some()
+            && endpoint.data_check.is_some()
         {
             return Err(error.clone().into());
         }

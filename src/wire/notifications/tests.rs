@@ -210,7 +210,7 @@ fn stop_and_a_switch_close_connections() {
     let notifications =
         NotificationConnection::new(ServerId::ONLY, Arc::clone(&endpoint), &holder, "p:", LONG);
     let by = MonotonicTime::now().after(LONG);
-    let connect = || crate::wire::net::socket::connect(endpoint.info().addr(), by, |_| ()).unwrap();
+    let connect = || crate::wire::net::socket::connect(endpoint.info.addr(), by, |_| ()).unwrap();
     let limit = crate::wire::connect::connection::LONGEST_REPLY;
     let register = |halves: &(Sender, _), made_in| {
         let registered = notifications.register_socket(halves.0.closer(), &made_in);

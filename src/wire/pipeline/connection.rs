@@ -574,7 +574,7 @@ impl PipelinedConnection {
                 self.finish_outcomes(context, call, outcomes, deliver);
             }
             Decoded::OutcomeUnknown(error) => {
-                let error = error.at(self.connection.address());
+                let error = error.at(&self.connection.address);
                 let mut requests = self.take_answered();
                 for request in requests.drain(..) {
                     deliver(request.on_unknown(&error));
@@ -592,13 +592,13 @@ impl PipelinedConnection {
                 self.connection.discard_and_suspect_all();
                 let message = format!(
                     "{} replies NOSCRIPT to a call with the script's text; check whether a proxy answers there",
-                    self.connection.address()
+                    self.connection.address
                 );
                 return Err(Error::new(ErrorKind::Protocol, message));
             }
             Decoded::Unexpected(error) => {
                 self.connection.discard_and_suspect_all();
-                return Err(error.at(self.connection.address()));
+                return Err(error.at(&self.connection.address));
             }
         }
         Ok(())
@@ -663,7 +663,7 @@ impl PipelinedConnection {
                 self.unacknowledged.push((request, reply));
             }
             outcome => {
-                let named = |error| errors::reply_error(self.connection.address(), error);
+                let named = |error| errors::reply_error(&self.connection.address, error);
                 deliver(request.on_reply(outcome.map_err(named)));
             }
         }
@@ -690,11 +690,11 @@ impl PipelinedConnection {
             }
             other => {
                 self.connection.discard_and_suspect_all();
-                let address = self.connection.address();
+                let address = &self.connection.address;
                 return Err(error_replies::unexpected_reply("WAIT", &other).at(address));
             }
         };
-        let address = self.connection.address();
+        let address = &self.connection.address;
         for (request, reply) in self.unacknowledged.drain(..) {
             let asked = request.command.replicas().expect("only such requests wait");
             let error = match &acknowledged {
@@ -790,7 +790,7 @@ impl PipelinedConnection {
 
     /// Whether the connection may be used again.
     pub fn is_usable(&self) -> bool {
-        !self.connection.is_discarded()
+        !self.connection.broken
     }
 
     /// Closes the connection after `error`, and returns the requests in flight, oldest first. Before the close, writes

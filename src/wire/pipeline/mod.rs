@@ -180,7 +180,7 @@ impl Pipeline {
 
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
         let mut state = PipelineState::new(shared.reports.clone());
-        if shared.endpoint.data_check().is_some() {
+        if shared.endpoint.data_check.is_some() {
             state = state.with_most_releases(MOST_RELEASES_ON_QUORUM);
         }
         Self {
@@ -1007,7 +1007,7 @@ impl<'a> Leadership<'a> {
             .as_mut()
             .expect("only a connected leader reads");
         let context = &self.pipeline.shared.context;
-        let is_in_quorum = self.pipeline.shared.endpoint.data_check().is_some();
+        let is_in_quorum = self.pipeline.shared.endpoint.data_check.is_some();
         let all = connection.read(context, until, due, &mut |next| match self
             .pipeline
             .reroute(next)

@@ -56,7 +56,7 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
 fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) -> Fixture {
     let mut endpoint = Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap();
     let is_retired = Arc::new(AtomicBool::new(false));
-    endpoint.set_retired_flag(Arc::clone(&is_retired));
+    endpoint.is_retired = Arc::clone(&is_retired);
     let endpoint = Arc::new(endpoint);
     let hook_calls = Arc::new(AtomicUsize::new(0));
     let urgent_calls = Arc::new(AtomicUsize::new(0));

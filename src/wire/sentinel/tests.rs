@@ -180,11 +180,11 @@ fn reporting_endpoint(sentinels: &[&Fake]) -> (Arc<Endpoint>, Arc<Mutex<Vec<Stri
     let mut endpoint = Arc::into_inner(endpoint(sentinels, LONG)).unwrap();
     let errors = Arc::new(Mutex::new(Vec::new()));
     let reported = Arc::clone(&errors);
-    endpoint.set_reports(Reports::new(ReportedReleases::None, move |report| {
+    endpoint.reports = Reports::new(ReportedReleases::None, move |report| {
         if let Report::SentinelsUnavailable(error) = report {
             reported.lock().push(error.to_string());
         }
-    }));
+    });
     (Arc::new(endpoint), errors)
 }
 

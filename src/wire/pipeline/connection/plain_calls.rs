@@ -157,7 +157,7 @@ impl PipelinedConnection {
         let decoded = plain::decode_acquires(commands, asks_time, is_queued, reply);
         let decoded = decoded.map_err(|error| {
             self.connection.discard_and_suspect_all();
-            let error = error.at(self.connection.address());
+            let error = error.at(&self.connection.address);
             context.refuse_plain_acquires(error.clone());
             error
         })?;
@@ -276,7 +276,7 @@ impl PipelinedConnection {
     }
 
     fn plain_refused(&self, context: &ScriptContext, reply: &Value) -> Error {
-        refusal::plain_refused(reply, self.connection.address(), context.prefix())
+        refusal::plain_refused(reply, &self.connection.address, context.prefix())
     }
 
     /// Records the trials that got no reply before the connection ended.
@@ -286,7 +286,7 @@ impl PipelinedConnection {
         if calls.clone().any(|call| matches!(call, Call::Trial))
             && let Some(lost) = context.plain_acquires.record_lost_trial(now)
         {
-            let address = self.connection.address();
+            let address = &self.connection.address;
             context.refuse_plain_acquires(errors::lost_trials(address, lost));
         }
         if calls.any(|call| matches!(call, Call::DeleteTrial(_))) {
