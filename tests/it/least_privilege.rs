@@ -1,6 +1,6 @@
 //! Users with exactly the rights that `cargo xtask acl` prints: everything works with them, and each of them is
-//! needed. `conformance::redis_with_least_privilege` runs the whole suite under these rights. `cluster::rights` has the
-//! features of a Cluster.
+//! needed. `conformance::redis_under_a_sentinel` and `conformance::redis_cluster` run the whole suite under these
+//! rights. `cluster::rights` has the features of a Cluster.
 
 use std::sync::Arc;
 

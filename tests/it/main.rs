@@ -15,6 +15,7 @@ mod contention_cost;
 mod contention_faults;
 mod contention_recovery;
 mod drop_order;
+mod encryption;
 mod environment;
 mod events;
 mod examples;

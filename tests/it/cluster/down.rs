@@ -5,15 +5,13 @@ use std::sync::Arc;
 use leasehold::{Error, ErrorKind};
 use leasehold_testbed::{Server, eventually};
 
-use super::{
-    TestCluster, TestClusterBuilder, in_slot_of, key_on_each, keys, on_each_kind_of_cluster,
-};
+use super::{TestCluster, in_slot_of, key_on_each, keys};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, lock, secs};
 
 /// A Cluster without replicas that refuses all requests while a slot has no master.
-fn start(cluster: TestClusterBuilder) -> TestCluster {
-    let mut cluster = cluster.without_replicas();
+fn start() -> TestCluster {
+    let mut cluster = TestCluster::builder().without_replicas();
     cluster.cluster = cluster.cluster.arg("cluster-require-full-coverage", "yes");
     cluster.start()
 }
@@ -51,7 +49,9 @@ fn assert_names_the_next_step(attempt: impl Fn() -> Error) {
     assert!(text.contains("check the nodes with CLUSTER INFO"), "{text}");
 }
 
-fn down_cluster_errors_name_the_next_step(cluster: TestCluster) {
+#[test]
+fn down_cluster_errors_name_the_next_step() {
+    let cluster = start();
     let [_, key, _] = key_on_each(&cluster);
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.command_timeout(secs(4)).outage_timeout(TIMEOUT);
@@ -78,7 +78,9 @@ fn down_cluster_errors_name_the_next_step(cluster: TestCluster) {
     assert!(held.unlock().unwrap().is_confirmed());
 }
 
-fn locks_and_waiters_outlive_a_down_cluster(cluster: TestCluster) {
+#[test]
+fn locks_and_waiters_outlive_a_down_cluster() {
+    let cluster = start();
     let names = key_on_each(&cluster);
     let recorder = Recorder::new();
     let client = cluster.settings(steady).ttl(LONG_TTL);
@@ -102,10 +104,4 @@ fn locks_and_waiters_outlive_a_down_cluster(cluster: TestCluster) {
         all.filter(|key| !key.contains("~fence")).collect()
     };
     assert!(eventually(SOON, || held().is_empty()), "{:?}", held());
-}
-
-on_each_kind_of_cluster! {
-    super::start;
-    down_cluster_errors_name_the_next_step,
-    locks_and_waiters_outlive_a_down_cluster,
 }

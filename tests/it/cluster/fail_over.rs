@@ -5,9 +5,7 @@ use std::thread;
 use leasehold::Client;
 use leasehold_testbed::{Cluster, Server, eventually};
 
-use super::{
-    TestCluster, TestClusterBuilder, has_queue, in_slot_of, key_on, keys, on_each_kind_of_cluster,
-};
+use super::{TestCluster, has_queue, in_slot_of, key_on, keys};
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::replicas::assert_too_few;
 use crate::steady::steady;
@@ -44,7 +42,9 @@ fn assert_free(server: &Server, key: &str) {
     assert!(eventually(3 * SOON, is_free), "{:?}", keys(server));
 }
 
-fn a_lock_outlives_a_planned_fail_over(cluster: TestCluster) {
+#[test]
+fn a_lock_outlives_a_planned_fail_over() {
+    let cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 0);
     let client = cluster.settings(steady).ttl(secs(4)).build().unwrap();
     let guard = lock(&client, &key);
@@ -64,7 +64,9 @@ fn a_lock_outlives_a_planned_fail_over(cluster: TestCluster) {
     assert!(eventually(3 * SOON, || !is_named()), "{:?}", list());
 }
 
-fn a_killed_master_is_replaced_during_a_hold(mut cluster: TestCluster) {
+#[test]
+fn a_killed_master_is_replaced_during_a_hold() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 1);
     let client = cluster.settings(builder).ttl(secs(30)).build().unwrap();
     let guard = lock(&client, &key);
@@ -80,7 +82,9 @@ fn a_killed_master_is_replaced_during_a_hold(mut cluster: TestCluster) {
 
 /// The replica has no link when the lock is requested. A grant without its acknowledgement would be lost with the
 /// master.
-fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: TestCluster) {
+#[test]
+fn acknowledged_locks_survive_the_death_of_a_master() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 1);
     let client = cluster.settings(steady).ttl(LONG_TTL);
     let client = client.replicas(1, millis(500)).build().unwrap();
@@ -104,7 +108,9 @@ fn acknowledged_locks_survive_the_death_of_a_master(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_a_masters_death(mut cluster: TestCluster) {
+#[test]
+fn a_lock_is_granted_after_a_masters_death() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 2);
     let client = patient(&cluster);
     lock(&client, &key).unlock().unwrap();
@@ -118,7 +124,9 @@ fn a_lock_is_granted_after_a_masters_death(mut cluster: TestCluster) {
     assert_free(&cluster.nodes()[replica], &key);
 }
 
-fn a_lock_is_granted_after_a_masters_stop(mut cluster: TestCluster) {
+#[test]
+fn a_lock_is_granted_after_a_masters_stop() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 0);
     let client = cluster.settings(builder).ttl(LONG_TTL).build().unwrap();
     lock(&client, &key).unlock().unwrap();
@@ -136,7 +144,9 @@ fn a_lock_is_granted_after_a_masters_stop(mut cluster: TestCluster) {
 }
 
 /// Before the fail-over, these requests wait for a connection to the killed master.
-fn requests_without_a_connection_reach_the_new_master(mut cluster: TestCluster) {
+#[test]
+fn requests_without_a_connection_reach_the_new_master() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 0);
     let patient = || {
         let patient = cluster.settings(builder).ttl(LONG_TTL);
@@ -175,7 +185,9 @@ fn requests_without_a_connection_reach_the_new_master(mut cluster: TestCluster) 
     written.within(3 * SOON, "a transaction");
 }
 
-fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
+#[test]
+fn a_release_reaches_the_new_master() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 0);
     let client = patient(&cluster);
     let guard = lock(&client, &key);
@@ -188,7 +200,9 @@ fn a_release_reaches_the_new_master(mut cluster: TestCluster) {
 }
 
 /// The replica has no link when the locks are released.
-fn releases_that_the_new_master_lacks_are_repeated(mut cluster: TestCluster) {
+#[test]
+fn releases_that_the_new_master_lacks_are_repeated() {
+    let mut cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 0);
     let names: Vec<String> = (0..50).map(|n| in_slot_of(&key, n.to_string())).collect();
     let client = patient(&cluster);
@@ -221,7 +235,9 @@ fn releases_that_the_new_master_lacks_are_repeated(mut cluster: TestCluster) {
     assert!(is_free, "{:?}", keys(&cluster.nodes()[replica]));
 }
 
-fn waiters_follow_their_lock_to_the_new_master(cluster: TestCluster) {
+#[test]
+fn waiters_follow_their_lock_to_the_new_master() {
+    let cluster = TestCluster::builder().start();
     let key = key_on(&cluster, 1);
     let (holder, waiter) = (cluster.client(), cluster.client());
     let guard = lock(&holder, &key);
@@ -236,7 +252,9 @@ fn waiters_follow_their_lock_to_the_new_master(cluster: TestCluster) {
     guard.unlock().unwrap();
 }
 
-fn closed_connections_are_made_again_on_each_node(cluster: TestCluster) {
+#[test]
+fn closed_connections_are_made_again_on_each_node() {
+    let cluster = TestCluster::builder().start();
     let client = cluster.client();
     let names = super::key_on_each(&cluster);
     let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
@@ -252,24 +270,11 @@ fn closed_connections_are_made_again_on_each_node(cluster: TestCluster) {
 }
 
 /// The connections for notifications are closed, too.
-fn closed_connections_end_no_hold_or_wait(cluster: TestCluster) {
+#[test]
+fn closed_connections_end_no_hold_or_wait() {
+    let cluster = TestCluster::builder().start();
     let server = super::server_of(&cluster, "k");
     let is_queued = || has_queue(server);
     let steady = || cluster.settings(steady);
     assert_closed_connections_end_no_hold_or_wait(server, &steady, &is_queued);
-}
-
-on_each_kind_of_cluster! {
-    super::TestClusterBuilder::start;
-    a_lock_outlives_a_planned_fail_over,
-    a_killed_master_is_replaced_during_a_hold,
-    acknowledged_locks_survive_the_death_of_a_master,
-    a_lock_is_granted_after_a_masters_death,
-    a_lock_is_granted_after_a_masters_stop,
-    requests_without_a_connection_reach_the_new_master,
-    a_release_reaches_the_new_master,
-    releases_that_the_new_master_lacks_are_repeated,
-    waiters_follow_their_lock_to_the_new_master,
-    closed_connections_are_made_again_on_each_node,
-    closed_connections_end_no_hold_or_wait,
 }

@@ -16,11 +16,10 @@ mod under_load;
 use std::fmt::Display;
 use std::ops::{Deref, DerefMut};
 
-#[cfg(feature = "tls")]
-use leasehold::TlsConfig;
 use leasehold::{Builder, Client};
 use leasehold_testbed::{Cluster, ClusterBuilder, Proxy, Server, eventually};
 
+use crate::encryption::Encryption;
 use crate::least_privilege::{as_limited, commands, create_limited_user, refused, version};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, ask, in_redis};
@@ -29,68 +28,38 @@ fn cluster() -> Cluster {
     Cluster::start().unwrap()
 }
 
-/// Runs each of these functions as a test, on a Cluster without TLS, and on one with TLS where the clients' user has
-/// exactly the rights that `cargo xtask acl` prints. `start` makes the [`TestCluster`] of its builder.
-macro_rules! on_each_kind_of_cluster {
-    ($start:expr; $($test:ident),+ $(,)?) => {
-        mod plain {
-            $(
-                #[test]
-                fn $test() {
-                    super::$test($start(crate::cluster::TestCluster::builder()));
-                }
-            )+
-        }
-
-        #[cfg(feature = "tls")]
-        mod with_least_privilege_and_tls {
-            $(
-                #[test]
-                fn $test() {
-                    let cluster = crate::cluster::TestCluster::builder();
-                    super::$test($start(cluster.with_least_privilege_and_tls()));
-                }
-            )+
-        }
-    };
-}
-use on_each_kind_of_cluster;
-
 /// Settings of a [`TestCluster`].
 struct TestClusterBuilder {
     cluster: ClusterBuilder,
     login: Login,
 }
 
-/// How clients reach the Cluster of a test.
+/// How clients reach the Cluster of a test: as a user that has exactly the rights that `cargo xtask acl` prints, and
+/// with TLS if leasehold has it.
 #[derive(Clone)]
-pub enum Login {
-    Plain,
-    /// As a user that has exactly the rights that `cargo xtask acl` prints.
-    Limited,
-    /// As such a user, over TLS. The nodes' certificates are from this authority.
-    #[cfg(feature = "tls")]
-    LimitedWithTls(String),
+pub struct Login {
+    encryption: Encryption,
 }
 
 impl Login {
+    pub fn new() -> Self {
+        Self {
+            encryption: Encryption::new(),
+        }
+    }
+
+    /// Adds the settings of nodes that accept the login.
+    pub fn cluster(&self, cluster: ClusterBuilder) -> ClusterBuilder {
+        self.encryption.cluster(cluster)
+    }
+
     /// The settings that `make` makes from a URL, for clients of a Cluster with this `url`.
     pub fn settings(&self, url: &str, make: impl Fn(&str) -> Builder) -> Builder {
-        match self {
-            Self::Plain => make(url),
-            Self::Limited => make(&as_limited(url)),
-            #[cfg(feature = "tls")]
-            Self::LimitedWithTls(authority) => {
-                make(&as_limited(url)).tls(TlsConfig::new().ca_pem(authority.as_str()))
-            }
-        }
+        self.encryption.client(make(&as_limited(url)))
     }
 
     /// Makes the user on each node. `more` are rules for keys and channels.
     pub fn prepare(&self, cluster: &Cluster, more: &[&str]) {
-        if matches!(self, Self::Plain) {
-            return;
-        }
         for node in cluster.nodes() {
             create_limited_user(node, &commands(node, &RIGHTS), more);
             ask(node, &["ACL", "LOG", "RESET"]);
@@ -99,9 +68,6 @@ impl Login {
 
     /// Fails if the user lacked a right on a node that runs.
     pub fn assert_rights_suffice(&self, cluster: &Cluster) {
-        if matches!(self, Self::Plain) {
-            return;
-        }
         for node in cluster.nodes() {
             if node.command(&["PING"]).is_ok() {
                 let refused = refused(node);
@@ -127,14 +93,6 @@ impl TestClusterBuilder {
         self
     }
 
-    #[cfg(feature = "tls")]
-    fn with_least_privilege_and_tls(mut self) -> Self {
-        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
-        self.cluster = self.cluster.tls(files);
-        self.login = Login::LimitedWithTls(authority);
-        self
-    }
-
     fn start(self) -> TestCluster {
         let cluster = self.cluster.start().unwrap();
         // Transactions write keys beside a lock's key.
@@ -154,9 +112,10 @@ struct TestCluster {
 
 impl TestCluster {
     fn builder() -> TestClusterBuilder {
+        let login = Login::new();
         TestClusterBuilder {
-            cluster: Cluster::builder(),
-            login: Login::Plain,
+            cluster: login.cluster(Cluster::builder()),
+            login,
         }
     }
 

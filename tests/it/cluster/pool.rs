@@ -1,12 +1,10 @@
 //! Clusters that tests use one after another, since a Cluster takes seconds to start.
 
-#[cfg(feature = "tls")]
-use std::sync::OnceLock;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-#[cfg(feature = "tls")]
-use leasehold_testbed::TlsFiles;
 use leasehold_testbed::{Cluster, ClusterBuilder};
+
+use super::Login;
 
 use crate::support::{SOON, ask};
 
@@ -14,8 +12,7 @@ use crate::support::{SOON, ask};
 type Idle = Mutex<Vec<Cluster>>;
 
 static PLAIN: Idle = Mutex::new(Vec::new());
-#[cfg(feature = "tls")]
-static WITH_TLS: Idle = Mutex::new(Vec::new());
+static WITH_LOGIN: Idle = Mutex::new(Vec::new());
 
 /// No node is stopped, so none has to be replaced while the machine stands still for less than this time-out.
 fn builder() -> ClusterBuilder {
@@ -33,14 +30,12 @@ impl PooledCluster {
         Self::take_from(&PLAIN, || builder().start())
     }
 
-    /// A Cluster with TLS, and the authority that has issued the certificate of its nodes.
-    #[cfg(feature = "tls")]
-    pub fn take_with_tls() -> (Self, String) {
-        static CERTIFICATES: OnceLock<(TlsFiles, String)> = OnceLock::new();
-        let (files, authority) =
-            CERTIFICATES.get_or_init(|| crate::tls::certificates_for("127.0.0.1"));
-        let start = || builder().tls(files.clone()).start();
-        (Self::take_from(&WITH_TLS, start), authority.clone())
+    /// A Cluster, and the login of its clients. [`Login::prepare`] has yet to make the user.
+    pub fn take_with_login() -> (Self, Login) {
+        static LOGIN: OnceLock<Login> = OnceLock::new();
+        let login = LOGIN.get_or_init(Login::new);
+        let cluster = Self::take_from(&WITH_LOGIN, || login.cluster(builder()).start());
+        (cluster, login.clone())
     }
 
     fn take_from(

@@ -8,10 +8,7 @@ use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Cluster, Proxy, eventually};
 
 use super::servers::has_shard_channels;
-use super::{
-    TestCluster, TestClusterBuilder, announce_proxies, has_queue, in_slot_of, key_on, keys,
-    on_each_kind_of_cluster, server_of,
-};
+use super::{TestCluster, announce_proxies, has_queue, in_slot_of, key_on, keys, server_of};
 use crate::bad_input::messages::assert_says;
 use crate::steady::steady;
 use crate::support::{
@@ -26,8 +23,8 @@ struct Move {
 }
 
 impl Move {
-    fn prepare(cluster: TestClusterBuilder) -> Self {
-        let cluster = cluster.without_replicas().start();
+    fn prepare() -> Self {
+        let cluster = TestCluster::builder().without_replicas().start();
         let key = key_on(&cluster, 0);
         let slot = cluster.slot_of(&in_redis(&key));
         Self { cluster, key, slot }
@@ -78,7 +75,9 @@ impl Move {
     }
 }
 
-fn a_held_lock_moves_with_its_slot(moving: Move) {
+#[test]
+fn a_held_lock_moves_with_its_slot() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(3));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     thread::sleep(secs(5));
@@ -87,7 +86,9 @@ fn a_held_lock_moves_with_its_slot(moving: Move) {
     moving.assert_free();
 }
 
-fn a_lock_is_renewed_while_its_slot_moves(moving: Move) {
+#[test]
+fn a_lock_is_renewed_while_its_slot_moves() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(3));
     moving.begin();
     thread::sleep(secs(5));
@@ -97,7 +98,9 @@ fn a_lock_is_renewed_while_its_slot_moves(moving: Move) {
     moving.assert_free();
 }
 
-fn an_acquire_follows_its_slot(moving: Move) {
+#[test]
+fn an_acquire_follows_its_slot() {
+    let moving = Move::prepare();
     let client = moving.cluster.client();
     let first = lock(&client, &moving.key);
     let token = first.fencing_token();
@@ -108,7 +111,9 @@ fn an_acquire_follows_its_slot(moving: Move) {
     assert!(guard.unlock().unwrap().is_confirmed());
 }
 
-fn an_acquire_waits_while_its_slot_moves(moving: Move) {
+#[test]
+fn an_acquire_waits_while_its_slot_moves() {
+    let moving = Move::prepare();
     let client = moving.cluster.client();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
@@ -120,7 +125,9 @@ fn an_acquire_waits_while_its_slot_moves(moving: Move) {
     moving.assert_free();
 }
 
-fn an_acquire_fails_during_a_long_move(moving: Move) {
+#[test]
+fn an_acquire_fails_during_a_long_move() {
+    let moving = Move::prepare();
     let client = moving.cluster.settings(builder).build().unwrap();
     lock(&client, &moving.key).unlock().unwrap();
     moving.begin();
@@ -135,7 +142,9 @@ fn an_acquire_fails_during_a_long_move(moving: Move) {
     lock(&client, &moving.key).unlock().unwrap();
 }
 
-fn an_unlock_waits_while_the_slot_moves(moving: Move) {
+#[test]
+fn an_unlock_waits_while_the_slot_moves() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(60));
     moving.begin();
     let task = Task::start(move || guard.unlock().unwrap());
@@ -146,7 +155,9 @@ fn an_unlock_waits_while_the_slot_moves(moving: Move) {
 }
 
 /// The move takes longer than the release may take.
-fn an_unlock_is_late_after_a_long_move(moving: Move) {
+#[test]
+fn an_unlock_is_late_after_a_long_move() {
+    let moving = Move::prepare();
     let client = moving.cluster.settings(builder).ttl(secs(60));
     let client = client.build().unwrap();
     let guard = lock(&client, &moving.key);
@@ -156,14 +167,18 @@ fn an_unlock_is_late_after_a_long_move(moving: Move) {
     moving.assert_free();
 }
 
-fn a_dropped_guard_releases_at_the_new_node(moving: Move) {
+#[test]
+fn a_dropped_guard_releases_at_the_new_node() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(60));
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     drop(guard);
     moving.assert_free();
 }
 
-fn a_guard_dropped_during_a_move_is_released(moving: Move) {
+#[test]
+fn a_guard_dropped_during_a_move_is_released() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(60));
     moving.begin();
     drop(guard);
@@ -173,7 +188,9 @@ fn a_guard_dropped_during_a_move_is_released(moving: Move) {
 }
 
 /// All keys of the release have moved, so the new node accepts it with `ASKING` before the move ends.
-fn a_release_reaches_the_new_node_mid_move(moving: Move) {
+#[test]
+fn a_release_reaches_the_new_node_mid_move() {
+    let moving = Move::prepare();
     let (_holder, guard) = moving.hold(secs(60));
     let _other = moving.wait_in_queue();
     moving.cluster.begin_move(moving.slot, 1).unwrap();
@@ -187,7 +204,9 @@ fn a_release_reaches_the_new_node_mid_move(moving: Move) {
 }
 
 /// The new node may skip waiters whose clients do not listen there yet, so their order is not sure.
-fn all_waiters_are_served_after_a_release_mid_move(moving: Move) {
+#[test]
+fn all_waiters_are_served_after_a_release_mid_move() {
+    let moving = Move::prepare();
     let (_holder, guard) = moving.hold(secs(60));
     let node = server_of(&moving.cluster, &moving.key);
     let waiting = [1, 2, 3].map(|n| {
@@ -209,7 +228,9 @@ fn all_waiters_are_served_after_a_release_mid_move(moving: Move) {
     moving.assert_free();
 }
 
-fn a_waiter_follows_its_slot(moving: Move) {
+#[test]
+fn a_waiter_follows_its_slot() {
+    let moving = Move::prepare();
     let (_holder, guard) = moving.hold(secs(60));
     let waiting = moving.wait_in_queue();
     moving.cluster.move_slot(moving.slot, 1).unwrap();
@@ -218,7 +239,9 @@ fn a_waiter_follows_its_slot(moving: Move) {
     moving.assert_free();
 }
 
-fn a_loss_is_noticed_at_the_new_node(moving: Move) {
+#[test]
+fn a_loss_is_noticed_at_the_new_node() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(60));
     let lost = guard.lost_signal();
     moving.cluster.move_slot(moving.slot, 1).unwrap();
@@ -232,7 +255,9 @@ fn a_loss_is_noticed_at_the_new_node(moving: Move) {
     crate::support::lost_within(SOON, &lost);
 }
 
-fn a_transaction_follows_its_slot(moving: Move) {
+#[test]
+fn a_transaction_follows_its_slot() {
+    let moving = Move::prepare();
     let (_client, guard) = moving.hold(secs(60));
     let write = || {
         guard.transaction(|_, pipe| {
@@ -244,24 +269,6 @@ fn a_transaction_follows_its_slot(moving: Move) {
     moving.cluster.move_slot(moving.slot, 1).unwrap();
     write().unwrap();
     assert!(guard.unlock().unwrap().is_confirmed());
-}
-
-on_each_kind_of_cluster! {
-    super::Move::prepare;
-    a_held_lock_moves_with_its_slot,
-    a_lock_is_renewed_while_its_slot_moves,
-    an_acquire_follows_its_slot,
-    an_acquire_waits_while_its_slot_moves,
-    an_acquire_fails_during_a_long_move,
-    an_unlock_waits_while_the_slot_moves,
-    an_unlock_is_late_after_a_long_move,
-    a_dropped_guard_releases_at_the_new_node,
-    a_guard_dropped_during_a_move_is_released,
-    a_release_reaches_the_new_node_mid_move,
-    all_waiters_are_served_after_a_release_mid_move,
-    a_waiter_follows_its_slot,
-    a_loss_is_noticed_at_the_new_node,
-    a_transaction_follows_its_slot,
 }
 
 /// The lowest slot of a node names the shard channels there. If that slot moves, all clients use the next one.

@@ -4,19 +4,16 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{
-    Cluster, ClusterBuilder, Proxy, Reply, SentinelGroup, SentinelGroupBuilder, Server, eventually,
-};
+use leasehold_testbed::{Cluster, Proxy, Reply, SentinelGroup, Server, eventually};
 
 use crate::cluster::pool::PooledCluster;
 use crate::cluster::{Login, announce_proxies};
-use crate::least_privilege::{as_limited, commands, create_limited_user, refused};
+use crate::encryption::Encryption;
+use crate::least_privilege::{as_limited, commands, create_limited_user};
 use crate::quorum::nodes::{Nodes, delete_all_but_the_mark, end_quarantine_of, fence_counter};
-use crate::sentinel::rights::{create_user_at_sentinel, limited_login};
+use crate::sentinel::rights::{assert_suffice, create_user_at_sentinel, limited_login};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, micros_now, secs, server};
-#[cfg(feature = "tls")]
-use crate::tls::TlsServer;
 
 /// A store of the test's own, empty at first.
 pub trait Backend {
@@ -158,49 +155,22 @@ impl Backend for Redis {
     }
 }
 
-/// A Redis Cluster of three masters and their replicas.
-pub struct RedisCluster(PooledCluster);
-
-impl RedisCluster {
-    pub fn start() -> Self {
-        Self(PooledCluster::take())
-    }
-}
-
-impl Backend for RedisCluster {
-    fn builder(&self) -> Builder {
-        steady(&self.0.get().url()).ttl(LONG_TTL)
-    }
-
-    fn forget(&self) {
-        self.0.flush();
-    }
-}
-
-/// A Redis Cluster, and a user with exactly the rights that `cargo xtask acl` prints, on each node.
-pub struct RedisClusterWithLeastPrivilege {
+/// A Redis Cluster of three masters and their replicas, with a user that has exactly the rights that `cargo xtask acl`
+/// prints, and with TLS if leasehold has it.
+pub struct RedisCluster {
     cluster: PooledCluster,
     login: Login,
 }
 
-impl RedisClusterWithLeastPrivilege {
+impl RedisCluster {
     pub fn start() -> Self {
-        Self::of(PooledCluster::take(), Login::Limited)
-    }
-
-    #[cfg(feature = "tls")]
-    pub fn start_with_tls() -> Self {
-        let (cluster, authority) = PooledCluster::take_with_tls();
-        Self::of(cluster, Login::LimitedWithTls(authority))
-    }
-
-    fn of(cluster: PooledCluster, login: Login) -> Self {
+        let (cluster, login) = PooledCluster::take_with_login();
         login.prepare(cluster.get(), KEYS_OF_THE_SUITE);
         Self { cluster, login }
     }
 }
 
-impl Drop for RedisClusterWithLeastPrivilege {
+impl Drop for RedisCluster {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.login.assert_rights_suffice(self.cluster.get());
@@ -208,7 +178,7 @@ impl Drop for RedisClusterWithLeastPrivilege {
     }
 }
 
-impl Backend for RedisClusterWithLeastPrivilege {
+impl Backend for RedisCluster {
     fn builder(&self) -> Builder {
         let url = self.cluster.get().url();
         self.login.settings(&url, steady).ttl(LONG_TTL)
@@ -267,7 +237,7 @@ impl Serving for Redis {
     }
 }
 
-/// A Redis Cluster of three masters without replicas, so that no other node takes over while a test stops one. Its
+/// As [`RedisCluster`], but three masters without replicas, so that no other node takes over while a test stops one. Its
 /// server is the master of the lock `k`.
 pub struct RedisClusterOfMasters {
     cluster: Cluster,
@@ -279,23 +249,11 @@ pub struct RedisClusterOfMasters {
 
 impl RedisClusterOfMasters {
     pub fn start() -> Self {
-        Self::start_with(Cluster::builder(), Login::Plain)
-    }
-
-    #[cfg(feature = "tls")]
-    pub fn start_with_least_privilege_and_tls() -> Self {
-        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
-        Self::start_with(
-            Cluster::builder().tls(files),
-            Login::LimitedWithTls(authority),
-        )
-    }
-
-    fn start_with(cluster: ClusterBuilder, login: Login) -> Self {
         // The other masters serve their slots while this one is away.
-        let cluster = cluster.arg("cluster-require-full-coverage", "no");
-        let cluster = cluster.without_replicas().node_timeout(10 * SOON).start();
-        let cluster = cluster.unwrap();
+        let cluster = Cluster::builder().arg("cluster-require-full-coverage", "no");
+        let cluster = cluster.without_replicas().node_timeout(10 * SOON);
+        let login = Login::new();
+        let cluster = login.cluster(cluster).start().unwrap();
         login.prepare(&cluster, KEYS_OF_THE_SUITE);
         Self {
             master: cluster.master_of_key(&in_redis("k")),
@@ -345,74 +303,42 @@ impl Serving for RedisClusterOfMasters {
     }
 }
 
-/// One Redis under a sentinel.
+/// One Redis under a sentinel. The client's user has exactly the rights that `cargo xtask acl` prints, at the server and
+/// at the sentinel, and all connections have TLS if leasehold has it.
 pub struct RedisUnderSentinel {
     group: SentinelGroup,
-    /// Makes the settings of a client from a URL of the group.
-    settings: Box<dyn Fn(&str) -> Builder>,
-    /// The client's user has exactly the rights that `cargo xtask acl` prints, at the server and at the sentinel.
-    is_limited: bool,
+    encryption: Encryption,
 }
 
 impl RedisUnderSentinel {
     pub fn start() -> Self {
-        Self::start_with(SentinelGroup::builder(), steady)
+        let encryption = Encryption::new();
+        let group = encryption.sentinel_group(SentinelGroup::builder());
+        let group = group.replicas(0).sentinels(1).start().unwrap();
+        let server = &group.servers()[0];
+        let commands = commands(server, &["usual", "fenced-values", "transactions"]);
+        create_limited_user(server, &commands, KEYS_OF_THE_SUITE);
+        create_user_at_sentinel(&group.sentinels()[0], None);
+        Self { group, encryption }
     }
 
-    /// With a user that has exactly the rights that `cargo xtask acl` prints, at the server and at the sentinel.
-    pub fn start_with_least_privilege() -> Self {
-        let settings = |url: &str| steady(&as_limited(url)).sentinel_credentials(limited_login());
-        let mut backend = Self::start_with(SentinelGroup::builder(), settings);
-        least_privileged(&backend.group.servers()[0]);
-        create_user_at_sentinel(&backend.group.sentinels()[0], None);
-        backend.is_limited = true;
-        backend
-    }
-
-    #[cfg(feature = "tls")]
-    pub fn start_with_tls() -> Self {
-        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
-        let settings = move |url: &str| {
-            let tls = leasehold::TlsConfig::new().ca_pem(authority.as_str());
-            steady(url).tls(tls)
-        };
-        Self::start_with(SentinelGroup::builder().tls(files), settings)
-    }
-
-    fn start_with(
-        group: SentinelGroupBuilder,
-        settings: impl Fn(&str) -> Builder + 'static,
-    ) -> Self {
-        Self {
-            group: group.replicas(0).sentinels(1).start().unwrap(),
-            settings: Box::new(settings),
-            is_limited: false,
-        }
-    }
-
-    /// Fails if a right was missing. Called at the end of a test.
-    fn check_rights(&self) {
-        for server in self.group.servers().iter().chain(self.group.sentinels()) {
-            // Some tests kill the server.
-            if server.command(&["PING"]).is_ok() {
-                let refused = refused(server);
-                assert!(refused.is_empty(), "rights are missing: {refused:?}");
-            }
-        }
+    fn settings(&self, url: &str) -> Builder {
+        let builder = steady(&as_limited(url)).sentinel_credentials(limited_login());
+        self.encryption.client(builder)
     }
 }
 
 impl Drop for RedisUnderSentinel {
     fn drop(&mut self) {
-        if self.is_limited && !std::thread::panicking() {
-            self.check_rights();
+        if !std::thread::panicking() {
+            assert_suffice(&self.group);
         }
     }
 }
 
 impl Backend for RedisUnderSentinel {
     fn builder(&self) -> Builder {
-        (self.settings)(&self.group.url()).ttl(LONG_TTL)
+        self.settings(&self.group.url()).ttl(LONG_TTL)
     }
 
     fn forget(&self) {
@@ -429,97 +355,9 @@ impl Serving for RedisUnderSentinel {
     fn proxied(&mut self) -> (Proxy, Builder) {
         let proxy = Proxy::start(self.group.port_of(&self.group.servers()[0])).unwrap();
         let url = self.group.watch_also("proxied", proxy.port()).unwrap();
-        (proxy, (self.settings)(&url))
-    }
-}
-
-/// One Redis, and a user with exactly the rights that `cargo xtask acl` prints.
-pub struct RedisWithLeastPrivilege {
-    server: Server,
-    url: String,
-}
-
-impl RedisWithLeastPrivilege {
-    pub fn start() -> Self {
-        let server = server();
-        let url = least_privileged(&server);
-        Self { server, url }
+        (proxy, self.settings(&url))
     }
 }
 
 /// Rules for the keys and channels of clients with another prefix, and for the key that a transaction writes.
 const KEYS_OF_THE_SUITE: &[&str] = &["~billing:*", "&billing:~to:*", "~{leasehold:k}data"];
-
-/// The URL of a user with the rights that the suite needs on each server, as docs/redis.md says.
-fn least_privileged(server: &Server) -> String {
-    let commands = commands(server, &["usual", "fenced-values", "transactions"]);
-    create_limited_user(server, &commands, KEYS_OF_THE_SUITE)
-}
-
-impl Drop for RedisWithLeastPrivilege {
-    fn drop(&mut self) {
-        // Some tests kill the server.
-        let runs = self.server.command(&["PING"]).is_ok();
-        if runs && !std::thread::panicking() {
-            let refused = refused(&self.server);
-            assert!(refused.is_empty(), "rights are missing: {refused:?}");
-        }
-    }
-}
-
-impl Backend for RedisWithLeastPrivilege {
-    fn builder(&self) -> Builder {
-        steady(&self.url).ttl(LONG_TTL)
-    }
-
-    fn forget(&self) {
-        crate::support::ask(&self.server, &["FLUSHALL"]);
-    }
-}
-
-impl Serving for RedisWithLeastPrivilege {
-    fn server(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
-    fn proxied(&mut self) -> (Proxy, Builder) {
-        let proxy = Proxy::start(self.server.port()).unwrap();
-        let url = as_limited(&proxy.url());
-        (proxy, steady(&url))
-    }
-}
-
-/// One Redis, over TLS.
-#[cfg(feature = "tls")]
-pub struct RedisWithTls(TlsServer);
-
-#[cfg(feature = "tls")]
-impl RedisWithTls {
-    pub fn start() -> Self {
-        Self(TlsServer::start())
-    }
-}
-
-#[cfg(feature = "tls")]
-impl Backend for RedisWithTls {
-    fn builder(&self) -> Builder {
-        self.0.steady().ttl(LONG_TTL)
-    }
-
-    fn forget(&self) {
-        crate::support::ask(&self.0.server, &["FLUSHALL"]);
-    }
-}
-
-#[cfg(feature = "tls")]
-impl Serving for RedisWithTls {
-    fn server(&mut self) -> &mut Server {
-        &mut self.0.server
-    }
-
-    fn proxied(&mut self) -> (Proxy, Builder) {
-        let (proxy, url) = self.0.proxy();
-        let builder = steady(&url).tls(self.0.trusted());
-        (proxy, builder)
-    }
-}

@@ -19,11 +19,8 @@ mod server_faults;
 mod validity;
 mod waiting;
 
-#[cfg(feature = "tls")]
-use backend::RedisWithTls;
 use backend::{
-    Memory, Quorum, QuorumInMemory, Redis, RedisCluster, RedisClusterOfMasters,
-    RedisClusterWithLeastPrivilege, RedisUnderSentinel, RedisWithLeastPrivilege,
+    Memory, Quorum, QuorumInMemory, Redis, RedisCluster, RedisClusterOfMasters, RedisUnderSentinel,
 };
 
 macro_rules! shown {
@@ -190,10 +187,6 @@ mod quorum_of_three {
     every_behaviour_of_servers_that_vote_on!(super::Quorum::start(3));
 }
 
-mod quorum_of_five {
-    every_behaviour_of_servers_that_vote_on!(super::Quorum::start(5));
-}
-
 mod redis {
     every_behaviour_on!(super::Redis::start());
     every_behaviour_of_a_server_on!(super::Redis::start());
@@ -204,41 +197,7 @@ mod redis_cluster {
     every_behaviour_of_a_server_on!(super::RedisClusterOfMasters::start());
 }
 
-mod redis_cluster_with_least_privilege {
-    every_behaviour_on!(super::RedisClusterWithLeastPrivilege::start());
-}
-
-#[cfg(feature = "tls")]
-mod redis_cluster_with_least_privilege_and_tls {
-    every_behaviour_on!(super::RedisClusterWithLeastPrivilege::start_with_tls());
-    every_behaviour_of_a_server_on!(
-        super::RedisClusterOfMasters::start_with_least_privilege_and_tls()
-    );
-}
-
 mod redis_under_a_sentinel {
     every_behaviour_on!(super::RedisUnderSentinel::start());
     every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start());
-}
-
-mod redis_under_a_sentinel_with_least_privilege {
-    every_behaviour_on!(super::RedisUnderSentinel::start_with_least_privilege());
-    every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start_with_least_privilege());
-}
-
-#[cfg(feature = "tls")]
-mod redis_under_a_sentinel_with_tls {
-    every_behaviour_on!(super::RedisUnderSentinel::start_with_tls());
-    every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start_with_tls());
-}
-
-mod redis_with_least_privilege {
-    every_behaviour_on!(super::RedisWithLeastPrivilege::start());
-    every_behaviour_of_a_server_on!(super::RedisWithLeastPrivilege::start());
-}
-
-#[cfg(feature = "tls")]
-mod redis_with_tls {
-    every_behaviour_on!(super::RedisWithTls::start());
-    every_behaviour_of_a_server_on!(super::RedisWithTls::start());
 }

@@ -47,7 +47,9 @@ fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize))
     after
 }
 
-fn locks_survive_the_death_of_the_primary(mut group: Group) {
+#[test]
+fn locks_survive_the_death_of_the_primary() {
+    let mut group = Group::start();
     let after = assert_locks_survive(&mut group, |group, primary| {
         group.server_mut(primary).kill();
     });
@@ -65,7 +67,9 @@ fn locks_survive_the_death_of_the_primary(mut group: Group) {
     group.wait_until_whole().unwrap();
 }
 
-fn locks_survive_a_stop_of_the_primary(mut group: Group) {
+#[test]
+fn locks_survive_a_stop_of_the_primary() {
+    let mut group = Group::start();
     let after = assert_locks_survive(&mut group, |group, primary| {
         group.servers()[primary].stop();
     });
@@ -81,7 +85,9 @@ fn locks_survive_a_stop_of_the_primary(mut group: Group) {
     group.wait_until_whole().unwrap();
 }
 
-fn locks_survive_a_planned_fail_over(mut group: Group) {
+#[test]
+fn locks_survive_a_planned_fail_over() {
+    let mut group = Group::start();
     let after = assert_locks_survive(&mut group, |group, _| group.fail_over().unwrap());
     // One fail-over after another.
     group.wait_until_whole().unwrap();
@@ -90,7 +96,9 @@ fn locks_survive_a_planned_fail_over(mut group: Group) {
 }
 
 /// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.
-fn an_unreplicated_lease_is_reported_as_lost(mut group: Group) {
+#[test]
+fn an_unreplicated_lease_is_reported_as_lost() {
+    let mut group = Group::start();
     let (holder, other) = (group.client(), group.client());
     let servers = group.servers();
     lock(&holder, "warm").unlock().unwrap();
@@ -119,7 +127,9 @@ fn an_unreplicated_lease_is_reported_as_lost(mut group: Group) {
 }
 
 /// The replicas have no link when the locks are released. The client sends no further request.
-fn releases_that_the_new_primary_lacks_are_repeated(mut group: Group) {
+#[test]
+fn releases_that_the_new_primary_lacks_are_repeated() {
+    let mut group = Group::start();
     let (client, other) = (group.client(), group.client());
     let guards: Vec<_> = (0..100).map(|n| lock(&client, &format!("k{n}"))).collect();
     (0..100).for_each(|n| group.wait_for_copies(&format!("k{n}")));
@@ -146,7 +156,9 @@ fn releases_that_the_new_primary_lacks_are_repeated(mut group: Group) {
 
 /// No replica has a link when the lock is requested. A grant without their acknowledgements would be lost with the
 /// primary.
-fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
+#[test]
+fn acknowledged_locks_survive_the_death_of_the_primary() {
+    let mut group = Group::start();
     let (client, other) = (
         group.builder().replicas(2, millis(500)).build().unwrap(),
         group.client(),
@@ -178,7 +190,9 @@ fn acknowledged_locks_survive_the_death_of_the_primary(mut group: Group) {
 
 /// Threads acquire and release all the time. The only error is that of a lost lease, and all threads still get grants
 /// after the fail-overs.
-fn acquires_and_releases_continue_through_fail_overs(group: Group) {
+#[test]
+fn acquires_and_releases_continue_through_fail_overs() {
+    let group = Group::start();
     let done = Arc::new(AtomicBool::new(false));
     let clients = [group.client(), group.client()];
     let workers: Vec<Task<u64>> = (0..4)
@@ -227,44 +241,10 @@ fn acquires_and_releases_continue_through_fail_overs(group: Group) {
 }
 
 /// The connections of callers, of renewals and for notifications are closed, again and again.
-fn closed_connections_end_no_hold_or_wait(group: Group) {
+#[test]
+fn closed_connections_end_no_hold_or_wait() {
+    let group = Group::start();
     let server = &group.servers()[0];
     let is_queued = || queued(server, "k") == 1;
     assert_closed_connections_end_no_hold_or_wait(server, &|| group.builder(), &is_queued);
-}
-
-/// Runs each of these functions as a test, on a group without TLS, and on one with TLS where the clients' user has
-/// exactly the rights that `cargo xtask acl` prints.
-macro_rules! on_each_kind_of_group {
-    ($($test:ident),+ $(,)?) => {
-        mod plain {
-            $(
-                #[test]
-                fn $test() {
-                    super::$test(super::Group::start());
-                }
-            )+
-        }
-
-        #[cfg(feature = "tls")]
-        mod with_least_privilege_and_tls {
-            $(
-                #[test]
-                fn $test() {
-                    super::$test(super::Group::start_with_least_privilege_and_tls());
-                }
-            )+
-        }
-    };
-}
-
-on_each_kind_of_group! {
-    locks_survive_the_death_of_the_primary,
-    locks_survive_a_stop_of_the_primary,
-    locks_survive_a_planned_fail_over,
-    an_unreplicated_lease_is_reported_as_lost,
-    releases_that_the_new_primary_lacks_are_repeated,
-    acknowledged_locks_survive_the_death_of_the_primary,
-    acquires_and_releases_continue_through_fail_overs,
-    closed_connections_end_no_hold_or_wait,
 }

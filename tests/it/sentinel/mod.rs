@@ -1,5 +1,5 @@
 //! Groups of servers under sentinels (`redis+sentinel://`). The conformance suite runs there as well:
-//! `conformance::redis_under_a_sentinel`, with least privilege and with TLS, too.
+//! `conformance::redis_under_a_sentinel`.
 
 mod fail_overs;
 pub mod rights;
@@ -11,12 +11,10 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard as Turn, PoisonError};
 use std::time::Duration;
 
-#[cfg(feature = "tls")]
-use leasehold::TlsConfig;
 use leasehold::{Builder, Client};
-use leasehold_testbed::{SentinelGroup, SentinelGroupBuilder, eventually};
+use leasehold_testbed::{SentinelGroup, eventually};
 
-#[cfg(feature = "tls")]
+use crate::encryption::Encryption;
 use crate::least_privilege::as_limited;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, in_redis, secs};
@@ -28,54 +26,38 @@ const OUTAGE: Duration = Duration::from_secs(120);
 /// group that fails over.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A primary, two replicas and three sentinels.
+/// A primary, two replicas and three sentinels. The clients' user has exactly the rights that `cargo xtask acl` prints,
+/// at the servers and at the sentinels, and clients use TLS if leasehold has it.
 struct Group {
     group: SentinelGroup,
-    /// Makes the settings of a client from the URL of the group.
-    settings: Box<dyn Fn(&str) -> Builder>,
-    /// The client's user has exactly the rights that `cargo xtask acl` prints, at the servers and at the sentinels.
-    is_limited: bool,
+    encryption: Encryption,
     _turn: Turn<'static, ()>,
 }
 
 impl Group {
     fn start() -> Self {
-        Self::start_with(SentinelGroup::builder(), patient)
-    }
-
-    #[cfg(feature = "tls")]
-    fn start_with_least_privilege_and_tls() -> Self {
-        let (files, authority) = crate::tls::certificates_for("127.0.0.1");
-        let settings = move |url: &str| {
-            patient(&as_limited(url))
-                .sentinel_credentials(rights::limited_login())
-                .tls(TlsConfig::new().ca_pem(authority.as_str()))
-        };
-        let mut group = Self::start_with(SentinelGroup::builder().tls(files), settings);
-        let servers = group.servers().iter();
-        servers.for_each(rights::create_user_at_server);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let encryption = Encryption::new();
+        let group = encryption.sentinel_group(SentinelGroup::builder());
+        let group = group.start().unwrap();
+        group
+            .servers()
+            .iter()
+            .for_each(rights::create_user_at_server);
         for sentinel in group.sentinels() {
             rights::create_user_at_sentinel(sentinel, None);
         }
-        group.is_limited = true;
-        group
-    }
-
-    fn start_with(
-        group: SentinelGroupBuilder,
-        settings: impl Fn(&str) -> Builder + 'static,
-    ) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         Self {
-            group: group.start().unwrap(),
-            settings: Box::new(settings),
-            is_limited: false,
+            group,
+            encryption,
             _turn: turn,
         }
     }
 
     fn builder(&self) -> Builder {
-        (self.settings)(&self.group.url())
+        let builder = patient(&as_limited(&self.group.url()));
+        let builder = builder.sentinel_credentials(rights::limited_login());
+        self.encryption.client(builder)
     }
 
     fn client(&self) -> Client {
@@ -110,7 +92,7 @@ impl DerefMut for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.is_limited && !std::thread::panicking() {
+        if !std::thread::panicking() {
             rights::assert_suffice(&self.group);
         }
     }

@@ -1,6 +1,6 @@
 //! A user at the sentinels with exactly the rights that `cargo xtask acl --topology sentinel` prints: everything works
-//! with them, and each of them is needed. `conformance::redis_under_a_sentinel_with_least_privilege` runs the whole
-//! suite under these rights.
+//! with them, and each of them is needed. `conformance::redis_under_a_sentinel` runs the whole suite under these
+//! rights.
 
 use leasehold::{Builder, Credentials, ErrorKind};
 use leasehold_testbed::{SentinelGroup, Server, eventually};
@@ -27,10 +27,6 @@ pub fn limited_login() -> Credentials {
 }
 
 /// Creates the user of [`limited_login`] at a server of a group, with the rights to locks, transactions and `replicas`.
-#[cfg_attr(
-    not(feature = "tls"),
-    allow(dead_code, reason = "such groups have TLS")
-)]
 pub fn create_user_at_server(server: &Server) {
     let commands = commands(server, &["usual", "transactions", "replicas"]);
     create_limited_user(server, &commands, &[]);

@@ -1,4 +1,5 @@
-//! Connections with TLS (feature `tls`). The conformance suite runs over TLS as well: `conformance::redis_with_tls`.
+//! Connections with TLS (feature `tls`). With it, the conformance suite of a Cluster and that of a server under a
+//! sentinel run over TLS, too.
 
 mod certificates;
 mod faults;
