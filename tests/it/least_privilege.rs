@@ -2,7 +2,7 @@
 //! needed. `conformance::redis_under_a_sentinel` and `conformance::redis_cluster` run the whole suite under these
 //! rights. `cluster::rights` has the features of a Cluster.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use leasehold::{Client, EnvironmentWarning, ErrorKind, Released};
 use leasehold_testbed::{Reply, Server, eventually};
@@ -455,18 +455,32 @@ fn each_feature_works_with_its_rights() {
     }
 }
 
+/// The trials mostly wait, so several run at a time.
 #[test]
 fn each_right_is_needed() {
-    let mut missing_effects = Vec::new();
     let server = server();
-    for (names, trial) in TRIALS {
-        for command in commands(&server, &names[..1]) {
-            match run(names, Some(command), *trial) {
+    let pairs = TRIALS.iter().flat_map(|(names, trial)| {
+        let dropped = commands(&server, &names[..1]);
+        dropped.into_iter().map(|command| (*names, command, *trial))
+    });
+    let pairs = Mutex::new(pairs.collect::<Vec<_>>().into_iter());
+    let missing_effects = Mutex::new(Vec::new());
+    let next = || pairs.lock().unwrap().next();
+    let try_without_rights = || {
+        while let Some((names, command, trial)) = next() {
+            match run(names, Some(command), trial) {
                 Err(effect) => println!("{names:?} without {command}: {effect}"),
-                Ok(()) => missing_effects.push(format!("{}: {command}", names[0])),
+                Ok(()) => {
+                    let needless = format!("{}: {command}", names[0]);
+                    missing_effects.lock().unwrap().push(needless);
+                }
             }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        (0..8).for_each(|_| drop(scope.spawn(try_without_rights)));
+    });
+    let missing_effects = missing_effects.into_inner().unwrap();
     assert!(
         missing_effects.is_empty(),
         "not needed: {missing_effects:?}"

@@ -8,6 +8,7 @@ pub mod sentinels;
 mod tls;
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard as Turn, PoisonError};
 use std::time::Duration;
 
@@ -22,9 +23,15 @@ use crate::support::{LONG_TTL, SOON, in_redis, secs};
 /// How long a client of these tests waits for a primary: longer than any fail-over on a busy machine takes.
 const OUTAGE: Duration = Duration::from_secs(120);
 
-/// A sentinel that does not run for two seconds stops fail-overs for half a minute. So one test at a time uses a
-/// group that fails over.
-static TURN: Mutex<()> = Mutex::new(());
+/// A sentinel that does not run for two seconds stops fail-overs for half a minute. So at most two tests at a time use
+/// a group that fails over.
+static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
+
+fn turn() -> Turn<'static, ()> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let turn = &TURNS[NEXT.fetch_add(1, Ordering::Relaxed) % TURNS.len()];
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A primary, two replicas and three sentinels. The clients' user has exactly the rights that `cargo xtask acl` prints,
 /// at the servers and at the sentinels, and clients use TLS if leasehold has it.
@@ -36,7 +43,7 @@ struct Group {
 
 impl Group {
     fn start() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let encryption = Encryption::new();
         let group = encryption.sentinel_group(SentinelGroup::builder());
         let group = group.start().unwrap();
