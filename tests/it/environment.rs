@@ -493,27 +493,6 @@ fn a_client_checks_its_environment_once() {
     }
 }
 
-/// With the feature `tracing`, each client has a receiver.
-#[cfg(not(feature = "tracing"))]
-#[test]
-fn a_check_needs_a_receiver_and_the_setting() {
-    let server = started(&[]);
-    // Valkey 9 reads two settings when it starts.
-    let before = checks(&server);
-    let silent = with_long_ttl(&server.url())
-        .environment_check(true)
-        .build()
-        .unwrap();
-    let (builder, findings) = reporting(&server.url());
-    let switched_off = builder.environment_check(false).build().unwrap();
-    for client in [silent, switched_off] {
-        client.with_lock("k", || ()).unwrap();
-        client.shutdown(SOON).unwrap();
-    }
-    assert!(findings.recv_timeout(SOON).is_err());
-    assert_eq!(checks(&server), before);
-}
-
 /// The end of a client closes the connection of its check.
 #[test]
 fn a_check_without_reply_delays_no_shutdown() {

@@ -43,6 +43,17 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
     }
 }
 
+/// A call of cargo for all packages with all features. Tests that differ only in their targets share one build of the
+/// packages and their dependencies. leasehold-peers is left out: it has locks of other crates, and no test.
+macro_rules! all_features {
+    ($command:literal $(, $argument:literal)* $(,)?) => {
+        &[
+            $command, "--locked", "--workspace", "--exclude", "leasehold-peers", "--all-features"
+            $(, $argument)*
+        ]
+    };
+}
+
 /// Checks that need no server. Clippy's `--all-targets` also compiles examples and benches.
 #[rustfmt::skip]
 const STATIC_CHECKS: [Check; 3] = [
@@ -92,14 +103,11 @@ const ADVISORIES: Check = check(
 const FETCH_LIMIT: Duration = Duration::from_secs(60);
 
 /// `--test` does not build the examples, but an integration test runs each of them.
-const EXAMPLES: Check = check(
-    "examples",
-    &["build", "--locked", "--workspace", "--examples"],
-);
+const EXAMPLES: Check = check("examples", all_features!["build", "--examples"]);
 
 const INTEGRATION_TESTS: &str = "integration tests";
 
-/// The command for each other server that is present.
+/// The command for each other server that is present. It may lack TLS, so the feature is off.
 const CONFORMANCE: &[&str] = &[
     "test",
     "--locked",
@@ -107,11 +115,11 @@ const CONFORMANCE: &[&str] = &[
     "it",
     "conformance::redis",
     "--",
-    "--test-threads=8",
+    "--test-threads=16",
 ];
 
-/// The commands for each of the named servers. Which plain commands a lock uses, and which replicas `WAIT` counts,
-/// depends on the server, and only unit tests see that.
+/// The commands for each of the named servers, which may lack TLS. Which plain commands a lock uses, and which replicas
+/// `WAIT` counts, depends on the server, and only unit tests see that.
 const ON_EACH_SERVER: [Check; 2] = [
     check(
         "unit tests",
@@ -119,47 +127,29 @@ const ON_EACH_SERVER: [Check; 2] = [
     ),
     check(
         INTEGRATION_TESTS,
-        &["test", "--locked", "--test", "it", "--", "--test-threads=8"],
+        &[
+            "test",
+            "--locked",
+            "--test",
+            "it",
+            "--",
+            "--test-threads=16",
+        ],
     ),
 ];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 14] = [
+const CHECKS: [Check; 9] = [
     // Tests mostly wait for servers, time-outs and ttls, so the number of threads does not depend on the cores.
-    check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins", "--", "--test-threads=4"]),
+    check("unit tests", all_features!["test", "--lib", "--bins", "--", "--test-threads=8"]),
     EXAMPLES,
-    check(
-        INTEGRATION_TESTS,
-        &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
-    ),
-    check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
-    // The conformance suite over TLS is among them, and so are the tests that no URL with TLS shows its password. All
-    // features, so that the step before has built most of it.
-    check(
-        "TLS tests",
-        &["test", "--locked", "--all-features", "--test", "it", "--", "tls::", "bad_input::", "--test-threads=8"],
-    ),
-    // The soak draws another seed each time, and prints it.
-    check(
-        "soak",
-        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--minutes", "0.5"],
-    ),
-    check(
-        "soak of a group under sentinels",
-        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "sentinel", "--minutes", "0.3"],
-    ),
-    check(
-        "soak of a Cluster",
-        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "cluster", "--minutes", "0.3"],
-    ),
-    check(
-        "soak of a quorum",
-        &["run", "--locked", "--package", "leasehold-soak", "--", "--no-install", "--topology", "quorum", "--minutes", "0.3"],
-    ),
-    check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
+    check(INTEGRATION_TESTS, all_features!["test", "--test", "*", "--", "--test-threads=16"]),
+    check("doc tests", all_features!["test", "--doc"]),
+    // All packages are selected, so that their dependencies are built already.
+    check("tests without features", &["test", "--locked", "--workspace", "--test", "without_features"]),
     Check {
         name: "docs",
-        arguments: &["doc", "--locked", "--workspace", "--no-deps"],
+        arguments: &["doc", "--locked", "--workspace", "--all-features", "--no-deps"],
         environment: &[("RUSTDOCFLAGS", "-Dwarnings")],
     },
     check("links in the docs", &["run", "--locked", "--package", "xtask", "--", "doc-links"]),

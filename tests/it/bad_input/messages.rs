@@ -617,14 +617,3 @@ fn malformed_urls_say_what_is_wrong() {
         assert_says(&error, url, &message);
     }
 }
-
-#[test]
-#[cfg(not(feature = "tls"))]
-fn a_url_with_tls_names_the_feature() {
-    let error = Client::open("rediss://127.0.0.1").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid configuration: url: asks for TLS, which needs leasehold's cargo feature `tls`; \
-         enable it in Cargo.toml"
-    );
-}

@@ -123,12 +123,6 @@ fn wrong_parts_of_a_url_are_named() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains(part), "{url}: {error}");
     }
-    #[cfg(not(feature = "tls"))]
-    assert!(
-        open("rediss+cluster://a")
-            .to_string()
-            .contains("feature `tls`")
-    );
 }
 
 #[test]

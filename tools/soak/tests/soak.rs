@@ -1,4 +1,6 @@
 //! The soak itself: it passes, and it finds the violations that are injected into its records.
+//!
+//! A soak without `--seed` draws another seed each time. A failed test shows the seed in the output of the soak.
 
 use std::process::{Command, Output};
 
@@ -47,25 +49,23 @@ fn assert_finds_all(minutes: &str, only: &[&str], defect: &str, all: &[&str]) {
 
 #[test]
 fn a_clean_soak_prints_its_seed() {
-    let output = soak(&["--seed", "11"]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
-    assert!(
-        said.contains("seed 11") && said.contains("All of it holds."),
-        "{said}"
-    );
+    for (minutes, arguments, seed) in [
+        ("0.2", &[][..], "seed "),
+        ("0.05", &["--seed", "11"], "seed 11"),
+    ] {
+        let output = soak_for(minutes, arguments);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert!(
+            said.contains(seed) && said.contains("All of it holds."),
+            "{said}"
+        );
+    }
 }
 
 #[test]
 fn a_clean_soak_of_a_cluster_names_its_fail_overs() {
-    let output = soak(&[
-        "--topology",
-        "cluster",
-        "--seed",
-        "13",
-        "--only",
-        "failed-over",
-    ]);
+    let output = soak(&["--topology", "cluster", "--only", "failed-over"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(
@@ -74,11 +74,20 @@ fn a_clean_soak_of_a_cluster_names_its_fail_overs() {
     );
 }
 
+/// The soak draws its faults.
+#[test]
+fn a_clean_soak_of_a_cluster_holds_under_all_faults() {
+    let output = soak_for("0.2", &["--topology", "cluster"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.contains("All of it holds."), "{said}");
+}
+
 #[test]
 fn a_clean_soak_of_a_quorum_counts_its_grants() {
     let mut soak = Command::new(env!("CARGO_BIN_EXE_leasehold-soak"));
-    let soak = soak.args(["--no-install", "--quorum", "--rounds", "2"]);
-    let output = soak.args(["--seed", "7"]).output();
+    let soak = soak.args(["--no-install", "--quorum", "--rounds", "4"]);
+    let output = soak.output();
     let output = output.expect("this program can be started");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
@@ -105,7 +114,7 @@ fn orphaned_locks_in_a_cluster_are_found() {
 
 #[test]
 fn a_clean_soak_under_sentinels_names_its_fail_overs() {
-    let output = soak(&["--topology", "sentinel", "--seed", "17"]);
+    let output = soak_for("0.2", &["--topology", "sentinel"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(
