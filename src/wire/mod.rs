@@ -66,6 +66,8 @@ pub struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
     /// callers if a pipeline for renewals would have to connect.
     pipelines: Arc<[Pipeline]>,
+    /// The number of pipelines for callers.
+    for_callers: usize,
     /// Counts the calls with renewals, so that the pipelines for renewals take turns: each connection is used often,
     /// and a dead one is noticed soon.
     turn: AtomicUsize,
@@ -143,6 +145,7 @@ impl Node {
         });
         Self {
             pipelines,
+            for_callers: config.pipelines,
             turn: AtomicUsize::new(0),
             notifications,
             sentinels: Arc::new(sentinels),
@@ -171,14 +174,8 @@ impl Node {
             .run_one(command, deadline, Route::ASKING)
     }
 
-    /// The index of the pipeline of a key, or of a command without a key.
-    fn index_of_key(&self, key: Option<&Key>) -> usize {
-        let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
-        key.map_or(0, |key| key.shard(for_callers))
-    }
-
     fn pipeline_of_key(&self, key: &Key) -> &Pipeline {
-        &self.pipelines[self.index_of_key(Some(key))]
+        &self.pipelines[key.shard(self.for_callers)]
     }
 
     /// Queues a release that another node has refused.
@@ -248,7 +245,7 @@ impl Node {
     fn pipeline_of(&self, command: &Command) -> &Pipeline {
         let pipeline = match command {
             Command::Renew(_) => self.pipeline_for_renewals(1),
-            of_key => self.index_of_key(of_key.key()),
+            of_key => of_key.key().map_or(0, |key| key.shard(self.for_callers)),
         };
         &self.pipelines[pipeline]
     }
@@ -257,7 +254,7 @@ impl Node {
     /// may overtake each other, since none shortens a ttl. If the pipelines for renewals would have to connect, an idle
     /// pipeline for callers takes a few renewals, so that a client with a few locks needs fewer connections.
     fn pipeline_for_renewals(&self, renewals: usize) -> usize {
-        let first = self.pipelines.len() - RENEWAL_PIPELINES;
+        let first = self.for_callers;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let readiness = |pipeline: usize| self.pipelines[pipeline].readiness_after_dropping_stale();
         let (best, soonest) = (0..RENEWAL_PIPELINES)
@@ -288,7 +285,10 @@ impl Node {
         for request in requests {
             match command(&request) {
                 Command::Renew(_) => renewals.push(request),
-                of_key => by_pipeline[self.index_of_key(of_key.key())].push(request),
+                of_key => {
+                    let pipeline = of_key.key().map_or(0, |key| key.shard(self.for_callers));
+                    by_pipeline[pipeline].push(request);
+                }
             }
         }
         // All renewals of this call go through one pipeline, so that they share a round trip.

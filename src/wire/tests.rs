@@ -294,7 +294,9 @@ fn other_commands_use_all_pipelines_for_callers() {
     let node = node("redis://127.0.0.1:1");
     let pipeline_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        node.index_of_key(Some(&key))
+        let pipeline = node.pipeline_of(&Command::Inspect(Inspect { key }));
+        let mut all = node.pipelines.iter();
+        all.position(|other| std::ptr::eq(other, pipeline)).unwrap()
     };
     let used: BTreeSet<usize> = (0..100).map(pipeline_of).collect();
     assert!(used.into_iter().eq(0..Config::default().pipelines));
@@ -338,7 +340,7 @@ fn a_few_renewals_use_an_idle_connection_for_callers() {
         .unwrap();
     node.execute(&mut renewals(FEW_RENEWALS));
     assert_eq!(proxy.connections(), 1);
-    let own = node.pipelines.len() - RENEWAL_PIPELINES;
+    let own = node.for_callers;
     assert!(node.pipeline_for_renewals(1) < own);
     node.execute(&mut renewals(FEW_RENEWALS + 1));
     assert_eq!(proxy.connections(), 2);
@@ -418,7 +420,8 @@ fn a_busy_pipeline_delays_no_other_pipeline() {
     let has_reply = |outcomes: &[Option<Outcome>]| outcomes[0].is_some();
     let [busy, other] = [0, 1].map(|pipeline| {
         let mut commands = (0..).map(|n| inspect(&n.to_string()));
-        let is_own = |command: &Command| node.index_of_key(command.key()) == pipeline;
+        let is_own =
+            |command: &Command| std::ptr::eq(node.pipeline_of(command), &node.pipelines[pipeline]);
         commands.find(is_own).unwrap()
     });
     for command in [&busy, &other] {
