@@ -81,7 +81,7 @@ enum Call {
     Trial,
     /// The release of one lock by a command instead of a script.
     Delete(CompareAndDelete),
-    /// A trial of this command, sent behind the first release.
+    /// A trial of this command on the key of the first release, sent behind this release.
     DeleteTrial(CompareAndDelete),
     /// `WAIT`, sent behind the script calls of a batch. Its reply is the number of replicas that have the writes of
     /// these calls.
@@ -323,7 +323,7 @@ impl PipelinedConnection {
 
     /// Whether a reader has left while a caller waits for a request in flight.
     pub fn is_waited_for(&self) -> bool {
-        self.is_half_read() && request::is_waited_for(self.requests())
+        self.is_half_read() && self.requests().any(PendingRequest::is_waited_for)
     }
 
     /// The keys of releases in flight that may grant their keys to other clients.
@@ -398,6 +398,7 @@ impl PipelinedConnection {
         self.send(due)
     }
 
+    /// Appends a call to `buffer`, and records it as in flight.
     fn enqueue(&mut self, context: &ScriptContext, call: Call, requests: Vec<PendingRequest>) {
         let is_asking = requests.iter().any(|request| request.route.is_asking);
         let commands = requests.iter().map(|request| &request.command);
@@ -424,24 +425,19 @@ impl PipelinedConnection {
                 commands.for_each(|it| command.encode_release(&mut self.buffer, context, it));
                 0
             }
-            Call::DeleteTrial(_) => unreachable!("it has the key of another request"),
+            Call::DeleteTrial(command) => {
+                let mut batches = self.in_flight.iter().rev();
+                let key = batches.find_map(|batch| batch.released_keys().next());
+                let key = key.expect("a trial follows a release");
+                command.encode_trial(&mut self.buffer, &key);
+                0
+            }
             Call::Wait(Replicas { count, timeout }) => {
                 let words = [count.to_string(), timeout.as_millis().to_string()];
                 scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
                 0
             }
         };
-        self.push_in_flight(call, requests, before, start);
-    }
-
-    /// Records a call that is in `buffer` from `start` on.
-    fn push_in_flight(
-        &mut self,
-        call: Call,
-        requests: Vec<PendingRequest>,
-        before: usize,
-        start: usize,
-    ) {
         self.in_flight.push_back(InFlightBatch {
             call,
             requests,

@@ -79,12 +79,15 @@ impl PendingRequest {
         self
     }
 
+    /// Whether a caller waits for the outcome.
+    pub fn is_waited_for(&self) -> bool {
+        let completion = self.completion.as_ref();
+        completion.is_some_and(Completion::is_waited_for)
+    }
+
     /// Whether to write the request, because a caller waits for it or it is a release whose ttl has not ended.
     pub fn is_wanted(&self) -> bool {
-        let waited_for = self
-            .completion
-            .as_ref()
-            .is_some_and(Completion::is_waited_for);
+        let waited_for = self.is_waited_for();
         match self.command {
             // A release is written at least once, even after the ttl: the ttl in Redis may be longer than this client
             // knows.
@@ -343,14 +346,6 @@ pub fn next_leader<'a>(
 ) -> Option<&'a Arc<Caller>> {
     let mut completions = requests.filter_map(|request| request.completion.as_ref());
     completions.find_map(Completion::next_leader)
-}
-
-/// Whether a caller waits for one of these requests.
-pub fn is_waited_for<'a>(mut requests: impl Iterator<Item = &'a PendingRequest>) -> bool {
-    requests.any(|request| {
-        let completion = request.completion.as_ref();
-        completion.is_some_and(Completion::is_waited_for)
-    })
 }
 
 /// The keys of releases among these requests that may grant their keys to other clients.

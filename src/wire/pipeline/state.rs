@@ -189,29 +189,30 @@ impl PipelineState {
         }
     }
 
+    /// All queues of releases that callers do not wait for.
+    fn release_queues(&self) -> impl Iterator<Item = &Releases> {
+        let repeats = self.refused.0.iter().chain(&self.undo_repeats.0);
+        std::iter::once(&self.unawaited).chain(repeats)
+    }
+
     fn is_bounded(&self) -> bool {
         self.most_releases < usize::MAX
     }
 
     /// How many releases are queued that no caller waits for.
     pub fn releases(&self) -> usize {
-        let repeats = self.refused.0.iter().chain(&self.undo_repeats.0);
-        self.unawaited.count() + repeats.map(Releases::count).sum::<usize>()
+        self.release_queues().map(Releases::count).sum()
     }
 
     /// If many awaited requests are queued, drops those whose callers have left. The releases among them stay queued,
     /// and count towards the bound.
     pub fn drop_unwanted_if_long(&mut self) {
         let error = request::caller_left();
-        let unwanted = if self.is_bounded() {
-            let is_waited_for =
-                |request: &PendingRequest| request::is_waited_for([request].into_iter());
-            self.awaited.take_unwanted_if_long(is_waited_for)
-        } else {
-            self.awaited
-                .take_unwanted_if_long(PendingRequest::is_wanted)
+        let is_kept = match self.is_bounded() {
+            true => PendingRequest::is_waited_for,
+            false => PendingRequest::is_wanted,
         };
-        for request in unwanted {
+        for request in self.awaited.take_unwanted_if_long(is_kept) {
             let next = request.on_not_sent(&error);
             self.apply(next);
         }
@@ -261,8 +262,7 @@ impl PipelineState {
 
     /// How many releases have failed and wait to be retried.
     pub fn failed(&self) -> usize {
-        let repeats = self.refused.0.iter().chain(&self.undo_repeats.0);
-        self.unawaited.failed() + repeats.map(Releases::failed).sum::<usize>()
+        self.release_queues().map(Releases::failed).sum()
     }
 
     /// Whether Redis has refused releases that wait to be retried. Undos do not count.
@@ -376,7 +376,7 @@ impl PipelineState {
         if !self.awaited.is_empty() {
             let error = request::caller_left();
             for request in self.awaited.take_all() {
-                if request::is_waited_for([&request].into_iter()) {
+                if request.is_waited_for() {
                     self.awaited.push_back(request);
                     continue;
                 }
@@ -403,7 +403,7 @@ impl PipelineState {
     pub fn refuse_submitted(&mut self) {
         let ended = Error::new(ErrorKind::Shutdown, "");
         for request in self.awaited.take_all() {
-            if request::is_waited_for([&request].into_iter()) {
+            if request.is_waited_for() {
                 let next = request.on_not_sent(&ended);
                 self.apply(next);
             } else {

@@ -334,7 +334,7 @@ impl PipelinedConnection {
     }
 
     pub fn is_waited_for(&self) -> bool {
-        self.is_half_read() && request::is_waited_for(self.requests())
+        self.is_half_read() && self.requests().any(PendingRequest::is_waited_for)
     }
 
     pub fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
@@ -359,7 +359,7 @@ impl PipelinedConnection {
         let server = Arc::clone(&self.connection.server);
         let is_awaited = |request: &PendingRequest| request.completion.is_some();
         assert!(
-            !(request::is_waited_for(batch.iter()) && self.requests().any(is_awaited)),
+            !(batch.iter().any(PendingRequest::is_waited_for) && self.requests().any(is_awaited)),
             "two batches in flight"
         );
         server.use_alone(|| {

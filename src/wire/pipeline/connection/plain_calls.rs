@@ -108,7 +108,7 @@ impl PipelinedConnection {
             true => self.deletes,
             false => Deletes::Neither,
         };
-        let mut tried = None;
+        let mut is_tried = false;
         match deletes {
             // The usual case needs no new vectors.
             Deletes::Has(command) if requests.len() == 1 && can_delete(&requests[0]) => {
@@ -121,20 +121,15 @@ impl PipelinedConnection {
                     self.enqueue(context, Call::Delete(command), vec![request]);
                 }
             }
-            Deletes::Untried => {
-                let released = requests.iter().find(|it| can_delete(it));
-                tried = released.and_then(|request| request.command.key().cloned());
-            }
+            Deletes::Untried => is_tried = requests.iter().any(can_delete),
             _ => {}
         }
         let call = Call::script(context, &release::SCRIPT);
         self.enqueue_all(context, call, MAX_KEYS, requests);
-        if let Some(key) = tried {
+        if is_tried {
             self.deletes = Deletes::Trying;
             for command in CompareAndDelete::ALL {
-                let start = self.buffer.len();
-                command.encode_trial(&mut self.buffer, &key);
-                self.push_in_flight(Call::DeleteTrial(command), Vec::new(), 0, start);
+                self.enqueue(context, Call::DeleteTrial(command), Vec::new());
             }
         }
     }
