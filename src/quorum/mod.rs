@@ -843,40 +843,63 @@ impl QuorumStore {
             }
             false => SlowNodes::Leave,
         };
-        let hold = |request: &Request, sets_on: Option<usize>| match &request.command {
-            Command::Renew(Renew {
-                key,
-                lease,
-                token,
-                ttl,
-                ..
-            }) => {
-                let (id, ttl) = (*lease, *ttl);
-                // The next renewal comes within one ttl, so a node that gets this hold later need not set the key.
-                let sets_missing = sets_on.map(|node| self.shown_at(node, now.after(ttl)));
-                Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
-            }
-            other => unreachable!("{other:?} is no renewal"),
-        };
-        let holds: Vec<Command> = renewals.iter().map(|one| hold(one, None)).collect();
-        let nodes = self.all();
+        let holds: Vec<Command> = renewals.iter().map(|one| self.hold_of(one, None)).collect();
         let is_decided = |of_lease: &[Option<Outcome>]| self.count.is_decided(of_lease, is_granted);
         let leases = holds.len();
         // If a majority has voted but split its votes, the watchdog does not wait until the deadline for the other
         // nodes: the next renewal of this lease asks them again.
         let has_voted = |one: &[Option<Outcome>]| is_decided(one) || self.count.has_voted(one);
         let outcomes = self.ask_voters(
-            nodes.iter().map(|node| (*node, holds.clone())).collect(),
+            self.all()
+                .into_iter()
+                .map(|node| (node, holds.clone()))
+                .collect(),
             deadline,
             slow_nodes,
             |outcomes| by_lease(outcomes, leases).all(|one| is_decided(&one)),
             |outcomes| by_watchdog && by_lease(outcomes, leases).all(|one| has_voted(&one)),
         );
         let mut of_leases: Vec<Vec<Option<Outcome>>> = by_lease(&outcomes, leases).collect();
+        let to_set = self.holds_of_missing(renewals, &of_leases, now);
+        let left = deadline.since(self.clock.now());
+        self.set_missing(to_set, &mut of_leases, slow_nodes.sets_within().min(left));
+        for (request, outcomes) in renewals.iter_mut().zip(of_leases) {
+            let reply = self.count.renewed(&outcomes);
+            request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
+        }
+    }
+
+    /// The hold that renews a lease. With a node, the hold also sets a missing key there, until one ttl after the given
+    /// time: the next renewal comes by then.
+    fn hold_of(&self, renewal: &Request, sets_on: Option<(usize, MonotonicTime)>) -> Command {
+        let Command::Renew(Renew {
+            key,
+            lease,
+            token,
+            ttl,
+            ..
+        }) = &renewal.command
+        else {
+            unreachable!("{:?} is no renewal", renewal.command);
+        };
+        let (id, ttl) = (*lease, *ttl);
+        let sets_missing = sets_on.map(|(node, now)| self.shown_at(node, now.after(ttl)));
+        Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
+    }
+
+    /// The holds that set the keys which nodes lack, for leases that have no majority without them: each with its node
+    /// and the index of its lease. For leases with a majority, queues the holds at the nodes. `now` is the time at which
+    /// the renewals began.
+    fn holds_of_missing(
+        &self,
+        renewals: &[&mut Request],
+        of_leases: &[Vec<Option<Outcome>>],
+        now: MonotonicTime,
+    ) -> Vec<(usize, usize, Command)> {
         let mut to_set: Vec<(usize, usize, Command)> = Vec::new();
-        let mut late: Vec<Vec<(Command, Completion)>> = nodes.iter().map(|_| Vec::new()).collect();
-        for (index, outcomes) in of_leases.iter().enumerate() {
-            let request = &renewals[index];
+        let mut late: Vec<Vec<(Command, Completion)>> =
+            self.members.iter().map(|_| Vec::new()).collect();
+        for (index, (request, outcomes)) in renewals.iter().zip(of_leases).enumerate() {
             let Command::Renew(Renew { lease, ttl, .. }) = request.command else {
                 continue;
             };
@@ -893,11 +916,11 @@ impl QuorumStore {
                     _ => false,
                 };
                 if lacks_key && !is_held {
-                    to_set.push((node, index, hold(request, Some(node))));
+                    to_set.push((node, index, self.hold_of(request, Some((node, now)))));
                 } else if lacks_key
                     && let Some(completion) = self.late_holds.begin(lease, node, ttl, now)
                 {
-                    late[node].push((hold(request, Some(node)), completion));
+                    late[node].push((self.hold_of(request, Some((node, now))), completion));
                 }
             }
         }
@@ -906,12 +929,7 @@ impl QuorumStore {
                 member.node.submit(holds);
             }
         }
-        let left = deadline.since(self.clock.now());
-        self.set_missing(to_set, &mut of_leases, slow_nodes.sets_within().min(left));
-        for (request, outcomes) in renewals.iter_mut().zip(of_leases) {
-            let reply = self.count.renewed(&outcomes);
-            request.outcome = Some(reply.ok_or_else(|| self.no_majority(&outcomes)));
-        }
+        to_set
     }
 
     /// Sends holds, each with its node and the index of its lease, and waits `within` this time. Replaces the outcomes

@@ -230,13 +230,10 @@ impl fmt::Display for EnvironmentWarning {
                 let what = missing_after_restart(*has_snapshots);
                 write!(f, "{what} while their holders still run; set `appendonly yes`, or fence writes")
             }
-            Self::Replica { primary: None } => {
-                f.write_str("is a replica, which accepts no locks; use the URL of its primary")
+            Self::Replica { primary } => {
+                f.write_str("is a replica, which accepts no locks; use the URL of its primary")?;
+                primary.iter().try_for_each(|primary| write!(f, ", {primary}"))
             }
-            Self::Replica { primary: Some(primary) } => write!(
-                f,
-                "is a replica, which accepts no locks; use the URL of its primary, {primary}"
-            ),
             Self::Sentinel => f.write_str(
                 "is a Sentinel, which stores no locks; use redis+sentinel://host:port/name, with the name of the group \
                  that it watches",
