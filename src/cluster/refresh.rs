@@ -110,7 +110,7 @@ impl Refresher {
             let unfinished = asked.and_then(|endpoint| endpoint.unfinished_step());
             Step::Return(unfinished.or_else(|| Some(no_slot_map(cluster))))
         });
-        refreshed.unwrap_or_else(|| Some(client_ended()))
+        refreshed.unwrap_or_else(|| Some(Error::client_ended()))
     }
 
     /// Ends the thread, and closes the connection to the node that is being asked.
@@ -139,7 +139,7 @@ impl Refresher {
     fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
         let asked = Some(Arc::clone(endpoint));
         let begun = self.0.change(|state| state.asked = asked);
-        begun.ok_or_else(client_ended)
+        begun.ok_or_else(Error::client_ended)
     }
 
     pub fn end_round(&self, error: Option<Error>) {
@@ -150,10 +150,6 @@ impl Refresher {
             true
         });
     }
-}
-
-fn client_ended() -> Error {
-    Error::new(ErrorKind::Unavailable, "the client has ended")
 }
 
 /// Runs until the refresher is stopped.

@@ -216,6 +216,11 @@ impl Error {
         error
     }
 
+    /// The error of a request that begins after the end of its client.
+    pub(crate) fn client_ended() -> Self {
+        Self::new(ErrorKind::Unavailable, "the client has ended")
+    }
+
     /// The message after the text of the kind, without the key.
     pub(crate) fn message(&self) -> &str {
         &self.0.message

@@ -7,7 +7,7 @@ use redis::{ConnectionInfo, RedisError, ServerError};
 
 use crate::report::error::{Error, ErrorKind};
 use crate::util::text::Shown;
-use crate::wire::connect::steps::{Progress, Step};
+use crate::wire::connect::steps::{Progress, SLOW, Step};
 use crate::wire::connect::url::{HostPort, address};
 use crate::wire::net::error_replies::{
     classify, error_reply, has_too_many_clients, next_step, sanitized, server_text,
@@ -40,7 +40,7 @@ pub fn no_reply(address: &str, awaited: Option<&str>, error: RedisError) -> Erro
 }
 
 fn timed_out(address: &str, limit: &str) -> String {
-    format!("{address} did not reply within {limit}; check the server's load and the network")
+    format!("{address} did not reply within {limit}; {SLOW}")
 }
 
 /// Adds the address of the server to an error that was made from its reply (`Denied`, `Unavailable`, `Unsupported`), if
@@ -198,6 +198,13 @@ impl<'a> ConnectErrors<'a> {
         }
     }
 
+    /// The error of an attempt whose time-out has passed: `what` happened.
+    fn late(&self, what: impl fmt::Display, next: &str) -> Error {
+        let (timeout, setting) = (Shown(self.timeout), self.setting);
+        let what = format_args!("{what} within {timeout} ({setting}); {next}");
+        self.about(ErrorKind::Unavailable, what)
+    }
+
     /// The error for a socket that could not be connected.
     pub fn connect_error(&self, error: ConnectError) -> Error {
         let error = match error {
@@ -243,25 +250,13 @@ impl<'a> ConnectErrors<'a> {
     /// The error for a handshake of TLS that failed.
     #[cfg(feature = "tls")]
     pub fn handshake_error(&self, server_name: &str, error: TlsError) -> Error {
-        let (timeout, setting) = (Shown(self.timeout), self.setting);
+        let handshake = Step::TlsHandshake;
         match error {
             TlsError::Refused(error) => self.tls_refused(server_name, &error),
-            TlsError::Late { has_received: true } => self.about(
-                ErrorKind::Unavailable,
-                format_args!(
-                    "did not end the TLS handshake within {timeout} ({setting}); check the \
-                     server's load and the network"
-                ),
-            ),
-            TlsError::Late {
-                has_received: false,
-            } => self.about(
-                ErrorKind::Unavailable,
-                format_args!(
-                    "did not answer the TLS handshake within {timeout} ({setting}); use redis:// \
-                     if this port is one without TLS"
-                ),
-            ),
+            TlsError::Late { has_received } => match has_received {
+                true => self.late(format_args!("did not end {handshake}"), SLOW),
+                false => self.late(format_args!("did not answer {handshake}"), NO_TLS),
+            },
             TlsError::Closed { has_received } => self.handshake_closed(has_received),
             TlsError::Io(error) => {
                 let closed = self.handshake_closed(false);
@@ -272,15 +267,13 @@ impl<'a> ConnectErrors<'a> {
 
     #[cfg(feature = "tls")]
     fn handshake_closed(&self, has_received: bool) -> Error {
-        let next = if has_received {
-            "check the server's log"
-        } else {
-            "use redis:// if this port is one without TLS"
+        let next = match has_received {
+            true => "check the server's log",
+            false => NO_TLS,
         };
-        self.about(
-            ErrorKind::Unavailable,
-            format_args!("closed the connection during the TLS handshake; {next}"),
-        )
+        let during = Step::TlsHandshake;
+        let what = format_args!("closed the connection during {during}; {next}");
+        self.about(ErrorKind::Unavailable, what)
     }
 
     /// The error for a server whose certificate is not accepted, or that does not accept the client's.
@@ -303,17 +296,13 @@ impl<'a> ConnectErrors<'a> {
         error: RedisError,
         received: &[u8],
     ) -> Error {
-        let (timeout, setting) = (Shown(self.timeout), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
             // The attempt to connect sends no request for a lock, so no outcome is unknown.
-            ErrorKind::Timeout => (
-                ErrorKind::Unavailable,
-                format!(
-                    "did not answer {step} within {timeout} ({setting}); check the server's load \
-                     and the network"
-                ),
-            ),
+            ErrorKind::Timeout => {
+                let late = self.late(format_args!("did not answer {step}"), step.next_action());
+                return late.with_source(error);
+            }
             ErrorKind::Unavailable => (
                 ErrorKind::Unavailable,
                 match command {
@@ -450,6 +439,10 @@ impl<'a> ConnectErrors<'a> {
         }
     }
 }
+
+/// The next action of an operator if no byte of a TLS handshake came back.
+#[cfg(feature = "tls")]
+const NO_TLS: &str = "use redis:// if this port is one without TLS";
 
 /// The rest of an error's message for a server that does not speak Redis' protocol.
 pub const NOT_REDIS: &str = "does not answer as Redis does; check the host and the port";

@@ -8,6 +8,9 @@ use parking_lot::Mutex;
 use crate::util::clock::MonotonicTime;
 use crate::wire::net::socket::ConnectStep;
 
+/// The next action of an operator if a server is silent on an open connection.
+pub const SLOW: &str = "check the server's load and the network";
+
 /// The steps of making a connection, for the errors of failed and of unfinished attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -56,7 +59,7 @@ impl Step {
             | Self::LoadScripts
             | Self::CheckData
             | Self::Subscribe
-            | Self::CheckEnvironment => "check the server's load and the network",
+            | Self::CheckEnvironment => SLOW,
         }
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use redis::{ConnectionAddr, RedisResult, Value};
 use socket2::{SockAddr, Socket, TcpKeepalive, Type};
 
-use crate::report::error::{Error, ErrorKind};
+use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 #[cfg(feature = "tls")]
 use crate::wire::net::cipher::{Decryptor, Encryptor, LONGEST_TEXT};
@@ -468,7 +468,7 @@ impl Sockets {
         let mut state = self.0.lock();
         if state.is_closed {
             socket.close();
-            return Err(has_ended());
+            return Err(Error::client_ended());
         }
         state.open.retain(Closer::is_open);
         state.open.push(socket);
@@ -494,7 +494,7 @@ impl Sockets {
     /// Returns an error after [`close`](Self::close).
     pub fn check(&self) -> Result<(), Error> {
         if self.0.lock().is_closed {
-            return Err(has_ended());
+            return Err(Error::client_ended());
         }
         Ok(())
     }
@@ -505,10 +505,6 @@ impl Sockets {
         let state = self.0.lock();
         state.open.iter().filter(|socket| socket.is_open()).count()
     }
-}
-
-fn has_ended() -> Error {
-    Error::new(ErrorKind::Unavailable, "the client has ended")
 }
 
 /// The next system call of a read or write.
