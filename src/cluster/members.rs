@@ -90,17 +90,6 @@ impl Members {
         self.table.read().master(server).map(Arc::clone)
     }
 
-    /// Returns any master.
-    pub fn any(&self) -> Option<Arc<Member>> {
-        self.table
-            .read()
-            .masters
-            .iter()
-            .flatten()
-            .next()
-            .map(Arc::clone)
-    }
-
     /// Returns the master at `address`, which a redirect has named. Adds it if it is new, and ends its retirement.
     pub fn get_or_add_named(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
         let mut table = self.table.write();

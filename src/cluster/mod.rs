@@ -266,18 +266,23 @@ impl ClusterStore {
             return RetryStep::End(error);
         }
         match redirect {
-            Redirect::Ask(target) => match self
-                .members
-                .get_or_add_named(&redirect_address(target, member))
-            {
-                Ok(target) => {
-                    target.set_announcer(member.address());
-                    RetryStep::Ask(target)
-                }
-                Err(error) => RetryStep::End(error),
-            },
+            Redirect::Ask(target) => self
+                .member_named_by(member, target)
+                .map_or_else(RetryStep::End, RetryStep::Ask),
             _ => RetryStep::Again,
         }
+    }
+
+    /// The node that `member` has named in a redirect. Adds it if it is new.
+    fn member_named_by(
+        &self,
+        member: &Member,
+        target: &RedirectTarget,
+    ) -> Result<Arc<Member>, Error> {
+        let address = redirect_address(target, member);
+        let target = self.members.get_or_add_named(&address)?;
+        target.set_announcer(member.address());
+        Ok(target)
     }
 
     /// Corrects the slot map after a redirect of `member`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
@@ -364,22 +369,15 @@ impl ClusterStore {
         })
     }
 
-    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
-    /// queues it at any node, which redirects it. If no node can be opened, drops the release.
+    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown, or
+    /// cannot be opened at the limit of threads, queues it at another node, which redirects it. If no node can be
+    /// opened, drops the release.
     fn queue_late_release(&self, release: Release, error: &Error) {
         let owner = self.members.owner(release.key.slot());
-        let Some(member) = owner.or_else(|| self.members.any()) else {
-            // The client has never used a master, so it holds no lease.
-            return;
-        };
-        // At the limit of threads, this node may not open. The release then goes to another node, which redirects it.
-        if let Ok(node) = self.node_or_open(&member) {
-            return node.queue_late_release(release, error);
-        }
-        let mut members = self.members.all().into_iter();
-        let other = members.find(|other| other.serves_slots() && other.node().is_some());
-        if let Some(node) = other.as_ref().and_then(|other| other.node()) {
-            return node.queue_late_release(release, error);
+        for member in owner.into_iter().chain(self.members.all()) {
+            if let Ok(node) = self.node_or_open(&member) {
+                return node.queue_late_release(release, error);
+            }
         }
         if let Some(mut tracker) = ReleaseTracker::new(&self.reports, &release, false) {
             tracker.report_late(error);
@@ -693,14 +691,8 @@ impl Store for ClusterStore {
             let Some(owner) = owner else { continue };
             self.apply_redirect(&owner, redirect);
             match redirect {
-                Redirect::Ask(target) => match self
-                    .members
-                    .get_or_add_named(&redirect_address(target, &owner))
-                {
-                    Ok(target) => {
-                        target.set_announcer(owner.address());
-                        push_to_group(&mut asked, target, request);
-                    }
+                Redirect::Ask(target) => match self.member_named_by(&owner, target) {
+                    Ok(target) => push_to_group(&mut asked, target, request),
                     Err(_) => others.push(request),
                 },
                 Redirect::Moved(_) | Redirect::Retired => moved.push(request),
@@ -995,12 +987,7 @@ impl ReleaseRouter for ClusterStore {
             return Some(release);
         };
         release.route.is_asking = matches!(redirect, Redirect::Ask(_));
-        let target = self
-            .members
-            .get_or_add_named(&redirect_address(target, &member));
-        if let Ok(target) = &target {
-            target.set_announcer(member.address());
-        }
+        let target = self.member_named_by(&member, target);
         match target.as_ref().map(|target| self.node_or_open(target)) {
             Ok(Ok(node)) => {
                 adopt(node, release, &self.transits.begin());
