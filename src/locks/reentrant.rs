@@ -201,8 +201,11 @@ impl ReentrantGuard {
         end: impl FnOnce(MutexGuard) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         match Rc::try_unwrap(self.hold) {
-            Ok(Hold { entry, guard }) => {
-                drop(entry);
+            Ok(Hold {
+                registration,
+                guard,
+            }) => {
+                drop(registration);
                 end(guard).map(Some)
             }
             Err(hold) => hold.guard.check().map(|()| None),
@@ -247,7 +250,7 @@ impl fmt::Debug for ReentrantGuard {
 /// A lock that a thread holds. All guards that the thread has of this lock own the `Hold` together.
 struct Hold {
     // Dropped first: dropping the guard calls event handlers, which may lock the same key again.
-    entry: Entry,
+    registration: Registration,
     guard: MutexGuard,
 }
 
@@ -263,7 +266,7 @@ struct Name {
 struct Holds(RefCell<HashMap<Name, Weak<Hold>>>);
 
 /// Removes a [`Hold`] from the map of its thread when it is dropped.
-struct Entry(Name);
+struct Registration(Name);
 
 thread_local! {
     static HOLDS: Holds = Holds::default();
@@ -272,7 +275,7 @@ thread_local! {
 impl Hold {
     fn begin(name: Name, guard: MutexGuard) -> Rc<Self> {
         let hold = Rc::new(Self {
-            entry: Entry(name.clone()),
+            registration: Registration(name.clone()),
             guard,
         });
         // Fails if the thread is ending and has dropped its map. A lock that is acquired so late cannot be locked
@@ -287,7 +290,7 @@ impl Hold {
     }
 }
 
-impl Drop for Entry {
+impl Drop for Registration {
     fn drop(&mut self) {
         // Fails if the thread is ending and has dropped its map, and the entry with it.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().remove(&self.0));

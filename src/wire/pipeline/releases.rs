@@ -20,7 +20,7 @@ use crate::util::id::LeaseId;
 /// The greatest length of a release on the wire, without its key and the name of the key's queue, in bytes.
 const BESIDE_KEYS: usize = 192;
 
-/// Slots that are allocated together.
+/// Places that are allocated together.
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
 
@@ -101,9 +101,9 @@ impl QueuedRelease {
     }
 }
 
-/// A slot of the queue: a packed release, and its link in the index. A slot without a key is empty, because its release
+/// A packed release in the queue, and its link in the index. Without a key, the place is empty, because its release
 /// was taken.
-struct Slot {
+struct PackedRelease {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
@@ -137,7 +137,7 @@ enum Origin {
     Undo,
 }
 
-impl Slot {
+impl PackedRelease {
     fn pack(queued: QueuedRelease, back: u32) -> Self {
         let release = queued.release;
         Self {
@@ -216,7 +216,7 @@ impl Slot {
 #[derive(Default)]
 pub struct Releases {
     /// The slots. All chunks but the last are full.
-    chunks: VecDeque<Vec<Slot>>,
+    chunks: VecDeque<Vec<PackedRelease>>,
     /// How many slots at the front of the first chunk are no longer in use.
     gone: usize,
     /// How many slots are in use, including empty ones.
@@ -231,7 +231,7 @@ pub struct Releases {
     /// The newest slot of each bucket, by the key's hash.
     buckets: Vec<u32>,
     /// An empty chunk for later use.
-    spare: Option<Vec<Slot>>,
+    spare: Option<Vec<PackedRelease>>,
 }
 
 impl Releases {
@@ -258,14 +258,14 @@ impl Releases {
         self.buckets[bucket] = self.next;
         self.count += 1;
         self.failed += usize::from(release.attempts > 0);
-        let is_full = |chunk: &Vec<Slot>| chunk.len() == CHUNK;
+        let is_full = |chunk: &Vec<PackedRelease>| chunk.len() == CHUNK;
         if self.chunks.back().is_none_or(is_full) {
             let spare = self.spare.take();
             let chunk = spare.unwrap_or_else(|| Vec::with_capacity(CHUNK));
             self.chunks.push_back(chunk);
         }
         let chunk = self.chunks.back_mut().expect("it was just made");
-        chunk.push(Slot::pack(release, back));
+        chunk.push(PackedRelease::pack(release, back));
         self.len += 1;
         self.next = self.next.wrapping_add(1);
     }
@@ -290,10 +290,12 @@ impl Releases {
     /// When the first release is due.
     pub fn first_due(&self) -> Option<MonotonicTime> {
         let mut slots = self.slots();
-        slots.find(|slot| slot.key.is_some()).map(Slot::due)
+        slots
+            .find(|slot| slot.key.is_some())
+            .map(PackedRelease::due)
     }
 
-    fn pop_if(&mut self, wanted: impl Fn(&Slot) -> bool) -> Option<QueuedRelease> {
+    fn pop_if(&mut self, wanted: impl Fn(&PackedRelease) -> bool) -> Option<QueuedRelease> {
         while self.count > 0 {
             let slot = &mut self.chunks[0][self.gone];
             if slot.key.is_some() && !wanted(slot) {
@@ -389,7 +391,7 @@ impl Releases {
         }
     }
 
-    fn keep(&mut self, used: Option<Vec<Slot>>) {
+    fn keep(&mut self, used: Option<Vec<PackedRelease>>) {
         if let Some(mut used) = used {
             used.clear();
             self.spare = Some(used);
@@ -404,12 +406,12 @@ impl Releases {
             .then_some(distance)
     }
 
-    fn slot(&mut self, distance: u32) -> &mut Slot {
+    fn slot(&mut self, distance: u32) -> &mut PackedRelease {
         let place = self.gone + self.len - distance as usize;
         &mut self.chunks[place / CHUNK][place % CHUNK]
     }
 
-    fn slots(&self) -> impl Iterator<Item = &Slot> {
+    fn slots(&self) -> impl Iterator<Item = &PackedRelease> {
         self.chunks.iter().flatten().skip(self.gone)
     }
 

@@ -39,7 +39,7 @@ fn the_route_of_a_release_takes_one_byte() {
 
 #[test]
 fn a_slot_takes_72_bytes() {
-    assert_eq!(size_of::<Slot>(), 72);
+    assert_eq!(size_of::<PackedRelease>(), 72);
     let mut releases = Releases::default();
     for n in 0..10_000 {
         releases.push(release(n as u8, 0));
