@@ -52,8 +52,8 @@
 //! `WATCH`. A later redirect ends the transaction with `Unavailable`, and nothing is written.
 
 pub mod address;
-pub mod member;
-pub mod members;
+pub mod master;
+pub mod masters;
 pub mod query;
 pub mod redirects;
 pub mod refresh;
@@ -65,8 +65,8 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use crate::cluster::member::Member;
-use crate::cluster::members::Members;
+use crate::cluster::master::Master;
+use crate::cluster::masters::Masters;
 use crate::cluster::redirects::Attempts;
 use crate::cluster::refresh::Refresher;
 use crate::cluster::slot_map::resolved;
@@ -106,7 +106,7 @@ pub struct ClusterStore {
     config: Config,
     holder: HolderId,
     reports: Reports,
-    members: Members,
+    masters: Masters,
     refresher: Refresher,
     /// Set by [`Notifications::start`]: nodes that are opened later start their threads in this group. The listener
     /// refers to this store, so [`Notifications::stop`] clears this value. Otherwise the client would never be freed.
@@ -124,7 +124,7 @@ enum RetryStep {
     /// Send the request again, to the master of its slot.
     Again,
     /// Send the request once to this node, which is about to become the master of its slot.
-    Ask(Arc<Member>),
+    Ask(Arc<Master>),
     End(Error),
 }
 
@@ -159,7 +159,7 @@ impl ClusterStore {
             config: config.clone(),
             holder,
             reports,
-            members: Members::default(),
+            masters: Masters::default(),
             refresher: Refresher::default(),
             started: RwLock::new(None),
             transits: Transits::default(),
@@ -168,36 +168,36 @@ impl ClusterStore {
 
     /// Returns the master that serves `slot`. If the map has none, asks for a new map, and waits for it until
     /// `deadline`.
-    fn owner_or_refresh(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
-        if let Some(owner) = self.members.owner(slot) {
+    fn owner_or_refresh(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Master>, Error> {
+        if let Some(owner) = self.masters.owner(slot) {
             return Ok(owner);
         }
         let failed = self.refresher.refresh_by(deadline, &self.address);
-        self.members
+        self.masters
             .owner(slot)
             .ok_or_else(|| failed.unwrap_or_else(|| no_owner(slot, &self.address)))
     }
 
     /// Returns the node of a master. Opens it and starts its threads if it was not used before. Does not connect.
-    fn node_or_open<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
-        if let Some(node) = member.node() {
+    fn node_or_open<'a>(&self, master: &'a Master) -> Result<&'a Arc<Node>, Error> {
+        if let Some(node) = master.node() {
             return Ok(node);
         }
-        // Locked until the member has its node: `stop` either comes first and prevents the start of the threads, or
+        // Locked until the master has its node: `stop` either comes first and prevents the start of the threads, or
         // finds the node.
         let started = self.started.read();
-        member.node_or_open(|| self.open(member, started.as_deref()))
+        master.node_or_open(|| self.open(master, started.as_deref()))
     }
 
     fn open(
         &self,
-        member: &Member,
+        master: &Master,
         started: Option<&NodeThreads>,
     ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
         let mut endpoint = self
             .address
-            .announced_endpoint(member.address(), member.announced_by())?;
-        endpoint.is_retired = member.retired_flag();
+            .announced_endpoint(master.address(), master.announced_by())?;
+        endpoint.is_retired = master.retired_flag();
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
             if let Some(store) = store.upgrade() {
@@ -211,7 +211,7 @@ impl ClusterStore {
             other => reports.send(other),
         });
         let node = Node::new(
-            member.id(),
+            master.id(),
             endpoint,
             &self.config,
             self.holder.clone(),
@@ -219,13 +219,13 @@ impl ClusterStore {
             Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
         );
         let node = Arc::new(node);
-        node.set_shard_slot(self.shard_slot_of(member.id()));
+        node.set_shard_slot(self.shard_slot_of(master.id()));
         if let Some(NodeThreads { threads, listener }) = started {
             let (maintained, requests) = (Arc::downgrade(&node), Arc::clone(&maintenance));
             threads.spawn("leasehold-node", move || requests.run(&maintained))?;
             node.start(threads, Arc::clone(listener))
                 .inspect_err(|_| maintenance.stop())?;
-            if member.wants_notifications() {
+            if master.wants_notifications() {
                 node.request_notifications();
             }
         }
@@ -238,22 +238,22 @@ impl ClusterStore {
             // All keys and channels use the slot of the prefix's hash tag.
             KeyLayout::OneSlot => {
                 let slot = Slot::of(&self.config.prefix);
-                self.members.is_owner(server, slot).then_some(slot)
+                self.masters.is_owner(server, slot).then_some(slot)
             }
-            _ => self.members.lowest_slot_of(server),
+            _ => self.masters.lowest_slot_of(server),
         }
     }
 
     /// All nodes that are open.
     fn open_nodes(&self) -> Vec<Arc<Node>> {
-        let members = self.members.all().into_iter();
-        members
-            .filter_map(|member| member.node().map(Arc::clone))
+        let masters = self.masters.all().into_iter();
+        masters
+            .filter_map(|master| master.node().map(Arc::clone))
             .collect()
     }
 
-    /// Handles the error of a request to `member`: corrects the slot map, and waits if the next attempt needs a pause.
-    fn on_error(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> RetryStep {
+    /// Handles the error of a request to `master`: corrects the slot map, and waits if the next attempt needs a pause.
+    fn on_error(&self, master: &Arc<Master>, error: Error, attempts: &mut Attempts) -> RetryStep {
         let Some(redirect) = error.redirect() else {
             if error.is_unavailable() {
                 // The master may have failed, and a replica may take over.
@@ -261,37 +261,37 @@ impl ClusterStore {
             }
             return RetryStep::End(error);
         };
-        self.apply_redirect(member, redirect);
-        if let Err(error) = attempts.wait(redirect, member.address()) {
+        self.apply_redirect(master, redirect);
+        if let Err(error) = attempts.wait(redirect, master.address()) {
             return RetryStep::End(error);
         }
         match redirect {
             Redirect::Ask(target) => self
-                .member_named_by(member, target)
+                .master_named_by(master, target)
                 .map_or_else(RetryStep::End, RetryStep::Ask),
             _ => RetryStep::Again,
         }
     }
 
-    /// The node that `member` has named in a redirect. Adds it if it is new.
-    fn member_named_by(
+    /// The node that `master` has named in a redirect. Adds it if it is new.
+    fn master_named_by(
         &self,
-        member: &Member,
+        master: &Master,
         target: &RedirectTarget,
-    ) -> Result<Arc<Member>, Error> {
-        let address = redirect_address(target, member);
-        let target = self.members.get_or_add_named(&address)?;
-        target.set_announcer(member.address());
+    ) -> Result<Arc<Master>, Error> {
+        let address = redirect_address(target, master);
+        let target = self.masters.get_or_add_named(&address)?;
+        target.set_announcer(master.address());
         Ok(target)
     }
 
-    /// Corrects the slot map after a redirect of `member`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
-    fn apply_redirect(&self, member: &Member, redirect: &Redirect) {
+    /// Corrects the slot map after a redirect of `master`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
+    fn apply_redirect(&self, master: &Master, redirect: &Redirect) {
         match redirect {
             Redirect::Moved(target) => {
-                let to = redirect_address(target, member);
-                if self.members.set_owner(target.slot, &to).unwrap_or(false) {
-                    self.members.set_announcer(member.address());
+                let to = redirect_address(target, master);
+                if self.masters.set_owner(target.slot, &to).unwrap_or(false) {
+                    self.masters.set_announcer(master.address());
                     self.refresher.queue_moved(target.slot);
                 }
                 self.refresher.request();
@@ -312,31 +312,31 @@ impl ClusterStore {
         let mut asked = None;
         loop {
             let is_asked = asked.is_some();
-            let member = match asked.take() {
+            let master = match asked.take() {
                 Some(target) => target,
                 None => self.owner_or_refresh(slot, deadline)?,
             };
-            let node = self.node_or_open(&member)?;
+            let node = self.node_or_open(&master)?;
             let outcome = match is_asked {
                 false => node.execute_one(command.clone(), deadline),
                 true => node.ask_one(command.clone(), deadline_while_moving(command, deadline)),
             };
             let error = match outcome {
                 Ok(reply) => {
-                    member.record_reply(true);
+                    master.record_reply(true);
                     return Ok(reply);
                 }
                 Err(error) => error,
             };
             if is_silence(&error) {
-                member.record_reply(false);
+                master.record_reply(false);
             }
             if let Some(Redirect::TryAgain | Redirect::ClusterDown) = error.redirect() {
                 deadline = deadline_while_moving(command, deadline);
                 attempts.end_by(deadline);
             }
             let is_retried_by_node = error.redirect().is_none();
-            match self.on_error(&member, error, &mut attempts) {
+            match self.on_error(&master, error, &mut attempts) {
                 RetryStep::Again => {}
                 RetryStep::Ask(target) => asked = Some(target),
                 RetryStep::End(error) => {
@@ -373,9 +373,9 @@ impl ClusterStore {
     /// cannot be opened at the limit of threads, queues it at another node, which redirects it. If no node can be
     /// opened, drops the release.
     fn queue_late_release(&self, release: Release, error: &Error) {
-        let owner = self.members.owner(release.key.slot());
-        for member in owner.into_iter().chain(self.members.all()) {
-            if let Ok(node) = self.node_or_open(&member) {
+        let owner = self.masters.owner(release.key.slot());
+        for master in owner.into_iter().chain(self.masters.all()) {
+            if let Ok(node) = self.node_or_open(&master) {
                 return node.queue_late_release(release, error);
             }
         }
@@ -386,7 +386,7 @@ impl ClusterStore {
 
     /// Sends `requests` to their nodes, and sets their outcomes. A redirect is an outcome here.
     fn send_round(&self, requests: &mut [&mut Request]) {
-        let mut groups: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        let mut groups: Vec<(Arc<Master>, Vec<&mut Request>)> = Vec::new();
         for request in requests {
             let owner = match request.command.key() {
                 Some(key) => self.owner_or_refresh(key.slot(), request.deadline),
@@ -404,20 +404,20 @@ impl ClusterStore {
                 Err(error) => request.outcome = Some(Err(error)),
             }
         }
-        if let [(member, group)] = groups.as_mut_slice()
-            && let Some(node) = member.node()
+        if let [(master, group)] = groups.as_mut_slice()
+            && let Some(node) = master.node()
         {
             let requests = group.iter_mut().map(|request| &mut **request);
             node.execute_all(requests, Route::default());
             let outcomes = group.iter().map(|request| request.outcome.as_ref());
-            record_replies(member, outcomes);
+            record_replies(master, outcomes);
             return;
         }
         submit_groups(&mut groups);
     }
 
     /// Sends `requests` together to the node to which their slots are moving, and sets their outcomes.
-    fn ask_all(&self, target: &Arc<Member>, requests: &mut [&mut Request]) {
+    fn ask_all(&self, target: &Arc<Master>, requests: &mut [&mut Request]) {
         match self.node_or_open(target) {
             Ok(node) => {
                 let asked = requests.iter_mut().map(|request| &mut **request);
@@ -439,10 +439,10 @@ impl ClusterStore {
         if moved.is_empty() {
             return;
         }
-        for member in self.members.all() {
-            let Some(node) = member.node() else { continue };
-            node.set_shard_slot(self.shard_slot_of(member.id()));
-            self.reroute_releases(&member, node);
+        for master in self.masters.all() {
+            let Some(node) = master.node() else { continue };
+            node.set_shard_slot(self.shard_slot_of(master.id()));
+            self.reroute_releases(&master, node);
         }
         // Unlocked before the call of the listener, which may open nodes.
         let started = self.started.read().clone();
@@ -456,16 +456,16 @@ impl ClusterStore {
         }
     }
 
-    /// Moves the queued releases of slots that `member` does not serve to the nodes that serve them. A release stays at
-    /// `member` if the other node cannot be opened. An undo always stays, and a copy of it moves; the copy is dropped
+    /// Moves the queued releases of slots that `master` does not serve to the nodes that serve them. A release stays at
+    /// `master` if the other node cannot be opened. An undo always stays, and a copy of it moves; the copy is dropped
     /// if the other node cannot be opened. Returns false if a release stays.
-    fn reroute_releases(&self, member: &Member, node: &Arc<Node>) -> bool {
-        let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
+    fn reroute_releases(&self, master: &Master, node: &Arc<Node>) -> bool {
+        let is_moved = |key: &Key| !self.masters.is_owner(master.id(), key.slot());
         let transit = self.transits.begin();
         let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
             // The owner is kept until its node has the release: other threads do not remove a master that is in use.
-            let owner = self.members.owner(release.release.key.slot());
+            let owner = self.masters.owner(release.release.key.slot());
             match owner
                 .as_ref()
                 .and_then(|owner| self.node_or_open(owner).ok())
@@ -483,15 +483,15 @@ impl ClusterStore {
 
     /// Flushes one node. A master that is away and has lost its slots counts as flushed once its releases have moved to
     /// the masters of their slots.
-    fn flush_node(&self, member: &Arc<Member>, deadline: MonotonicTime) -> Result<(), Error> {
-        let Some(node) = member.node() else {
+    fn flush_node(&self, master: &Arc<Master>, deadline: MonotonicTime) -> Result<(), Error> {
+        let Some(node) = master.node() else {
             return Ok(());
         };
         let flushed = node.flush(deadline);
         match &flushed {
             Err(error)
                 if error.redirect() == Some(&Redirect::Retired)
-                    && self.reroute_releases(member, node) =>
+                    && self.reroute_releases(master, node) =>
             {
                 Ok(())
             }
@@ -503,18 +503,18 @@ impl ClusterStore {
     /// has work or another thread uses it.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
-        for member in self.members.all() {
-            if member.serves_slots() {
+        for master in self.masters.all() {
+            if master.serves_slots() {
                 continue;
             }
-            if let Some(node) = member.node() {
+            if let Some(node) = master.node() {
                 // Callers may have queued releases here after the slots moved, and this server may be gone.
-                self.reroute_releases(&member, node);
+                self.reroute_releases(&master, node);
             }
-            let id = member.id();
-            drop(member);
-            let is_idle = |member: &Member| member.node().is_none_or(|node| node.is_idle());
-            let Some(removed) = self.members.remove_if(id, is_idle) else {
+            let id = master.id();
+            drop(master);
+            let is_idle = |master: &Master| master.node().is_none_or(|node| node.is_idle());
+            let Some(removed) = self.masters.remove_if(id, is_idle) else {
                 are_left = true;
                 continue;
             };
@@ -528,8 +528,8 @@ impl ClusterStore {
     }
 
     /// The master of `key`, if its node is open.
-    fn open_owner(&self, key: &Key) -> Option<Arc<Member>> {
-        let owner = self.members.owner(key.slot())?;
+    fn open_owner(&self, key: &Key) -> Option<Arc<Master>> {
+        let owner = self.masters.owner(key.slot())?;
         owner.node().is_some().then_some(owner)
     }
 }
@@ -552,25 +552,25 @@ fn deadline_while_moving(command: &Command, deadline: MonotonicTime) -> Monotoni
     }
 }
 
-/// Adds `item` to the group of `member`.
-fn push_to_group<T>(groups: &mut Vec<(Arc<Member>, Vec<T>)>, member: Arc<Member>, item: T) {
+/// Adds `item` to the group of `master`.
+fn push_to_group<T>(groups: &mut Vec<(Arc<Master>, Vec<T>)>, master: Arc<Master>, item: T) {
     match groups
         .iter_mut()
-        .find(|(other, _)| other.id() == member.id())
+        .find(|(other, _)| other.id() == master.id())
     {
         Some((_, group)) => group.push(item),
-        None => groups.push((member, vec![item])),
+        None => groups.push((master, vec![item])),
     }
 }
 
 /// Submits each group of requests to its node, waits for all outcomes, and sets them.
-fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
+fn submit_groups(groups: &mut [(Arc<Master>, Vec<&mut Request>)]) {
     let count = groups.iter().map(|(_, group)| group.len()).sum();
     let (submitted, completions) = Submitted::new(count);
     let mut completions = completions.into_iter();
     let mut deadline = MonotonicTime::now();
-    for (member, group) in &*groups {
-        let Some(node) = member.node() else { continue };
+    for (master, group) in &*groups {
+        let Some(node) = master.node() else { continue };
         let mut commands = Vec::with_capacity(group.len());
         for request in group {
             deadline = deadline.max(request.deadline);
@@ -585,16 +585,16 @@ fn submit_groups(groups: &mut [(Arc<Member>, Vec<&mut Request>)]) {
     let are_complete = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
     let _ = submitted.wait(deadline, are_complete);
     let mut outcomes = submitted.leave().into_iter();
-    for (member, group) in groups {
+    for (master, group) in groups {
         for request in group.iter_mut() {
             let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
             let outcome = outcomes.next().flatten().unwrap_or_else(timed_out);
-            request.outcome = Some(match member.node() {
+            request.outcome = Some(match master.node() {
                 Some(node) => node.naming_the_server(outcome),
                 None => outcome,
             });
         }
-        record_replies(member, group.iter().map(|request| request.outcome.as_ref()));
+        record_replies(master, group.iter().map(|request| request.outcome.as_ref()));
     }
 }
 
@@ -604,9 +604,9 @@ fn adopt(node: &Node, release: QueuedRelease, transit: &Transit<'_>) {
     transit.count_arrival();
 }
 
-/// The address of the node that `member` has named in a redirect.
-fn redirect_address(target: &RedirectTarget, member: &Member) -> HostPort {
-    resolved(&target.host, target.port, member.address())
+/// The address of the node that `master` has named in a redirect.
+fn redirect_address(target: &RedirectTarget, master: &Master) -> HostPort {
+    resolved(&target.host, target.port, master.address())
 }
 
 /// Whether a node did not reply, or could not be connected to.
@@ -617,7 +617,7 @@ fn is_silence(error: &Error) -> bool {
 /// Marks a node as replying if one of its requests succeeded. Marks it as silent if all of them failed and one got no
 /// reply.
 fn record_replies<'a>(
-    member: &Member,
+    master: &Master,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
 ) {
     let got_no_reply =
@@ -626,9 +626,9 @@ fn record_replies<'a>(
         .clone()
         .any(|outcome| matches!(outcome, Some(Ok(_))))
     {
-        member.record_reply(true);
+        master.record_reply(true);
     } else if outcomes.any(got_no_reply) {
-        member.record_reply(false);
+        master.record_reply(false);
     }
 }
 
@@ -640,13 +640,13 @@ impl ClusterStore {
     }
 
     /// The addresses and nodes of the masters that this client uses. If it uses none yet, opens one by `deadline`.
-    fn masters(&self, deadline: MonotonicTime) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
+    fn used_masters(&self, deadline: MonotonicTime) -> Result<Vec<(HostPort, Arc<Node>)>, Error> {
         let mut nodes: Vec<(HostPort, Arc<Node>)> = Vec::new();
-        for member in self.members.all() {
-            if let Some(node) = member.node()
-                && member.serves_slots()
+        for master in self.masters.all() {
+            if let Some(node) = master.node()
+                && master.serves_slots()
             {
-                nodes.push((member.address().clone(), Arc::clone(node)));
+                nodes.push((master.address().clone(), Arc::clone(node)));
             }
         }
         if nodes.is_empty() {
@@ -672,7 +672,7 @@ impl Store for ClusterStore {
         self.send_round(&mut all);
         // All redirects are applied first, so that the redirected requests are sent together.
         let mut moved: Vec<&mut Request> = Vec::new();
-        let mut asked: Vec<(Arc<Member>, Vec<&mut Request>)> = Vec::new();
+        let mut asked: Vec<(Arc<Master>, Vec<&mut Request>)> = Vec::new();
         let mut others: Vec<&mut Request> = Vec::new();
         for request in all {
             let Some(Err(error)) = &request.outcome else {
@@ -687,11 +687,11 @@ impl Store for ClusterStore {
             let owner = request
                 .command
                 .key()
-                .and_then(|key| self.members.owner(key.slot()));
+                .and_then(|key| self.masters.owner(key.slot()));
             let Some(owner) = owner else { continue };
             self.apply_redirect(&owner, redirect);
             match redirect {
-                Redirect::Ask(target) => match self.member_named_by(&owner, target) {
+                Redirect::Ask(target) => match self.master_named_by(&owner, target) {
                     Ok(target) => push_to_group(&mut asked, target, request),
                     Err(_) => others.push(request),
                 },
@@ -699,11 +699,11 @@ impl Store for ClusterStore {
                 Redirect::TryAgain | Redirect::ClusterDown => others.push(request),
             }
         }
-        for (member, requests) in &mut asked {
+        for (master, requests) in &mut asked {
             for request in requests.iter_mut() {
                 request.deadline = deadline_while_moving(&request.command, request.deadline);
             }
-            self.ask_all(member, requests);
+            self.ask_all(master, requests);
         }
         if moved.len() > 1 {
             self.send_round(&mut moved);
@@ -725,7 +725,7 @@ impl Store for ClusterStore {
     /// Submits requests to their nodes. A redirect is an outcome here: the caller decides whether to submit again.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
-            let owner = command.key().and_then(|key| self.members.owner(key.slot()));
+            let owner = command.key().and_then(|key| self.masters.owner(key.slot()));
             let node = owner
                 .as_ref()
                 .and_then(|owner| self.node_or_open(owner).ok());
@@ -752,7 +752,7 @@ impl Store for ClusterStore {
     }
 
     fn server_of(&self, key: &Key) -> ServerId {
-        let owner = self.members.owner(key.slot());
+        let owner = self.masters.owner(key.slot());
         owner.map_or(ServerId::ONLY, |owner| owner.id())
     }
 
@@ -761,7 +761,7 @@ impl Store for ClusterStore {
     fn ping(&self) -> Result<Duration, Error> {
         let deadline = self.deadline_with_connect();
         let mut longest = Duration::ZERO;
-        for (_, node) in self.masters(deadline)? {
+        for (_, node) in self.used_masters(deadline)? {
             let took = node
                 .ping_by(deadline)
                 .inspect_err(|_| self.refresher.request())?;
@@ -773,7 +773,7 @@ impl Store for ClusterStore {
     /// Checks the masters one after another. A master that cannot be checked is a finding. Returns an error if none can
     /// be checked.
     fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
-        let masters = self.masters(self.deadline_with_connect())?;
+        let masters = self.used_masters(self.deadline_with_connect())?;
         let mut found = Vec::new();
         let mut errors = Vec::new();
         for (address, node) in &masters {
@@ -795,7 +795,7 @@ impl Store for ClusterStore {
     }
 
     fn send_release(&self, release: Release) {
-        let owner = self.members.owner(release.key.slot());
+        let owner = self.masters.owner(release.key.slot());
         match owner.as_ref().and_then(|owner| owner.node()) {
             Some(node) => node.send_release(release),
             None => {
@@ -822,8 +822,8 @@ impl Store for ClusterStore {
     }
 
     fn suspect_connections(&self, key: &Key) {
-        if let Some(member) = self.open_owner(key)
-            && let Some(node) = member.node()
+        if let Some(master) = self.open_owner(key)
+            && let Some(node) = master.node()
         {
             node.suspect_connections(key);
         }
@@ -838,11 +838,11 @@ impl Store for ClusterStore {
     /// release moved between two nodes in the meantime.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         self.transits.flush_with(deadline, || {
-            let members = self.members.all().into_iter();
-            let open: Vec<_> = members.filter(|member| member.node().is_some()).collect();
-            let flush = |member: &Arc<Member>| self.flush_node(member, deadline);
-            if let [member] = open.as_slice() {
-                return flush(member);
+            let masters = self.masters.all().into_iter();
+            let open: Vec<_> = masters.filter(|master| master.node().is_some()).collect();
+            let flush = |master: &Arc<Master>| self.flush_node(master, deadline);
+            if let [master] = open.as_slice() {
+                return flush(master);
             }
             let failed = || Err(Error::new(ErrorKind::Timeout, "the flush has failed"));
             let mut flushed: Vec<_> = open.iter().map(|_| failed()).collect();
@@ -857,9 +857,9 @@ impl Store for ClusterStore {
 
     fn close(&self) {
         self.refresher.stop();
-        for member in self.members.all() {
-            member.stop_maintenance();
-            if let Some(node) = member.node() {
+        for master in self.masters.all() {
+            master.stop_maintenance();
+            if let Some(node) = master.node() {
                 node.close();
             }
         }
@@ -883,59 +883,59 @@ impl Notifications for ClusterStore {
         let started = self.started.write().take();
         drop(started);
         self.refresher.stop();
-        for member in self.members.all() {
-            member.stop_maintenance();
-            if let Some(node) = member.node() {
+        for master in self.masters.all() {
+            master.stop_maintenance();
+            if let Some(node) = master.node() {
                 node.stop();
             }
         }
     }
 
     fn request(&self, key: &Key) {
-        if let Some(member) = self.open_owner(key)
-            && let Some(node) = member.node()
+        if let Some(master) = self.open_owner(key)
+            && let Some(node) = master.node()
         {
             node.request(key);
         }
     }
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
-        let mut groups: Vec<(Arc<Member>, Vec<TrackedKey>)> = Vec::new();
+        let mut groups: Vec<(Arc<Master>, Vec<TrackedKey>)> = Vec::new();
         let mut are_tracked = true;
         for tracked in keys {
-            let Some(owner) = self.members.owner(tracked.key.slot()) else {
+            let Some(owner) = self.masters.owner(tracked.key.slot()) else {
                 are_tracked = false;
                 continue;
             };
             push_to_group(&mut groups, owner, tracked);
         }
-        for (member, keys) in groups {
+        for (master, keys) in groups {
             // At the limit of threads, the node may not open yet. Its first notification connection tracks the keys.
-            member.request_notifications();
+            master.request_notifications();
             are_tracked &= self
-                .node_or_open(&member)
+                .node_or_open(&master)
                 .is_ok_and(|node| node.track(keys));
         }
         are_tracked
     }
 
     fn queue_mode(&self, key: &Key) -> QueueMode {
-        let member = self.open_owner(key);
-        let node = member.as_ref().and_then(|member| member.node());
+        let master = self.open_owner(key);
+        let node = master.as_ref().and_then(|master| master.node());
         node.map_or(QueueMode::None, |node| node.queue_mode(key))
     }
 
     /// The epoch contains the master's number, so it changes when the key's slot moves.
     fn epoch(&self, key: &Key) -> u64 {
-        let member = self.open_owner(key);
-        member.map_or(0, |member| {
-            let epoch = member.node().map_or(0, |node| node.epoch(key));
-            member.notification_epoch(epoch)
+        let master = self.open_owner(key);
+        master.map_or(0, |master| {
+            let epoch = master.node().map_or(0, |node| node.epoch(key));
+            master.notification_epoch(epoch)
         })
     }
 
     fn is_at(&self, server: ServerId, key: &Key) -> bool {
-        self.members.is_owner(server, key.slot())
+        self.masters.is_owner(server, key.slot())
     }
 
     fn must_confirm_losses(&self) -> bool {
@@ -965,7 +965,7 @@ impl Transactions for ClusterStore {
     }
 
     fn handle_failure(&self, key: &Key, error: &Error) {
-        match (error.redirect(), self.members.owner(key.slot())) {
+        match (error.redirect(), self.masters.owner(key.slot())) {
             (Some(redirect), Some(owner)) => self.apply_redirect(&owner, redirect),
             _ => self.refresher.request(),
         }
@@ -979,15 +979,15 @@ impl ReleaseRouter for ClusterStore {
         mut release: QueuedRelease,
         redirect: &Redirect,
     ) -> Option<QueuedRelease> {
-        let Some(member) = self.members.get(from) else {
+        let Some(master) = self.masters.get(from) else {
             return Some(release);
         };
-        self.apply_redirect(&member, redirect);
+        self.apply_redirect(&master, redirect);
         let (Redirect::Moved(target) | Redirect::Ask(target)) = redirect else {
             return Some(release);
         };
         release.route.is_asking = matches!(redirect, Redirect::Ask(_));
-        let target = self.member_named_by(&member, target);
+        let target = self.master_named_by(&master, target);
         match target.as_ref().map(|target| self.node_or_open(target)) {
             Ok(Ok(node)) => {
                 adopt(node, release, &self.transits.begin());
@@ -1058,7 +1058,7 @@ mod tests {
     /// A store whose slots are all on one master, which is away.
     fn store() -> Arc<ClusterStore> {
         let store = store_without_slots();
-        store.members.replace(&all_slots_on(address(1)));
+        store.masters.replace(&all_slots_on(address(1)));
         store
     }
 
@@ -1127,7 +1127,7 @@ mod tests {
         let store = store_with_reports(reports);
         let bad = bad_address();
         let key = Key::new("p:", "k", 16).unwrap();
-        assert!(store.members.set_owner(key.slot(), &bad).unwrap());
+        assert!(store.masters.set_owner(key.slot(), &bad).unwrap());
         let mut of_guard = release(&key);
         of_guard.held = Some(Held {
             token: 7,
@@ -1147,16 +1147,16 @@ mod tests {
     fn releases_for_a_bad_node_do_not_multiply() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
-        let old = store.members.owner(key.slot()).unwrap();
+        let old = store.masters.owner(key.slot()).unwrap();
         let node = store.node_or_open(&old).unwrap();
         node.queue_undo(release(&key));
         node.send_release(release(&key));
         let bad = bad_address();
-        assert!(store.members.set_owner(key.slot(), &bad).unwrap());
+        assert!(store.masters.set_owner(key.slot(), &bad).unwrap());
         for _ in 0..3 {
             assert!(!store.reroute_releases(&old, node), "one release stays");
         }
-        store.members.set_owner(key.slot(), &address(1)).unwrap();
+        store.masters.set_owner(key.slot(), &address(1)).unwrap();
         let left = node.take_releases(|_| true);
         let undos: Vec<bool> = left.iter().map(|release| release.is_undo).collect();
         assert_eq!(undos, [false], "a copy of the undo");
@@ -1169,9 +1169,9 @@ mod tests {
     fn an_unreachable_retired_master_delays_no_flush() {
         let store = store();
         let key = Key::new("p:", "k", 16).unwrap();
-        let old = store.members.owner(key.slot()).unwrap();
+        let old = store.masters.owner(key.slot()).unwrap();
         store.node_or_open(&old).unwrap().queue_undo(release(&key));
-        store.members.replace(&all_slots_on(bad_address()));
+        store.masters.replace(&all_slots_on(bad_address()));
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         store.flush(far).unwrap();
         assert!(MonotonicTime::now() < far);
@@ -1183,9 +1183,9 @@ mod tests {
         for has_work in [false, true] {
             let store = store();
             let key = Key::new("p:", "k", 16).unwrap();
-            let old = store.members.owner(key.slot()).unwrap();
+            let old = store.masters.owner(key.slot()).unwrap();
             store.node_or_open(&old).unwrap();
-            store.members.replace(&all_slots_on(address(2)));
+            store.masters.replace(&all_slots_on(address(2)));
             if has_work {
                 // A caller that chose the node before the slots moved queues this release.
                 let away = Error::new(ErrorKind::Unavailable, "away");
@@ -1196,7 +1196,7 @@ mod tests {
             let id = old.id();
             drop(old);
             assert_eq!(store.close_unused(), has_work);
-            assert_eq!(store.members.get(id).is_some(), has_work, "the undo stays");
+            assert_eq!(store.masters.get(id).is_some(), has_work, "the undo stays");
             let new = store.open_owner(&key);
             let moved = new.map_or(Vec::new(), |new| {
                 new.node().unwrap().take_releases(|_| true)
@@ -1234,7 +1234,7 @@ mod tests {
         };
         assert!(!store.track(vec![tracked]));
         allow(usize::MAX);
-        let owner = store.members.owner(key.slot()).unwrap();
+        let owner = store.masters.owner(key.slot()).unwrap();
         store.node_or_open(&owner).unwrap();
         // The thread has tried to connect for notifications, and the port is closed.
         while !matches!(store.queue_mode(&key), QueueMode::Polling) {
@@ -1255,7 +1255,7 @@ mod tests {
         store.queue_late_release(release, &away);
         let old = store.open_owner(&key).unwrap();
         let slot = key.slot();
-        assert!(store.members.set_owner(slot, &address(2)).unwrap());
+        assert!(store.masters.set_owner(slot, &address(2)).unwrap());
         thread::scope(|scope| {
             // The move takes the release from the old node, and then waits for this mutex to open the new node.
             let opening = store.started.write();

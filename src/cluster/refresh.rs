@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::cluster::ClusterStore;
 use crate::cluster::address::ClusterAddress;
-use crate::cluster::members::Members;
+use crate::cluster::masters::Masters;
 use crate::cluster::query::{ask, ask_in_turn};
 use crate::cluster::slot_map::SlotRange;
 use crate::report::error::{Error, ErrorKind};
@@ -162,7 +162,7 @@ pub fn run(store: &ClusterStore) {
     let mut redirects = Redirects::default();
     while let Some(work) = store.refresher.wait(asked_at.after(pause), check_at) {
         store.on_moved(&work.moved);
-        redirects.add(&work.moved, &store.members);
+        redirects.add(&work.moved, &store.masters);
         if work.refreshes {
             let now = MonotonicTime::now();
             let was_quiet = now.since(asked_at) > QUIET;
@@ -171,8 +171,8 @@ pub fn run(store: &ClusterStore) {
             asked_at = MonotonicTime::now();
             let (moved, error) = match ranges {
                 Ok((sender, ranges)) => {
-                    let moved = store.members.replace(&ranges);
-                    store.members.set_announcer(&sender);
+                    let moved = store.masters.replace(&ranges);
+                    store.masters.set_announcer(&sender);
                     (moved, None)
                 }
                 Err(error) => (Vec::new(), Some(error)),
@@ -182,7 +182,7 @@ pub fn run(store: &ClusterStore) {
                 backoff.reset();
             }
             pause = backoff.next();
-            if redirects.need_another_round(error.is_some(), &store.members) {
+            if redirects.need_another_round(error.is_some(), &store.masters) {
                 store.refresher.request();
             }
             store.refresher.end_round(error);
@@ -201,14 +201,14 @@ struct Redirects {
 }
 
 impl Redirects {
-    fn add(&mut self, moved: &[Slot], members: &Members) {
-        let owned = |slot: &Slot| Some((*slot, members.owner(*slot)?.id()));
+    fn add(&mut self, moved: &[Slot], masters: &Masters) {
+        let owned = |slot: &Slot| Some((*slot, masters.owner(*slot)?.id()));
         self.masters.extend(moved.iter().filter_map(owned));
     }
 
     /// Whether to repeat the round that has just ended.
-    fn need_another_round(&mut self, has_failed: bool, members: &Members) -> bool {
-        let contradicts = |(slot, master): (&Slot, &ServerId)| !members.is_owner(*master, *slot);
+    fn need_another_round(&mut self, has_failed: bool, masters: &Masters) -> bool {
+        let contradicts = |(slot, master): (&Slot, &ServerId)| !masters.is_owner(*master, *slot);
         let needed = has_failed || self.masters.iter().any(contradicts);
         if needed && self.repeats < MAX_REPEATS {
             self.repeats += 1;
@@ -265,7 +265,7 @@ fn ask_nodes(
     asked: &mut HashMap<HostPort, AskedNode>,
     turn: usize,
 ) -> Result<(HostPort, Vec<SlotRange>), Error> {
-    let mut addresses = store.members.addresses();
+    let mut addresses = store.masters.addresses();
     for seed in store.address.seeds() {
         if !addresses.contains(seed) {
             addresses.push(seed.clone());
@@ -273,11 +273,11 @@ fn ask_nodes(
     }
     let count = addresses.len().max(1);
     addresses.rotate_left(turn % count);
-    let members = store.members.all();
+    let masters = store.masters.all();
     let is_silent = |address: &HostPort| {
-        let mut members = members.iter();
+        let mut masters = masters.iter();
         asked.get(address).is_some_and(|node| node.is_silent)
-            || members.any(|member| member.address() == address && member.is_silent())
+            || masters.any(|master| master.address() == address && master.is_silent())
     };
     addresses.sort_by_key(is_silent);
     asked.retain(|address, _| addresses.contains(address));
@@ -291,9 +291,9 @@ fn ask_nodes(
             let node = match asked.entry(address.clone()) {
                 Entry::Occupied(node) => node.into_mut(),
                 Entry::Vacant(vacant) => {
-                    let mut members = members.iter();
-                    let member = members.find(|member| member.address() == address);
-                    let announced_by = member.map(|member| member.announced_by());
+                    let mut masters = masters.iter();
+                    let master = masters.find(|master| master.address() == address);
+                    let announced_by = master.map(|master| master.announced_by());
                     let announced_by = announced_by.unwrap_or_default();
                     let endpoint = store.address.announced_endpoint(address, announced_by)?;
                     endpoint.name_connections(&store.holder);
@@ -307,7 +307,7 @@ fn ask_nodes(
             let answer = ask(&node.endpoint, address, time, store.config.command_timeout);
             node.is_silent = answer.as_ref().is_err_and(Error::is_unavailable);
             let ranges = answer?;
-            if store.members.can_be_next(&ranges) {
+            if store.masters.can_be_next(&ranges) {
                 return Ok((address.clone(), ranges));
             }
             foreign.add(address, ranges);
@@ -428,7 +428,7 @@ mod tests {
     fn some_redirects_ask_for_the_slot_map() {
         let node = HostPort::new(b"h", b"1").unwrap();
         let store = store_of(std::slice::from_ref(&node));
-        let member = store.members.get_or_add_named(&node).unwrap();
+        let master = store.masters.get_or_add_named(&node).unwrap();
         for (code, is_wanted, moved) in [
             ("MOVED", true, &[Slot::new(7).unwrap()][..]),
             // The map has the slot already.
@@ -438,7 +438,7 @@ mod tests {
             ("ASK", false, &[]),
         ] {
             let redirect = Redirect::parse(code, "7 h:2").unwrap();
-            store.apply_redirect(&member, &redirect);
+            store.apply_redirect(&master, &redirect);
             let now = MonotonicTime::now();
             let work = store.refresher.wait(now, Some(now)).unwrap();
             assert_eq!((work.refreshes, &*work.moved), (is_wanted, moved), "{code}");
@@ -457,13 +457,13 @@ mod tests {
         assert_eq!(order(0), [0, 1, 2]);
         assert_eq!(order(1), [1, 2, 0]);
         store
-            .members
+            .masters
             .get_or_add_named(&nodes[0])
             .unwrap()
             .record_reply(false);
         assert_eq!(order(0), [1, 2, 0]);
         store
-            .members
+            .masters
             .get_or_add_named(&nodes[0])
             .unwrap()
             .record_reply(true);
@@ -528,26 +528,26 @@ mod tests {
             replicas: Vec::new(),
             ids: Vec::new(),
         };
-        let (members, mut redirects) = (Members::default(), Redirects::default());
+        let (masters, mut redirects) = (Masters::default(), Redirects::default());
         let slot = Slot::new(7).unwrap();
-        members.replace(&[map(&old)]);
-        assert!(!redirects.need_another_round(false, &members));
-        members.set_owner(slot, &new).unwrap();
-        redirects.add(&[slot], &members);
+        masters.replace(&[map(&old)]);
+        assert!(!redirects.need_another_round(false, &masters));
+        masters.set_owner(slot, &new).unwrap();
+        redirects.add(&[slot], &masters);
         assert!(
-            redirects.need_another_round(true, &members),
+            redirects.need_another_round(true, &masters),
             "it has failed"
         );
         for _ in 1..MAX_REPEATS {
-            members.replace(&[map(&old)]);
-            assert!(redirects.need_another_round(false, &members), "a late map");
+            masters.replace(&[map(&old)]);
+            assert!(redirects.need_another_round(false, &masters), "a late map");
         }
-        assert!(!redirects.need_another_round(false, &members), "the bound");
-        redirects.add(&[slot], &members);
-        members.replace(&[map(&new)]);
-        assert!(redirects.need_another_round(false, &members), "moved again");
-        members.replace(&[map(&old)]);
-        assert!(!redirects.need_another_round(false, &members));
+        assert!(!redirects.need_another_round(false, &masters), "the bound");
+        redirects.add(&[slot], &masters);
+        masters.replace(&[map(&new)]);
+        assert!(redirects.need_another_round(false, &masters), "moved again");
+        masters.replace(&[map(&old)]);
+        assert!(!redirects.need_another_round(false, &masters));
     }
 
     #[test]

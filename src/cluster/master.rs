@@ -15,11 +15,11 @@ use crate::wire::connect::url::HostPort;
 static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// A master. Its node is opened when the first request needs it.
-pub struct Member {
+pub struct Master {
     id: ServerId,
     address: HostPort,
     serial: u64,
-    opened: OnceLock<MemberNode>,
+    opened: OnceLock<MasterNode>,
     opening: Mutex<()>,
     /// Whether the node has to connect for notifications when it is opened.
     wants_notifications: AtomicBool,
@@ -33,12 +33,12 @@ pub struct Member {
     announced_by: Arc<OnceLock<HostPort>>,
 }
 
-struct MemberNode {
+struct MasterNode {
     node: Arc<Node>,
     requests: Arc<MaintenanceRequests>,
 }
 
-impl Member {
+impl Master {
     pub fn new(id: ServerId, address: HostPort) -> Self {
         Self {
             id,
@@ -78,7 +78,7 @@ impl Member {
         let _guard = self.opening.lock();
         if self.opened.get().is_none() {
             let (node, requests) = open()?;
-            let _ = self.opened.set(MemberNode { node, requests });
+            let _ = self.opened.set(MasterNode { node, requests });
         }
         let node = self.node();
         node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
@@ -131,7 +131,7 @@ impl Member {
         self.is_retired.store(false, Ordering::Relaxed);
     }
 
-    /// The flag for [`Endpoint::set_retired_flag`](crate::wire::endpoint::Endpoint::set_retired_flag).
+    /// The flag that the endpoint of this master shares.
     pub fn retired_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_retired)
     }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn losing_its_last_slot_retires_a_master() {
         let host = "h".to_owned();
-        let master = Member::new(ServerId::ONLY, HostPort { host, port: 1 });
+        let master = Master::new(ServerId::ONLY, HostPort { host, port: 1 });
         let flag = master.retired_flag();
         let is_retired = || flag.load(Ordering::Relaxed);
         master.set_serves_slots(false);

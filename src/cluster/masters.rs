@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::cluster::member::Member;
+use crate::cluster::master::Master;
 use crate::cluster::slot_map::{AnnouncedId, MAX_KNOWN, MAX_MASTERS, NodeId, SlotMap, SlotRange};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::ServerId;
@@ -14,7 +14,7 @@ use crate::wire::connect::url::HostPort;
 
 /// The masters and the slot map.
 #[derive(Default)]
-pub struct Members {
+pub struct Masters {
     table: RwLock<Table>,
     /// The replicas in the last slot map. They may be asked for the next one.
     replicas: Mutex<Vec<HostPort>>,
@@ -26,11 +26,11 @@ pub struct Members {
 struct Table {
     slots: SlotMap,
     /// The masters by `ServerId`. A master without slots is kept until its releases are done.
-    masters: Vec<Option<Arc<Member>>>,
+    masters: Vec<Option<Arc<Master>>>,
 }
 
 impl Table {
-    fn master(&self, id: ServerId) -> Option<&Arc<Member>> {
+    fn master(&self, id: ServerId) -> Option<&Arc<Master>> {
         self.masters.get(usize::from(id.0))?.as_ref()
     }
 
@@ -49,7 +49,7 @@ impl Table {
         if index == self.masters.len() {
             self.masters.push(None);
         }
-        self.masters[index] = Some(Arc::new(Member::new(id, address.clone())));
+        self.masters[index] = Some(Arc::new(Master::new(id, address.clone())));
         Some(id)
     }
 
@@ -61,9 +61,9 @@ impl Table {
     }
 }
 
-impl Members {
+impl Masters {
     /// The master that serves `slot`.
-    pub fn owner(&self, slot: Slot) -> Option<Arc<Member>> {
+    pub fn owner(&self, slot: Slot) -> Option<Arc<Master>> {
         let table = self.table.read();
         let owner = table.slots.owner(slot)?;
         table.master(owner).map(Arc::clone)
@@ -75,7 +75,7 @@ impl Members {
     }
 
     /// All masters, including those without slots.
-    pub fn all(&self) -> Vec<Arc<Member>> {
+    pub fn all(&self) -> Vec<Arc<Master>> {
         self.table
             .read()
             .masters
@@ -86,12 +86,12 @@ impl Members {
     }
 
     /// The master with this number.
-    pub fn get(&self, server: ServerId) -> Option<Arc<Member>> {
+    pub fn get(&self, server: ServerId) -> Option<Arc<Master>> {
         self.table.read().master(server).map(Arc::clone)
     }
 
     /// Returns the master at `address`, which a redirect has named. Adds it if it is new, and ends its retirement.
-    pub fn get_or_add_named(&self, address: &HostPort) -> Result<Arc<Member>, Error> {
+    pub fn get_or_add_named(&self, address: &HostPort) -> Result<Arc<Master>, Error> {
         let mut table = self.table.write();
         let master = table.get_or_add(address);
         let master = master.and_then(|id| table.master(id).map(Arc::clone));
@@ -183,16 +183,16 @@ impl Members {
     }
 
     /// Removes and returns the master with this number if `is_idle` returns true, unless it serves a slot or another
-    /// thread uses it. Calls `is_idle` when only this table has the `Member`, because another thread may have left work
+    /// thread uses it. Calls `is_idle` when only this table has the `Master`, because another thread may have left work
     /// just before.
     pub fn remove_if(
         &self,
         server: ServerId,
-        is_idle: impl FnOnce(&Member) -> bool,
-    ) -> Option<Member> {
+        is_idle: impl FnOnce(&Master) -> bool,
+    ) -> Option<Master> {
         let mut table = self.table.write();
         let entry = table.masters.get_mut(usize::from(server.0))?;
-        let is_unused = |master: &mut Arc<Member>| {
+        let is_unused = |master: &mut Arc<Master>| {
             !master.serves_slots() && Arc::strong_count(master) == 1 && is_idle(master)
         };
         Arc::into_inner(entry.take_if(is_unused)?)
@@ -241,138 +241,138 @@ mod tests {
         }
     }
 
-    fn port_of(members: &Members, number: usize) -> Option<u16> {
-        members
+    fn port_of(masters: &Masters, number: usize) -> Option<u16> {
+        masters
             .owner(slot(number))
             .map(|owner| owner.address().port)
     }
 
     #[test]
     fn the_next_slot_map_shares_a_node_with_the_last() {
-        let members = Members::default();
-        assert!(members.can_be_next(&[range(0, 9, 1, &[])]));
-        members.replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[])]);
+        let masters = Masters::default();
+        assert!(masters.can_be_next(&[range(0, 9, 1, &[])]));
+        masters.replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[])]);
         // After a fail-over, only the replica is left.
-        assert!(members.can_be_next(&[range(0, 19, 3, &[7])]));
-        assert!(members.can_be_next(&[range(0, 9, 7, &[]), range(10, 19, 8, &[2])]));
-        assert!(!members.can_be_next(&[range(0, 9, 7, &[8])]));
+        assert!(masters.can_be_next(&[range(0, 19, 3, &[7])]));
+        assert!(masters.can_be_next(&[range(0, 9, 7, &[]), range(10, 19, 8, &[2])]));
+        assert!(!masters.can_be_next(&[range(0, 9, 7, &[8])]));
         let mut without_ids = range(0, 9, 7, &[]);
         without_ids.ids.clear();
-        assert!(members.can_be_next(&[without_ids]));
+        assert!(masters.can_be_next(&[without_ids]));
         // The sender may have moved to another Cluster, unless it is alone.
-        members.replace(&[range(0, 9, 1, &[9]), range(10, 19, 2, &[])]);
-        assert!(!members.can_be_next(&[range(0, 9, 7, &[9])]));
-        assert!(members.can_be_next(&[range(0, 9, 2, &[9])]));
-        assert!(members.can_be_next(&[range(0, 19, 9, &[])]));
+        masters.replace(&[range(0, 9, 1, &[9]), range(10, 19, 2, &[])]);
+        assert!(!masters.can_be_next(&[range(0, 9, 7, &[9])]));
+        assert!(masters.can_be_next(&[range(0, 9, 2, &[9])]));
+        assert!(masters.can_be_next(&[range(0, 19, 9, &[])]));
         // Nodes of earlier maps do not count.
-        members.replace(&[range(0, 19, 3, &[7])]);
-        assert!(!members.can_be_next(&[range(0, 19, 1, &[2])]));
+        masters.replace(&[range(0, 19, 3, &[7])]);
+        assert!(!masters.can_be_next(&[range(0, 19, 1, &[2])]));
     }
 
     #[test]
     fn known_ids_have_a_bound() {
-        let members = Members::default();
+        let masters = Masters::default();
         let replicas: Vec<usize> = (2..1000).collect();
-        members.replace(&[range(0, 9, 1, &replicas)]);
-        assert_eq!(members.ids.lock().len(), MAX_MASTERS + MAX_KNOWN);
-        assert!(members.can_be_next(&[range(0, 9, 384, &[])]));
-        assert!(!members.can_be_next(&[range(0, 9, 386, &[])]));
+        masters.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(masters.ids.lock().len(), MAX_MASTERS + MAX_KNOWN);
+        assert!(masters.can_be_next(&[range(0, 9, 384, &[])]));
+        assert!(!masters.can_be_next(&[range(0, 9, 386, &[])]));
     }
 
     #[test]
     fn a_new_map_tells_which_slots_have_moved() {
-        let members = Members::default();
+        let masters = Masters::default();
         assert_eq!(
-            members
+            masters
                 .replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[4])])
                 .len(),
             20
         );
         assert_eq!(
-            [0, 9, 10, 20].map(|slot| port_of(&members, slot)),
+            [0, 9, 10, 20].map(|slot| port_of(&masters, slot)),
             [Some(1), Some(1), Some(2), None]
         );
-        assert_eq!(members.addresses(), [1, 2, 3, 4].map(address));
-        let first = members.owner(slot(0)).unwrap();
+        assert_eq!(masters.addresses(), [1, 2, 3, 4].map(address));
+        let first = masters.owner(slot(0)).unwrap();
         // A slot that the answer leaves out keeps its master.
         assert_eq!(
-            members.replace(&[range(0, 4, 1, &[]), range(9, 19, 2, &[])]),
+            masters.replace(&[range(0, 4, 1, &[]), range(9, 19, 2, &[])]),
             [slot(9)]
         );
         assert_eq!(
-            [4, 5, 9].map(|slot| port_of(&members, slot)),
+            [4, 5, 9].map(|slot| port_of(&masters, slot)),
             [Some(1), Some(1), Some(2)]
         );
         assert!(
-            Arc::ptr_eq(&first, &members.owner(slot(0)).unwrap()),
+            Arc::ptr_eq(&first, &masters.owner(slot(0)).unwrap()),
             "a master keeps its node"
         );
         assert_eq!(
-            members.lowest_slot_of(members.owner(slot(9)).unwrap().id()),
+            masters.lowest_slot_of(masters.owner(slot(9)).unwrap().id()),
             Some(slot(9))
         );
     }
 
     #[test]
     fn a_redirect_moves_one_slot() {
-        let members = Members::default();
-        members.replace(&[range(0, 9, 1, &[])]);
-        assert!(members.set_owner(slot(5), &address(2)).unwrap());
-        assert!(!members.set_owner(slot(5), &address(2)).unwrap());
+        let masters = Masters::default();
+        masters.replace(&[range(0, 9, 1, &[])]);
+        assert!(masters.set_owner(slot(5), &address(2)).unwrap());
+        assert!(!masters.set_owner(slot(5), &address(2)).unwrap());
         assert_eq!(
-            [4, 5, 6].map(|slot| port_of(&members, slot)),
+            [4, 5, 6].map(|slot| port_of(&masters, slot)),
             [Some(1), Some(2), Some(1)]
         );
     }
 
     #[test]
     fn redirects_retire_a_master_and_name_it_again() {
-        let members = Members::default();
-        members.replace(&[range(5, 5, 1, &[])]);
-        let old = members.owner(slot(5)).unwrap();
+        let masters = Masters::default();
+        masters.replace(&[range(5, 5, 1, &[])]);
+        let old = masters.owner(slot(5)).unwrap();
         let flag = old.retired_flag();
         let is_retired = || flag.load(std::sync::atomic::Ordering::Relaxed);
         assert!(!is_retired());
-        members.set_owner(slot(5), &address(2)).unwrap();
+        masters.set_owner(slot(5), &address(2)).unwrap();
         assert!(is_retired() && !old.serves_slots());
-        members.get_or_add_named(&address(1)).unwrap();
+        masters.get_or_add_named(&address(1)).unwrap();
         assert!(!is_retired());
     }
 
     #[test]
     fn only_an_unused_master_is_removed() {
-        let members = Members::default();
-        members.replace(&[range(0, 9, 1, &[])]);
-        let old = members.owner(slot(0)).unwrap();
+        let masters = Masters::default();
+        masters.replace(&[range(0, 9, 1, &[])]);
+        let old = masters.owner(slot(0)).unwrap();
         let id = old.id();
         drop(old);
-        assert!(members.remove_if(id, |_| true).is_none(), "it serves slots");
-        let used = members.owner(slot(0)).unwrap();
-        members.replace(&[range(0, 9, 2, &[])]);
+        assert!(masters.remove_if(id, |_| true).is_none(), "it serves slots");
+        let used = masters.owner(slot(0)).unwrap();
+        masters.replace(&[range(0, 9, 2, &[])]);
         assert!(
-            members.remove_if(id, |_| true).is_none(),
+            masters.remove_if(id, |_| true).is_none(),
             "another thread uses it"
         );
         drop(used);
-        assert!(members.remove_if(id, |_| false).is_none(), "it has work");
-        let old = members.remove_if(id, |_| true).unwrap();
-        assert_eq!(members.addresses(), [address(2)]);
+        assert!(masters.remove_if(id, |_| false).is_none(), "it has work");
+        let old = masters.remove_if(id, |_| true).unwrap();
+        assert_eq!(masters.addresses(), [address(2)]);
         // Its number is free again.
-        let next = members.get_or_add_named(&address(3)).unwrap();
+        let next = masters.get_or_add_named(&address(3)).unwrap();
         assert_eq!(next.id(), old.id());
         assert_ne!(next.notification_epoch(0), old.notification_epoch(0));
     }
 
     #[test]
     fn masters_beyond_the_bound_are_not_used() {
-        let members = Members::default();
+        let masters = Masters::default();
         let ranges: Vec<SlotRange> = (0..MAX_MASTERS + 1)
             .map(|master| range(master, master, master + 1, &[]))
             .collect();
-        members.replace(&ranges);
-        assert_eq!(members.all().len(), MAX_MASTERS);
-        assert_eq!(port_of(&members, MAX_MASTERS), None);
-        let error = members
+        masters.replace(&ranges);
+        assert_eq!(masters.all().len(), MAX_MASTERS);
+        assert_eq!(port_of(&masters, MAX_MASTERS), None);
+        let error = masters
             .get_or_add_named(&address(9_999))
             .map(drop)
             .unwrap_err();
@@ -381,15 +381,15 @@ mod tests {
             "Redis is unavailable: h:9999 is not used: the Cluster has more than 128 masters, which leasehold does not \
              support; use a Cluster with fewer masters for locks"
         );
-        assert!(members.set_owner(slot(0), &address(9_999)).is_err());
-        assert_eq!(port_of(&members, 0), Some(1));
+        assert!(masters.set_owner(slot(0), &address(9_999)).is_err());
+        assert_eq!(port_of(&masters, 0), Some(1));
     }
 
     #[test]
     fn addresses_of_replicas_are_bounded() {
-        let members = Members::default();
+        let masters = Masters::default();
         let replicas: Vec<usize> = (1_000..2_000).collect();
-        members.replace(&[range(0, 9, 1, &replicas)]);
-        assert_eq!(members.addresses().len(), 1 + MAX_KNOWN);
+        masters.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(masters.addresses().len(), 1 + MAX_KNOWN);
     }
 }
