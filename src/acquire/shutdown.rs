@@ -3,22 +3,20 @@
 use std::time::Duration;
 
 use crate::report::error::{Error, ErrorKind};
-use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::util::mailbox::Mailbox;
+use crate::util::sync::{AtomicBool, Ordering};
 
 #[derive(Default)]
 pub struct Shutdown {
+    /// Each acquire reads this flag, without a mutex.
     is_shut_down: AtomicBool,
-    /// Locked while the flag changes. A thread that checks the flag and then sleeps cannot miss the wake-up in between.
-    changing: Mutex<()>,
-    changed: Condvar,
+    mailbox: Mailbox<()>,
 }
 
 impl Shutdown {
     pub fn close(&self) {
-        let changing = self.changing.lock();
         self.is_shut_down.store(true, Ordering::Release);
-        drop(changing);
-        self.changed.notify_all();
+        self.mailbox.stop(|()| ());
     }
 
     /// Returns an error once the client is shut down.
@@ -31,10 +29,7 @@ impl Shutdown {
 
     /// Sleeps for `pause`, or until the client is shut down.
     pub fn rest(&self, pause: Duration) -> Result<(), Error> {
-        let mut changing = self.changing.lock();
-        if self.check().is_ok() {
-            self.changed.wait_for(&mut changing, pause);
-        }
+        self.mailbox.sleep(pause);
         self.check()
     }
 }
