@@ -588,9 +588,10 @@ impl WaiterGuard<'_> {
         self.waiter.take_handed_off()
     }
 
-    /// Chooses the lease to ask Redis for, and marks it as in flight. This is the entry's lease if it has this waiter's
-    /// options and is not in flight, otherwise `fresh`. If `fresh` replaces an entry with other options, also returns
-    /// that entry: the caller has to release its lease.
+    /// Chooses the lease to ask Redis for: the lease of the queue's entry if that entry has this waiter's options.
+    /// Otherwise replaces the entry by one for `fresh`, and also returns the old entry, if there is one: the caller has
+    /// to release its lease. Marks the entry as in flight. If the entry is in flight already, returns `fresh`, and does
+    /// not change the entry.
     pub fn entry(
         &self,
         fresh: LeaseId,

@@ -178,8 +178,8 @@ impl ClusterAddress {
         Ok(endpoint)
     }
 
-    /// The endpoint of a node whose address other nodes have announced; `announced_by` contains the first of them. The
-    /// announced host may be invalid.
+    /// The endpoint of a node that other nodes have announced. `announced_by` holds the node that announced it first.
+    /// The announced host may be invalid.
     pub fn announced_endpoint(
         &self,
         node: &HostPort,

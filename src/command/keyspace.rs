@@ -73,7 +73,7 @@ pub enum Notification {
         lease: LeaseId,
         grant: GrantMessage,
     },
-    /// `lease` has come among the first eight in its queue.
+    /// `lease` is now among the first eight in its queue.
     Near {
         to: HolderId,
         key: Key,

@@ -673,8 +673,8 @@ impl QuorumStore {
             |outcomes| self.count.is_decided(outcomes, is_granted),
             |outcomes| self.count.contention(outcomes).is_some(),
         );
-        // If a node got the request too late, its clock was set forward since the client read it. The reply contains
-        // the node's time, so the client asks once more.
+        // A node refuses the request as too late if its clock was set forward since the client last read the clock. The
+        // refusal contains the node's time, so the client can compute the end anew, and asks once more.
         let mut late = self.all();
         late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
         if !late.is_empty()

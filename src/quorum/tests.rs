@@ -1601,7 +1601,7 @@ fn after_a_restart(quarantine: Duration) -> AfterARestart {
 /// Shows that a quarantine has to last as long as the longest ttl.
 #[test]
 fn after_a_short_quarantine_a_restart_grants_a_lock_twice() {
-    // A node also refuses tokens that are ahead of its clock by more than this time.
+    // The quarantine, here 1 s, is also the most by which a token may be ahead of a node's clock.
     let it = after_a_restart(Duration::from_secs(1));
     let is_granted = || {
         matches!(

@@ -248,7 +248,7 @@ impl Error {
         self
     }
 
-    /// Adds the source of `other`.
+    /// Takes over the source of `other`.
     pub(crate) fn with_source_of(mut self, other: &Self) -> Self {
         self.0.source.clone_from(&other.0.source);
         self

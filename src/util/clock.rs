@@ -11,7 +11,7 @@ const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The clock of one client. It shows the machine's time, unless a test moves it ahead.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    /// The lead of a movable clock over the machine's clock, in nanoseconds.
+    /// The lead of a movable clock over the machine's clock, in nanoseconds. `None` for a clock that cannot be moved.
     ahead: Option<Arc<AtomicU64>>,
 }
 

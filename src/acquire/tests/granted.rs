@@ -10,7 +10,8 @@ const GRANT: GrantMessage = GrantMessage {
 };
 
 impl Fixture {
-    /// The next request is queued. A message reports its grant before the reply comes.
+    /// The reply to the next acquire says that Redis has queued it. A message reports the grant before this reply
+    /// arrives.
     fn grant_while_queued(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
         self.grant(GRANT, later, meanwhile);
     }

@@ -407,7 +407,7 @@ impl Endpoint {
     /// attempt. If the client cannot reach the named server, it asks each other sentinel once.
     ///
     /// The error [is lasting](Error::is_lasting) unless it may change by itself: the server is away, starts or is busy.
-    /// A server that was never reached is not expected to start just now.
+    /// If nothing listens at a fixed address that this client has never reached, the error is lasting, too.
     pub fn open(&self) -> Result<Connection, Error> {
         self.open_within(self.connect_timeout)
     }
@@ -634,7 +634,7 @@ impl Endpoint {
         &self.epoch
     }
 
-    /// Connects to `found`. The attempt began at `made_in`.
+    /// Connects to `found`. `made_in` is the epoch that was read before the attempt.
     #[cfg(all(test, not(shuttle)))]
     pub fn open_found(
         &self,

@@ -405,8 +405,8 @@ impl Receiver {
     }
 }
 
-/// Waits until some of the sockets are readable or closed, until `until` at the latest. Returns their positions.
-/// Returns none at `until`, or earlier if `poll` fails, as after a signal.
+/// Waits until a socket is readable or closed, and returns the positions of those that are. The list is empty if the
+/// time `until` comes first, or if `poll` fails, as after a signal.
 #[cfg(unix)]
 pub fn wait_for_any<'a>(
     sockets: impl Iterator<Item = &'a Arc<Socket>>,

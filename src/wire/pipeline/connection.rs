@@ -158,8 +158,8 @@ impl InFlightBatch {
     }
 }
 
-/// Whether an acquire found its key taken only because an earlier release of the key has to be repeated. Such an
-/// acquire has changed nothing, so it can be repeated, too.
+/// Whether an acquire found its key taken only because the release before it has not taken effect and is sent again.
+/// Such an acquire has changed nothing, so it can be sent again, too.
 fn is_too_early(request: &PendingRequest, outcome: &Outcome, released_late: &[Key]) -> bool {
     let found_taken = matches!(outcome, Ok(Reply::Contended { queued: None, .. }));
     let Command::Acquire(Acquire { key, .. }) = &request.command else {

@@ -382,7 +382,7 @@ impl Pipeline {
     fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
         let mut state = self.state.lock();
         let connection = state.connection.as_ref();
-        // This is another connection, which may have another sender.
+        // If the pipeline has another connection by now, that one may have a sender of its own.
         if connection.is_some_and(|connection| !connection.has_socket(socket)) {
             return None;
         }

@@ -348,7 +348,7 @@ pub fn next_leader<'a>(
     completions.find_map(Completion::next_leader)
 }
 
-/// The keys of releases among these requests that may grant their keys to other clients.
+/// The keys of those releases, among these requests, that may pass the lock to another client.
 pub fn keys_for_next_waiters<'a>(
     requests: impl Iterator<Item = &'a PendingRequest>,
 ) -> impl Iterator<Item = &'a Key> {
