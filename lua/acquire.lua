@@ -13,12 +13,15 @@
 --   `0` or `+` and µs: the lease joins at the place of this time;
 --   `-`: the lease may be queued already, and does not join;
 --   `-+`: the same, and Redis notifies the holder of the grant even if the lease joined to poll.
+--   `r` at the end: the lease is a reader. `p<weight>/<limit>` at the end: the lease asks for so many permits, of which
+--   at most so many are held. Such a lease shares the key (lua/shares.lua), and never goes past the queue.
 --   Last, on a Cluster: the start of the server's shard channels, to which the script appends the holder.
 -- Returns: for one lock key its result, for several keys an array of results. If all keys were granted, only the
 --   result of the first key; those of the other keys count up from it. A result is a string: granted, the µs part of
 --   the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock expires, the
---   number of waiters before this waiter, and the µs of its place; an error FOREIGN and a type: the key holds no lock
---   of this library; any other error: refused.
+--   number of waiters before this waiter, and the µs of its place. If leases share the key, a contended result is an
+--   array, too, and each array ends with the limit of the newest share. An error FOREIGN and a type: the key holds no
+--   lock of this library; an error MIXED: readers and permits cannot share a key; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], math.floor((#ARGV - 1) / 3)
 local shard = ARGV[3 * n + 2]
 local time = redis.call('TIME')
@@ -27,14 +30,15 @@ local time = redis.call('TIME')
 local now = time[1] .. time[2]
 if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
 local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil
-local granted, behind, refused = 0, n + 1, nil
+local granted, behind, refused, own_shares = 0, n + 1, nil, nil
 
 for i = 1, n do
   local key, lease, ttl, mode = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
-  local queue = nil
+  local queue, asked = nil, ''
   if mode ~= '' then
     behind = behind + 1
     queue = KEYS[behind]
+    mode, asked = string.match(mode, '^([-+%d]*)(.*)$')
   end
   -- A request for a lease that was queued must not acquire a free key: its caller may be gone, and then nothing would
   -- release the key. A request that may join must not acquire a free key while others are queued: the script serves
@@ -45,7 +49,7 @@ for i = 1, n do
   -- Plain commands may have set the key for this lease, but its caller cannot use the token
   -- (src/wire/scripts/plain.rs). In this case, join.lua deletes the key, and the second pass grants it.
   for pass = 1, 2 do
-    if not is_queued then
+    if not is_queued and asked == '' then
       if pass == 1 then
         -- part: count.lua
       end
@@ -56,10 +60,11 @@ for i = 1, n do
       end
     end
     if not result then
+      -- part: shares.lua
       -- part: join.lua
-      result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
+      result = join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
       -- The key is free, but its queue cannot be used: it has another type, or another user has made it too long.
-      if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
+      if result == 0 and queue and asked == '' and string.sub(mode, 1, 1) ~= '-' then
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
       end
@@ -77,7 +82,8 @@ if type(written) == 'table' then
   -- If the counter was not written, a later grant could get one of these tokens again, so the script deletes the keys.
   for i = 1, n do
     if type(results and results[i] or result) == 'string' then
-      redis.pcall('DEL', KEYS[i + 1])
+      local own = own_shares and own_shares[i]
+      if own then redis.pcall('ZREM', KEYS[i + 1], unpack(own)) else redis.pcall('DEL', KEYS[i + 1]) end
       if results then results[i] = written else result = written end
     end
   end

@@ -4,7 +4,7 @@
 -- ARGV: those of the script
 -- Returns: nothing
 for _, waiter in ipairs(hinted) do
-  local start, holder = string.match(#waiter <= 256 and waiter or '', '^(%x+),[1-9]%d*,(%S+)$')
+  local start, holder = string.match(#waiter <= 256 and waiter or '', '^(%x+),[1-9]%d*[rp]?[%d/]*,(%S+)$')
   if start then
     local message = string.sub(start, 1, 16) .. ' ' .. hint .. ' ' .. key
     -- part: channel.lua

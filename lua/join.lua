@@ -4,17 +4,34 @@
 --   (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free; nil: begin again
-local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
+-- Returns: a result of acquire, which may be an error FOREIGN or MIXED; 0: the key is free; nil: begin again
+local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
-  -- part: stored.lua
-  -- part: foreign.lua
-  local held = value
-  if held and held.err then return held end
+  local share, held, set = nil, false, nil
+  if asked ~= '' then share = use_shares().share_of(asked) end
+  if share == false then return { err = 'ERR no mode: ' .. asked } end
+  -- The type of the key decides how to read it. A request begins with the type that its own lease would have.
+  if share then set = shares.look(key) end
+  if not share or set and set.err then
+    -- part: stored.lua
+    if not share and value and value.err and string.sub(value.err, 1, 9) == 'WRONGTYPE' then
+      set = use_shares().look(key)
+      -- All shares had ended. lua/acquire.lua grants the free key.
+      if not set then return nil end
+      if not set.err then value = false end
+    end
+    if set and set.err then
+      if string.sub(set.err, 1, 9) ~= 'WRONGTYPE' then return set end
+      set = nil
+    end
+    -- part: foreign.lua
+    held = value
+    if held and held.err then return held end
+  end
   -- The mark of a grant that its waiter has not confirmed: `?`, or `!` after a roll call.
   local mark_at, _, doubt = string.find(held or '', ' ([?!])', 55)
-  if held and string.sub(held, 5, 36) == lease then
+  if held and not share and string.sub(held, 5, 36) == lease then
     if string.sub(held, 38, 53) == '0000000000000000' then
       -- Plain commands have set the key, but the caller cannot use their token. lua/acquire.lua grants the key again.
       local deleted = redis.pcall('DEL', key)
@@ -30,7 +47,33 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     end
     return kept == 1 and string.sub(held, 38, 53) or kept
   end
+  local grant
+  if share then
+    grant = function()
+      -- part: count.lua
+      if refused then return refused end
+      local given = shares.give(key, share, lease, holder, ttl, set)
+      if given.err then return given end
+      used, own_shares = micros, own_shares or {}
+      own_shares[i] = shares.members_of(share, lease, holder)
+      return micros
+    end
+  end
+  -- The result of a request that is not queued.
+  local function unqueued(left)
+    if share and left == 0 and mode ~= '' and not waits then return grant() end
+    return set and type(left) == 'number' and { left, set.limit } or left
+  end
   local left = held and redis.pcall('PTTL', key) or 0
+  if set then
+    if share and share.kind ~= set.kind then return { err = 'MIXED readers and permits' } end
+    if share and waits and redis.pcall('ZSCORE', key, shares.members_of(share, lease, holder)[1]) then return grant() end
+    left = shares.wait_for(key, share, set)
+  end
+  if share and not held and not waits and (left == 0 or not left) and (waiting == 0 or type(waiting) == 'table') then
+    return grant()
+  end
+  if set then left = left or set.ends - shares.now_ms + 1 end
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
@@ -45,20 +88,20 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     -- part: count.lua
     if refused then return refused end
   end
-  if mode == '' or type(left) ~= 'number' then return left end
+  if mode == '' or type(left) ~= 'number' then return unqueued(left) end
 
-  local entry = lease .. ',' .. (kind == '0' and 0 or ttl) .. ',' .. holder
+  local entry = lease .. ',' .. (kind == '0' and 0 or ttl) .. asked .. ',' .. holder
   local place, ahead, comes_last = nil, nil, false
   if waits then
     place = redis.pcall('ZSCORE', queue, entry)
     if not place then
-      local polls = lease .. ',0,' .. holder
+      local polls = lease .. ',0' .. asked .. ',' .. holder
       place = redis.pcall('ZSCORE', queue, polls)
       local is_notified = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
       if is_notified then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
     -- Places that clients write have at most sixteen digits.
-    if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
+    if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return unqueued(left) end
     if tonumber(place) >= 4000000000000000 then
       -- A roll call has made the waiter silent. This request gives the waiter back its own place.
       place = string.format('%.0f', place - 4000000000000000)
@@ -94,7 +137,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   end
   -- A replica may be behind its primary, where the lease may be queued.
   if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
-  if refused and not waits then return left end
+  if refused and not waits then return unqueued(left) end
   if is_over and doubt == '?' then
     -- part: roll_call.lua
   end
@@ -107,13 +150,21 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   if not held then
     ahead = nil
     -- part: serve.lua
-    local written = redis.pcall('ZADD', counter, micros, 't')
-    local served = type(written) == 'table' and written or serve(key, queue, micros, lease, ttl)
-    if type(served) == 'string' then used = micros end
-    if served == lease then return micros end
+    local written = not set and redis.pcall('ZADD', counter, micros, 't')
+    local served, last, own = written, nil, nil
+    if type(written) ~= 'table' then served, last, own, set = serve(key, queue, micros, set, lease, ttl) end
+    if last then used = last end
+    if own then
+      if share then
+        own_shares = own_shares or {}
+        own_shares[i] = shares.members_of(share, lease, holder)
+      end
+      return own
+    end
     -- If the queue cannot be served, lua/acquire.lua grants the free key to the caller.
     in_queue = type(served) ~= 'table'
-    left = in_queue and served and redis.pcall('PTTL', key) or 0
+    left = in_queue and served and not set and redis.pcall('PTTL', key) or 0
+    if set then left = shares.wait_for(key, share, set) or set.ends - shares.now_ms + 1 end
   end
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
   -- The queue has a bound, since it could fill the memory of Redis.
@@ -126,10 +177,10 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       -- it, because a replica then refuses the write.
       kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
     end
-    if kept == 1 then return { left, ahead, tonumber(place) } end
+    if kept == 1 then return { left, ahead, tonumber(place), set and set.limit } end
     -- A replica may be behind its primary, where the lease may still be queued.
     if type(kept) == 'table' and string.find(kept.err, 'READONLY', 1, true) then return kept end
   end
   redis.pcall('ZREM', queue, entry)
-  return left
+  return unqueued(left)
 end

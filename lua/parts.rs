@@ -1,11 +1,14 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 16] = [
+pub const PARTS: [(&str, &str); 19] = [
     ("join.lua", include_str!("join.lua")),
+    ("release_share.lua", include_str!("release_share.lua")),
+    ("renew_share.lua", include_str!("renew_share.lua")),
     ("roll_call.lua", include_str!("roll_call.lua")),
     ("quarantine.lua", include_str!("quarantine.lua")),
     ("fence.lua", include_str!("fence.lua")),
+    ("shares.lua", include_str!("shares.lua")),
     ("stored.lua", include_str!("stored.lua")),
     ("foreign.lua", include_str!("foreign.lua")),
     ("token.lua", include_str!("token.lua")),

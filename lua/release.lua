@@ -9,13 +9,18 @@
 --   `<lease id>!<holder>`: this holder takes the key by force, and the lease's holder is notified;
 --   `<lease id>?<holder>`: the same, but not while the grant is less than a second old and the lease's holder does not
 --   listen;
---   `<lease id>,<ttl in ms>,<holder>`: a release of a lease that may be queued with this ttl.
+--   `<lease id>,<ttl in ms><mode>,<holder>`: a release of a lease that may be queued with this ttl. The mode is that of
+--   its acquire, empty for an exclusive lease;
+--   `keep <µs> <ms> ` and a lease id, or the first member of a share (lua/shares.lua): a release of a lease that was
+--   granted at `<µs>`. The key, or the permits, stay taken until `<ms>` after the grant.
+--   A share that is taken by force has its first member behind the holder and a space.
 --   Last, on a Cluster: the start of the server's shard channels, to which the script appends a holder. On a node of a
 --   quorum: length of a quarantine in ms.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
 --   another lease holds the key, the key's value; an error QUARANTINE and ms: the lease does not hold the
---   key, and the node of a quorum may have lost it; any other error: refused.
+--   key, and the node of a quorum may have lost it; an error FOREIGN and a type: the key holds no shares of this
+--   library; any other error: refused.
 local counter, n = KEYS[1], math.floor((#KEYS - 1) / 2)
 
 -- The usual case comes first: the key's value is equal to the argument, so no waiter is queued.
@@ -38,19 +43,35 @@ if n > 1 then
   end
 end
 for i = 1, n do
-  local key, lease, after = KEYS[i + 1], ARGV[i], nil
+  local key, queue, lease, after = KEYS[i + 1], KEYS[n + 1 + i], ARGV[i], nil
+  local ttl, mode, own, member, since, kept = nil, '', nil, nil, nil, nil
+  if string.sub(lease, 1, 5) == 'keep ' then
+    since, kept, lease = string.match(lease, '^keep (%d+) (%d+) (.+)$')
+    if #lease > 32 then member = lease end
+  end
   if string.sub(lease, 1, 4) == 'lh1 ' then lease = string.sub(lease, 5, 36) end
   if #lease > 32 and string.find(lease, '^[!?,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
+    if string.sub(after, 1, 1) == ',' then
+      ttl, mode, own = string.match(after, '^,(%d*)([rp]?[%d/]*),(.*)$')
+      -- An argument of another form names no entry of a queue.
+      mode = mode or ''
+    else
+      member = string.match(after, ' (.+)$')
+    end
   end
+  local is_share = member or mode ~= ''
   -- The loop above has set the result to 1 if it deleted the key.
   result = results and results[i]
-  if not result then
+  if not result and not is_share then
     -- part: stored.lua
     result = value
+    is_share = ttl and result and result.err and string.sub(result.err, 1, 9) == 'WRONGTYPE'
   end
-  if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
-    local too_early = false
+  if is_share then
+    -- part: release_share.lua
+  elseif type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
+    local too_early, is_kept = false, false
     if after and string.find(after, '^[!?]') then
       local holder = string.match(result, '^%S+', 55) or ''
       local message = string.sub(lease, 1, 16) .. ' !' .. string.sub(after, 2) .. ' ' .. key
@@ -66,22 +87,34 @@ for i = 1, n do
       -- part: publish.lua
     end
     local served = nil
-    if not too_early and string.find(result, ' ', 55, true) then
+    if since then
+      local time = redis.call('TIME')
+      local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+      local rest = math.min(kept, math.ceil(since / 1000) + kept - now_ms)
+      if rest > 0 then
+        -- A key with this mark outlives the time for the confirmation by three seconds.
+        if string.find(result, ' [?!]', 55) then rest = rest + 3000 end
+        is_kept = redis.pcall('PEXPIRE', key, rest) == 1
+        local hinted, hint = redis.pcall('ZRANGE', queue, 0, 0), '='
+        -- part: hint.lua
+      end
+    end
+    if not too_early and not is_kept and string.find(result, ' ', 55, true) then
       -- As in lua/acquire.lua, `micros` is the µs part of a fencing token. It is false if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
       local micros, refused, used, head, tail = nil, nil, nil, nil, nil
       -- part: count.lua
+      -- part: shares.lua
       micros = not refused and type(redis.pcall('ZADD', counter, micros, 't')) == 'number' and micros
       -- part: serve.lua
-      served = micros and serve(key, KEYS[n + 1 + i], micros)
+      served = micros and serve(key, queue, micros)
     end
-    result = too_early and 2 or type(served) == 'string' and 1 or redis.pcall('DEL', key)
+    result = too_early and 2 or (is_kept or type(served) == 'string') and 1 or redis.pcall('DEL', key)
   elseif result ~= 1 then
-    local ttl, holder = string.match(after or '', '^,(%d+),(.*)$')
-    local queue, gone = KEYS[n + 1 + i], 1
-    local left = ttl and redis.pcall('ZREM', queue, ARGV[i], lease .. ',0,' .. holder)
+    local gone = 1
+    local left = ttl and redis.pcall('ZREM', queue, ARGV[i], lease .. ',0,' .. own)
     if type(left) == 'number' and left > 0 then
       -- part: near.lua
       result = 1

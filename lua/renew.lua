@@ -2,20 +2,26 @@
 --   Also confirms a grant that its waiter has to confirm.
 --   With a ttl of 1, only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: lock keys
--- ARGV: for each lock key: lease id, ttl in ms
+-- ARGV: for each lock key: lease id, ttl in ms: the first member of a share (lua/shares.lua) stands for its lease id
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result
---   is 1: renewed; 0: the key is missing; a string: another lease holds the key, the key's value; an error: refused.
+--   is 1: renewed; 0: the key is missing; a string: another lease holds the key, the key's value; an error FOREIGN and a type:
+--   the key holds no shares of this library; any other error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
 -- MGET returns nil also for keys of other types. GETRANGE then reads such keys again.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
+  local is_share = #lease > 32
   result = values[i]
-  if not result then
+  if is_share then
+    -- part: renew_share.lua
+  elseif not result then
     -- part: stored.lua
     result = value
   end
-  if not result then
+  if is_share then
+    -- The part above has set the result.
+  elseif not result then
     result = 0
   elseif not result.err then
     if string.sub(result, 1, 36) ~= 'lh1 ' .. lease then

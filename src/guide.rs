@@ -1,6 +1,7 @@
 //! The guide: the pages of docs/, each as a module. Compiled for the API docs only.
 //!
 //! - [`guarantees`]: what a lock promises, what it does not, what fencing adds, and what happens in each failure.
+//! - [`shared_locks`]: read-write locks, semaphores, and limits of how often work starts.
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
@@ -33,6 +34,7 @@ macro_rules! page {
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]
         #[doc = "[the market]: market"]
+        #[doc = "[shared locks]: shared_locks"]
         #[doc = "[topologies]: topologies"]
         #[doc = ""]
         #[doc = include_str!($file)]
@@ -41,6 +43,7 @@ macro_rules! page {
 }
 
 page!(guarantees, "../docs/guarantees.md");
+page!(shared_locks, "../docs/shared_locks.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");

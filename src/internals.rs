@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::acquire::LocalQueues;
-use crate::command::{Acquire, Command, QueueMode, acquire};
+use crate::command::{Acquire, Command, Mode, QueueMode, acquire};
 use crate::config::key::{Key, KeyLayout};
 use crate::lease::Options;
 use crate::util::clock::Clock;
@@ -58,6 +58,8 @@ impl LocalQueue {
                 max_hold: None,
                 checked: false,
                 replicas: None,
+                mode: Mode::Exclusive,
+                min_hold: Duration::ZERO,
             },
         }
     }
@@ -88,6 +90,7 @@ impl Batch {
                 ttl: TTL,
                 queue_mode: QueueMode::None,
                 replicas: None,
+                mode: Mode::Exclusive,
             })
         };
         Self {

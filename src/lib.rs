@@ -31,6 +31,9 @@
 //! | hold a lock for as long as a guard lives | [`Mutex`], [`MutexGuard`] |
 //! | lock again on the same thread | [`ReentrantMutex`] |
 //! | run work once for each name, such as a nightly job | [`Once`] |
+//! | let many readers in, or one writer | [`RwLock`], [`RwLockReadGuard`], [`RwLockWriteGuard`] |
+//! | let n holders in at a time | [`Semaphore`], [`SemaphorePermit`] |
+//! | limit how often something starts | [`Semaphore::min_hold`], [`Mutex::min_hold`] |
 //! | stop waiting | [`Mutex::try_lock`], [`Mutex::try_lock_for`], [`Mutex::try_with_for`], [`Mutex::cancelled_by`] |
 //! | learn of a loss | [`MutexGuard::check`], [`MutexGuard::lost_signal`], [`MutexGuard::on_lost`], [`LossReason`] |
 //! | change data in the same Redis only while the lock is held | [`MutexGuard::transaction`] |
@@ -99,6 +102,8 @@ pub use locks::held::{HeldLock, LockInfo};
 pub use locks::mutex::{Mutex, MutexGuard};
 pub use locks::once::{Once, Record, Recordable, Run};
 pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
+pub use locks::rwlock::{ReaderInfo, RwLock, RwLockInfo, RwLockReadGuard, RwLockWriteGuard};
+pub use locks::semaphore::{PermitInfo, Semaphore, SemaphoreInfo, SemaphorePermit};
 pub use locks::transaction::Committed;
 pub use report::environment::{EnvironmentFinding, EnvironmentWarning};
 pub use report::error::{Error, ErrorKind};

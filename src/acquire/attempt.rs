@@ -7,7 +7,7 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry};
 use crate::acquire::wait::{Place, Refusal};
 use crate::acquire::{Acquirer, Caller, LockRequest};
-use crate::command::{Acquire, Command, GrantMessage, QueueMode, QueuePlace, Reply};
+use crate::command::{Acquire, Command, GrantMessage, Mode, QueueMode, QueuePlace, Reply};
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -58,6 +58,7 @@ impl Caller<'_> {
         let command = Command::Acquire(Acquire {
             key: key.clone(),
             lease,
+            mode: options.mode,
             ttl: options.first_ttl(),
             queue_mode,
             replicas: options.replicas,
@@ -75,7 +76,11 @@ impl Caller<'_> {
                 self.remove_missing_entry(lease);
                 Refusal::MissingEntry
             }
-            Ok(Reply::Contended { queued, expires_in }) => self.contended(sent, queued, expires_in),
+            Ok(Reply::Contended {
+                queued,
+                expires_in,
+                shared,
+            }) => self.contended(sent, queued, expires_in, shared),
             Ok(Reply::SplitVote {
                 expires_in,
                 may_be_taken,
@@ -104,8 +109,7 @@ impl Caller<'_> {
         }
         let (lease, entry_kind, replaced) = self.waiter.entry(fresh, asked_at);
         if let Some(replaced) = replaced {
-            let ttl = replaced.options.first_ttl();
-            acquirer.release_unheld(key.clone(), replaced.lease, ttl);
+            acquirer.release_unheld(key.clone(), replaced.lease, &replaced.options);
         }
         let queue_mode = match (entry_kind, acquirer.notifications.queue_mode(key)) {
             (EntryKind::Existing, mode) => QueueMode::Existing {
@@ -146,11 +150,13 @@ impl Caller<'_> {
     }
 
     /// Handles a reply that another client holds the lock. `queued` is the place of the lease in the queue in Redis.
+    /// `shared` is set if leases share the key: the limit of the newest permit, or 0 for readers.
     fn contended(
         &mut self,
         sent: SentAcquire,
         queued: Option<QueuePlace>,
         expires_in: Duration,
+        shared: Option<u32>,
     ) -> Refusal {
         let notifications = &self.acquirer.notifications;
         let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
@@ -158,6 +164,12 @@ impl Caller<'_> {
             self.forget_unqueued(sent.lease);
         }
         self.wait_for_notifications(expires_in);
+        let mode = self.request.options.mode;
+        if let (Mode::Permits { limit, .. }, Some(other)) = (mode, shared)
+            && limit != other
+        {
+            self.report_other_limit(limit, other);
+        }
         let place = match queued {
             // Redis never notifies an entry that joined to poll, even if this client has connected for notifications
             // since.
@@ -165,7 +177,10 @@ impl Caller<'_> {
                 if is_notified
                     && notifications.queue_mode(&self.request.key) == QueueMode::Notified =>
             {
-                Place::Notified(queued)
+                match shared.is_some() || !mode.is_exclusive() {
+                    true => Place::Shared(queued),
+                    false => Place::Notified(queued),
+                }
             }
             Some(_) => Place::Silent,
             None if sent.queue_mode == QueueMode::None => Place::None,
@@ -186,7 +201,8 @@ impl Caller<'_> {
     fn forget_unqueued(&self, lease: LeaseId) {
         if self.call.waits() {
             let key = &self.request.key;
-            self.acquirer.queues.forget_entry(key, lease);
+            let mode = self.request.options.mode;
+            self.acquirer.queues.forget_entry(key, lease, mode);
         }
     }
 
@@ -204,8 +220,7 @@ impl Caller<'_> {
         is_notified.unwrap_or_else(|| {
             // The local queue has dropped this lease, for example because the client was shut down.
             let LockRequest { key, options, .. } = self.request;
-            self.acquirer
-                .release_unheld(key.clone(), lease, options.first_ttl());
+            self.acquirer.release_unheld(key.clone(), lease, options);
             false
         })
     }
@@ -235,7 +250,7 @@ impl Caller<'_> {
         let LockRequest { key, options, .. } = self.request;
         if sent.was_queued() {
             // Redis has refused this request, so an earlier request may have left the lease in the queue in Redis.
-            acquirer.release_unheld(key.clone(), sent.lease, options.first_ttl());
+            acquirer.release_unheld(key.clone(), sent.lease, options);
         }
         let now = acquirer.watchdog.now();
         let is_cut = sent.deadline < self.call.full_time(asked_at)
@@ -331,13 +346,14 @@ impl Acquirer {
         check: Option<Check>,
         others_queued: bool,
     ) -> Result<Arc<Lease>, Error> {
-        let (key, id, ttl) = (grant.key.clone(), grant.id, grant.ttl());
+        let (key, id, options) = (grant.key.clone(), grant.id, Arc::clone(&grant.options));
         let since = grant.since;
         let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
         let lease = Arc::new(lease.with_others_queued(others_queued));
         // Checked before the watchdog gets the lease: otherwise it would report the loss of a lock that no caller had.
         if lease.valid_for(since).is_none() {
-            self.release_unheld(key, id, ttl);
+            self.release_unheld(key, id, &options);
+            let ttl = options.ttl;
             let message = format!(
                 "the grant came after the validity of its ttl of {ttl:?} had ended; use a longer ttl, or check the \
                  load of the server and of this machine"
@@ -345,7 +361,7 @@ impl Acquirer {
             return Err(Error::new(ErrorKind::Timeout, message));
         }
         if !self.watchdog.schedule(&lease) {
-            self.release_unheld(key, id, ttl);
+            self.release_unheld(key, id, &options);
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
         Ok(lease)

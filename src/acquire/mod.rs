@@ -3,8 +3,9 @@
 //!
 //! # The wait
 //!
-//! 1. A caller joins the local queue of its key. While a thread of this client holds the lock, all waiters of the queue
-//!    sleep. Otherwise only the first waiter sends requests.
+//! 1. A caller joins the local queue of its key. While a thread of this client holds the lock alone, all waiters of the
+//!    queue sleep. Otherwise only the first waiter sends requests. A reader may join the lease of a reader of this
+//!    client instead ([`shares`]).
 //! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script adds the
 //!    lease to the key's queue in Redis (lua/README.md), and the waiter sleeps until it is notified.
 //! 3. A waiter asks again without a notification, because a notification may be lost: after a second if it is one of
@@ -41,6 +42,7 @@ pub mod outage;
 pub mod places;
 pub mod queue;
 pub mod release;
+pub mod shares;
 pub mod shutdown;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -55,9 +57,10 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
+use crate::command::Mode;
 use crate::config::HandOffs;
 use crate::config::key::Key;
-use crate::lease::{CallbackExecutor, Check, Lease, Options, SharedOptions};
+use crate::lease::{CallbackExecutor, Check, Lease, ONLY_GUARD, Options, SharedOptions};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventLock;
 use crate::report::observe;
@@ -183,6 +186,9 @@ impl Acquirer {
         let LockRequest { key, options, .. } = request;
         let mut joined_at = call.started;
         loop {
+            if let Some(lease) = self.join_reader(request, joined_at)? {
+                return Ok(Some(lease));
+            }
             let waiter = match call.waits() {
                 false => match self.queues.join_if_empty(key, *options) {
                     Some(waiter) => waiter,
@@ -196,6 +202,7 @@ impl Acquirer {
                 call,
                 waiter: &waiter,
                 is_contention_reported: false,
+                is_other_limit_reported: false,
             };
             let waited = match &self.contention {
                 None => {
@@ -227,9 +234,23 @@ impl Acquirer {
             }
             // The lease has ended: another client unlocked it by force, or this thread slept until its validity had
             // ended.
-            self.release(&lease);
+            self.release(&lease, ONLY_GUARD);
             joined_at = self.watchdog.now();
         }
+    }
+
+    /// The lease of a reader of this client, if this caller is a reader and may share it.
+    fn join_reader(
+        &self,
+        request: &LockRequest,
+        now: MonotonicTime,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        let LockRequest { key, options, .. } = request;
+        if options.mode != Mode::Read {
+            return Ok(None);
+        }
+        self.check_open()?;
+        Ok(self.queues.join_reader(key, options, self.hand_offs, now))
     }
 
     /// The result for a caller that does not wait, while other threads of this client wait for the lock.
@@ -308,6 +329,11 @@ impl Acquirer {
         outage.current(|| self.store.server_of(key), now)
     }
 
+    /// Returns an error if the store has no locks of this kind.
+    pub fn check_mode(&self, mode: Mode, min_hold: Duration) -> Result<(), Error> {
+        self.store.check_mode(mode, min_hold)
+    }
+
     /// Returns an error once the client is shut down.
     pub fn check_open(&self) -> Result<(), Error> {
         self.shutdown.check()
@@ -323,7 +349,7 @@ impl Acquirer {
     pub fn end(&self) {
         self.shutdown.close();
         for (key, entry) in self.queues.abandon_all() {
-            self.release_unheld(key, entry.lease, entry.options.first_ttl());
+            self.release_unheld(key, entry.lease, &entry.options);
         }
         self.queues.wake_all();
         self.queues.watches.wake_all();
@@ -337,6 +363,7 @@ struct Caller<'a> {
     call: Call,
     waiter: &'a WaiterGuard<'a>,
     is_contention_reported: bool,
+    is_other_limit_reported: bool,
 }
 
 impl Caller<'_> {
@@ -413,6 +440,15 @@ impl Caller<'_> {
             let lock = not_granted(&self.request.key);
             let callbacks = &self.acquirer.callbacks;
             callbacks.call_handler(|events| events.contended(lock, expires_in));
+        }
+    }
+
+    /// Calls `EventHandler::limits_differ` on this thread, once for each wait.
+    fn report_other_limit(&mut self, limit: u32, other: u32) {
+        if !std::mem::replace(&mut self.is_other_limit_reported, true) {
+            let lock = not_granted(&self.request.key);
+            let callbacks = &self.acquirer.callbacks;
+            callbacks.call_handler(|events| events.limits_differ(lock, limit, other));
         }
     }
 }

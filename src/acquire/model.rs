@@ -3,6 +3,7 @@
 
 pub mod cancellation;
 pub mod notifications;
+pub mod shares;
 pub mod transfer;
 
 use std::sync::Arc;
@@ -78,10 +79,10 @@ impl Client {
     /// exists.
     fn release(&self, lease: &Arc<Lease>, is_there: bool) {
         if chance(2) {
-            self.acquirer.release(lease);
+            self.acquirer.release(lease, ONLY_GUARD);
             return;
         }
-        let done = self.acquirer.release_confirmed(lease);
+        let done = self.acquirer.release_confirmed(lease, ONLY_GUARD);
         let was_lost = lease.loss(MonotonicTime::now()).is_some();
         let is_released = done.is_ok_and(|released| released.is_confirmed());
         assert!(
@@ -234,7 +235,7 @@ fn model_hand_off_to_a_leaving_waiter_goes_on() {
         };
         let stays = || assert!(work.run(client, Until::Forever));
         let releases = || {
-            client.acquirer.release(&lease);
+            client.acquirer.release(&lease, ONLY_GUARD);
         };
         let clock = || pass(2 * SECOND);
         run(&server, &clients, &[&gives_up, &releases, &stays, &clock]);
@@ -265,7 +266,7 @@ fn model_loss_wakes_the_next_waiter() {
         };
         // The next waiters get the lock, whether or not the lost lease is released.
         let releases = || {
-            client.acquirer.release(&lease);
+            client.acquirer.release(&lease, ONLY_GUARD);
         };
         let late = chance(2);
         let meanwhile = || {

@@ -87,10 +87,14 @@ impl NotificationHandler {
 
 impl Listener for NotificationHandler {
     fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
-        if self.has_queues() && self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
+        if self.has_queues()
+            && let GrantOf::AbandonedLease(mode) = self.queues.granted(key, lease, grant)
+        {
             // The client has sent a release for this lease, but Redis may have read that release before it granted the
             // lease.
             self.backend.store.send_release(Release {
+                min_hold: Duration::ZERO,
+                mode,
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
@@ -150,6 +154,7 @@ impl Listener for NotificationHandler {
         let mut holders = self.queues.holders();
         holders.retain(|lease| keys(&lease.grant().key));
         self.watchdog.track_again(&holders, keys);
+        self.watchdog.confirm_shares(holders);
     }
 
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {

@@ -65,6 +65,7 @@ impl Pace for Places<'_> {
                 let track_at = is_near.then(|| now.after(TRACK_AFTER));
                 (track_at, ask_at(queued, expires_at, now))
             }
+            Place::Shared(queued) => (None, ask_at(queued, expires_at, now)),
             Place::Full => (None, now.after(jittered(LONGEST_TRUST)).min(expires_at)),
             Place::Silent | Place::None => return Retry::Poll,
         };

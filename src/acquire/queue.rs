@@ -1,6 +1,9 @@
 //! The local queues: the threads of this client that wait for each key, first come, first served. Only the first waiter
-//! of a queue asks Redis, and only while no thread of this client holds the lock. Also has the held leases. Does no
-//! I/O.
+//! of a queue asks Redis, and only while no thread of this client holds the lock alone. Also has the held leases. Does
+//! no I/O.
+//!
+//! A client may hold several shares of a key ([`Shares`]). They keep no waiter of this client from asking: Redis knows
+//! whether a further share fits, and a writer has to be queued there, so that new readers wait behind it.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -12,9 +15,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::acquire::shares::Shares;
 use crate::acquire::watch::Watches;
 use crate::command::value::micros_of;
-use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place};
+use crate::command::{FIRST_USUAL_PLACE, GrantMessage, Mode, QueueMode, front_place};
+use crate::config::HandOffs;
 use crate::config::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::report::loss::LossReason;
@@ -44,14 +49,17 @@ pub struct LocalQueues {
 /// without a queue.
 #[derive(Default)]
 struct Shard {
+    /// The leases that hold their keys alone.
     holders: LeasesByKey,
+    shares: KeyMap<Shares>,
     queues: KeyMap<KeyQueue>,
     /// The memory of an empty queue. The next new queue uses it.
     spare: VecDeque<Arc<Waiter>>,
     abandoned: Abandoned,
 }
 
-/// The queue of one key. Exists while threads wait, and also while the lock is held and `entry` or `forced` is set.
+/// The queue of one key. Exists while threads wait, and also while this client holds the lock or a share of it and
+/// `entry` or `forced` is set.
 #[derive(Default)]
 struct KeyQueue {
     waiters: VecDeque<Arc<Waiter>>,
@@ -142,8 +150,8 @@ impl QueueEntry {
 pub enum GrantOf {
     /// A waiter of this client asks for the lease. The message has woken it.
     Waiter,
-    /// This client has abandoned the lease. The caller has to release it.
-    AbandonedLease,
+    /// This client has abandoned the lease, which has this mode. The caller has to release it.
+    AbandonedLease(Mode),
     /// Any other lease: the client holds it already, or the message is forged.
     OtherLease,
 }
@@ -175,7 +183,7 @@ pub struct WaiterGuard<'a> {
 pub enum QueuePosition {
     /// Other waiters of this client are in front.
     Behind,
-    /// This waiter is the first. A thread of this client holds the lock, and its lease is valid for this time.
+    /// This waiter is the first. A thread of this client holds the lock alone, and its lease is valid for this time.
     Held(Duration),
     /// This waiter is the first, and may ask Redis.
     First,
@@ -241,6 +249,39 @@ impl LocalQueues {
         drop(holder);
     }
 
+    /// Adds a guard to a reader lease of this client, if no thread waits and a reader with these options may join the
+    /// lease at `now`. Sends no request.
+    pub fn join_reader(
+        &self,
+        key: &Key,
+        options: &Options,
+        limits: HandOffs,
+        now: MonotonicTime,
+    ) -> Option<Arc<Lease>> {
+        let mut shard = self.shard(key);
+        if shard.waits_for(key) {
+            return None;
+        }
+        shard.join_reader(key, options, limits, now)
+    }
+
+    /// Adds a guard to a reader lease that has one.
+    pub fn add_guard(&self, lease: &Lease) {
+        let key = &lease.grant().key;
+        if let Some(shares) = self.shard(key).shares.get_mut(key) {
+            shares.add_guard(lease);
+        }
+    }
+
+    /// Removes a guard of a reader lease. Returns true if it was the last one: its caller releases the lease. Readers do
+    /// not join the lease afterwards.
+    pub fn remove_guard(&self, lease: &Lease) -> bool {
+        let key = &lease.grant().key;
+        let mut shard = self.shard(key);
+        let shares = shard.shares.get_mut(key);
+        shares.is_none_or(|shares| shares.remove_guard(lease))
+    }
+
     /// Hands the lock off to the first waiter, if there is one and `pass_on` returns a lease for that waiter's options.
     /// Calls `pass_on` under the shard's mutex.
     pub fn hand_off(
@@ -250,8 +291,7 @@ impl LocalQueues {
     ) -> bool {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
-        let holder = shard.holders.get(key);
-        let is_holder = holder.is_some_and(|holder| std::ptr::eq(&**holder, lease));
+        let is_holder = shard.holds(lease);
         let queue = shard.queues.get(key).filter(|_| is_holder);
         let Some(first) = queue.and_then(|queue| queue.waiters.front().cloned()) else {
             return false;
@@ -263,9 +303,10 @@ impl LocalQueues {
             queue.waiters.pop_front();
         }
         shard.tidy(key);
-        let before = shard.holders.insert(Arc::clone(&next));
+        let before = shard.insert(&next);
         // The mutex is still locked. A waiter that leaves the queue afterwards finds this lease.
         first.hand_off(next);
+        shard.wake_after_share(lease);
         drop(shard);
         first.ring();
         drop(before);
@@ -315,10 +356,10 @@ impl LocalQueues {
             queue.wake();
             return GrantOf::Waiter;
         }
-        if shard.abandoned.take(lease) {
-            return GrantOf::AbandonedLease;
+        match shard.abandoned.take(lease) {
+            Some(mode) => GrantOf::AbandonedLease(mode),
+            None => GrantOf::OtherLease,
         }
-        GrantOf::OtherLease
     }
 
     /// Handles a message that `lease` is now one of the first in the queue in Redis. Its waiter asks again soon.
@@ -369,10 +410,12 @@ impl LocalQueues {
     pub fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
-        if let Some(holder) = holder.filter(|holder| holder.grant().id.start() == lease) {
+        let holder = holder.filter(|holder| holder.grant().id.start() == lease);
+        let share = || shard.shares.get(key)?.find(lease);
+        if let Some(holder) = holder.or_else(share) {
             return Some(Arc::clone(holder));
         }
-        if holder.is_none() && !shard.queues.contains_key(key) {
+        if !shard.is_held(key) && !shard.queues.contains_key(key) {
             return None;
         }
         let queue = shard.queues.entry(key.clone()).or_default();
@@ -392,7 +435,11 @@ impl LocalQueues {
     pub fn holders(&self) -> Vec<Arc<Lease>> {
         let shards = self.shards.iter();
         let held = |shard: &Mutex<Shard>| -> Vec<Arc<Lease>> {
-            shard.lock().holders.iter().cloned().collect()
+            let Shard {
+                holders, shares, ..
+            } = &*shard.lock();
+            let shares = shares.values().flat_map(Shares::leases);
+            holders.iter().chain(shares).cloned().collect()
         };
         shards.flat_map(held).collect()
     }
@@ -451,9 +498,9 @@ impl LocalQueues {
 
     /// Removes `lease` from its queue, because Redis has not queued it, or the caller is about to release it. The next
     /// lease joins at the same place. If a message grants `lease` later, the client releases it.
-    pub fn forget_entry(&self, key: &Key, lease: LeaseId) {
+    pub fn forget_entry(&self, key: &Key, lease: LeaseId, mode: Mode) {
         let mut shard = self.shard(key);
-        shard.abandoned.insert(lease);
+        shard.abandoned.insert(lease, mode);
         if let Some(queue) = shard.queues.get_mut(key)
             && let Some(entry) = queue.entry.take_if(|entry| entry.lease == lease)
         {
@@ -480,10 +527,14 @@ impl LocalQueues {
     pub fn queues(&self) -> usize {
         let keys = |shard: &Mutex<Shard>| {
             let Shard {
-                holders, queues, ..
+                holders,
+                shares,
+                queues,
+                ..
             } = &*shard.lock();
-            let held_only = |lease: &&Arc<Lease>| !queues.contains_key(&lease.grant().key);
-            queues.len() + holders.iter().filter(held_only).count()
+            let held = holders.iter().map(|lease| &lease.grant().key);
+            let held_only = held.chain(shares.keys());
+            queues.len() + held_only.filter(|key| !queues.contains_key(key)).count()
         };
         self.shards.iter().map(keys).sum()
     }
@@ -495,12 +546,59 @@ impl Shard {
         queue.is_some_and(|queue| !queue.waiters.is_empty())
     }
 
-    /// Removes the held lease and wakes the first waiter. The caller drops the returned lease while the mutex is
-    /// unlocked.
+    /// Whether this client holds the key alone, or shares of it.
+    fn is_held(&self, key: &Key) -> bool {
+        self.holders.get(key).is_some() || self.shares.contains_key(key)
+    }
+
+    /// Whether this lease is among the holders.
+    fn holds(&self, lease: &Lease) -> bool {
+        let grant = lease.grant();
+        match grant.options.mode {
+            Mode::Exclusive => {
+                let holder = self.holders.get(&grant.key);
+                holder.is_some_and(|holder| std::ptr::eq(&**holder, lease))
+            }
+            _ => {
+                let shares = self.shares.get(&grant.key);
+                shares.is_some_and(|shares| shares.contains(lease))
+            }
+        }
+    }
+
+    /// Adds a holder. Returns the lease that it replaces.
+    fn insert(&mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
+        let (grant, lease) = (lease.grant(), Arc::clone(lease));
+        match grant.options.mode {
+            Mode::Exclusive => self.holders.insert(lease),
+            _ => {
+                let shares = self.shares.entry(grant.key.clone()).or_default();
+                shares.insert(lease)
+            }
+        }
+    }
+
+    /// The leases of this client that lost the key when Redis granted it to `lease`: the holder, or all shares of the
+    /// key. They stay among the holders until their guards are dropped.
+    fn lost_to(&self, lease: &Lease) -> Vec<Arc<Lease>> {
+        let grant = lease.grant();
+        match grant.options.mode {
+            Mode::Exclusive => {
+                let shares = self.shares.get(&grant.key);
+                shares.map_or_else(Vec::new, |shares| shares.leases().cloned().collect())
+            }
+            _ => self.holders.get(&grant.key).cloned().into_iter().collect(),
+        }
+    }
+
+    /// Removes the holder and wakes the first waiter. Returns the holder, to be dropped after the mutex is released.
     #[must_use]
     fn remove_holder(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
-        let holder = self.holders.remove(lease);
         let key = &lease.grant().key;
+        let holder = match lease.grant().options.mode {
+            Mode::Exclusive => self.holders.remove(lease),
+            _ => self.remove_share(lease),
+        };
         if let Some(queue) = self.queues.get(key) {
             queue.wake();
             self.tidy(key);
@@ -508,9 +606,67 @@ impl Shard {
         holder
     }
 
-    /// Removes the queue of `key` if no thread waits in it, unless the lock is held and `entry` or `forced` is set.
+    fn remove_share(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
+        let key = &lease.grant().key;
+        let shares = self.shares.get_mut(key)?;
+        let removed = shares.remove(lease);
+        if shares.is_empty() {
+            self.shares.remove(key);
+        }
+        removed
+    }
+
+    /// Adds readers at the head of the queue to this client's reader lease, as long as the limits allow it. Returns
+    /// their waiters, whose threads the caller has to wake after the unlock.
+    fn let_readers_join(
+        &mut self,
+        key: &Key,
+        limits: HandOffs,
+        now: MonotonicTime,
+    ) -> Vec<Arc<Waiter>> {
+        let mut joined = Vec::new();
+        while let Some(queue) = self.queues.get(key)
+            && let Some(first) = queue.waiters.front()
+            && first.options.mode == Mode::Read
+            && let Some(lease) = self.join_reader(key, &first.options.clone(), limits, now)
+            && let Some(queue) = self.queues.get_mut(key)
+            && let Some(first) = queue.waiters.pop_front()
+        {
+            first.hand_off(lease);
+            joined.push(first);
+        }
+        joined
+    }
+
+    /// Adds a guard to the reader lease of `key`, unless a grant to a writer of this client has ended the lease.
+    fn join_reader(
+        &mut self,
+        key: &Key,
+        options: &Options,
+        limits: HandOffs,
+        now: MonotonicTime,
+    ) -> Option<Arc<Lease>> {
+        if self.holders.get(key).is_some() {
+            return None;
+        }
+        self.shares.get_mut(key)?.join(options, limits, now)
+    }
+
+    /// Wakes the first waiter if `lease`, which was granted or handed off, is a share: it does not keep the waiter from
+    /// asking Redis.
+    fn wake_after_share(&self, lease: &Lease) {
+        let grant = lease.grant();
+        if grant.options.mode != Mode::Exclusive
+            && let Some(queue) = self.queues.get(&grant.key)
+        {
+            queue.wake();
+        }
+    }
+
+    /// Removes the queue of `key` if no thread waits in it, unless this client holds the key and `entry` or `forced` is
+    /// set.
     fn tidy(&mut self, key: &Key) {
-        let is_held = self.holders.get(key).is_some();
+        let is_held = self.is_held(key);
         let is_needed = |queue: &KeyQueue| {
             let knows = queue.entry.is_some() || queue.forced.is_some();
             !queue.waiters.is_empty() || (is_held && knows)
@@ -668,7 +824,7 @@ impl WaiterGuard<'_> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
         let entry = queue.entry.take_if(|entry| entry.lease == lease)?;
-        shard.abandoned.insert(lease);
+        shard.abandoned.insert(lease, entry.options.mode);
         let queue = shard.queues.get_mut(self.key)?;
         let relied_on = entry.notified && !entry.was_granted;
         let since = entry.since.or(queue.since);
@@ -724,12 +880,19 @@ impl WaiterGuard<'_> {
 
     /// Leaves the queue with `lease`, which Redis has granted, and adds it to the held leases.
     ///
+    /// If `lease` is a reader's, the readers directly behind this one join it, within the limits of hand-offs.
+    ///
     /// Returns a lease that another thread has handed off to this waiter in the meantime, and that the caller has to
     /// release: that thread did not know yet that it had lost its lease. Also returns the client that has released
     /// `lease` by force, if a message has reported this.
     #[must_use]
-    pub fn leave_with(mut self, lease: &Arc<Lease>) -> (Option<Arc<Lease>>, Option<HolderId>) {
+    pub fn leave_with(
+        mut self,
+        lease: &Arc<Lease>,
+        limits: HandOffs,
+    ) -> (Option<Arc<Lease>>, Option<HolderId>) {
         self.left = true;
+        let now = self.queues.clock.now();
         let mut shard = self.queues.shard(self.key);
         let mut forced = None;
         if let Some(queue) = shard.queues.get_mut(self.key) {
@@ -738,13 +901,16 @@ impl WaiterGuard<'_> {
             (queue.since, queue.watch) = (None, None);
             forced = queue.forced.take();
         }
-        let before = shard.holders.insert(Arc::clone(lease));
+        let mut lost = shard.lost_to(lease);
+        lost.extend(shard.insert(lease));
+        let joined = shard.let_readers_join(self.key, limits, now);
+        shard.wake_after_share(lease);
         shard.tidy(self.key);
         let handed_off = self.handed_off();
         drop(shard);
-        let now = self.queues.clock.now();
-        if let Some(before) = before {
-            // Redis has granted the lock again, so this client's older lease is lost.
+        joined.iter().for_each(|reader| reader.ring());
+        for before in lost {
+            // Redis has granted the lock again, so this client's older leases are lost.
             before.lose(now, LossReason::Deleted);
         }
         let forced = forced.filter(|(start, _)| *start == lease.grant().id.start());
@@ -780,7 +946,7 @@ impl WaiterGuard<'_> {
             None
         };
         if let Some(entry) = &abandoned {
-            shard.abandoned.insert(entry.lease);
+            shard.abandoned.insert(entry.lease, entry.options.mode);
         }
         shard.tidy(self.key);
         (handed_off, abandoned)
@@ -913,22 +1079,26 @@ impl Waiter {
 /// The leases that this client has asked for and stopped waiting for. If a message grants one of them, the client
 /// releases it. The client ignores grants of leases that are not listed here: any user may publish such a message.
 #[derive(Default)]
-struct Abandoned(VecDeque<LeaseId>);
+struct Abandoned(VecDeque<(LeaseId, Mode)>);
 
 impl Abandoned {
-    fn insert(&mut self, lease: LeaseId) {
-        if self.0.contains(&lease) {
+    fn insert(&mut self, lease: LeaseId, mode: Mode) {
+        if self.place(lease).is_some() {
             return;
         }
         if self.0.len() == MAX_ABANDONED {
             self.0.pop_front();
         }
-        self.0.push_back(lease);
+        self.0.push_back((lease, mode));
     }
 
-    /// Removes `lease`, so that it is released only once. Returns false if `lease` is not listed.
-    fn take(&mut self, lease: LeaseId) -> bool {
-        let place = self.0.iter().position(|known| *known == lease);
-        place.and_then(|place| self.0.remove(place)).is_some()
+    /// Removes `lease`, so that it is released only once. Returns its mode, or `None` if `lease` is not listed.
+    fn take(&mut self, lease: LeaseId) -> Option<Mode> {
+        let place = self.place(lease)?;
+        self.0.remove(place).map(|(_, mode)| mode)
+    }
+
+    fn place(&self, lease: LeaseId) -> Option<usize> {
+        self.0.iter().position(|(known, _)| *known == lease)
     }
 }

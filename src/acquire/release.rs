@@ -12,6 +12,8 @@
 //! The next holder gets a `Lease` of its own, with the same lease id and the next token. The client reports a later
 //! loss to the next holder only.
 //!
+//! The lease of a reader is not handed off: other readers join it while it is held, and its last guard releases it.
+//!
 //! Without a hand-off, `unlock` and closures wait for the reply. The thread that drops a guard writes the release
 //! itself if the pipeline is idle and connected. Otherwise the pipeline's leader or the background writes it.
 
@@ -20,9 +22,9 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, Held, Release};
+use crate::command::{Command, Held, Mode, Release};
 use crate::config::key::Key;
-use crate::lease::{Lease, LeaseRemains};
+use crate::lease::{GuardNumber, Lease, LeaseRemains, ONLY_GUARD, Options};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 use crate::report::observe;
@@ -35,6 +37,8 @@ use crate::util::id::LeaseId;
 pub enum DropOutcome {
     /// The lock was handed off to another thread of this client.
     HandedOff,
+    /// Other guards of this client share the lease.
+    Shared,
     /// The release was sent or queued.
     Sent,
     /// The lease had been lost.
@@ -45,7 +49,14 @@ impl Acquirer {
     /// Ends the lease of a dropped guard without waiting for Redis: hands the lock off to the next waiter of this
     /// client, or sends the release. If Redis replies within the validity that the lease does not hold the key, the
     /// store reports the loss.
-    pub fn release(&self, lease: &Arc<Lease>) -> DropOutcome {
+    ///
+    /// `guard` names the listeners of the guard, which end with it.
+    pub fn release(&self, lease: &Arc<Lease>, guard: GuardNumber) -> DropOutcome {
+        match self.leave_share(lease, guard) {
+            Some(Ok(())) => return DropOutcome::Shared,
+            Some(Err(_)) => return DropOutcome::Lost,
+            None => {}
+        }
         if self.hand_off(lease) {
             return DropOutcome::HandedOff;
         }
@@ -69,8 +80,13 @@ impl Acquirer {
     }
 
     /// Releases the lease in Redis, without a hand-off, and waits for the reply. Returns an error only if the lease was
-    /// lost.
-    pub fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
+    /// lost. Sends nothing if other guards share the lease.
+    pub fn release_confirmed(&self, lease: &Lease, guard: GuardNumber) -> Result<Released, Error> {
+        match self.leave_share(lease, guard) {
+            Some(Ok(())) => return Ok(Released::Shared),
+            Some(Err(reason)) => return Err(Error::lost(reason)),
+            None => {}
+        }
         let now = self.watchdog.now();
         self.record_turn_end(lease, now);
         let result = match self.watchdog.end_lease(lease, now) {
@@ -93,6 +109,23 @@ impl Acquirer {
             self.forget_lost_entry(lease);
         }
         result
+    }
+
+    /// Adds a guard to a reader's lease that has one.
+    pub fn add_guard(&self, lease: &Lease) {
+        self.queues.add_guard(lease);
+    }
+
+    /// Ends one guard of a reader's lease that has more. Returns `None` if it was the last guard, or if the lease is not
+    /// a reader's: the caller releases the lease. Returns the reason as an error if the lease was lost before.
+    fn leave_share(&self, lease: &Lease, guard: GuardNumber) -> Option<Result<(), LossReason>> {
+        let is_shared = lease.grant().options.mode == Mode::Read;
+        if !is_shared || self.queues.remove_guard(lease) {
+            return None;
+        }
+        let now = self.watchdog.now();
+        lease.remove_listeners(now, guard);
+        Some(lease.loss(now).map_or(Ok(()), Err))
     }
 
     fn record_turn_end(&self, lease: &Lease, now: MonotonicTime) {
@@ -122,8 +155,9 @@ impl Acquirer {
     /// Removes a lost lease from its local queue. If the message of its grant was forged, Redis may still grant the
     /// lease, and the client then releases it.
     fn forget_lost_entry(&self, lease: &Lease) {
+        let grant = lease.grant();
         self.queues
-            .forget_entry(&lease.grant().key, lease.grant().id);
+            .forget_entry(&grant.key, grant.id, grant.options.mode);
     }
 
     /// Sends the release of a lease that was lost before `now`: its key may still exist. Returns the error that reports
@@ -158,19 +192,18 @@ impl Acquirer {
     pub fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
-            self.release(&lease);
+            self.release(&lease, ONLY_GUARD);
         }
         if let Some(entry) = abandoned {
-            let ttl = entry.options.first_ttl();
-            self.release_unheld(request.key.clone(), entry.lease, ttl);
+            self.release_unheld(request.key.clone(), entry.lease, &entry.options);
         }
     }
 
     /// Leaves the local queue with `lease`, which Redis has granted.
     pub fn leave_queue_with(&self, waiter: WaiterGuard<'_>, lease: &Arc<Lease>) {
-        let (handed_off, forced_by) = waiter.leave_with(lease);
+        let (handed_off, forced_by) = waiter.leave_with(lease, self.hand_offs);
         if let Some(other) = handed_off {
-            self.release(&other);
+            self.release(&other, ONLY_GUARD);
         }
         if let Some(by) = forced_by {
             self.watchdog.handle_force_message(Arc::clone(lease), by);
@@ -179,10 +212,13 @@ impl Acquirer {
 
     /// Sends the release of a lease that no guard holds, but that Redis may have granted or queued. First removes the
     /// lease from the local queue: a later request must not use its id, since this release would end that grant.
-    pub fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
-        self.queues.forget_entry(&key, lease);
+    pub fn release_unheld(&self, key: Key, lease: LeaseId, options: &Options) {
+        self.queues.forget_entry(&key, lease, options.mode);
+        let ttl = options.first_ttl();
         let until = self.watchdog.now().after(ttl);
         self.store.send_release(Release {
+            min_hold: Duration::ZERO,
+            mode: options.mode,
             key,
             lease,
             until,
@@ -198,6 +234,8 @@ fn release_of(lease: &Lease, valid_until: MonotonicTime) -> Release {
     Release {
         key: lease.grant().key.clone(),
         lease: lease.grant().id,
+        mode: lease.grant().options.mode,
+        min_hold: lease.grant().options.min_hold,
         until: lease.key_until(),
         held: Some(Held {
             token: lease.grant().token,

@@ -90,6 +90,7 @@ fn contended(is_queued: bool) -> Reply {
         false => Reply::Contended {
             expires_in,
             queued: None,
+            shared: None,
         },
     }
 }
@@ -102,6 +103,7 @@ fn contended_behind(ahead: u64) -> Reply {
             ahead,
             since: SINCE,
         }),
+        shared: None,
     }
 }
 
@@ -327,7 +329,7 @@ fn waiter_rejoins_at_its_lost_place() {
     assert_eq!(*f.store.asked.lock(), asked);
     // The next wait begins at the end of the queue.
     f.queues.holders().iter().for_each(|lease| {
-        f.acquirer.release(lease);
+        f.acquirer.release(lease, ONLY_GUARD);
     });
     f.answer_after(Duration::ZERO, Ok(Reply::granted(8)));
     assert!(f.acquire(Until::Forever).unwrap().is_some());

@@ -184,6 +184,9 @@ pub enum Refusal {
 pub enum Place {
     /// The caller is queued, and Redis will notify it of its grant.
     Notified(QueuePlace),
+    /// The same, and leases share the key, or the caller asks for a share. Changes of such a key are not reported to the
+    /// caller, since each renewal of a share is a change.
+    Shared(QueuePlace),
     /// The caller is queued, but Redis will not notify it.
     Silent,
     /// The queue is full.

@@ -26,6 +26,8 @@ use crate::locks::held::HeldLock;
 use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::locks::once::Once;
 use crate::locks::reentrant::ReentrantMutex;
+use crate::locks::rwlock::RwLock;
+use crate::locks::semaphore::Semaphore;
 use crate::locks::transaction::TransactionRunner;
 use crate::memory::{MemoryNode, MemoryServer};
 use crate::process::fork::ForkGuard;
@@ -251,6 +253,37 @@ impl Client {
     /// ```
     pub fn mutex(&self, key: impl AsRef<str>) -> Mutex {
         Mutex::new(self.clone(), key.as_ref())
+    }
+
+    /// The read-write lock named `key`. Does no I/O. For an invalid key, the calls on the lock fail with `InvalidKey`. A
+    /// [`mutex`](Self::mutex) with the same key is a writer of the lock.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let catalog = client.rw_lock("catalog");
+    /// let reader = catalog.read()?;
+    /// assert!(catalog.try_write()?.is_none());
+    /// drop(reader);
+    /// let writer = catalog.write()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn rw_lock(&self, key: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.clone(), key.as_ref())
+    }
+
+    /// The semaphore named `key` with `permits` permits, 1 to 10,000. Does no I/O. For an invalid key or number, the
+    /// calls on the semaphore fail with `InvalidKey` or `InvalidConfig`. The key must not be that of a lock.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let permit = client.semaphore("gpu", 8).acquire()?;
+    /// permit.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn semaphore(&self, key: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(self.clone(), key.as_ref(), permits)
     }
 
     /// The fenced value named `key`, which refuses writes under an old fencing token. Does no I/O. The value is

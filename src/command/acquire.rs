@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use redis::Value;
+use smallvec::SmallVec;
 
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
+use crate::command::keyspace::shares::mixed;
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, token};
 use crate::command::results::{foreign_lock, granted, millis};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
+use crate::command::{Call, CallContext, IfUnanswered, Mode, Outcome, Release, Reply};
 use crate::config::Replicas;
 use crate::config::key::Key;
+use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
@@ -20,6 +23,7 @@ use crate::util::id::LeaseId;
 pub struct Acquire {
     pub key: Key,
     pub lease: LeaseId,
+    pub mode: Mode,
     pub ttl: Duration,
     pub queue_mode: QueueMode,
     /// If set, this many replicas have to acknowledge the grant. If they do not, the outcome is `Unavailable`, and the
@@ -39,7 +43,10 @@ pub static SCRIPT: Script = Script::new(
     },
     Results {
         read,
-        read_error: foreign_lock,
+        read_error: |code, detail| {
+            let mixes = (code == "MIXED").then(|| Err(mixed()));
+            mixes.or_else(|| foreign_lock(code, detail))
+        },
         one_for_all: true,
     },
 );
@@ -54,22 +61,28 @@ impl Call for Acquire {
     }
 
     fn has_queue_key(&self) -> bool {
-        self.may_queue()
+        // A share is never granted past the queue.
+        self.may_queue() || !self.mode.is_exclusive()
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
         out.lease(self.lease);
         out.millis(self.ttl);
-        match self.queue_mode {
-            QueueMode::None => out.text(""),
-            QueueMode::Existing { notified: false } => out.text("-"),
-            QueueMode::Existing { notified: true } => out.text("-+"),
-            QueueMode::Polling => out.text("0"),
-            QueueMode::Notified => out.text("+"),
+        let place;
+        let queue_mode = match self.queue_mode {
+            QueueMode::None => "",
+            QueueMode::Existing { notified: false } => "-",
+            QueueMode::Existing { notified: true } => "-+",
+            QueueMode::Polling => "0",
+            QueueMode::Notified => "+",
             QueueMode::Rejoin { since, polls } => {
-                let mode = if polls { '0' } else { '+' };
-                out.text(&format!("{mode}{since}"));
+                place = format!("{}{since}", if polls { '0' } else { '+' });
+                &place
             }
+        };
+        match self.mode {
+            Mode::Exclusive => out.text(queue_mode),
+            mode => out.text(&format!("{queue_mode}{mode}")),
         }
     }
 
@@ -84,14 +97,22 @@ impl Call for Acquire {
         let own = Waiter {
             since: 0,
             lease,
+            mode: self.mode,
             ttl: (!queue_mode.polls()).then_some(ttl),
             holder: step.by.clone(),
         };
+        let waits = matches!(queue_mode, QueueMode::Existing { .. });
+        keyspace.look(key, step);
+        if !self.mode.is_exclusive()
+            && let Some(micros) = self.share(keyspace, &own, waits, step)?
+        {
+            return Ok(Reply::granted(token(micros)));
+        }
         let is_queued = keyspace.queues.contains_key(key) && queue_mode != QueueMode::None;
         let mut doubt = None;
         let mut left = match keyspace.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
-            Some(Entry::Lock(lock)) if lock.lease == lease => {
+            Some(Entry::Lock(lock)) if self.mode.is_exclusive() && lock.lease == lease => {
                 // While the lease was queued, another client's release granted it the key.
                 lock.expires_at = step.now.after(ttl);
                 lock.doubt = None;
@@ -106,21 +127,16 @@ impl Call for Acquire {
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
             // A request for a lease that was queued before must not acquire a free key. Its caller may be gone, and
             // then nothing would release the key.
-            None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
+            None if waits || is_queued || !self.mode.is_exclusive() => None,
+            Some(Entry::Shares(_)) => None,
             None => {
                 let micros = keyspace.grant(key, &own, ttl, false, step);
                 let token = token(micros);
                 return Ok(Reply::granted(token));
             }
         };
-        let contended = |left: Option<Duration>, queued| {
-            Ok(Reply::Contended {
-                expires_in: left.unwrap_or_default(),
-                queued,
-            })
-        };
         let entry = match queue_mode {
-            QueueMode::None => return contended(left, None),
+            QueueMode::None => return Ok(self.contended(keyspace, left, None, step)),
             QueueMode::Existing { notified } => {
                 let polls = Waiter {
                     ttl: None,
@@ -139,7 +155,7 @@ impl Call for Acquire {
             }
         };
         let Some(entry) = entry else {
-            return contended(left, None);
+            return Ok(self.contended(keyspace, left, None, step));
         };
         if let Some(Entry::Lock(lock)) = keyspace.entries.get_mut(key)
             && !std::mem::replace(&mut lock.marked, true)
@@ -151,22 +167,14 @@ impl Call for Acquire {
         {
             left = keyspace.end_late_grant(key, doubt, &entry, step);
         }
-        let left = match left {
-            Some(left) => left,
-            None => match keyspace.serve(key, Some((lease, ttl)), step) {
-                Some((granted, micros)) if granted == lease => {
-                    let token = token(micros);
-                    return Ok(Reply::granted(token));
-                }
-                _ => match keyspace.entries.get(key) {
-                    Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
-                    _ => Duration::ZERO,
-                },
-            },
-        };
-        let asks_again = matches!(queue_mode, QueueMode::Existing { .. });
-        let queued = keyspace.stay_queued(key, &entry, left, asks_again, step.now);
-        contended(Some(left), queued)
+        if left.is_none()
+            && let Some(micros) = keyspace.serve(key, Some((lease, ttl)), step).own
+        {
+            return Ok(Reply::granted(token(micros)));
+        }
+        let left = left.unwrap_or_else(|| self.left(keyspace, step));
+        let queued = keyspace.stay_queued(key, &entry, left, waits, step.now);
+        Ok(self.contended(keyspace, Some(left), queued, step))
     }
 }
 
@@ -176,18 +184,24 @@ fn read(result: &mut Value) -> Option<Outcome> {
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
+            shared: None,
         },
         Value::Array(queued) => {
-            let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
-                return None;
+            let number = |value: &Value| match value {
+                Value::Int(number) => u64::try_from(*number).ok(),
+                _ => None,
             };
-            let queued = QueuePlace {
-                ahead: u64::try_from(*ahead).ok()?,
-                since: u64::try_from(*since).ok()?,
+            let numbers: Option<SmallVec<[u64; 4]>> = queued.iter().map(number).collect();
+            let (ms, place, shared) = match numbers?[..] {
+                [ms, limit] => (ms, None, Some(limit)),
+                [ms, ahead, since] => (ms, Some((ahead, since)), None),
+                [ms, ahead, since, limit] => (ms, Some((ahead, since)), Some(limit)),
+                _ => return None,
             };
             Reply::Contended {
-                expires_in: millis(*ms),
-                queued: Some(queued),
+                expires_in: Duration::from_millis(ms),
+                queued: place.map(|(ahead, since)| QueuePlace { ahead, since }),
+                shared: shared.map(u32::try_from).transpose().ok()?,
             }
         }
         _ => return None,
@@ -195,6 +209,63 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Acquire {
+    /// Grants a share, if the lease has it already, or if nobody is queued and no other lease excludes it. Returns the
+    /// µs part of its token.
+    fn share(
+        &self,
+        keyspace: &mut Keyspace,
+        own: &Waiter,
+        waits: bool,
+        step: &mut Step<'_>,
+    ) -> Result<Option<u64>, Error> {
+        let (key, mode) = (&self.key, self.mode);
+        let is_queue_empty = !keyspace.queues.contains_key(key);
+        let is_granted = match keyspace.entries.get_mut(key) {
+            Some(Entry::Lock(_) | Entry::Fenced { .. }) => false,
+            Some(Entry::Shares(shares)) if !shares.mixes_with(mode) => return Err(mixed()),
+            Some(Entry::Shares(shares)) if waits => {
+                shares.find(self.lease, mode, step.by).is_some()
+            }
+            Some(Entry::Shares(shares)) => {
+                is_queue_empty && shares.wait_for(mode, step.now).is_none()
+            }
+            None => is_queue_empty && !waits,
+        };
+        Ok(is_granted.then(|| keyspace.give(key, own, self.ttl, step)))
+    }
+
+    /// For how long the lease cannot have the key.
+    fn left(&self, keyspace: &Keyspace, step: &Step<'_>) -> Duration {
+        match keyspace.entries.get(&self.key) {
+            Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
+            Some(Entry::Shares(shares)) => shares
+                .wait_for(self.mode, step.now)
+                .unwrap_or_else(|| shares.newest().ends_at.since(step.now)),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn contended(
+        &self,
+        keyspace: &Keyspace,
+        left: Option<Duration>,
+        queued: Option<QueuePlace>,
+        step: &Step<'_>,
+    ) -> Reply {
+        let shared = match keyspace.entries.get(&self.key) {
+            Some(Entry::Shares(shares)) => Some(match shares.newest().mode {
+                Mode::Permits { limit, .. } => limit,
+                _ => 0,
+            }),
+            _ => None,
+        };
+        Reply::Contended {
+            expires_in: left.unwrap_or_else(|| self.left(keyspace, step)),
+            queued,
+            shared,
+        }
+    }
+
     /// Whether Redis may have the lease in its queue after this acquire.
     pub fn may_queue(&self) -> bool {
         self.queue_mode != QueueMode::None
@@ -206,6 +277,7 @@ impl Acquire {
         let queued = self.may_queue().then_some(self.ttl);
         Release {
             queued,
+            mode: self.mode,
             ..Release::undo(&self.key, self.lease, now.after(self.ttl))
         }
     }

@@ -74,7 +74,9 @@ impl Call for Adopt {
         let reached = step.micros().max(keyspace.last_micros);
         let lock = match keyspace.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. }) => return Ok(Reply::Taken { by: None }),
+            Some(Entry::Fenced { .. } | Entry::Shares(_)) => {
+                return Ok(Reply::Taken { by: None });
+            }
             None => return Ok(Reply::Missing),
         };
         let (from, ticket_micros) = ticket;

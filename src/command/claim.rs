@@ -10,7 +10,7 @@ use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, no_value, token};
 use crate::command::results::{foreign_lock, foreign_value, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_FENCED_VALUE, NO_LOCK};
-use crate::command::{Call, CallContext, IfUnanswered, Outcome, Release, Reply};
+use crate::command::{Call, CallContext, IfUnanswered, Mode, Outcome, Release, Reply};
 use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::report::error::Error;
@@ -112,6 +112,7 @@ impl Call for Claim {
             let to = Waiter {
                 since: 0,
                 lease: self.lease,
+                mode: Mode::Exclusive,
                 ttl: Some(self.ttl),
                 holder: step.by.clone(),
             };

@@ -68,7 +68,7 @@ impl Call for Write {
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let (key, token, value, ttl) = (&self.key, self.token, self.value.as_ref(), self.ttl);
         let kept_until = match keyspace.entries.get(key) {
-            Some(Entry::Lock(_)) => return Err(no_value()),
+            Some(Entry::Lock(_) | Entry::Shares(_)) => return Err(no_value()),
             Some(Entry::Fenced { token: seen, .. }) if *seen > token => {
                 return Ok(Reply::Stale { token: *seen });
             }
@@ -138,7 +138,7 @@ impl Call for Read {
         let key = &self.key;
         match keyspace.entries.get(key) {
             None => Ok(Reply::Missing),
-            Some(Entry::Lock(_)) => Err(no_value()),
+            Some(Entry::Lock(_) | Entry::Shares(_)) => Err(no_value()),
             Some(Entry::Fenced { value, .. }) => Ok(value
                 .as_ref()
                 .map_or(Reply::Missing, |value| Reply::Value(value.to_vec()))),

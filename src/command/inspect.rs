@@ -1,16 +1,23 @@
-//! Reads a lock's value.
+//! Reads a lock's value, or the shares of a key.
+
+use std::time::Duration;
 
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::shares::{KEPT, Share};
 use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
 use crate::command::results::{foreign_lock, foreign_value, millis, quarantine};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_LOCK};
-use crate::command::{Call, CallContext, Outcome, Reply};
+use crate::command::{Call, CallContext, Mode, Outcome, Reply};
 use crate::config::key::Key;
+use crate::util::id::{HolderId, LeaseId};
 
-/// Reads the lock's value and ttl, and the length of its queue.
+/// An inspection lists at most this many shares.
+const LISTED: usize = 100;
+
+/// Reads the lock's value and ttl, and the length of its queue. If leases share the key, reads its shares.
 #[derive(Clone, Debug)]
 pub struct Inspect {
     pub key: Key,
@@ -53,15 +60,31 @@ impl Call for Inspect {
         match keyspace.entries.get(key) {
             None => Ok(Reply::Missing),
             Some(Entry::Fenced { .. }) => Err(no_lock()),
+            Some(Entry::Shares(shares)) => {
+                // The clock by which the ends count, even if the key was moved to a server with another clock.
+                let left = shares.expires_at.since(step.now).saturating_sub(KEPT);
+                let now = shares.newest().ends_at.before(left);
+                let mut live: Vec<&Share> = shares.all.iter().collect();
+                live.retain(|share| share.ends_at >= now);
+                live.sort_by_key(|share| share.ends_at);
+                let found = live.iter().take(LISTED).map(|share| FoundShare {
+                    lease: share.lease,
+                    mode: share.mode,
+                    holder: share.holder.clone(),
+                    expires_in: share.ends_at.since(now),
+                });
+                Ok(Reply::Shared(Box::new(FoundShares {
+                    taken: live.iter().map(|share| share.weight()).sum(),
+                    queued: keyspace.queued(key),
+                    shares: found.collect(),
+                })))
+            }
             Some(Entry::Lock(lock)) => Ok(Reply::Found {
                 value: Box::new(LockValue {
                     lease: lock.lease,
                     token: Some(token(lock.micros)),
                     holder: lock.holder.clone(),
-                    queued: keyspace
-                        .queues
-                        .get(key)
-                        .map_or(0, |queue| queue.waiters.len()),
+                    queued: keyspace.queued(key),
                 }),
                 expires_in: Some(lock.expires_at.since(step.now)),
             }),
@@ -73,8 +96,54 @@ fn read(result: &mut Value) -> Option<Outcome> {
     match result {
         Value::Int(0) => Some(Ok(Reply::Missing)),
         Value::BulkString(bytes) => inspection(bytes),
+        Value::Array(parts) => shares(parts).map(|found| Ok(Reply::Shared(Box::new(found)))),
         _ => None,
     }
+}
+
+/// Reads a result for a shared key: `[<taken>, <length of the queue>, <member>, <ms>, <member>, <ms> ..]`.
+fn shares(parts: &[Value]) -> Option<FoundShares> {
+    let [Value::Int(taken), Value::Int(queued), members @ ..] = parts else {
+        return None;
+    };
+    let share = |pair: &[Value]| match pair {
+        [Value::BulkString(member), Value::Int(ms)] => {
+            let (lease, mode, holder) = Mode::of_member(std::str::from_utf8(member).ok()?)?;
+            let expires_in = millis(*ms);
+            Some(FoundShare {
+                lease,
+                mode,
+                holder,
+                expires_in,
+            })
+        }
+        _ => None,
+    };
+    Some(FoundShares {
+        taken: u32::try_from(*taken).ok()?,
+        queued: usize::try_from(*queued).ok()?,
+        shares: members.chunks(2).map(share).collect::<Option<_>>()?,
+    })
+}
+
+/// The shares of a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundShares {
+    /// How many readers or permits there are.
+    pub taken: u32,
+    /// The number of waiters.
+    pub queued: usize,
+    /// The first shares to end, at most 100.
+    pub shares: Vec<FoundShare>,
+}
+
+/// A lease that shares a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundShare {
+    pub lease: LeaseId,
+    pub mode: Mode,
+    pub holder: HolderId,
+    pub expires_in: Duration,
 }
 
 /// Reads a result: `<ttl in ms> <length of the queue> <value>`.

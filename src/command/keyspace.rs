@@ -3,11 +3,13 @@
 //! histories on the model and on Redis, and compares replies and keys.
 
 pub mod queue;
+pub mod shares;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::keyspace::queue::{Queue, Waiter};
+use crate::command::keyspace::shares::Shares;
 use crate::command::value::Doubt;
 use crate::command::{Command, GrantMessage, Outcome, Reply, value};
 use crate::config::key::{Key, KeyMap};
@@ -43,6 +45,7 @@ pub struct Mark {
 #[derive(Clone)]
 pub enum Entry {
     Lock(Lock),
+    Shares(Shares),
     Fenced {
         token: u64,
         /// `None` if the value was deleted. The token stays.
@@ -147,6 +150,12 @@ impl Keyspace {
         self.entries.insert(key.clone(), Entry::Lock(lock));
         step.notifications.push(Notification::Changed(key.clone()));
         self.last_micros
+    }
+
+    /// The number of waiters in the key's queue.
+    pub fn queued(&self, key: &Key) -> usize {
+        let queue = self.queues.get(key);
+        queue.map_or(0, |queue| queue.waiters.len())
     }
 
     /// Whether `micros` is later than both the node's clock and its fence counter by more than a quarantine.
@@ -319,6 +328,7 @@ impl Keyspace {
     pub fn expires_at(&self, key: &Key) -> Option<MonotonicTime> {
         match self.entries.get(key)? {
             Entry::Lock(lock) => Some(lock.expires_at),
+            Entry::Shares(shares) => Some(shares.expires_at),
             Entry::Fenced { expires_at, .. } => *expires_at,
         }
     }
@@ -327,6 +337,7 @@ impl Keyspace {
     pub fn expire_at(&mut self, key: &Key, at: MonotonicTime) {
         match self.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock.expires_at = at,
+            Some(Entry::Shares(shares)) => shares.expires_at = at,
             Some(Entry::Fenced { expires_at, .. }) => {
                 *expires_at = Some(at);
             }
@@ -370,6 +381,7 @@ impl Entry {
         match self {
             // A lock expires at the end of its last millisecond, as in Redis.
             Self::Lock(lock) => lock.expires_at < now,
+            Self::Shares(shares) => shares.expires_at < now,
             Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
     }

@@ -8,6 +8,7 @@ pub mod encoder;
 pub mod fenced;
 pub mod inspect;
 pub mod keyspace;
+mod mode;
 #[path = "../../lua/parts.rs"]
 pub mod parts;
 pub mod release;
@@ -34,7 +35,8 @@ pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place
 pub use adopt::{Adopt, Adoption};
 pub use claim::{Claim, Claimed};
 pub use fenced::{Read, Write};
-pub use inspect::Inspect;
+pub use inspect::{FoundShare, FoundShares, Inspect};
+pub use mode::Mode;
 pub use release::{ForceUnlock, Held, Release};
 pub use renew::Renew;
 pub use vote::{Hold, Probe, Propose};
@@ -236,6 +238,8 @@ pub enum Reply {
     Contended {
         expires_in: Duration,
         queued: Option<QueuePlace>,
+        /// Set if leases share the key: the limit of the newest permit, or 0 for readers.
+        shared: Option<u32>,
     },
     /// No lease got the votes of a majority of a quorum's nodes, because several leases asked for the key at the same
     /// time.
@@ -278,6 +282,8 @@ pub enum Reply {
         value: Box<LockValue>,
         expires_in: Option<Duration>,
     },
+    /// Leases share the key.
+    Shared(Box<FoundShares>),
     /// Nothing was written, since the value was written under this greater token before.
     Stale { token: u64 },
     /// A fenced value.

@@ -5,14 +5,17 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
-use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
+use crate::command::keyspace::shares::Share;
+use crate::command::keyspace::{
+    Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros,
+};
 use crate::command::results::{quarantine, taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, Outcome, Reply};
+use crate::command::{Call, CallContext, Mode, Outcome, Reply, value};
 use crate::config::key::Key;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::LeaseId;
+use crate::util::id::{HolderId, LeaseId};
 
 /// Ends the grant of the lease, if the lease still holds the key: grants the key to the first waiter of its queue, or
 /// deletes it. If the lease is queued, removes it from the queue. The store repeats a failed release until `until`,
@@ -21,11 +24,14 @@ use crate::util::id::LeaseId;
 pub struct Release {
     pub key: Key,
     pub lease: LeaseId,
+    pub mode: Mode,
     pub until: MonotonicTime,
     /// Set if a guard held the lease.
     pub held: Option<Held>,
     /// Set if the lease may be queued: the ttl of its acquire.
     pub queued: Option<Duration>,
+    /// The key stays taken for this time from the grant on. Zero unless a guard held the lease.
+    pub min_hold: Duration,
 }
 
 /// The client of a grant that is younger than this may still be connecting for notifications.
@@ -62,19 +68,37 @@ impl Call for Release {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        let (lease, mode, holder) = (self.lease, self.mode, context.holder);
         match (self.queued, self.held) {
             (Some(ttl), _) => {
-                let (lease, holder) = (self.lease, context.holder);
-                out.text(&format!("{lease},{},{holder}", ttl.as_millis()));
+                out.text(&format!("{lease},{}{mode},{holder}", ttl.as_millis()));
+            }
+            (None, Some(held)) if !self.min_hold.is_zero() => {
+                let value = mode.member(lease, holder);
+                let value = value.unwrap_or_else(|| lease.to_string());
+                let (micros, ms) = (value::micros_of(held.token), self.min_hold.as_millis());
+                out.text(&format!("keep {micros} {ms} {value}"));
+            }
+            (None, _) if !mode.is_exclusive() => {
+                let member = mode.member(lease, holder).unwrap_or_default();
+                out.text(&format!("keep 0 0 {member}"));
             }
             // The script compares the key's value with this argument first.
-            (None, Some(held)) => out.held_value(context.holder, self.lease, held),
-            (None, None) => out.lease(self.lease),
+            (None, Some(held)) => out.held_value(holder, lease, held),
+            (None, None) => out.lease(lease),
         }
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
-        let reply = release(keyspace, &self.key, self.lease, self.queued, None, step);
+        let what = What {
+            lease: self.lease,
+            mode: self.mode,
+            holder: step.by.clone(),
+            queued: self.queued,
+            rest: self.rest(step),
+            must_notify: None,
+        };
+        let reply = what.release(keyspace, &self.key, step);
         Ok(keyspace.unless_lost(reply, step))
     }
 }
@@ -90,15 +114,33 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Release {
-    /// The release of a lease that a guard never held, and that is not queued.
+    /// The release of an exclusive lease that a guard never held, and that is not queued.
     pub fn undo(key: &Key, lease: LeaseId, until: MonotonicTime) -> Self {
         Self {
             key: key.clone(),
             lease,
+            mode: Mode::Exclusive,
             until,
             held: None,
             queued: None,
+            min_hold: Duration::ZERO,
         }
+    }
+
+    /// Whether this is the release of an exclusive lease whose key is free at once.
+    pub fn is_usual(&self) -> bool {
+        self.mode.is_exclusive() && self.min_hold.is_zero()
+    }
+
+    /// For how long the key has to stay taken.
+    fn rest(&self, step: &Step<'_>) -> Duration {
+        let Some(held) = self.held else {
+            return Duration::ZERO;
+        };
+        let granted = Duration::from_micros(value::micros_of(held.token));
+        let rest =
+            (granted + self.min_hold).saturating_sub(Duration::from_micros(clock_micros(step.now)));
+        rest.min(self.min_hold)
     }
 
     /// The key and the fencing token, if a guard held the lease.
@@ -142,6 +184,8 @@ pub struct ForceUnlock {
     /// If true, Redis refuses the command while the holder may still be connecting for notifications: the holder does
     /// not listen, and its grant is less than a second old or has no time in its value.
     pub must_notify: bool,
+    /// The mode of the lease and its holder, unless the lease is exclusive.
+    pub share: Option<(Mode, HolderId)>,
 }
 
 impl Call for ForceUnlock {
@@ -158,72 +202,152 @@ impl Call for ForceUnlock {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        let (lease, by) = (self.lease, context.holder);
         let mark = if self.must_notify { '?' } else { '!' };
-        out.text(&format!("{}{mark}{}", self.lease, context.holder));
+        let share = self.share.as_ref();
+        let member = share.and_then(|(mode, holder)| mode.member(lease, holder));
+        out.text(&match member {
+            Some(member) => format!("{lease}{mark}{by} {member}"),
+            None => format!("{lease}{mark}{by}"),
+        });
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
-        let force = Some(self.must_notify);
-        let reply = release(keyspace, &self.key, self.lease, None, force, step);
+        let (mode, holder) = match &self.share {
+            Some((mode, holder)) => (*mode, holder.clone()),
+            None => (Mode::Exclusive, step.by.clone()),
+        };
+        let what = What {
+            lease: self.lease,
+            mode,
+            holder,
+            queued: None,
+            rest: Duration::ZERO,
+            must_notify: Some(self.must_notify),
+        };
+        let reply = what.release(keyspace, &self.key, step);
         Ok(keyspace.unless_lost(reply, step))
     }
 }
 
-/// The model of [`Release`] and [`ForceUnlock`].
-fn release(
-    keyspace: &mut Keyspace,
-    key: &Key,
+/// What [`Release`] and [`ForceUnlock`] end, in the model.
+struct What {
     lease: LeaseId,
+    mode: Mode,
+    /// The holder of the share, or of the entry in the queue.
+    holder: HolderId,
+    /// As in [`Release`].
     queued: Option<Duration>,
-    // `None` in a [`Release`].
+    /// For how long the key has to stay taken.
+    rest: Duration,
+    /// `None` for a usual release; `Some` for a release by force.
     must_notify: Option<bool>,
-    step: &mut Step<'_>,
-) -> Reply {
-    let (is_held, is_marked) = match keyspace.entries.get(key) {
-        Some(Entry::Lock(lock)) => (lock.lease == lease, lock.marked),
-        Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
-        None => (false, false),
-    };
-    if is_held {
-        if let (Some(must_notify), Some(Entry::Lock(lock))) =
-            (must_notify, keyspace.entries.get(key))
-        {
-            let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
-            if must_notify && is_new && !(step.listens)(&lock.holder) {
+}
+
+impl What {
+    fn release(&self, keyspace: &mut Keyspace, key: &Key, step: &mut Step<'_>) -> Reply {
+        let leaves = self.queued.is_some();
+        let is_share = !self.mode.is_exclusive();
+        if is_share || leaves {
+            keyspace.look(key, step);
+        }
+        let is_held = match keyspace.entries.get_mut(key) {
+            Some(Entry::Lock(lock)) => !is_share && lock.lease == self.lease,
+            Some(Entry::Shares(shares)) if is_share => {
+                shares.find(self.lease, self.mode, &self.holder).is_some()
+            }
+            Some(Entry::Shares(_)) if !leaves => return Reply::Taken { by: None },
+            Some(Entry::Fenced { .. }) if !leaves => return Reply::Taken { by: None },
+            _ => false,
+        };
+        if is_held {
+            return self.release_held(keyspace, key, step);
+        }
+        if let (Some(ttl), Some(queue)) = (self.queued, keyspace.queues.get_mut(key)) {
+            let before = queue.waiters.len();
+            queue.waiters.retain(|waiter| {
+                let is_own = (waiter.lease, waiter.mode) == (self.lease, self.mode)
+                    && waiter.holder == self.holder;
+                !(is_own && waiter.ttl.is_none_or(|own| own == ttl))
+            });
+            let has_left = queue.waiters.len() < before;
+            if queue.waiters.is_empty() {
+                keyspace.queues.remove(key);
+            }
+            if has_left {
+                keyspace.notify_near(key, 1, step);
+                if matches!(keyspace.entries.get(key), Some(Entry::Shares(_))) {
+                    keyspace.serve(key, None, step);
+                }
+                return Reply::Done;
+            }
+        }
+        match keyspace.entries.get(key) {
+            Some(Entry::Lock(lock)) => Reply::Taken {
+                by: Some(lock.holder.clone()),
+            },
+            Some(Entry::Fenced { .. }) => Reply::Taken { by: None },
+            _ => Reply::Missing,
+        }
+    }
+
+    fn release_held(&self, keyspace: &mut Keyspace, key: &Key, step: &mut Step<'_>) -> Reply {
+        let (holder, is_new) = match keyspace.entries.get(key) {
+            Some(Entry::Lock(lock)) => {
+                let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
+                (lock.holder.clone(), is_new)
+            }
+            // A share has no time of its grant.
+            _ => (self.holder.clone(), true),
+        };
+        if let Some(must_notify) = self.must_notify {
+            if must_notify && is_new && !(step.listens)(&holder) {
                 return Reply::NotListening { by_some: false };
             }
             step.notifications.push(Notification::Forced {
-                to: lock.holder.clone(),
+                to: holder,
                 key: key.clone(),
-                lease: lease.start(),
+                lease: self.lease.start(),
                 by: step.by.clone(),
             });
         }
-        if !(is_marked && keyspace.serve(key, None, step).is_some()) {
-            keyspace.entries.remove(key);
-            step.notifications.push(Notification::Changed(key.clone()));
+        let rests_until = (!self.rest.is_zero()).then(|| step.now.after(self.rest));
+        match (keyspace.entries.get_mut(key), rests_until) {
+            (Some(Entry::Lock(lock)), Some(until)) => {
+                let kept = match lock.doubt {
+                    Some(_) => KEPT_UNCONFIRMED,
+                    None => Duration::ZERO,
+                };
+                lock.expires_at = until.after(kept);
+                step.notifications.push(Notification::Changed(key.clone()));
+                keyspace.call_first(key, step);
+            }
+            (Some(Entry::Lock(lock)), None) => {
+                let serves = lock.marked;
+                let is_served = serves && keyspace.serve(key, None, step).any;
+                if !is_served {
+                    keyspace.entries.remove(key);
+                    step.notifications.push(Notification::Changed(key.clone()));
+                }
+            }
+            (Some(Entry::Shares(shares)), Some(until)) => {
+                if let Some(share) = shares.find(self.lease, self.mode, &self.holder) {
+                    share.ends_at = until;
+                }
+                keyspace.keep_shares(key, step);
+                keyspace.call_first(key, step);
+            }
+            (Some(Entry::Shares(shares)), None) => {
+                let is_own = |share: &Share| {
+                    (share.lease, share.mode, &share.holder)
+                        == (self.lease, self.mode, &self.holder)
+                };
+                shares.all.retain(|share| !is_own(share));
+                keyspace.keep_shares(key, step);
+                keyspace.serve(key, None, step);
+            }
+            _ => {}
         }
-        return Reply::Done;
-    }
-    if let (Some(ttl), Some(queue)) = (queued, keyspace.queues.get_mut(key)) {
-        let before = queue.waiters.len();
-        queue.waiters.retain(|waiter| {
-            let is_own = waiter.lease == lease && waiter.holder == *step.by;
-            !(is_own && waiter.ttl.is_none_or(|own| own == ttl))
-        });
-        let has_left = queue.waiters.len() < before;
-        if queue.waiters.is_empty() {
-            keyspace.queues.remove(key);
-        }
-        if has_left {
-            keyspace.notify_near(key, 1, step);
-            return Reply::Done;
-        }
-    }
-    match keyspace.entries.get(key) {
-        Some(Entry::Lock(lock)) => Reply::Taken {
-            by: Some(lock.holder.clone()),
-        },
-        _ => Reply::Missing,
+        Reply::Done
     }
 }

@@ -8,7 +8,7 @@ use crate::command::encoder::Encoder;
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
 use crate::command::results::{taken, wrong_type};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::{Call, CallContext, Outcome, Reply};
+use crate::command::{Call, CallContext, Mode, Outcome, Reply};
 use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::util::id::LeaseId;
@@ -18,6 +18,7 @@ use crate::util::id::LeaseId;
 pub struct Renew {
     pub key: Key,
     pub lease: LeaseId,
+    pub mode: Mode,
     /// The token of the grant, for a quorum.
     pub token: u64,
     pub ttl: Duration,
@@ -48,16 +49,22 @@ impl Call for Renew {
         &self.key
     }
 
-    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
-        out.lease(self.lease);
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        match self.mode.member(self.lease, context.holder) {
+            Some(member) => out.text(&member),
+            None => out.lease(self.lease),
+        }
         out.millis(self.ttl);
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
         let (key, lease, ttl) = (&self.key, self.lease, self.ttl);
+        if !self.mode.is_exclusive() {
+            return Ok(self.renew_share(keyspace, step));
+        }
         let lock = match keyspace.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. }) => return Ok(Reply::Taken { by: None }),
+            Some(Entry::Fenced { .. } | Entry::Shares(_)) => return Ok(Reply::Taken { by: None }),
             None => return Ok(Reply::Missing),
         };
         if lock.lease != lease {
@@ -71,6 +78,27 @@ impl Call for Renew {
             step.notifications.push(Notification::Changed(key.clone()));
         }
         Ok(Reply::Done)
+    }
+}
+
+impl Renew {
+    fn renew_share(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Reply {
+        keyspace.look(&self.key, step);
+        let shares = match keyspace.entries.get_mut(&self.key) {
+            Some(Entry::Shares(shares)) => shares,
+            Some(Entry::Lock(lock)) => {
+                let by = Some(lock.holder.clone());
+                return Reply::Taken { by };
+            }
+            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
+            None => return Reply::Missing,
+        };
+        let Some(share) = shares.find(self.lease, self.mode, step.by) else {
+            return Reply::Missing;
+        };
+        share.ends_at = share.ends_at.max(step.now.after(self.ttl));
+        keyspace.keep_shares(&self.key, step);
+        Reply::Done
     }
 }
 

@@ -23,7 +23,7 @@ pub fn taken(value: &[u8]) -> Reply {
 /// Reads the error `WRONGTYPE`: another program has written a value of another type to the key. Returns `None` for
 /// another `code`.
 pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
-    (code == "WRONGTYPE").then_some(Ok(Reply::Taken { by: None }))
+    matches!(code, "WRONGTYPE" | "FOREIGN").then_some(Ok(Reply::Taken { by: None }))
 }
 
 /// Reads the error `FOREIGN`: another program has written a value of the type `found` to the key. Returns `None` for

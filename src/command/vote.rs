@@ -80,11 +80,12 @@ impl Call for Propose {
             return Ok(refusal);
         }
         Ok(match keyspace.entries.get(key) {
-            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Fenced { .. } | Entry::Shares(_)) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => Reply::granted(token(lock.micros)),
             Some(Entry::Lock(lock)) => Reply::Contended {
                 expires_in: lock.expires_at.since(step.now),
                 queued: None,
+                shared: None,
             },
             None => vote(keyspace, key, lease, proposal, ttl, step),
         })
@@ -97,6 +98,7 @@ fn read_proposed(result: &mut Value) -> Option<Outcome> {
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
+            shared: None,
         },
         _ => return None,
     }))
@@ -168,7 +170,7 @@ impl Call for Hold {
         }
         let is_too_far_ahead = keyspace.is_too_far_ahead(micros, step);
         match keyspace.entries.get_mut(key) {
-            Some(Entry::Fenced { .. }) => return Err(no_lock()),
+            Some(Entry::Fenced { .. } | Entry::Shares(_)) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease != lease => {
                 let by = Some(lock.holder.clone());
                 return Ok(Reply::Taken { by });

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::command::Mode;
 use crate::command::value::hand_offs_of;
 use crate::config::Replicas;
 use crate::config::key::Key;
@@ -22,12 +23,21 @@ pub struct Options {
     pub checked: bool,
     /// The replicas that have to acknowledge each grant and each renewal.
     pub replicas: Option<Replicas>,
+    /// How the lease holds its key.
+    pub mode: Mode,
+    /// For this time from its grant on, the key stays taken, even if it was released. Zero for none.
+    pub min_hold: Duration,
 }
 
 impl Options {
-    /// The ttl to ask Redis for: `ttl`, but at most `max_hold`.
-    pub fn first_ttl(&self) -> Duration {
+    /// The ttl of a held lease: `ttl`, but at most `max_hold`.
+    pub fn held_ttl(&self) -> Duration {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
+    }
+
+    /// The ttl of a grant in Redis: at least `min_hold`, since a crash of the holder must not free the key before.
+    pub fn first_ttl(&self) -> Duration {
+        self.held_ttl().max(self.min_hold)
     }
 
     /// When the last tenth of `max_hold` begins, for a hold that began at `since`.
@@ -45,6 +55,8 @@ impl Options {
         max_hold: None,
         checked: false,
         replicas: None,
+        mode: Mode::Exclusive,
+        min_hold: Duration::ZERO,
     };
 }
 
@@ -110,9 +122,9 @@ impl Grant {
 }
 
 impl Grant {
-    /// The ttl that Redis was asked for.
+    /// The ttl on which the holder relies.
     pub fn ttl(&self) -> Duration {
-        self.options.first_ttl()
+        self.options.held_ttl()
     }
 
     /// When `max_hold` ends the hold, however often the lease is renewed.

@@ -41,6 +41,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::command::Mode;
 use crate::report::event::EventLock;
 use crate::report::loss::LossReason;
 use crate::util::clock::{MonotonicTime, validity};
@@ -131,15 +132,24 @@ enum Phase {
 
 type LossCallback = Box<dyn FnOnce(LossReason) + Send>;
 
+/// The number of a guard among the guards of the client's reader leases. Other leases have one guard each, so their
+/// guards all have the number 0.
+pub type GuardNumber = u64;
+
+/// The number of a guard that is the only one of its lease.
+pub const ONLY_GUARD: GuardNumber = 0;
+
 /// The channels and callbacks that are notified when the lease is lost.
 #[derive(Default)]
 struct LossListeners {
     channels: Vec<LossChannel>,
-    callbacks: Vec<LossCallback>,
+    callbacks: Vec<(GuardNumber, LossCallback)>,
 }
 
 /// The sender of one loss channel.
 struct LossChannel {
+    /// The guard whose holder listens.
+    guard: GuardNumber,
     sender: Sender<LossReason>,
     /// Counts the owners of the receiver, each of which keeps a clone of the `Arc`.
     receiver: Weak<Sender<LossReason>>,
@@ -153,6 +163,16 @@ impl LossListeners {
                 .retain(|channel| channel.receiver.strong_count() > 0);
         }
         self.channels.push(channel);
+    }
+
+    /// Takes out the listeners of one guard.
+    fn take_of(&mut self, guard: GuardNumber) -> Self {
+        let channels = self.channels.extract_if(.., |one| one.guard == guard);
+        let callbacks = self.callbacks.extract_if(.., |(of, _)| *of == guard);
+        Self {
+            channels: channels.collect(),
+            callbacks: callbacks.collect(),
+        }
     }
 }
 
@@ -202,13 +222,14 @@ impl Lease {
         let renew_at = grant.next_renewal(grant.asked_at, capped);
         let warn_at = grant.options.hold_warning_at(grant.asked_at);
         let extras = Extras::new_if_needed(check, warn_at);
+        let first_ttl = grant.options.first_ttl();
         Self {
             callbacks,
             state: Mutex::new(State {
                 phase: Phase::Held,
                 valid_until,
                 // Redis granted the lock before `since`. 2 % allow for clocks that run at different speeds.
-                key_until: grant.since.after(grant.ttl() + grant.ttl() / 50),
+                key_until: grant.since.after(first_ttl + first_ttl / 50),
                 capped,
                 renew_at,
                 renewal_due: false,
@@ -284,7 +305,7 @@ impl Lease {
     ///
     /// Returns `None` and leaves the lease as it is in these cases:
     ///
-    /// - The lease has ended, has other options or a check, or hand-offs are forbidden.
+    /// - The lease has ended, is a reader's, has other options, a check or a `min_hold`, or hand-offs are forbidden.
     /// - The lease is not renewed (any more), its ttl is being changed or reaches the end of `max_hold`, or the lease
     ///   was extended beyond its ttl.
     /// - A third of the validity has passed, or a message of a `force_unlock` is being confirmed.
@@ -296,19 +317,7 @@ impl Lease {
         options: Options,
     ) -> Option<(Arc<Self>, LeaseRemains)> {
         let mut state = self.state.lock();
-        let whole = validity(self.grant.ttl());
-        let left = state.valid_until.since(now);
-        let may = state.phase == Phase::Held
-            && *self.grant.options == options
-            && self.grant.options.renew_every.is_some()
-            && !self.grant.options.checked
-            && state.renewal_stopped().is_none()
-            && !state.ttl_changing
-            && !state.capped
-            && !state.no_hand_off
-            && !state.is_force_being_confirmed()
-            && (2 * whole / 3..=whole).contains(&left);
-        if !may {
+        if self.grant.options.mode == Mode::Read || !self.may_pass(&state, now, &options) {
             return None;
         }
         let grant = Grant {
@@ -341,6 +350,28 @@ impl Lease {
             state: Mutex::new(next),
         };
         Some((Arc::new(next), detached))
+    }
+
+    /// Whether another thread of this client that asked for `options` may have the lease, too. For a reader's lease.
+    pub fn may_be_joined(&self, now: MonotonicTime, options: &Options) -> bool {
+        self.may_pass(&self.state.lock(), now, options)
+    }
+
+    /// Whether the lease may pass to another thread of this client, or be shared with it.
+    fn may_pass(&self, state: &State, now: MonotonicTime, options: &Options) -> bool {
+        let whole = validity(self.grant.ttl());
+        let left = state.valid_until.since(now);
+        state.phase == Phase::Held
+            && *self.grant.options == *options
+            && options.renew_every.is_some()
+            && !options.checked
+            && options.min_hold.is_zero()
+            && state.renewal_stopped().is_none()
+            && !state.ttl_changing
+            && !state.capped
+            && !state.no_hand_off
+            && !state.is_force_being_confirmed()
+            && (2 * whole / 3..=whole).contains(&left)
     }
 
     /// Forbids hand-offs of the lease after a transaction without a reply. Redis may still execute the transaction
@@ -419,6 +450,7 @@ impl Lease {
     pub fn loss_channel(
         &self,
         now: MonotonicTime,
+        guard: GuardNumber,
     ) -> (Arc<Sender<LossReason>>, Receiver<LossReason>) {
         let (sender, receiver) = bounded(1);
         let keep = Arc::new(sender.clone());
@@ -427,20 +459,21 @@ impl Lease {
             let _ = sender.try_send(reason.clone());
         } else if state.phase == Phase::Held {
             let receiver = Arc::downgrade(&keep);
-            state
-                .extras()
-                .listeners
-                .add(LossChannel { sender, receiver });
+            state.extras().listeners.add(LossChannel {
+                guard,
+                sender,
+                receiver,
+            });
         }
         (keep, receiver)
     }
 
     /// Adds a callback that runs on the callback thread when the lease is lost. Queues the callback now if the lease is
     /// lost already.
-    pub fn on_lost(&self, now: MonotonicTime, callback: LossCallback) {
+    pub fn on_lost(&self, now: MonotonicTime, guard: GuardNumber, callback: LossCallback) {
         let mut state = self.lock_and_expire(now);
         if state.phase == Phase::Held {
-            state.extras().listeners.callbacks.push(callback);
+            state.extras().listeners.callbacks.push((guard, callback));
             drop(state);
             self.callbacks.try_start_thread();
             return;
@@ -451,6 +484,21 @@ impl Lease {
         if let Some(reason) = loss {
             self.callbacks.queue_callback(move || callback(reason));
         }
+    }
+
+    /// Removes the listeners of a guard that has ended while the lease has others. Drops callbacks of users, so callers
+    /// hold no mutex. If the lease was lost before, its listeners were notified.
+    pub fn remove_listeners(&self, now: MonotonicTime, guard: GuardNumber) {
+        let mut state = self.lock_and_expire(now);
+        let extras = state.extras.as_mut();
+        let listeners = extras.map(|extras| extras.listeners.take_of(guard));
+        drop(state);
+        drop(LeaseRemains {
+            timer: None,
+            tracked: false,
+            listeners: listeners.unwrap_or_default(),
+            check: None,
+        });
     }
 
     /// Locks the state. If the validity has ended at `now`, first marks the lease as lost, and notifies its listeners.
@@ -494,7 +542,7 @@ impl Lease {
             // The channel has room for the reason, its only message. The receiver may be gone.
             let _ = channel.sender.try_send(reason.clone());
         }
-        for callback in listeners.callbacks {
+        for (_, callback) in listeners.callbacks {
             let reason = reason.clone();
             self.callbacks.queue_callback(move || callback(reason));
         }

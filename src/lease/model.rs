@@ -46,7 +46,7 @@ fn model_a_lease_ends_once_and_reports_losses_only() {
     check(RUNS, || {
         let (lease, deliver) = lease();
         let called = Arc::new(AtomicU32::new(0));
-        let (_keep, early) = lease.loss_channel(MonotonicTime::now());
+        let (_keep, early) = lease.loss_channel(MonotonicTime::now(), ONLY_GUARD);
         let (end, late) = thread::scope(|scope| {
             let owner = scope.spawn(|| {
                 let now = MonotonicTime::now();
@@ -70,11 +70,12 @@ fn model_a_lease_ends_once_and_reports_losses_only() {
                 let called = Arc::clone(&called);
                 lease.on_lost(
                     MonotonicTime::now(),
+                    ONLY_GUARD,
                     Box::new(move |_| {
                         called.fetch_add(1, Ordering::SeqCst);
                     }),
                 );
-                lease.loss_channel(MonotonicTime::now())
+                lease.loss_channel(MonotonicTime::now(), ONLY_GUARD)
             });
             (owner.join().unwrap(), listener.join().unwrap())
         });
@@ -99,11 +100,11 @@ fn model_a_loss_is_reported_once_whoever_finds_it() {
         let (lease, deliver, reported) = counted_lease();
         let called = Arc::new(AtomicU32::new(0));
         let counter = Arc::clone(&called);
-        let (_keep, signal) = lease.loss_channel(MonotonicTime::now());
+        let (_keep, signal) = lease.loss_channel(MonotonicTime::now(), ONLY_GUARD);
         let callback = move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         };
-        lease.on_lost(MonotonicTime::now(), Box::new(callback));
+        lease.on_lost(MonotonicTime::now(), ONLY_GUARD, Box::new(callback));
         let seen = thread::scope(|scope| {
             scope.spawn(|| lease.lose(MonotonicTime::now(), LossReason::Deleted));
             scope.spawn(|| {

@@ -127,7 +127,7 @@ fn a_late_renewal_does_not_revive_a_lease() {
 #[test]
 fn a_released_lease_is_never_lost() {
     let f = lease(|_| {});
-    let (sender, signal) = f.lease.loss_channel(f.asked_at);
+    let (sender, signal) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
     assert_eq!(f.lease.mark_released(f.at(1)).1, Ok(()));
     f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(100)), None);
@@ -138,11 +138,11 @@ fn a_released_lease_is_never_lost() {
 #[test]
 fn each_loss_channel_gets_the_reason_once() {
     let f = lease(|_| {});
-    let (_keep_one, one) = f.lease.loss_channel(f.asked_at);
-    let (_keep_two, two) = f.lease.loss_channel(f.asked_at);
+    let (_keep_one, one) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
+    let (_keep_two, two) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
     f.lease.lose(f.asked_at, LossReason::Deleted);
     f.lease.lose(f.asked_at, LossReason::Expired);
-    let (_keep_late, late) = f.lease.loss_channel(f.asked_at);
+    let (_keep_late, late) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
     for signal in [one, two, late] {
         assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
         assert!(signal.try_recv().is_err());
@@ -152,23 +152,26 @@ fn each_loss_channel_gets_the_reason_once() {
 #[test]
 fn callbacks_run_after_channels_and_survive_panics() {
     let f = lease(|_| {});
-    let (_keep, signal) = f.lease.loss_channel(f.asked_at);
+    let (_keep, signal) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
     let calls = Arc::new(AtomicUsize::new(0));
-    f.lease
-        .on_lost(f.asked_at, Box::new(|_| panic!("a callback's own")));
+    f.lease.on_lost(
+        f.asked_at,
+        ONLY_GUARD,
+        Box::new(|_| panic!("a callback's own")),
+    );
     let seen = Arc::clone(&calls);
     let check = move |reason| {
         assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
         assert_eq!(reason, LossReason::Deleted);
         seen.fetch_add(1, Ordering::SeqCst);
     };
-    f.lease.on_lost(f.asked_at, Box::new(check));
+    f.lease.on_lost(f.asked_at, ONLY_GUARD, Box::new(check));
     f.lease.lose(f.asked_at, LossReason::Deleted);
     let late = Arc::clone(&calls);
     let count = move |_| {
         late.fetch_add(1, Ordering::SeqCst);
     };
-    f.lease.on_lost(f.asked_at, Box::new(count));
+    f.lease.on_lost(f.asked_at, ONLY_GUARD, Box::new(count));
     f.finish();
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
@@ -313,9 +316,9 @@ fn an_unanswered_renewal_moves_key_until() {
 #[test]
 fn loss_channels_without_receiver_are_removed() {
     let f = lease(|_| {});
-    let (_keep, kept) = f.lease.loss_channel(f.asked_at);
+    let (_keep, kept) = f.lease.loss_channel(f.asked_at, ONLY_GUARD);
     for _ in 0..10_000 {
-        drop(f.lease.loss_channel(f.asked_at));
+        drop(f.lease.loss_channel(f.asked_at, ONLY_GUARD));
     }
     let mut state = f.lease.state.lock();
     assert!(state.extras().listeners.channels.len() < 100);

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::command::Mode;
 use crate::command::value::MAX_TOKEN;
 use crate::config::key::Key;
 use crate::config::{Config, MAX_TTL, MIN_TTL};
@@ -88,6 +89,8 @@ impl Ticket {
             return Err(invalid("the ticket's renewals come after its ttl"));
         }
         let options = Options {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             ttl,
             renew_every,
             max_hold,
@@ -287,6 +290,8 @@ mod tests {
                     lease,
                     token,
                     options: Options {
+                        min_hold: Duration::ZERO,
+                        mode: Mode::Exclusive,
                         ttl: Duration::from_millis(ttl),
                         renew_every: renew_every.map(Duration::from_millis),
                         max_hold: max_hold.map(Duration::from_millis),

@@ -3,13 +3,15 @@
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::acquire::DropOutcome;
 use crate::client::{Client, Handle};
-use crate::lease::Lease;
+use crate::command::Mode;
+use crate::lease::{GuardNumber, Lease, ONLY_GUARD};
 use crate::process::fork::Process;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
@@ -18,7 +20,8 @@ use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::text::Shown;
 
-/// A held lease. Its drop hands the lease off to a waiting thread of the client, or writes its release to Redis.
+/// A held lease. Its drop hands the lease off to a waiting thread of the client, or writes its release to Redis. Several
+/// guards of readers may share a lease: the drop of the last one releases it.
 ///
 /// Each public guard is a struct around a `Guard`. The macro [`guard!`] gives it the methods that all guards have.
 pub struct Guard {
@@ -27,9 +30,14 @@ pub struct Guard {
     /// `None` if no listener receives the duration of the hold.
     granted_at: Option<MonotonicTime>,
     observed: observe::HoldSpan,
+    /// Names the listeners of this guard.
+    number: GuardNumber,
     /// Set once a call ends the hold, so the drop does not release the lock again.
     has_ended: bool,
 }
+
+/// The number of the next guard of a reader.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(ONLY_GUARD + 1);
 
 impl Guard {
     pub fn new(lease: Arc<Lease>, client: Client) -> Self {
@@ -37,10 +45,22 @@ impl Guard {
         Self {
             granted_at,
             observed: observe::HoldSpan::begin(lease.event_lock()),
+            number: match lease.grant().options.mode {
+                Mode::Read => NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+                _ => ONLY_GUARD,
+            },
             lease,
             client,
             has_ended: false,
         }
+    }
+
+    /// A further guard of a reader's lease, without a request.
+    pub fn share(&self) -> Self {
+        if let Ok(client) = self.client.live() {
+            client.acquirer.add_guard(&self.lease);
+        }
+        Self::new(Arc::clone(&self.lease), self.client.clone())
     }
 
     pub fn key(&self) -> &str {
@@ -57,9 +77,11 @@ impl Guard {
     /// Releases the lock, and waits for the reply.
     pub fn unlock(mut self) -> Result<Released, Error> {
         self.has_ended = true;
-        let result = self.live()?.acquirer.release_confirmed(&self.lease);
+        let acquirer = &self.live()?.acquirer;
+        let result = acquirer.release_confirmed(&self.lease, self.number);
         let outcome = match &result {
             Ok(Released::Confirmed) => "released",
+            Ok(Released::Shared) => "shared",
             Ok(Released::Unconfirmed(_)) => "unconfirmed",
             Err(_) => "lost",
         };
@@ -68,7 +90,7 @@ impl Guard {
             Ok(Released::Unconfirmed(error)) => {
                 Ok(Released::Unconfirmed(error.with_key(self.key())))
             }
-            Ok(Released::Confirmed) => Ok(Released::Confirmed),
+            Ok(released) => Ok(released),
             Err(error) => Err(error.with_key(self.key())),
         }
     }
@@ -121,7 +143,7 @@ impl Guard {
 
     pub fn lost_signal(&self) -> LostSignal {
         let (keep, receiver) = match self.client.live() {
-            Ok(client) => self.lease.loss_channel(client.now()),
+            Ok(client) => self.lease.loss_channel(client.now(), self.number),
             Err(_) => {
                 let (sender, receiver) = bounded(1);
                 let _ = sender.try_send(LossReason::Forked);
@@ -137,7 +159,8 @@ impl Guard {
 
     pub fn on_lost(&self, callback: impl FnOnce(LossReason) + Send + 'static) {
         if let Ok(client) = self.client.live() {
-            self.lease.on_lost(client.now(), Box::new(callback));
+            let callback = Box::new(callback);
+            self.lease.on_lost(client.now(), self.number, callback);
         }
     }
 
@@ -202,8 +225,9 @@ impl Drop for Guard {
         if self.has_ended {
             return;
         }
-        let outcome = match client.acquirer.release(&self.lease) {
+        let outcome = match client.acquirer.release(&self.lease, self.number) {
             DropOutcome::HandedOff => "handed_off",
+            DropOutcome::Shared => "shared",
             DropOutcome::Sent => "dropped",
             DropOutcome::Lost => "lost",
         };

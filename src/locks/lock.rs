@@ -12,17 +12,20 @@
 
 use std::fmt::DebugStruct;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
 use crate::client::{Client, Handle};
+use crate::command::{Command, ForceUnlock, Inspect, Mode, Reply};
 use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
 use crate::locks::guard::Guard;
 use crate::report::error::{Error, ErrorKind};
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::sync::park_timeout;
 
 /// A lock of a client: its key, and the settings to acquire it.
 #[derive(Clone)]
@@ -34,7 +37,20 @@ pub struct Lock {
     pub max_hold: Option<Duration>,
     pub replicas: Option<Replicas>,
     pub cancel: Option<Receiver<()>>,
+    pub mode: Mode,
+    /// Zero for none.
+    pub min_hold: Duration,
 }
+
+/// The longest time for which a forced release waits until the holder's client listens for notifications. The script
+/// asks for this wait only if the grant is less than a second old, or if its value contains no time.
+const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
+/// The pause between two requests of a forced release during that wait.
+const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
+/// A request asks for at most this many permits of a semaphore.
+const MAX_WEIGHT: u32 = 1_000;
+/// The greatest limit of a semaphore.
+const MAX_PERMITS: u32 = 10_000;
 
 /// The ttl of a lock, and whether it is renewed.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +71,8 @@ impl Lock {
             max_hold: config.max_hold,
             replicas: config.replicas,
             cancel: None,
+            mode: Mode::Exclusive,
+            min_hold: Duration::ZERO,
             client,
         }
     }
@@ -66,7 +84,13 @@ impl Lock {
 
     /// Acquires the lock. Returns `None` if another holder had the lock until the time in `until`.
     pub fn acquire(&self, until: Until) -> Result<Option<Guard>, Error> {
-        let (client, request) = self.prepare()?;
+        self.acquire_as(self.mode, until)
+    }
+
+    /// Acquires the lock in this mode.
+    pub fn acquire_as(&self, mode: Mode, until: Until) -> Result<Option<Guard>, Error> {
+        let (client, mut request) = self.prepare()?;
+        request.options.mode = mode;
         let lease = client.acquirer.acquire(&request, until)?;
         Ok(lease.map(|lease| Guard::new(lease, self.client.clone())))
     }
@@ -76,6 +100,10 @@ impl Lock {
         let named = |error: Error| error.with_key(self.name());
         let client = self.client.live().map_err(named)?;
         let request = self.request(self.key.clone()?).map_err(named)?;
+        if !self.mode.is_exclusive() || !self.min_hold.is_zero() {
+            let checked = client.acquirer.check_mode(self.mode, self.min_hold);
+            checked.map_err(named)?;
+        }
         if request.check.is_some() {
             client.start_checks().map_err(named)?;
         }
@@ -93,12 +121,18 @@ impl Lock {
         config.check_ttl(setting, ttl)?;
         self.max_hold.map_or(Ok(()), check_max_hold)?;
         config.check_replicas(self.replicas)?;
+        if !self.min_hold.is_zero() {
+            config.check_ttl("min_hold", self.min_hold)?;
+        }
+        check_permits(self.mode)?;
         if self.check.is_some() && !is_renewed {
             let message =
                 "renew_while cannot be combined with fixed_ttl, which is never renewed: use ttl";
             return Err(Error::new(ErrorKind::InvalidConfig, message));
         }
         let options = Options {
+            min_hold: self.min_hold,
+            mode: self.mode,
             ttl,
             renew_every: is_renewed.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,
@@ -113,6 +147,42 @@ impl Lock {
         })
     }
 
+    /// Reads the holder or the shares of the key.
+    pub fn inspect(&self) -> Result<Reply, Error> {
+        let key = self.key.clone()?;
+        self.client.ask(Command::Inspect(Inspect { key }))
+    }
+
+    /// Takes the key from `lease` by force. `share`: its mode and its holder, unless it holds the key alone. Returns
+    /// false if the lease did not hold the key any more.
+    pub fn force(&self, lease: LeaseId, share: Option<(Mode, HolderId)>) -> Result<bool, Error> {
+        let (client, key) = (&self.client, self.key.clone()?);
+        let command_timeout = client.config().command_timeout;
+        let started = Instant::now();
+        let mut released_by_some = false;
+        loop {
+            let elapsed = started.elapsed();
+            let force = Command::ForceUnlock(ForceUnlock {
+                share: share.clone(),
+                key: key.clone(),
+                lease,
+                must_notify: elapsed < NOTIFY_WITHIN,
+            });
+            // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
+            let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
+            match client.ask_within(force, left.min(command_timeout))? {
+                Reply::Done => return Ok(true),
+                Reply::NotListening { by_some } => {
+                    released_by_some |= by_some;
+                    park_timeout(NOTIFY_PAUSE);
+                }
+                // If earlier requests of this loop have released the lock on some nodes of a quorum, this one has on
+                // the others.
+                _ => return Ok(released_by_some),
+            }
+        }
+    }
+
     /// Adds the key and the settings to the debug output of a public type.
     pub fn debug_fields(&self, output: &mut DebugStruct<'_, '_>) {
         output
@@ -121,7 +191,29 @@ impl Lock {
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
             .field("replicas", &self.replicas);
+        if !self.min_hold.is_zero() {
+            output.field("min_hold", &self.min_hold);
+        }
+        if let Mode::Permits { weight, limit } = self.mode {
+            output.field("permits", &limit).field("weight", &weight);
+        }
     }
+}
+
+/// Checks the limit of a semaphore, and the number of permits that a request asks for.
+fn check_permits(mode: Mode) -> Result<(), Error> {
+    let Mode::Permits { weight, limit } = mode else {
+        return Ok(());
+    };
+    if !(1..=MAX_PERMITS).contains(&limit) {
+        let wanted = format!("1 to {MAX_PERMITS}");
+        return Err(Error::invalid("permits", &wanted, limit));
+    }
+    let most = limit.min(MAX_WEIGHT);
+    if !(1..=most).contains(&weight) {
+        return Err(Error::invalid("weight", &format!("1 to {most}"), weight));
+    }
+    Ok(())
 }
 
 // The comment at `impl UnwindSafe for Client` says why this is sound. The client catches a panic of a check, and never
@@ -172,7 +264,7 @@ macro_rules! settings {
             /// [`Builder::max_ttl`](crate::Builder::max_ttl). Defaults to [`Builder::ttl`](crate::Builder::ttl).
             ///
             /// ```
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
             /// let client = memory.client()?;
             #[doc = concat!("let lock = ", stringify!($example), ".ttl(Duration::from_secs(60));")]
@@ -194,7 +286,7 @@ macro_rules! settings {
             /// the lock. 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
             ///
             /// ```
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
             /// let client = memory.client()?;
             #[doc = concat!("let lock = ", stringify!($example), ".fixed_ttl(Duration::from_secs(60));")]
@@ -251,7 +343,7 @@ macro_rules! settings {
             /// Defaults to [`Builder::max_hold`](crate::Builder::max_hold).
             ///
             /// ```
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
             /// let client = memory.client()?;
             #[doc = concat!("let lock = ", stringify!($example), ".ttl(Duration::from_secs(60));")]
@@ -275,7 +367,7 @@ macro_rules! settings {
             ///
             /// ```
             /// # use leasehold::{Client, ErrorKind};
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             /// # let server = leasehold_testbed::Server::start().unwrap(); // without replicas
             /// # let client = Client::builder(&server.url()).outage_timeout(Duration::ZERO).build()?;
             #[doc = concat!("let lock = ", stringify!($example), ".replicas(1, Duration::from_millis(100));")]
@@ -407,7 +499,7 @@ macro_rules! calls {
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             #[doc = concat!("let lock = ", stringify!($example), ";")]
             #[doc = concat!("let guard = lock.", stringify!($try_lock_for), "(Duration::from_millis(250))?;")]
             /// assert!(guard.is_some());
@@ -483,7 +575,7 @@ macro_rules! calls {
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
-            /// # use std::time::Duration;
+            /// # use std::time::{Duration, Instant};
             #[doc = concat!("let lock = ", stringify!($example), ";")]
             #[doc = concat!("let sum = lock.", stringify!($try_with_for), "(Duration::from_millis(250), |_| 1 + 1)?;")]
             /// assert_eq!(sum, Some(2));

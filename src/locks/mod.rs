@@ -8,6 +8,8 @@ pub mod lock;
 pub mod mutex;
 pub mod once;
 pub mod reentrant;
+pub mod rwlock;
+pub mod semaphore;
 #[cfg(feature = "serde")]
 pub mod serialize;
 pub mod transaction;

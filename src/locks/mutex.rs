@@ -1,27 +1,20 @@
 //! The lock that one holder has at a time, and its guard.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Pipeline, RedisResult};
 
 use crate::acquire::Until;
 use crate::client::Client;
-use crate::command::{Command, ForceUnlock, Inspect, Reply};
+use crate::command::Reply;
 use crate::locks::guard::{Guard, guard};
 use crate::locks::held::LockInfo;
 use crate::locks::lock::{Lock, calls, settings};
 use crate::locks::transaction::Committed;
-use crate::report::error::Error;
+use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
-use crate::util::sync::park_timeout;
 use crate::wire::session::TransactionConnection;
-
-/// The longest time for which `force_unlock` waits until the holder's client listens for notifications. The script asks
-/// for this wait only if the grant is less than a second old, or if its value contains no time.
-const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
-/// The pause between two requests of `force_unlock` during that wait.
-const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The lock with a given key, and the settings to acquire it. From [`Client::mutex`].
 ///
@@ -64,12 +57,39 @@ impl Mutex {
         Ok(self.lock.acquire(until)?.map(MutexGuard::new))
     }
 
+    /// Keeps the lock taken for at least `min_hold` from each grant, by the clock of Redis, even if it is released
+    /// before, or its holder crashes. So the lock is granted at most once in each `min_hold`: for work that must not run
+    /// too often. Waiting clients get the lock when the time has passed. 10 ms to
+    /// [`Builder::max_ttl`](crate::Builder::max_ttl).
+    ///
+    /// After the release, [`inspect`](Self::inspect) still shows the former holder, and
+    /// [`force_unlock`](Self::force_unlock) ends the rest of the time. The client never hands such a lock off to another
+    /// of its threads. A [ticket](MutexGuard::into_ticket) does not contain the setting, so the adopter's release frees
+    /// the lock at once. On a [quorum](Client::quorum), the calls fail with `Unsupported`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
+    /// let client = memory.client()?;
+    /// let cleanup = client.mutex("cleanup").min_hold(Duration::from_secs(60));
+    /// cleanup.with(|_| println!("done within a second"))?;
+    /// assert!(cleanup.try_lock()?.is_none());
+    /// memory.advance(Duration::from_secs(61));
+    /// assert!(cleanup.try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.lock.min_hold = min_hold;
+        self
+    }
+
     /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For
     /// diagnosis only: the result may be out of date when you read it.
     ///
     /// # Errors
     /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is
-    /// not a lock.
+    /// not a lock, or leases share the key: permits of a [`Semaphore`](crate::Semaphore), or readers of a
+    /// [`RwLock`](crate::RwLock).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -81,9 +101,13 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
-        let key = self.lock.key.clone()?;
-        match self.lock.client.ask(Command::Inspect(Inspect { key }))? {
+        match self.lock.inspect()? {
             Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(*value, expires_in))),
+            Reply::Shared(_) => {
+                let message = "leases share the key: permits of a semaphore, or readers";
+                let error = Error::new(ErrorKind::Protocol, message);
+                Err(error.with_key(self.lock.name()))
+            }
             _ => Ok(None),
         }
     }
@@ -135,31 +159,8 @@ impl Mutex {
         let Some(found) = self.inspect()? else {
             return Ok(None);
         };
-        let (client, key, lease) = (&self.lock.client, self.lock.key.clone()?, found.lease());
-        let command_timeout = client.config().command_timeout;
-        let started = Instant::now();
-        let mut released_by_some = false;
-        loop {
-            let elapsed = started.elapsed();
-            let force = Command::ForceUnlock(ForceUnlock {
-                key: key.clone(),
-                lease,
-                must_notify: elapsed < NOTIFY_WITHIN,
-            });
-            // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
-            let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
-            match client.ask_within(force, left.min(command_timeout))? {
-                Reply::Done => return Ok(Some(found)),
-                Reply::NotListening { by_some } => {
-                    released_by_some |= by_some;
-                    park_timeout(NOTIFY_PAUSE);
-                }
-                // Earlier requests of this loop have released the lock on some nodes of a quorum, this one on the
-                // others.
-                _ if released_by_some => return Ok(Some(found)),
-                _ => return Ok(None),
-            }
-        }
+        let is_taken = self.lock.force(found.lease(), None)?;
+        Ok(is_taken.then_some(found))
     }
 }
 

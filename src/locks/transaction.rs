@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 
 use crate::config::key::Key;
-use crate::lease::Lease;
+use crate::lease::{Lease, ONLY_GUARD};
 use crate::process::fork::Process;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
@@ -294,7 +294,7 @@ impl TransactionRunner {
         if self.begin.try_send(()).is_ok() {
             return Ok(Permit(&self.end));
         }
-        let (_keep, lost) = lease.loss_channel(self.watchdog.now());
+        let (_keep, lost) = lease.loss_channel(self.watchdog.now(), ONLY_GUARD);
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),

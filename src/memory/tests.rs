@@ -75,6 +75,15 @@ fn the_memory_store_replies_as_redis_does() {
 }
 
 #[test]
+fn the_memory_store_shares_keys_as_redis_does() {
+    if let Some(how) =
+        shortened_difference(Redis::start(), Subject::Shares, &Scripts::real(), 1, 400)
+    {
+        panic!("{how}");
+    }
+}
+
+#[test]
 fn a_memory_node_of_a_quorum_votes_as_redis_does() {
     if let Some(how) =
         shortened_difference(Redis::start(), Subject::Votes, &Scripts::real(), 1, 250)
@@ -111,15 +120,15 @@ fn a_difference_planted_in_an_acquire_is_found() {
         (&acquire::SCRIPT, "queue and (mode == '-' or mode == '-+' or waiting ~= 0)", "queue and waiting ~= 0"),
         (&acquire::SCRIPT, "queue and (mode == '-' or mode == '-+' or waiting ~= 0)", "mode == '-' or mode == '-+'"),
         (&acquire::SCRIPT, "mode == '-' or mode == '-+' or", "mode == '-' or"),
-        (&acquire::SCRIPT, "if held and string.sub(held, 5, 36) == lease then", "if false then"),
+        (&acquire::SCRIPT, "if held and not share and string.sub(held, 5, 36) == lease then", "if false then"),
         (&acquire::SCRIPT, "if string.sub(held, 38, 53) == '0000000000000000' then", "if false then"),
         (&acquire::SCRIPT, "for pass = 1, 2 do", "for pass = 1, 1 do"),
-        (&acquire::SCRIPT, "if mode == '' or type(left) ~= 'number' then return left end", ""),
-        (&acquire::SCRIPT, "lease .. ',' .. (kind == '0' and 0 or ttl) .. ',' .. holder", "lease .. ',' .. ttl .. ',' .. holder"),
+        (&acquire::SCRIPT, "if mode == '' or type(left) ~= 'number' then return unqueued(left) end", ""),
+        (&acquire::SCRIPT, "lease .. ',' .. (kind == '0' and 0 or ttl) .. asked", "lease .. ',' .. ttl .. asked"),
         (&acquire::SCRIPT, "if is_notified then redis.pcall('ZREM', queue, polls) else entry = polls end", ""),
         (&acquire::SCRIPT, "place and mode == '-+' and", "place and"),
         (&acquire::SCRIPT, "if is_notified then redis.pcall('ZREM', queue, polls) else", "if not is_notified then"),
-        (&acquire::SCRIPT, "if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end", ""),
+        (&acquire::SCRIPT, "if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return unqueued(left) end", ""),
         (&acquire::SCRIPT, "held and not string.find(held, ' +', 55, true) and", "false and"),
         (&acquire::SCRIPT, "if doubt then", "if false then"),
         (&acquire::SCRIPT, "string.sub(held, mark_at + 2)", "''"),
@@ -137,9 +146,9 @@ fn a_difference_planted_in_an_acquire_is_found() {
         (&acquire::SCRIPT, "if comes_last and added == 1 then", "if added == 1 then"),
         (&acquire::SCRIPT, "    ahead = nil\n", ""),
         (&acquire::SCRIPT, "place = string.sub(mode, 2)", "place = ''"),
-        (&acquire::SCRIPT, "if served == lease then return micros end", ""),
-        (&acquire::SCRIPT, "left = in_queue and served and redis.pcall('PTTL', key) or 0", ""),
-        (&acquire::SCRIPT, "return { left, ahead, tonumber(place) }", "return { left, ahead + 1, tonumber(place) }"),
+        (&acquire::SCRIPT, "if is_own then own = micros end", ""),
+        (&acquire::SCRIPT, "left = in_queue and served and not set and redis.pcall('PTTL', key) or 0", ""),
+        (&acquire::SCRIPT, "return { left, ahead, tonumber(place), set and set.limit }", "return { left, ahead + 1, tonumber(place) }"),
         (&acquire::SCRIPT, "'GETRANGE', key, '0', '255'", "'GETRANGE', key, '0', '60'"),
         (&acquire::SCRIPT, "if exists ~= 1 then", "if false then"),
         (&acquire::SCRIPT, "#value > 255 or", "#value > 60 or"),
@@ -171,11 +180,11 @@ fn a_difference_planted_in_a_release_is_found() {
         (&release::SCRIPT, "if tonumber(first[2]) >= 4000000000000000 then", "if false then"),
         (&release::SCRIPT, "if listens then", "if true then"),
         (&release::SCRIPT, "gone = gone + 1", "gone = 1"),
-        (&release::SCRIPT, "if type(waiting) == 'number' and waiting > 8 - gone then", "if false then"),
+        (&release::SCRIPT, "if gone > 0 and (not waiting or type(waiting) == 'number' and waiting > 8 - gone) then", "if false then"),
         (&release::SCRIPT, "local listens = is_own or polls", "local listens = true"),
         (&release::SCRIPT, "waiting ~= 0 and ' +' or ''", "''"),
         (&release::SCRIPT, "redis.pcall('ZPOPMIN', queue)", "redis.pcall('ZPOPMAX', queue)"),
-        (&release::SCRIPT, "while gone < 10000 do", "while gone < 1 do"),
+        (&release::SCRIPT, "for _ = 1, 10000 do", "for _ = 1, 1 do"),
         (&release::SCRIPT, "#first[1] <= 256 and", "#first[1] <= 40 and"),
         (&release::SCRIPT, "asked >= '1'", "asked >= '3'"),
         (&release::SCRIPT, "ms <= 86400000", "ms < 90000"),
@@ -183,13 +192,13 @@ fn a_difference_planted_in_a_release_is_found() {
         (&release::SCRIPT, "if after and string.find(after, '^[!?]') then", "if false then"),
         (&release::SCRIPT, "== '?' then", "== '!' then"),
         (&release::SCRIPT, "if listeners == 0 then\n          local time", "if listeners ~= 0 then\n          local time"),
-        (&release::SCRIPT, "if not too_early and string", "if string"),
+        (&release::SCRIPT, "if not too_early and not is_kept and string", "if string"),
         (&release::SCRIPT, "too_early and 2 or", ""),
         (&release::SCRIPT, "' !' .. string.sub(after, 2)", "' !'"),
         (&release::SCRIPT, "string.sub(lease, 1, 16) .. ' !'", "lease .. ' !'"),
-        (&release::SCRIPT, "if not too_early and string.find(result, ' ', 55, true) then", "if false then"),
-        (&release::SCRIPT, "ARGV[i], lease .. ',0,' .. holder)", "ARGV[i])"),
-        (&release::SCRIPT, "ARGV[i], lease .. ',0,' .. holder)", "lease .. ',0,' .. holder)"),
+        (&release::SCRIPT, "if not too_early and not is_kept and string.find(result, ' ', 55, true) then", "if false then"),
+        (&release::SCRIPT, "ARGV[i], lease .. ',0,' .. own)", "ARGV[i])"),
+        (&release::SCRIPT, "ARGV[i], lease .. ',0,' .. own)", "lease .. ',0,' .. own)"),
         (&release::SCRIPT, "== 'lh1 ' .. lease then", "== 'lh1 ' .. lease or result then"),
         (&release::SCRIPT, "then return redis.pcall('DEL', KEYS[2]) end", "then return 1 end"),
         (&release::SCRIPT, "redis.pcall('GETRANGE', KEYS[2], '0', '255') == ARGV[1]", "true"),
@@ -289,10 +298,46 @@ fn differences_in_other_vote_scripts_are_found() {
         (&release::SCRIPT, "result = refused or result", ""),
         (&release::SCRIPT, "if mark and (result == 0 or type(result) == 'string') then", "if mark and result == 0 then"),
         (&release::SCRIPT, "if mark and (result == 0 or type(result) == 'string') then", "if mark then"),
-        (&inspect::SCRIPT, "refused or value", "value"),
-        (&inspect::SCRIPT, "refused or value", "value or refused"),
+        (&inspect::SCRIPT, "result = refused or", "result ="),
+        (&inspect::SCRIPT, "refused or not is_shared and value", "value or refused"),
     ];
     assert_found(Subject::Votes, plants);
+}
+
+#[test]
+fn differences_planted_in_shares_are_found() {
+    #[rustfmt::skip]
+    let plants: &[(&Script, &str, &str)] = &[
+        // Ended shares stay, count, or are compared without a shift of the ends.
+        (&acquire::SCRIPT, "local gone = redis.pcall('ZREM', key, unpack(ended))", "local gone = 0"),
+        (&acquire::SCRIPT, "if shift > 5 or shift < -5 then", "if false then"),
+        (&acquire::SCRIPT, "'ZRANGE', key, '-inf', '(' .. now_ms, 'BYSCORE'", "'ZRANGE', key, '-inf', '(' .. (now_ms + 20), 'BYSCORE'"),
+        (&acquire::SCRIPT, "if shift > 5 or shift < -5 then", "if shift > 5 then"),
+        (&renew::SCRIPT, "if shift > 5 or shift < -5 then", "if false then"),
+        (&release::SCRIPT, "if shift > 5 or shift < -5 then", "if false then"),
+        // Wrong limits and kinds.
+        (&acquire::SCRIPT, "set.used + share.weight - share.most", "set.used - share.most"),
+        (&acquire::SCRIPT, "if share and share.kind ~= set.kind then", "if false then"),
+        (&acquire::SCRIPT, "redis.pcall('ZRANGE', key, over - 1, over - 1, 'WITHSCORES')", "redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')"),
+        (&acquire::SCRIPT, "for i = 1, share.weight do", "for i = 1, 1 do"),
+        // A request goes past the queue, or the queue past its order.
+        (&acquire::SCRIPT, "and (waiting == 0 or type(waiting) == 'table') then", "then"),
+        (&release::SCRIPT, "if set then fits = not wait end", "fits = true"),
+        (&release::SCRIPT, "if is_alone then break end", ""),
+        (&release::SCRIPT, "if not fits then break end", "if not fits then redis.pcall('ZREM', queue, first[1]) end"),
+        (&release::SCRIPT, "shares_given, micros = shares_given + 1, string.format('%.0f', micros + 1)", "shares_given = shares_given + 1"),
+        // A leave or a release does not serve the queue.
+        (&release::SCRIPT, "result, serves = 1, set", "result, serves = 1, false"),
+        (&release::SCRIPT, "result, serves = refused or 1, not refused and rest <= 0", "result, serves = refused or 1, false"),
+        // A renewal touches other shares or shortens an end; min_hold is lost.
+        (&renew::SCRIPT, "redis.pcall('ZADD', key, 'XX', 'GT', unpack(shares.members_of(share, id, holder, ends)))", "redis.pcall('ZADD', key, 'XX', unpack(shares.members_of(share, id, holder, ends)))"),
+        (&renew::SCRIPT, "math.max(set.ends, ends) + 1000", "ends + 1000"),
+        (&renew::SCRIPT, "unpack(shares.members_of(share, id, holder, ends))", "ends, redis.pcall('ZRANGE', key, 0, 0)[1]"),
+        (&release::SCRIPT, "local rest, gone = since and math.min(kept, math.ceil(since / 1000) + kept - now_ms) or 0, nil", "local rest, gone = 0, nil"),
+        (&release::SCRIPT, "if rest > 0 then", "if false then"),
+        (&inspect::SCRIPT, "left - 1000 or 0", "left or 0"),
+    ];
+    assert_found(Subject::Shares, plants);
 }
 
 #[track_caller]

@@ -101,6 +101,7 @@ impl Count {
             Reply::Contended {
                 expires_in,
                 queued: None,
+                shared: None,
             }
         } else {
             Reply::SplitVote {
@@ -334,6 +335,7 @@ mod tests {
         Some(Ok(Reply::Contended {
             expires_in: Duration::from_secs(seconds),
             queued: None,
+            shared: None,
         }))
     }
 

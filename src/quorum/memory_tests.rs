@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::QuorumStore;
 use crate::command::value::micros_of;
-use crate::command::{Acquire, GrantMessage, Inspect, Outcome, Propose, Release, Renew};
+use crate::command::{Acquire, GrantMessage, Inspect, Mode, Outcome, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply};
 use crate::config::Config;
 use crate::config::key::Key;
@@ -64,6 +64,7 @@ impl Fixture {
     fn acquire(&self, client: usize) -> (LeaseId, Outcome) {
         let lease = LeaseId::random();
         let acquire = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key(),
             lease,
             ttl: TTL,
@@ -104,6 +105,7 @@ impl Fixture {
 
     fn renew(&self, client: usize, (lease, token): (LeaseId, u64)) -> Outcome {
         let renew = Command::Renew(Renew {
+            mode: Mode::Exclusive,
             key: key(),
             lease,
             token,
@@ -115,6 +117,8 @@ impl Fixture {
 
     fn unlock(&self, client: usize, (lease, _): (LeaseId, u64)) -> Outcome {
         let release = Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key(),
             lease,
             until: self.nodes[0].clock().now().after(TTL),

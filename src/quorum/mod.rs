@@ -60,7 +60,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
-use crate::command::{Acquire, ForceUnlock, Hold, Outcome, Probe, Propose, Release, Renew};
+use crate::command::{Acquire, ForceUnlock, Hold, Mode, Outcome, Probe, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::key;
 use crate::config::key::Key;
@@ -114,6 +114,11 @@ const FENCED_VALUES: &str = "fenced values; compare the fencing token in the dat
                              write the value with a client of one server";
 
 const TICKETS: &str = "tickets; release the lock, and acquire it in the other process";
+
+const PERMITS: &str =
+    "semaphores; use one mutex for each permit, and `try_lock` on one after the other";
+const READERS: &str = "read-write locks; use a mutex for readers and writers";
+const MIN_HOLD: &str = "`min_hold`; hold the lock for that time";
 
 /// The addresses of the nodes of a quorum.
 pub struct QuorumAddress {
@@ -344,6 +349,8 @@ impl Lease<'_> {
 
     fn release(&self, now: MonotonicTime) -> Release {
         Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: self.key.clone(),
             lease: self.id,
             until: now.after(self.ttl),
@@ -809,6 +816,8 @@ impl QuorumStore {
     /// node may never be written, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             until: self.clock.now().after(self.quarantine),
@@ -1152,6 +1161,15 @@ impl Store for QuorumStore {
 
     fn check_tickets(&self) -> Result<(), Error> {
         Err(Self::unsupported(TICKETS))
+    }
+
+    fn check_mode(&self, mode: Mode, min_hold: Duration) -> Result<(), Error> {
+        match mode {
+            Mode::Permits { .. } => Err(Self::unsupported(PERMITS)),
+            Mode::Read => Err(Self::unsupported(READERS)),
+            Mode::Exclusive if !min_hold.is_zero() => Err(Self::unsupported(MIN_HOLD)),
+            Mode::Exclusive => Ok(()),
+        }
     }
 
     fn end(&self) {

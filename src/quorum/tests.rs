@@ -7,7 +7,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
 use crate::command::value::LockValue;
-use crate::command::{Acquire, ForceUnlock, Held, Inspect, Probe, Release, Renew};
+use crate::command::{Acquire, ForceUnlock, Held, Inspect, Mode, Probe, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::quorum::slow_nodes::GRACE;
 use crate::report::loss::LossReason;
@@ -129,6 +129,7 @@ impl Fixture {
     fn acquire_for(&self, key: &Key, ttl: Duration, deadline: MonotonicTime) -> (LeaseId, Outcome) {
         let lease = LeaseId::random();
         let acquire = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             ttl,
@@ -252,6 +253,7 @@ fn renewal(key: &Key, lease: LeaseId, token: u64) -> Command {
 
 fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command {
     Command::Renew(Renew {
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease,
         token,
@@ -262,6 +264,8 @@ fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command 
 
 fn release(key: &Key, lease: LeaseId) -> Release {
     Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease,
         until: MonotonicTime::now().after(TTL),
@@ -355,7 +359,10 @@ fn another_lease_is_contended() {
     let key = key("k");
     let (lease, token) = first.lock_on_all(&servers, &key);
     let (other, outcome) = second.acquire(&key);
-    let Ok(Reply::Contended { expires_in, queued }) = outcome else {
+    let Ok(Reply::Contended {
+        expires_in, queued, ..
+    }) = outcome
+    else {
         panic!("{outcome:?}");
     };
     assert!(expires_in <= TTL && expires_in > TTL / 2 && queued.is_none());
@@ -808,6 +815,7 @@ fn a_forced_unlock_withdraws_late_holds() {
     let key = key("k");
     let lease = client.lock_with_a_late_hold(&servers, &key);
     let force = Command::ForceUnlock(ForceUnlock {
+        share: None,
         key: key.clone(),
         lease,
         must_notify: false,
@@ -917,6 +925,7 @@ fn a_majority_that_continues_late_grants_nothing() {
     stopped.iter().for_each(Server::stop);
     let ttl = Duration::from_secs(6);
     let acquire = Command::Acquire(Acquire {
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease: LeaseId::random(),
         ttl,
@@ -1274,6 +1283,7 @@ fn a_lock_is_unlocked_by_force_on_all_nodes() {
     let (lease, _) = client.lock(&key);
     let force = |must_notify| {
         client.ask(Command::ForceUnlock(ForceUnlock {
+            share: None,
             key: key.clone(),
             lease,
             must_notify,
@@ -1301,6 +1311,7 @@ fn a_forced_release_reaches_a_node_that_is_back() {
     for stopped in &servers {
         stopped.stop();
         let force = Command::ForceUnlock(ForceUnlock {
+            share: None,
             key: key.clone(),
             lease,
             must_notify: false,
@@ -1324,6 +1335,7 @@ fn other_requests_are_not_supported() {
     let vote = Command::Probe(Probe { mark: key.clone() });
     assert_eq!(kind(vote), ErrorKind::Unsupported);
     let acquire = Command::Acquire(Acquire {
+        mode: Mode::Exclusive,
         key,
         lease: LeaseId::random(),
         ttl: TTL,
@@ -1717,6 +1729,8 @@ fn a_loss_names_the_new_holder() {
 
 fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime) -> Release {
     Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease,
         until,

@@ -30,7 +30,7 @@ pub struct EventLock<'a> {
 
 /// Receives the events of a client. By default, every method ignores its event.
 ///
-/// `acquired`, `contended`, `unavailable`, `released` and `write_refused` run on the thread that called the library.
+/// `acquired`, `contended`, `limits_differ`, `unavailable`, `released` and `write_refused` run on the thread that called the library.
 /// The other methods run on the client's callback thread. During the call, the library holds none of its own mutexes,
 /// and it drops a panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but
 /// never a renewal. If too many events are queued, some events are [dropped](Self::events_missed).
@@ -62,6 +62,31 @@ pub trait EventHandler: Send + Sync + 'static {
     /// A lock has another holder. `expires_in` is its ttl in Redis, or the rest of its validity if a thread of this
     /// client holds it. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
+    /// A semaphore has permits under another limit than that of this call: `limit` is that of the call, and `other`
+    /// that of the newest permit. The calls of one program then have other rules than those of another one: see
+    /// [`Semaphore`](crate::Semaphore). Called at most once per call, if the call has to wait or is refused.
+    ///
+    /// ```
+    /// # use std::sync::Mutex;
+    /// use std::sync::Arc;
+    /// use leasehold::{EventHandler, EventLock, MemoryStore};
+    ///
+    /// #[derive(Default)]
+    /// struct Alarms(Mutex<Vec<String>>);
+    /// impl EventHandler for Alarms {
+    ///     fn limits_differ(&self, lock: EventLock<'_>, limit: u32, other: u32) {
+    ///         self.0.lock().unwrap().push(format!("{}: {limit} here, {other} elsewhere", lock.key));
+    ///     }
+    /// }
+    ///
+    /// let alarms = Arc::new(Alarms::default());
+    /// let client = MemoryStore::new().builder().event_handler(Arc::clone(&alarms)).build()?;
+    /// let _permit = client.semaphore("gpu", 8).acquire()?;
+    /// assert!(client.semaphore("gpu", 1).try_acquire()?.is_none());
+    /// assert_eq!(*alarms.0.lock().unwrap(), ["gpu: 1 here, 8 elsewhere"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    fn limits_differ(&self, lock: EventLock<'_>, limit: u32, other: u32) {}
     /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
     /// lock was transferred to another client. It is false if the lock had been lost, if another thread of this client
     /// has it now, or if the release is still under way.

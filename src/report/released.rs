@@ -2,9 +2,9 @@
 
 use crate::report::error::Error;
 
-/// How [`MutexGuard::unlock`](crate::MutexGuard::unlock) ended. In both cases, the lock was held until that call.
+/// How [`MutexGuard::unlock`](crate::MutexGuard::unlock) ended. In all cases, the lock was held until that call.
 ///
-/// Most callers do not need this value: `guard.unlock()?` continues in both cases.
+/// Most callers do not need this value: `guard.unlock()?` continues in all cases.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -14,6 +14,7 @@ use crate::report::error::Error;
 /// let guard = client.mutex("invoice:42").lock()?;
 /// match guard.unlock()? {
 ///     Released::Confirmed => println!("done"),
+///     Released::Shared => println!("another guard of this client still has it"), // readers only
 ///     Released::Unconfirmed(error) => eprintln!("done; others may have to wait for the ttl: {error}"),
 /// }
 /// assert!(client.mutex("invoice:42").lock()?.unlock()?.is_confirmed());
@@ -29,6 +30,8 @@ pub enum Released {
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
     Unconfirmed(Error),
+    /// The guard was one of several readers' guards that share a lease. The last of them releases the lease.
+    Shared,
 }
 
 impl Released {

@@ -97,7 +97,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::command::Held;
+    use crate::command::{Held, Mode};
     use crate::util::clock::MonotonicTime;
     use crate::util::id::LeaseId;
 
@@ -117,6 +117,8 @@ mod tests {
         let release = Release {
             key: Key::new("", "k", 16).unwrap(),
             lease: LeaseId::random(),
+            mode: Mode::Exclusive,
+            min_hold: Duration::ZERO,
             until,
             held: Some(Held {
                 token: 7,

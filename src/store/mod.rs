@@ -27,7 +27,7 @@ pub mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, QueueMode, Release, Reply, Request};
+use crate::command::{Command, Mode, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
@@ -108,6 +108,11 @@ pub trait Store: Send + Sync {
 
     /// Returns an error if tickets cannot pass a lock to another client.
     fn check_tickets(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Returns an error if leases cannot hold keys in this way.
+    fn check_mode(&self, _mode: Mode, _min_hold: Duration) -> Result<(), Error> {
         Ok(())
     }
 

@@ -72,6 +72,7 @@ impl Server {
                 key,
                 lease,
                 must_notify: false,
+                share: None,
             }),
         );
     }

@@ -1,6 +1,7 @@
 //! The id of a holder (a client), and the id of a lease (one grant).
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -9,7 +10,7 @@ use crate::util::sync::Mutex;
 use crate::util::text::has_id;
 
 /// The id of one grant of one lock: 128 bits, of which 122 are random. Each request for a lock has a new id.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LeaseId(Uuid);
 
 impl LeaseId {
@@ -57,6 +58,13 @@ pub(crate) struct LeaseStart(u64);
 impl LeaseStart {
     /// Number of hexadecimal digits in Redis.
     pub(crate) const DIGITS: usize = LeaseId::DIGITS / 2;
+
+    /// All ids that begin with this half.
+    pub(crate) fn ids(self) -> RangeInclusive<LeaseId> {
+        let first = u128::from(self.0) << 64;
+        let [first, last] = [first, first | u128::from(u64::MAX)];
+        LeaseId(Uuid::from_u128(first))..=LeaseId(Uuid::from_u128(last))
+    }
 
     /// Parses the start of an id, as [`LeaseId::decode`] does.
     pub(crate) fn decode(text: &str) -> Option<Self> {

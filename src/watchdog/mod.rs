@@ -37,9 +37,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Release, Renew, Reply, Request};
+use crate::command::{Command, Mode, Release, Renew, Reply, Request};
 use crate::config::key::Key;
-use crate::lease::{CallbackExecutor, DueActions, Lease, LeaseRemains, TimerHandle};
+use crate::lease::{CallbackExecutor, DueActions, Grant, Lease, LeaseRemains, TimerHandle};
 use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::{EventHandler, EventLock};
@@ -396,6 +396,13 @@ impl Watchdog {
     /// Adds the lease to the tracked leases, if it is held and there is room. Returns true if the lease is tracked
     /// afterwards.
     fn add_tracked(&self, lease: &Arc<Lease>) -> bool {
+        let Grant { key, options, .. } = lease.grant();
+        if options.mode != Mode::Exclusive {
+            // Each reader that comes or goes changes the key, so reports of changes would cost too many requests. The
+            // client only needs a connection, for the message of a `force_unlock`.
+            self.notifications.request(key);
+            return false;
+        }
         lease.track_if(|| self.tracked.insert(lease))
     }
 
@@ -421,7 +428,7 @@ impl Watchdog {
             match batch {
                 RenewalBatch::Renew(leases) => self.renew_all(&leases),
                 RenewalBatch::Confirm(report, leases) => {
-                    self.confirm_all(leases.iter().collect(), report);
+                    self.confirm_all(leases.values().collect(), report);
                 }
             }
         }
@@ -431,6 +438,15 @@ impl Watchdog {
     /// whether the lease is lost.
     pub fn queue_confirmation(self: &Arc<Self>, lease: Arc<Lease>) {
         self.queue_report(lease, LossReport::KeyRead);
+    }
+
+    /// Queues a request on a pipeline for each share, after messages may have been missed.
+    pub fn confirm_shares(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        for lease in leases {
+            if lease.grant().options.mode != Mode::Exclusive {
+                self.queue_report(lease, LossReport::Missed);
+            }
+        }
     }
 
     /// Handles a message that `by` unlocked the lease by force. If no other user can publish messages, marks the lease
@@ -470,7 +486,7 @@ impl Watchdog {
             }
             let is_settled = match &confirmed {
                 // Another message may have come since the request was sent, so the key is read again.
-                Ok(()) => report == LossReport::KeyRead,
+                Ok(()) => report != LossReport::ForceMessage,
                 Err(error) => error.is_lease_lost(),
             };
             if !is_settled {
@@ -615,6 +631,7 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         token: grant.token,
         ttl,
         replicas: grant.options.replicas,
@@ -625,8 +642,10 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
 fn release_after_renewal(lease: &Lease, ttl: Duration) -> Release {
     let grant = lease.grant();
     Release {
+        min_hold: Duration::ZERO,
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         until: lease.key_until().after(ttl),
         held: None,
         queued: None,
@@ -639,6 +658,7 @@ fn confirmation(lease: &Lease) -> Command {
     Command::Renew(Renew {
         key: grant.key.clone(),
         lease: grant.id,
+        mode: grant.options.mode,
         token: grant.token,
         ttl: CONFIRMING_TTL,
         replicas: None,

@@ -21,9 +21,7 @@ const STEP: Duration = Duration::from_millis(250);
 const OPTIONS: Options = Options {
     ttl: Duration::from_secs(3),
     renew_every: Some(SECOND),
-    max_hold: None,
-    checked: false,
-    replicas: None,
+    ..Options::USUAL
 };
 /// The timer thread, the workers that renew, the worker for tracking, and the worker for checks.
 const THREADS: usize = 3 + RenewalLimits::USUAL.threads;

@@ -21,9 +21,10 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lease::{Lease, LeasesByKey};
+use crate::lease::Lease;
 use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
 use crate::util::slot::Slot;
 use crate::util::sync::{Condvar, Mutex};
 
@@ -43,15 +44,20 @@ pub const SLOT_GROUP: usize = 16;
 pub enum LossReport {
     /// A read of the key did not find the lease.
     KeyRead,
+    /// Messages may have been missed, or the server was flushed. Asked for shares, since their keys are not tracked.
+    Missed,
     /// A message reports that a client unlocked the lease by force. Any user may publish such a message.
     ForceMessage,
 }
+
+/// Leases to confirm. A client may have several leases of one key.
+pub type LeasesById = BTreeMap<LeaseId, Arc<Lease>>;
 
 /// The leases that a worker handles together.
 pub enum RenewalBatch {
     Renew(Vec<Arc<Lease>>),
     /// Ask whether these leases are held.
-    Confirm(LossReport, LeasesByKey),
+    Confirm(LossReport, LeasesById),
 }
 
 /// The queues of all servers. Each has workers of its own, so a server that does not reply does not delay renewals on
@@ -113,7 +119,7 @@ struct QueueState {
     /// The number of renewals that were ever queued.
     added: u64,
     /// Leases to confirm, each at most once for each kind of report.
-    to_confirm: BTreeMap<LossReport, LeasesByKey>,
+    to_confirm: BTreeMap<LossReport, LeasesById>,
     round: Option<Round>,
     /// The number of workers.
     workers: usize,
@@ -249,7 +255,8 @@ impl RenewalQueue {
         let replaced = if waiting.ended {
             Some(lease)
         } else {
-            waiting.to_confirm.entry(report).or_default().insert(lease)
+            let leases = waiting.to_confirm.entry(report).or_default();
+            leases.insert(lease.grant().id, lease)
         };
         drop(waiting);
         // Drop the lease after the unlock: it may own values of users.

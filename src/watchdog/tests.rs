@@ -219,7 +219,7 @@ fn a_force_message_is_not_queued_as_a_read() {
         panic!("no confirmation is queued");
     };
     assert_eq!(report, LossReport::ForceMessage);
-    assert!(leases.iter().all(|queued| Arc::ptr_eq(queued, &lease)));
+    assert!(leases.values().all(|queued| Arc::ptr_eq(queued, &lease)));
     f.callbacks.stop();
 }
 

@@ -12,7 +12,7 @@ use proptest::test_runner::TestRunner;
 use redis::Value;
 
 use super::*;
-use crate::command::{Acquire, Inspect, Outcome, Release, Renew};
+use crate::command::{Acquire, Inspect, Mode, Outcome, Release, Renew};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
 use crate::store::completion::Submitted;
@@ -200,6 +200,7 @@ fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
 fn renewals(count: usize) -> Vec<Request> {
     let renewal = |n: usize| {
         Command::Renew(Renew {
+            mode: Mode::Exclusive,
             key: Key::new("p:", &n.to_string(), 100).unwrap(),
             lease: LeaseId::random(),
             token: 0,
@@ -472,6 +473,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
     servers[2].stop();
     let started = Instant::now();
     let submitted = submit(Command::Acquire(Acquire {
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease: LeaseId::random(),
         ttl: 10 * LONG,
@@ -499,6 +501,8 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     endpoint.data_check = Some(DataCheck::new("p:", LONG, false));
     let node = node_at(endpoint, Reports::default());
     let release = Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(60 * LONG),
@@ -522,6 +526,8 @@ fn releases_of_callers_that_left_stay_queued() {
     let server = Server::start().unwrap();
     let node = node_with(&server.url(), Reports::default());
     let release = Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: Key::new("p:", "a", 100).unwrap(),
         lease: LeaseId::random(),
         until: MonotonicTime::now(),

@@ -131,6 +131,7 @@ impl Trial {
 #[expect(clippy::type_complexity, reason = "it is the table")]
 const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["locks"], use_locks),
+    (&["shares", "locks"], share_permits),
     (&["plain-acquires", "locks"], acquire_without_a_script),
     (&["plain-releases", "locks"], release_without_a_script),
     (&["script-cache", "locks"], connect_again),
@@ -236,6 +237,19 @@ fn use_locks(trial: &Trial) -> Result<(), Effect> {
     // The server forgets the scripts.
     ask(server, &["SCRIPT", "FLUSH"]);
     unlocked(first.mutex("k").lock().map_err(text)?)
+}
+
+fn share_permits(trial: &Trial) -> Result<(), Effect> {
+    let (first, second) = (trial.client()?, trial.client()?);
+    let permits = [&first, &second].map(|client| client.semaphore("k", 2).acquire());
+    for permit in permits {
+        let permit = permit.map_err(text)?;
+        permit.extend(secs(70)).map_err(text)?;
+        let released = permit.unlock().map_err(text)?;
+        expect!(released.is_confirmed(), "not released: {released:?}");
+    }
+    // Without `pexpiretime`, scripts use a less exact command, which the caller's test of refusals finds.
+    Ok(())
 }
 
 fn acquire_without_a_script(trial: &Trial) -> Result<(), Effect> {
@@ -385,8 +399,9 @@ fn inspect(trial: &Trial) -> Result<(), Effect> {
     let other = steady(&trial.server.url()).build().unwrap();
     let waiter = Task::start(move || drop(other.mutex("k").lock().unwrap()));
     assert!(eventually(SOON, || queued(&trial.server, "k") == 1));
+    let permit = holder.semaphore("permits", 2).acquire().unwrap();
     let found = inspect_with(trial);
-    drop(guard);
+    drop((guard, permit));
     waiter.within(SOON, "the waiter");
     found
 }
@@ -397,6 +412,9 @@ fn inspect_with(trial: &Trial) -> Result<(), Effect> {
     let found = found.ok_or("not found")?;
     expect!(found.clients_waiting() == 1, "the waiter is not counted");
     expect!(!client.mutex("free").is_locked().map_err(text)?, "found");
+    let permits = client.semaphore("permits", 2).inspect().map_err(text)?;
+    expect!(permits.holders().len() == 1, "not listed: {permits:?}");
+    expect!(permits.taken() == 1, "not counted: {permits:?}");
     ask(&trial.server, &["LPUSH", &in_redis("foreign"), "a value"]);
     let error = text(client.mutex("foreign").inspect().unwrap_err());
     expect!(error.contains("list"), "the type is not named: {error}");

@@ -53,6 +53,7 @@ mod replicas;
 mod scale;
 mod scripts;
 mod sentinel;
+mod shares;
 mod shutdown;
 mod steady;
 mod support;
@@ -71,6 +72,7 @@ mod watchdog;
 #[test]
 fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
+        shares::wait_to_write,
         broken_pipe::write_on_closed_connections,
         cancellation::leaks::count_threads,
         child::echo,

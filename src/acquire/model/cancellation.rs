@@ -89,7 +89,7 @@ fn model_hand_off_to_a_cancelled_wait_goes_on() {
         let cancelled = || wait(&work, client, &stopped, may);
         let stays = || assert!(work.run(client, Until::Forever));
         let releases = || {
-            client.acquirer.release(&lease);
+            client.acquirer.release(&lease, ONLY_GUARD);
         };
         let cancels = || may.then(|| try_send(&stop)).unwrap_or(());
         run(

@@ -1,3 +1,5 @@
+pub mod shares;
+
 use crossbeam_channel::unbounded;
 
 use super::*;
@@ -7,6 +9,10 @@ use crate::process::threads::ThreadGroup;
 const FAR: Duration = Duration::from_secs(600);
 const OPTIONS: Options = Options::USUAL;
 const GRANT: GrantMessage = GrantMessage::USUAL;
+const LIMITS: HandOffs = HandOffs {
+    count: 2,
+    time: FAR,
+};
 
 fn key(name: &str) -> Key {
     Key::new("", name, 16).unwrap()
@@ -96,7 +102,7 @@ fn first_waiter_waits_for_a_local_holder() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
-    assert!(one.leave_with(&held).0.is_none());
+    assert!(one.leave_with(&held, LIMITS).0.is_none());
     assert!(matches!(
         two.position(MonotonicTime::now()),
         QueuePosition::Held(_)
@@ -116,7 +122,7 @@ fn lost_lease_blocks_no_waiter() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
-    assert!(one.leave_with(&held).0.is_none());
+    assert!(one.leave_with(&held, LIMITS).0.is_none());
     held.lose(MonotonicTime::now(), LossReason::Deleted);
     assert!(is_first(&two));
 }
@@ -125,7 +131,7 @@ fn lost_lease_blocks_no_waiter() {
 fn queue_without_waiters_or_holder_is_removed() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(join(&queues, &key).leave_with(&held, LIMITS).0.is_none());
     assert_eq!(queues.queues(), 1);
     queues.remove_holder(&held);
     assert_eq!(queues.queues(), 0);
@@ -135,8 +141,8 @@ fn queue_without_waiters_or_holder_is_removed() {
 fn late_release_leaves_the_new_holder() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (old, new) = (lease(&key), lease(&key));
-    assert!(join(&queues, &key).leave_with(&old).0.is_none());
-    assert!(join(&queues, &key).leave_with(&new).0.is_none());
+    assert!(join(&queues, &key).leave_with(&old, LIMITS).0.is_none());
+    assert!(join(&queues, &key).leave_with(&new, LIMITS).0.is_none());
     queues.remove_holder(&old);
     let waiter = join(&queues, &key);
     assert!(matches!(
@@ -150,7 +156,7 @@ fn only_the_first_waiter_gets_a_hand_off() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
-    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(join(&queues, &key).leave_with(&held, LIMITS).0.is_none());
     assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     assert!(queues.hand_off(&held, |options| {
@@ -172,7 +178,7 @@ fn only_the_first_waiter_gets_a_hand_off() {
 fn leaving_waiter_returns_a_hand_off() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(join(&queues, &key).leave_with(&held, LIMITS).0.is_none());
     let one = join(&queues, &key);
     assert!(queues.hand_off(&held, |options| {
         held.hand_off(MonotonicTime::now(), options)
@@ -341,9 +347,9 @@ fn force_message_before_acceptance_is_returned() {
     let [forced, other] = [(); 2].map(|()| lease(&key));
     one.entry(forced.grant().id, MonotonicTime::now());
     queues.forced(&key, forced.grant().id.start(), &operator());
-    assert_eq!(one.leave_with(&forced).1, Some(operator()));
+    assert_eq!(one.leave_with(&forced, LIMITS).1, Some(operator()));
     assert_eq!(
-        two.leave_with(&other).1,
+        two.leave_with(&other, LIMITS).1,
         None,
         "the message named another lease"
     );
@@ -431,7 +437,7 @@ fn token_is_plausible_from_joining_to_now() {
 fn holder_of_a_forced_lease_is_found() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(join(&queues, &key).leave_with(&held, LIMITS).0.is_none());
     assert!(
         queues
             .forced(&key, LeaseId::random().start(), &operator())
@@ -462,7 +468,7 @@ fn only_grants_of_abandoned_leases_are_released() {
     );
     one.entry(held, MonotonicTime::now());
     let lease = lease_of(&key, held);
-    assert!(one.leave_with(&lease).0.is_none());
+    assert!(one.leave_with(&lease, LIMITS).0.is_none());
     assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it is held");
     queues.remove_holder(&lease);
     assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it was held");
@@ -470,7 +476,7 @@ fn only_grants_of_abandoned_leases_are_released() {
     one.entry(missing, MonotonicTime::now());
     one.remove_missing_entry(missing);
     one.entry(forgotten, MonotonicTime::now());
-    queues.forget_entry(&key, forgotten);
+    queues.forget_entry(&key, forgotten, Mode::Exclusive);
     one.entry(left, MonotonicTime::now());
     assert!(one.record_queued(left, 1, QueueMode::Notified, 0).is_some());
     assert_eq!(queues.granted(&key, left, GRANT), GrantOf::Waiter);
@@ -479,7 +485,10 @@ fn only_grants_of_abandoned_leases_are_released() {
     one.entry(panicked, MonotonicTime::now());
     drop(one);
     for lease in [left, forgotten, missing, panicked] {
-        assert_eq!(queues.granted(&key, lease, GRANT), GrantOf::AbandonedLease);
+        assert_eq!(
+            queues.granted(&key, lease, GRANT),
+            GrantOf::AbandonedLease(Mode::Exclusive)
+        );
         assert_eq!(queues.granted(&key, lease, GRANT), OtherLease, "only once");
     }
     assert_eq!(queues.granted(&key, LeaseId::random(), GRANT), OtherLease);
@@ -527,7 +536,7 @@ fn replaced_lease_past_its_validity_is_expired() {
     let key = key("a");
     let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
     let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
-        let (handed, _) = join(queues, &next.grant().key).leave_with(next);
+        let (handed, _) = join(queues, &next.grant().key).leave_with(next, LIMITS);
         assert!(handed.is_none());
     };
     for replace in [hold, enter] {
@@ -561,7 +570,7 @@ fn held_key_without_waiters_can_be_joined_if_empty() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     assert!(queues.join_if_empty(&key, OPTIONS).is_none());
-    assert!(one.leave_with(&lease(&key)).0.is_none());
+    assert!(one.leave_with(&lease(&key), LIMITS).0.is_none());
     assert!(queues.join_if_empty(&key, OPTIONS).is_some());
 }
 
@@ -570,20 +579,25 @@ fn abandoned_lease_is_taken_once() {
     let mut abandoned = Abandoned::default();
     let [first, second] = [(); 2].map(|()| LeaseId::random());
     for lease in [first, second, first] {
-        abandoned.insert(lease);
+        abandoned.insert(lease, Mode::Exclusive);
     }
-    assert!(abandoned.take(first) && !abandoned.take(first));
-    assert!(abandoned.take(second));
+    assert_eq!(abandoned.take(first), Some(Mode::Exclusive));
+    assert_eq!(abandoned.take(first), None);
+    assert!(abandoned.take(second).is_some());
 }
 
 #[test]
 fn newest_abandoned_leases_are_known() {
     let mut abandoned = Abandoned::default();
     let leases: Vec<LeaseId> = (0..=MAX_ABANDONED).map(|_| LeaseId::random()).collect();
-    leases.iter().for_each(|lease| abandoned.insert(*lease));
+    for lease in &leases {
+        abandoned.insert(*lease, Mode::Read);
+    }
     assert_eq!(abandoned.0.len(), MAX_ABANDONED);
-    assert!(!abandoned.take(leases[0]));
-    assert!(leases[1..].iter().all(|lease| abandoned.take(*lease)));
+    assert_eq!(abandoned.take(leases[0]), None);
+    for lease in &leases[1..] {
+        assert_eq!(abandoned.take(*lease), Some(Mode::Read));
+    }
 }
 
 const NODES: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
@@ -644,7 +658,7 @@ fn a_grant_ends_the_watch_of_the_key() {
         queues.record_read(&key, node, true, MAJORITY);
     }
     let held = lease(&key);
-    assert!(one.leave_with(&held).0.is_none());
+    assert!(one.leave_with(&held, LIMITS).0.is_none());
     assert_eq!(queues.watched(&key), None);
     assert!(!queues.record_change(&key, NODES[0], MAJORITY));
     drop(two);

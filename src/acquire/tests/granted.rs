@@ -92,7 +92,7 @@ fn lease_from_the_queue_is_released_to_waiters() {
             .acquirer
             .acquire(&request(OPTIONS), Until::Forever)
             .unwrap();
-        f.acquirer.release(&lease.unwrap());
+        f.acquirer.release(&lease.unwrap(), ONLY_GUARD);
         assert_eq!(
             f.store.passed_on.load(Ordering::SeqCst),
             usize::from(was_queued)

@@ -84,7 +84,7 @@ fn each_client_gets_the_lock_without_a_queue() {
                         other => panic!("{other:?}"),
                     }
                     is_held.store(false, Ordering::SeqCst);
-                    client.release(&lease);
+                    client.release(&lease, ONLY_GUARD);
                 }
             });
         }

@@ -11,7 +11,7 @@ fn unlock(later: Duration, outcome: Result<Reply, Error>) -> Result<Released, Er
     let lease = f.acquirer.acquire(&request(OPTIONS), Until::Now);
     let lease = lease.unwrap().expect("it is free");
     f.answer_after(later, outcome);
-    f.acquirer.release_confirmed(&lease)
+    f.acquirer.release_confirmed(&lease, ONLY_GUARD)
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn an_unlock_fails_only_if_the_lock_was_lost() {
         let released = unlock(soon, Err(error(kind))).unwrap();
         let why = match &released {
             Released::Unconfirmed(error) => error.kind(),
-            Released::Confirmed => panic!("{kind:?} confirms nothing"),
+            other => panic!("{kind:?} confirms nothing: {other:?}"),
         };
         assert_eq!((why, released.is_confirmed()), (kind, false));
     }
@@ -52,7 +52,7 @@ fn a_key_gone_after_the_validity_is_no_loss() {
     for reply in [Reply::Missing, Reply::Taken { by: None }] {
         match unlock(late, Ok(reply)).unwrap() {
             Released::Unconfirmed(error) => assert_eq!(error.kind(), ErrorKind::Timeout),
-            Released::Confirmed => panic!("Redis did not release it"),
+            other => panic!("Redis did not release it: {other:?}"),
         }
     }
 }

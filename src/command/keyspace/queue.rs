@@ -6,7 +6,7 @@ use crate::command::keyspace::{
     Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros, token,
 };
 use crate::command::value::Doubt;
-use crate::command::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, QueuePlace};
+use crate::command::{FIRST_USUAL_PLACE, GrantMessage, Mode, QueueMode, QueuePlace};
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -39,6 +39,21 @@ const CALLED: usize = 1000;
 /// A roll call adds this to the places of waiters, so that they come last. Their next request subtracts it.
 const SILENT: u64 = 4_000_000_000_000_000;
 
+/// One request grants a key that waiters can share to at most this many: Redis serves no other client meanwhile.
+const SERVED: usize = 128;
+/// A first waiter that can have the key sooner than this is asked to send a request at once: otherwise it sends one each
+/// second.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The waiters that a request has granted a key.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Served {
+    /// Whether there are any.
+    pub any: bool,
+    /// The µs part of the token, if the sender of the request is one of them.
+    pub own: Option<u64>,
+}
+
 /// The queue of a key. A queue without waiters is removed.
 #[derive(Clone)]
 pub struct Queue {
@@ -52,6 +67,7 @@ pub struct Waiter {
     /// The waiter's place: the time at which it joined, in µs.
     pub since: u64,
     pub lease: LeaseId,
+    pub mode: Mode,
     /// `None` for a waiter that polls.
     pub ttl: Option<Duration>,
     pub holder: HolderId,
@@ -88,7 +104,7 @@ impl Waiter {
     /// The waiter's entry in the queue, as Redis stores it.
     pub fn entry(&self) -> String {
         let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
-        format!("{},{millis},{}", self.lease, self.holder)
+        format!("{},{millis}{},{}", self.lease, self.mode, self.holder)
     }
 }
 
@@ -141,31 +157,49 @@ impl Keyspace {
     }
 
     /// Grants the key to the first waiter that listens for notifications, polls, or sent this request. `own` has the
-    /// lease and the ttl of the request. Returns the waiter's lease and the µs part of its token.
+    /// lease and the ttl of the request. Grants the key at once to all waiters that can share it, in their order, but to
+    /// [`SERVED`] at most.
     pub fn serve(
         &mut self,
         key: &Key,
         own: Option<(LeaseId, Duration)>,
         step: &mut Step<'_>,
-    ) -> Option<(LeaseId, u64)> {
-        for gone in 1..=MAX_QUEUE {
-            let queue = self.queues.get_mut(key)?;
-            if queue.waiters[0].is_silent() {
+    ) -> Served {
+        let mut served = Served::default();
+        let (mut gone, mut shares_given) = (0, 0);
+        for _ in 0..MAX_QUEUE {
+            let Some(queue) = self.queues.get_mut(key) else {
+                return served;
+            };
+            let first = queue.waiters[0].clone();
+            if first.is_silent() {
                 // Silent waiters come last, so all others are silent, too.
-                let queue = self.queues.remove(key)?;
-                notify_called(key, &queue.waiters, step);
-                return None;
-            }
-            let first = queue.waiters.remove(0);
-            if queue.waiters.is_empty() {
-                self.queues.remove(key);
+                if let Some(queue) = self.queues.remove(key) {
+                    notify_called(key, &queue.waiters, step);
+                }
+                return served;
             }
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
             let is_notified = first.ttl.is_some() && own_ttl.is_none();
             if is_notified && !(step.listens)(&first.holder) {
-                // The client of this waiter no longer listens, so the grant skips it.
+                // The waiter's client does not listen any more, so its entry is skipped.
+                self.remove_first(key);
+                gone += 1;
                 continue;
             }
+            if let Some(Entry::Shares(shares)) = self.entries.get(key) {
+                let wait = shares.wait_for(first.mode, step.now);
+                let is_soon = wait.is_some_and(|wait| wait < SOON) && gone > 0;
+                if (is_soon && own_ttl.is_none()) || (wait.is_none() && shares_given == SERVED) {
+                    notify_called(key, &[first], step);
+                    break;
+                }
+                if wait.is_some() {
+                    break;
+                }
+            }
+            self.remove_first(key);
+            gone += 1;
             let unconfirmed = first
                 .time_to_confirm(clock_micros(step.now))
                 .filter(|_| is_notified);
@@ -177,7 +211,16 @@ impl Keyspace {
             };
             let ttl = asked.unwrap_or(kept);
             let more = self.queues.contains_key(key);
-            let micros = self.grant(key, &first, ttl, more, step);
+            let is_exclusive = first.mode.is_exclusive();
+            let micros = match is_exclusive {
+                true => self.grant(key, &first, ttl, more, step),
+                false => self.give(key, &first, ttl, step),
+            };
+            shares_given += usize::from(!is_exclusive);
+            served.any = true;
+            if own_ttl.is_some() {
+                served.own = Some(micros);
+            }
             if let (Some(_), Some(Entry::Lock(lock))) = (unconfirmed, self.entries.get_mut(key)) {
                 lock.doubt = Some(Doubt::Unconfirmed);
                 lock.expires_at = lock.expires_at.after(KEPT_UNCONFIRMED);
@@ -193,12 +236,29 @@ impl Keyspace {
                     },
                 });
             }
-            self.notify_near(key, gone, step);
-            return Some((first.lease, micros));
+            if is_exclusive {
+                break;
+            }
         }
         // The next request serves the rest of the queue.
-        self.notify_near(key, MAX_QUEUE, step);
-        None
+        self.notify_near(key, gone, step);
+        served
+    }
+
+    fn remove_first(&mut self, key: &Key) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.waiters.remove(0);
+            if queue.waiters.is_empty() {
+                self.queues.remove(key);
+            }
+        }
+    }
+
+    /// Asks the first waiter to send a request at once.
+    pub fn call_first(&self, key: &Key, step: &mut Step<'_>) {
+        if let Some(queue) = self.queues.get(key) {
+            notify_called(key, &queue.waiters[..1], step);
+        }
     }
 
     /// Handles a grant that its waiter has not confirmed in time. Calls the roll; if the roll was called before or
@@ -231,7 +291,8 @@ impl Keyspace {
             .waiters
             .retain(|waiter| !(waiter.is_silent() && missing.next().is_some()));
         let is_own = |waiter: &Waiter| {
-            (waiter.lease, waiter.ttl) == (own.lease, own.ttl) && waiter.holder == own.holder
+            (waiter.lease, waiter.mode, waiter.ttl) == (own.lease, own.mode, own.ttl)
+                && waiter.holder == own.holder
         };
         let mut rest = queue.waiters.split_off(CALLED.min(queue.waiters.len()));
         let (own, mut called): (Vec<_>, Vec<_>) = queue.waiters.drain(..).partition(is_own);
@@ -311,7 +372,8 @@ impl Queue {
 
     pub fn find(&self, entry: &Waiter) -> Option<usize> {
         let same = |waiter: &Waiter| {
-            (waiter.lease, waiter.ttl, &waiter.holder) == (entry.lease, entry.ttl, &entry.holder)
+            (waiter.lease, waiter.mode, waiter.ttl, &waiter.holder)
+                == (entry.lease, entry.mode, entry.ttl, &entry.holder)
         };
         self.waiters.iter().position(same)
     }

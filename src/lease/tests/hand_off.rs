@@ -83,7 +83,8 @@ impl Drop for PanicsOnDrop {
 fn a_panic_while_dropping_a_callback_is_caught() {
     let f = lease(|_| {});
     let owned = PanicsOnDrop;
-    f.lease.on_lost(f.at(1), Box::new(move |_| drop(owned)));
+    f.lease
+        .on_lost(f.at(1), ONLY_GUARD, Box::new(move |_| drop(owned)));
     let (detached, released) = f.lease.mark_released(f.at(1));
     assert_eq!(released, Ok(()));
     drop(detached);

@@ -212,7 +212,7 @@ fn waiting_for_a_renewal_ends_with_the_validity() {
     // The renewal has begun and gets no reply.
     f.lease.take_due(f.at(10), set_timer);
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
-    let (_keep, lost) = f.lease.loss_channel(f.at(10));
+    let (_keep, lost) = f.lease.loss_channel(f.at(10), ONLY_GUARD);
     assert!(f.lease.wait_for_renewal(f.at(30), 60 * SECOND));
     assert_eq!(lost.try_recv(), Ok(LossReason::Expired));
 }

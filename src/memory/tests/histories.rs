@@ -12,7 +12,7 @@ use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
     Acquire, Adopt, Adoption, Claim, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
-    Propose, QueueMode, Read, Release, Renew, Write,
+    Mode, Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::config::key::{Key, KeyLayout};
 use crate::util::clock::MonotonicTime;
@@ -31,6 +31,8 @@ pub enum Operation {
     },
     Pause(Duration),
     Delete(Key),
+    /// Acts as if the key had moved to a server whose clock is ahead by so many ms: changes the ttl of a key with shares.
+    Shift(Key, i64),
     /// Simulates a clock that was set back: moves the fence counter ahead.
     PutBack(Duration),
     /// Deletes the fence counter, unless it is ahead of the clock.
@@ -62,6 +64,8 @@ pub const QUARANTINE: Duration = Duration::from_millis(50);
 pub enum Subject {
     /// One server.
     Locks,
+    /// Those of one server, of leases that hold their keys alone or share them.
+    Shares,
     /// A node of a quorum.
     Votes,
 }
@@ -140,10 +144,10 @@ fn vote() -> impl Strategy<Value = Command> {
             },
         ),
         3 => (key(), lease()).prop_map(|(key, lease)| {
-            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None })
+            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held: None, queued: None })
         }),
         1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
+            Command::ForceUnlock(ForceUnlock { share: None, key, lease, must_notify })
         }),
         1 => key().prop_map(|key| Command::Inspect(Inspect { key })),
     ]
@@ -207,21 +211,21 @@ fn command() -> impl Strategy<Value = Command> {
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
         6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
-            Command::Acquire(Acquire { key, lease, ttl, queue_mode, replicas: None })
+            Command::Acquire(Acquire { mode: Mode::Exclusive, key, lease, ttl, queue_mode, replicas: None })
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
-            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
+            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
         }),
         3 => (key(), lease(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(|(key, lease, token)| {
             let valid_until = MonotonicTime::at_tick(0);
             let held = Some(Held { token, is_token_in_value: true, others_queued: false, valid_until });
-            Command::Release(Release { key, lease, until: MonotonicTime::at_tick(0), held, queued: None })
+            Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held, queued: None })
         }),
         2 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
-            Command::ForceUnlock(ForceUnlock { key, lease, must_notify })
+            Command::ForceUnlock(ForceUnlock { share: None, key, lease, must_notify })
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Renew(Renew { key, lease, token: 0, ttl, replicas: None })
+            Command::Renew(Renew { mode: Mode::Exclusive, key, lease, token: 0, ttl, replicas: None })
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10, FUTURE << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
@@ -243,6 +247,7 @@ fn command() -> impl Strategy<Value = Command> {
 pub fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
     match subject {
         Subject::Locks => locks().boxed(),
+        Subject::Shares => shares().boxed(),
         Subject::Votes => votes().boxed(),
     }
 }
@@ -253,6 +258,7 @@ fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
         by: n % 2,
         is_plain: false,
         command: Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
             ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
@@ -264,6 +270,8 @@ fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
         by: n % 2,
         is_plain: false,
         command: Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
             until: MonotonicTime::at_tick(0),
@@ -308,6 +316,7 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
             is_plain: false,
             command: Command::Acquire(Acquire {
+                mode: Mode::Exclusive,
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
@@ -324,4 +333,85 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
     ];
     (waiters_first, vec(operation, 1..40))
         .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
+}
+
+/// The histories of locks, with the modes of shares in place of exclusive ones.
+fn shares() -> impl Strategy<Value = Vec<Operation>> {
+    let permits = |weight, limit| Mode::Permits { weight, limit };
+    let modes = select(vec![
+        [Mode::Read, Mode::Read, Mode::Exclusive],
+        [permits(1, 3), permits(2, 3), Mode::Exclusive],
+        [permits(3, 4), permits(1, 3), Mode::Exclusive],
+        [Mode::Read, permits(1, 2), Mode::Exclusive],
+    ]);
+    (modes, locks(), vec(any::<u16>(), 80)).prop_map(|(modes, history, numbers)| {
+        let mut numbers = numbers.into_iter().map(usize::from).cycle();
+        let mut changed = Vec::new();
+        for mut operation in history {
+            let n = numbers.next().unwrap_or(0);
+            if n.is_multiple_of(16) {
+                let ahead = [20_000, -3_000, 3_000, -20_000][n / 16 % 4];
+                changed.push(Operation::Shift(key(n / 64 % 2), ahead));
+            }
+            if let Operation::Ask { by, command, .. } = &mut operation {
+                // A claim finds shares that have ended, and does not remove them. They may end between the times of
+                // Redis and of the model.
+                if matches!(command, Command::Claim(_)) {
+                    continue;
+                }
+                // A share is released only by its own client.
+                let own = set_mode(command, modes, n / 5);
+                if let Some(own) = own.filter(|_| !(n / 5).is_multiple_of(4)) {
+                    *by = own;
+                }
+            }
+            changed.push(operation);
+        }
+        changed
+    })
+}
+
+/// Gives a command a mode. Returns the client that most often sends the requests of its lease.
+fn set_mode(command: &mut Command, modes: [Mode; 3], n: usize) -> Option<usize> {
+    // A lease has one mode.
+    let own = match command {
+        Command::Acquire(Acquire { lease, .. })
+        | Command::Renew(Renew { lease, .. })
+        | Command::Release(Release { lease, .. })
+        | Command::ForceUnlock(ForceUnlock { lease, .. }) => modes[client_of(*lease)],
+        _ => return None,
+    };
+    let lease = match command {
+        Command::Acquire(Acquire { mode, lease, .. })
+        | Command::Renew(Renew { mode, lease, .. }) => {
+            *mode = own;
+            *lease
+        }
+        Command::Release(Release {
+            mode,
+            lease,
+            held,
+            min_hold,
+            ..
+        }) => {
+            *mode = own;
+            if let Some(held) = held.as_mut().filter(|_| !n.is_multiple_of(3)) {
+                // The time since the grant in ms, until the test knows the clock.
+                held.token = [0, 400, 70_000][n % 3];
+                *min_hold = Duration::from_secs([1, 60][n % 2]);
+            }
+            *lease
+        }
+        Command::ForceUnlock(ForceUnlock { share, lease, .. }) => {
+            let of = client_of(*lease);
+            *share = (!own.is_exclusive()).then(|| (own, holder(of)));
+            *lease
+        }
+        _ => return None,
+    };
+    Some(client_of(lease))
+}
+
+fn client_of(lease: LeaseId) -> usize {
+    lease.to_string().bytes().map(usize::from).sum::<usize>() % CLIENTS.len()
 }

@@ -16,8 +16,11 @@ use crate::command::SCRIPTS;
 use crate::command::keyspace::{Keyspace, Notification, Step};
 use crate::command::keyspace::{Mark, clock_micros};
 use crate::command::script::{Script, strip_comments};
-use crate::command::value::{LockValue, doubt_of, has_queue};
-use crate::command::{Acquire, Command, FIRST_USUAL_PLACE, Hold, QueuePlace, Reply};
+use crate::command::value::{LockValue, doubt_of, has_queue, micros_of, token_of};
+use crate::command::{
+    Acquire, Command, FIRST_USUAL_PLACE, FoundShare, FoundShares, Hold, Mode, QueuePlace, Release,
+    Reply,
+};
 use crate::config::key;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::error::Error;
@@ -105,6 +108,8 @@ struct Found {
 /// The state of a key after a step.
 struct Looked {
     value: Option<String>,
+    /// The members of a key that leases share, with their ends, sorted.
+    shares: Vec<(String, MonotonicTime)>,
     /// When the key expires.
     end: Option<MonotonicTime>,
     /// The waiters of the key's queue.
@@ -113,18 +118,34 @@ struct Looked {
 
 impl Looked {
     fn of(results: &[Value], at: MonotonicTime) -> Self {
-        let [value, left, queue] = results else {
+        let [value, left, queue, shares] = results else {
             panic!("{results:?}");
         };
         let left: i64 = redis::from_redis_value_ref(left).unwrap();
         let left = u64::try_from(left).ok();
+        let shares: Vec<(String, u64)> = redis::from_redis_value_ref(shares).unwrap();
+        let ends = |(member, end)| (member, end_of(MonotonicTime::at_tick(end), 0));
+        let mut shares: Vec<_> = shares.into_iter().map(ends).collect();
+        shares.sort();
         Self {
             value: redis::from_redis_value_ref(value).unwrap(),
+            shares,
             end: left.map(|left| end_of(at, left)),
             queue: redis::from_redis_value_ref(queue).unwrap(),
         }
     }
 }
+
+/// The value of a key, or nothing if it is no string.
+const GET_STRING: &str =
+    "return redis.call('TYPE', KEYS[1]).ok == 'string' and redis.call('GET', KEYS[1])";
+/// The members and scores of a key, or nothing if it is no sorted set.
+const GET_SHARES: &str = "return redis.call('TYPE', KEYS[1]).ok == 'zset' \
+    and redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES') or {}";
+/// Changes the ttl of a sorted set. Redis before 7.0 cannot do so exactly.
+const SHIFT: &str = "local till = redis.pcall('PEXPIRETIME', KEYS[1])
+    if redis.call('TYPE', KEYS[1]).ok ~= 'zset' or type(till) ~= 'number' then return 0 end
+    return redis.call('PEXPIREAT', KEYS[1], till + ARGV[1])";
 
 impl Redis {
     pub fn start() -> Self {
@@ -242,6 +263,15 @@ impl Redis {
                 twin.keyspace.remove(key);
                 return Some(Ok(()));
             }
+            Operation::Shift(key, ahead) => {
+                let mut shift = redis::cmd("EVAL");
+                shift.arg(SHIFT).arg(1).arg(key.in_redis()).arg(*ahead);
+                let is_shifted: bool = shift.query(&mut self.connection).unwrap();
+                if is_shifted {
+                    twin.keyspace.shift(key, *ahead);
+                }
+                return Some(Ok(()));
+            }
             Operation::PutBack(by) => {
                 self.put_back(*by);
                 twin.keyspace.put_back(*by);
@@ -270,7 +300,13 @@ impl Redis {
             Operation::Ask { by, command, .. } => (holder(*by), Some(command)),
             Operation::LogIn => (holder(0), None),
         };
-        if let Some(Command::Acquire(Acquire { key, lease, .. })) = command {
+        if let Some(Command::Acquire(Acquire {
+            key,
+            lease,
+            mode: Mode::Exclusive,
+            ..
+        })) = command
+        {
             // The token of this lock cannot be used. The script deletes the key and grants it again.
             let mut get = redis::cmd("GET");
             let value: Option<Vec<u8>> = get
@@ -328,9 +364,15 @@ impl Redis {
             }
             Some((command, script)) => {
                 let (request, sent) = self.request(subject, scripts, script, by, command);
-                if let Command::Hold(Hold { micros, .. }) = sent {
-                    held = Some(micros);
-                }
+                held = match sent {
+                    Command::Hold(Hold { micros, .. }) => Some(micros),
+                    Command::Release(Release {
+                        held: Some(held),
+                        min_hold,
+                        ..
+                    }) if !min_hold.is_zero() => Some(micros_of(held.token)),
+                    _ => None,
+                };
                 request
             }
             None => {
@@ -343,9 +385,10 @@ impl Redis {
         let mut look = redis::pipe();
         for key in [0, 1].map(key) {
             let queue = key.queue_parts(self.layout).concat();
-            look.cmd("GET").arg(key.in_redis());
+            look.cmd("EVAL").arg(GET_STRING).arg(1).arg(key.in_redis());
             look.cmd("PTTL").arg(key.in_redis());
             look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
+            look.cmd("EVAL").arg(GET_SHARES).arg(1).arg(key.in_redis());
         }
         look.cmd("PTTL").arg(value_key().in_redis());
         if subject == Subject::Votes {
@@ -391,14 +434,14 @@ impl Redis {
                 _ => unreachable!("one key, and the script's text is sent"),
             },
         };
-        let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
+        let left: i64 = redis::from_redis_value_ref(&looked[8]).unwrap();
         let ms = u64::try_from(left).ok();
         let value = (left != -2, ms.map(|ms| end_of(before, ms)));
         let text =
             |n: usize| -> Option<String> { redis::from_redis_value_ref(looked.get(n)?).unwrap() };
         let node = (subject == Subject::Votes).then(|| {
-            let counter = text(7).map(|counter| counter.parse().unwrap());
-            let mark = text(8).map(|mark| {
+            let counter = text(9).map(|counter| counter.parse().unwrap());
+            let mark = text(10).map(|mark| {
                 let (run_id, since) = mark.split_once(' ').unwrap();
                 Mark {
                     is_old: run_id != self.run_id,
@@ -407,7 +450,7 @@ impl Redis {
             });
             (counter, mark)
         });
-        let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
+        let looked = [0, 1].map(|n| Looked::of(&looked[4 * n..][..4], before));
         Some(Found {
             reply,
             published,
@@ -432,7 +475,17 @@ impl Redis {
         let key = command.key().map_or("", Key::in_redis);
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is not text cannot be a lock.
-        let command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        let mut command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        if let Command::Release(Release {
+            held: Some(held),
+            min_hold,
+            ..
+        }) = &mut command
+            && !min_hold.is_zero()
+        {
+            let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
+            held.token = token_of(now - held.token * 1000);
+        }
         let mut names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         if subject == Subject::Votes {
             names = names.with_quarantine(QUARANTINE);
@@ -591,6 +644,19 @@ impl Twin {
             let own = self.tokens.get(&(held << 10));
             *micros = own.map_or(held, |own| own >> 10);
         }
+        if let (
+            Some(Command::Release(Release {
+                held: Some(held),
+                min_hold,
+                ..
+            })),
+            Some(micros),
+        ) = (&mut command, found.held)
+            && !min_hold.is_zero()
+        {
+            // The clock of the keyspace has another start.
+            held.token = token_of(clock_micros(MonotonicTime::at_tick(0)) + micros);
+        }
         let reply = match &command {
             Some(command) => self.keyspace.execute(command, &mut step),
             None => Ok(Reply::Abstained {
@@ -619,6 +685,17 @@ impl Twin {
             let own = self.keyspace.expires_at(&key(n));
             if own.is_none_or(|own| own.since(end) + end.since(own) > slack) {
                 return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
+            }
+            let (shares, own) = (&looked.shares, self.keyspace.shares(&key(n)));
+            let is_near = |(one, other): (&(String, MonotonicTime), &(String, MonotonicTime))| {
+                one.0 == other.0 && one.1.since(other.1) + other.1.since(one.1) <= slack
+            };
+            if shares.len() != own.len() || !shares.iter().zip(&own).all(is_near) {
+                return Err(format!("Redis has the shares {shares:?}, memory {own:?}"));
+            }
+            if !own.is_empty() {
+                self.keyspace.end_shares_at(&key(n), shares);
+                continue;
             }
             self.keyspace.expire_at(&key(n), end);
         }
@@ -655,6 +732,20 @@ impl Twin {
         }
         if let Some(end) = found.value.1 {
             self.keyspace.expire_at(&value_key(), end);
+        }
+        // The value of a key that leases share has no token, so only the messages show those of their grants.
+        let given = found.published.iter().filter_map(|text| {
+            let micros = text.split(' ').nth(2)?;
+            micros.trim_start_matches('?').parse::<u64>().ok()
+        });
+        let own = notifications.iter().filter_map(|one| match one {
+            Notification::Granted { grant, .. } => Some(grant.token),
+            _ => None,
+        });
+        for (micros, own) in given.zip(own) {
+            self.tokens.entry(micros << 10).or_insert(own);
+            self.greatest.0 = self.greatest.0.max(micros << 10);
+            self.greatest.1 = self.greatest.1.max(own);
         }
         let in_memory: Vec<String> = notifications
             .iter()
@@ -699,12 +790,38 @@ impl Twin {
                 self.same_token(*token, *own)
             }
             (
-                Ok(Reply::Contended { expires_in, queued }),
+                Ok(Reply::Contended {
+                    expires_in,
+                    queued,
+                    shared,
+                }),
                 Ok(Reply::Contended {
                     expires_in: left,
                     queued: own,
+                    shared: own_shared,
                 }),
-            ) => near(expires_in, left) && same_place(*queued, *own),
+            ) => {
+                near(expires_in, left)
+                    && same_place(*queued, *own)
+                    && shared.is_some() == own_shared.is_some()
+            }
+            // All shares have ended. A command at this time may have removed them.
+            (Ok(Reply::Shared(found)), Ok(Reply::Missing))
+            | (Ok(Reply::Missing), Ok(Reply::Shared(found))) => found.taken == 0,
+            (Ok(Reply::Shared(found)), Ok(Reply::Shared(own))) => {
+                let sorted = |found: &FoundShares| {
+                    let mut shares = found.shares.clone();
+                    shares.sort_by_key(|share| share.lease);
+                    shares
+                };
+                let is_same = |(one, own): (FoundShare, FoundShare)| {
+                    near(&one.expires_in, &own.expires_in)
+                        && (one.lease, one.mode, one.holder) == (own.lease, own.mode, own.holder)
+                };
+                (found.taken, found.queued, found.shares.len())
+                    == (own.taken, own.queued, own.shares.len())
+                    && sorted(found).into_iter().zip(sorted(own)).all(is_same)
+            }
             (
                 Ok(Reply::Adopted { expires_in, token }),
                 Ok(Reply::Adopted {

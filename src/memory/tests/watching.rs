@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::histories::{holder, key};
-use crate::command::{Acquire, Command, GrantMessage, QueueMode, Reply};
+use crate::command::{Acquire, Command, GrantMessage, Mode, QueueMode, Reply};
 use crate::config::key::Key;
 use crate::memory::{MemoryNode, MemoryServer};
 use crate::process::threads::ThreadGroup;
@@ -59,6 +59,7 @@ fn a_key_is_tracked_until_it_changes() {
         .unwrap();
     let acquire = |ttl| {
         let command = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease: LeaseId::random(),
             ttl,
@@ -87,6 +88,7 @@ fn a_submitted_request_hangs_until_the_outage_ends() {
     let submit = |key| {
         let (submitted, mut completions) = Submitted::new(1);
         let command = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key,
             lease: LeaseId::random(),
             ttl: Duration::from_secs(30),

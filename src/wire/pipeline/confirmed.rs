@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::command::Release;
+use crate::command::{Mode, Release};
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -51,6 +51,8 @@ impl ConfirmedRelease {
     fn into_release(self, due: MonotonicTime) -> QueuedRelease {
         let ms = self.queued.checked_sub(1);
         let release = Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: self.key,
             lease: self.lease,
             until: self.until,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
-use crate::command::{Acquire, Held, QueueMode, Release};
+use crate::command::{Acquire, Held, Mode, QueueMode, Release};
 use crate::config::key::{Key, KeyLayout};
 use crate::config::{DEFAULT_MAX_REPLY, Replicas};
 use crate::store::completion::Submitted;
@@ -94,6 +94,7 @@ impl World {
     fn acquire(&self, key: &Key, limit: Duration) -> (LeaseId, Result<Reply, Error>) {
         let lease = LeaseId::random();
         let command = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             ttl: TTL,
@@ -121,6 +122,7 @@ impl World {
         let lease = LeaseId::random();
         let (submitted, mut completions) = Submitted::new(1);
         let command = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             ttl: TTL,
@@ -142,6 +144,8 @@ impl World {
 
     fn release(&self, key: &Key, lease: LeaseId) -> Release {
         Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             until: MonotonicTime::now().after(TTL),
@@ -470,6 +474,8 @@ fn model_a_caller_that_left_is_not_queued() {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
                     world.pipeline.send_release(Release {
+                        min_hold: Duration::ZERO,
+                        mode: Mode::Exclusive,
                         key: key.clone(),
                         lease,
                         until: MonotonicTime::now().after(TTL),

@@ -8,11 +8,12 @@
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::time::Duration;
 
-use crate::command::{Held, Release};
+use crate::command::{Held, Mode, Release};
 use crate::config::key::Key;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -189,6 +190,9 @@ impl PackedRelease {
         let release = Release {
             key: self.key.take()?,
             lease: self.lease,
+            // `complete` sets others.
+            mode: Mode::Exclusive,
+            min_hold: Duration::ZERO,
             until: self.until,
             held: self.is_held().then_some(Held {
                 token: self.detail,
@@ -232,6 +236,31 @@ pub struct Releases {
     buckets: Vec<u32>,
     /// An empty chunk for later use.
     spare: Option<Vec<PackedRelease>>,
+    /// The parts of few releases for which a slot has no room.
+    special: HashMap<LeaseId, Special>,
+}
+
+/// The mode of a lease that is not exclusive, or a `min_hold`.
+struct Special {
+    mode: Mode,
+    min_hold: Duration,
+    /// How many slots have a release of the lease.
+    slots: u32,
+}
+
+/// Gives a release from a slot its mode and its `min_hold`.
+fn complete(special: &mut HashMap<LeaseId, Special>, release: &mut Release) {
+    if special.is_empty() {
+        return;
+    }
+    if let Entry::Occupied(mut found) = special.entry(release.lease) {
+        let one = found.get_mut();
+        (release.mode, release.min_hold) = (one.mode, one.min_hold);
+        one.slots -= 1;
+        if one.slots == 0 {
+            found.remove();
+        }
+    }
 }
 
 impl Releases {
@@ -263,6 +292,16 @@ impl Releases {
             let spare = self.spare.take();
             let chunk = spare.unwrap_or_else(|| Vec::with_capacity(CHUNK));
             self.chunks.push_back(chunk);
+        }
+        if !release.release.is_usual() {
+            let release = &release.release;
+            let special = self.special.entry(release.lease);
+            let special = special.or_insert(Special {
+                mode: release.mode,
+                min_hold: release.min_hold,
+                slots: 0,
+            });
+            special.slots += 1;
         }
         let chunk = self.chunks.back_mut().expect("it was just made");
         chunk.push(PackedRelease::pack(release, back));
@@ -310,8 +349,7 @@ impl Releases {
                 self.keep(used);
             }
             if let Some(release) = release {
-                self.taken(&release);
-                return Some(release);
+                return Some(self.taken(release));
             }
         }
         None
@@ -328,8 +366,7 @@ impl Releases {
             let slot = self.slot(distance);
             if slot.key.as_ref() == Some(key) {
                 let release = slot.take()?;
-                self.taken(&release);
-                return Some(release);
+                return Some(self.taken(release));
             }
             let before = distance.saturating_add(slot.back);
             let is_used = slot.back > 0 && before as usize <= self.len;
@@ -359,7 +396,8 @@ impl Releases {
                     reported_late: &mut slot.reported_late,
                 });
                 self.failed += usize::from(before == 0 && slot.attempts > 0);
-                if is_over && let Some(release) = slot.take() {
+                if is_over && let Some(mut release) = slot.take() {
+                    complete(&mut self.special, &mut release.release);
                     self.count -= 1;
                     self.failed -= usize::from(release.attempts > 0);
                     take(release);
@@ -369,10 +407,12 @@ impl Releases {
         self.free_if_empty();
     }
 
-    fn taken(&mut self, release: &QueuedRelease) {
+    fn taken(&mut self, mut release: QueuedRelease) -> QueuedRelease {
+        complete(&mut self.special, &mut release.release);
         self.count -= 1;
         self.failed -= usize::from(release.attempts > 0);
         self.free_if_empty();
+        release
     }
 
     /// Frees the memory of a long queue once the queue is empty.

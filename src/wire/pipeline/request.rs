@@ -218,7 +218,11 @@ impl PendingRequest {
             tracker.confirm(loss, is_delivered);
         }
         match self.command {
-            Command::Release(release) => Next::Released(ConfirmedRelease::new(release)),
+            // Other releases are not repeated. After a fail-over to a replica that lacks them, their keys end with the
+            // ttl.
+            Command::Release(release) if release.is_usual() => {
+                Next::Released(ConfirmedRelease::new(release))
+            }
             _ => Next::Done,
         }
     }
@@ -359,13 +363,15 @@ pub fn keys_for_next_waiters<'a>(
 #[cfg(not(shuttle))]
 mod tests {
     use super::*;
-    use crate::command::Acquire;
+    use crate::command::{Acquire, Mode};
     use crate::store::completion::WaitEnd;
     use crate::util::id::LeaseId;
     use crate::wire::net::error_replies::error_reply;
 
     fn release() -> Command {
         Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: Key::new("p:", "k", 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(Duration::from_secs(60)),
@@ -429,6 +435,7 @@ mod tests {
     #[test]
     fn a_redirected_acquire_leaves_nothing_to_undo() {
         let acquire = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: Key::new("p:", "k", 16).unwrap(),
             lease: LeaseId::random(),
             ttl: Duration::from_secs(60),

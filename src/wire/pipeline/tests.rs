@@ -8,12 +8,13 @@ pub mod stale;
 pub mod unanswered;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use std::time::Instant;
 
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
-use crate::command::{Acquire, Held, Inspect, Release, Reply};
+use crate::command::{Acquire, Held, Inspect, Mode, Release, Reply};
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::config::key::{Key, KeyLayout};
 use crate::report::loss::LossReason;
@@ -104,6 +105,7 @@ fn acquire_of(name: &str) -> Command {
 
 fn acquire_under(lease: LeaseId, name: &str) -> Command {
     Command::Acquire(Acquire {
+        mode: Mode::Exclusive,
         key: key(name),
         lease,
         ttl: LONG,
@@ -184,6 +186,8 @@ impl Fixture {
 
     fn release(&self, name: &str, lease: LeaseId) -> Release {
         Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key(name),
             lease,
             until: MonotonicTime::now().after(LONG),
@@ -289,6 +293,7 @@ fn foreign_values_cost_no_connection() {
         let set = ["SET", "p:a", &value];
         f.server.command(&set).unwrap();
         let command = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key("a"),
             lease,
             ttl: LONG,
@@ -383,6 +388,8 @@ fn releases_that_might_block_are_left_to_the_background() {
     let long = |n: usize, len: usize| {
         let name = format!("{n}{}", "x".repeat(len));
         Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: Key::new("p:", &name, 1 << 16).unwrap(),
             lease: LeaseId::random(),
             until: MonotonicTime::now().after(LONG),
@@ -803,6 +810,8 @@ fn recorded_reports() -> (Reports, Arc<Mutex<Vec<String>>>) {
 
 fn held(name: &str) -> PendingRequest {
     let command = Command::Release(Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: key(name),
         lease: LeaseId::random(),
         until: MonotonicTime::now().after(LONG),
@@ -970,6 +979,8 @@ fn refused_releases_do_not_delay_other_requests() {
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
         f.pipeline.send_release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),

@@ -50,7 +50,7 @@ use smallvec::smallvec;
 use crate::command::encoder::Encoder;
 use crate::command::value;
 use crate::command::value::{MAX_MICROS, NO_TOKEN};
-use crate::command::{Acquire, Command, Held, QueueMode, Release};
+use crate::command::{Acquire, Command, Mode, QueueMode, Release};
 use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::store::completion::Few;
@@ -113,6 +113,7 @@ pub fn can_grant(command: &Command) -> bool {
     matches!(
         command,
         Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             queue_mode: QueueMode::None | QueueMode::Polling | QueueMode::Notified,
             ..
         })
@@ -300,17 +301,11 @@ impl Deletes {
 /// Whether the release can be a comparison of the whole value and a deletion: a guard held the lease, and no waiter is
 /// queued as far as the client knows.
 pub fn can_delete(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::Release(Release {
-            held: Some(Held {
-                others_queued: false,
-                ..
-            }),
-            queued: None,
-            ..
-        })
-    )
+    let Command::Release(release) = command else {
+        return false;
+    };
+    let is_alone = release.held.is_some_and(|held| !held.others_queued);
+    is_alone && release.queued.is_none() && release.is_usual()
 }
 
 /// The outcome for one key of the transaction.
@@ -442,6 +437,7 @@ mod tests {
     fn acquires(n: usize, queue_mode: QueueMode) -> Vec<Command> {
         let acquire = |n| {
             Command::Acquire(Acquire {
+                mode: Mode::Exclusive,
                 key: Key::new("p:", &format!("k{n}"), 10).unwrap(),
                 lease: LeaseId::random(),
                 ttl: Duration::from_secs(1),

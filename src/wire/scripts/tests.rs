@@ -5,7 +5,7 @@ use redis::Value;
 use super::*;
 use crate::command::QueueMode;
 use crate::command::encoder::decimal;
-use crate::command::{Acquire, Held, Release, Reply};
+use crate::command::{Acquire, Held, Mode, Release, Reply};
 use crate::command::{
     Command, SCRIPTS, acquire, adopt, claim, fenced, release, renew, value, vote,
 };
@@ -45,6 +45,8 @@ fn a_script_call_is_encoded_as_resp() {
     let lease = LeaseId::random();
     let until = MonotonicTime::now();
     let command = Command::Release(Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key,
         lease,
         until,
@@ -74,6 +76,8 @@ fn a_release_of_a_grant_sends_the_whole_value() {
     let lease = LeaseId::random();
     let micros = 1_795_263_780_943_818;
     let release = Command::Release(Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: Key::new("p:", "a", 10).unwrap(),
         lease,
         until: MonotonicTime::now(),
@@ -124,6 +128,7 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
     );
     let acquire = |queue_mode| {
         Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             ttl,
@@ -132,6 +137,8 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
         })
     };
     let release = Command::Release(Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key: key.clone(),
         lease,
         until: MonotonicTime::now(),
@@ -179,6 +186,8 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
     one_slot.set_shard_slot(Some(key.slot()));
     let key = Key::new("{p}:", "a", 10).unwrap();
     let release = Command::Release(Release {
+        min_hold: Duration::ZERO,
+        mode: Mode::Exclusive,
         key,
         lease: LeaseId::decode(&lease).unwrap(),
         until: MonotonicTime::now(),

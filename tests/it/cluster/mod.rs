@@ -78,8 +78,9 @@ impl Login {
 }
 
 /// The features of `cargo xtask acl` that these tests use, as docs/redis.md says.
-const RIGHTS: [&str; 6] = [
+const RIGHTS: [&str; 7] = [
     "usual",
+    "shares",
     "fenced-values",
     "transactions",
     "replicas",

@@ -99,6 +99,29 @@ fn a_lock_is_renewed_while_its_slot_moves() {
 }
 
 #[test]
+fn permits_move_with_their_slot() {
+    let moving = Move::prepare();
+    let holder = moving
+        .cluster
+        .settings(steady)
+        .ttl(secs(3))
+        .build()
+        .unwrap();
+    let other = moving.cluster.client().semaphore(&moving.key, 2);
+    let permit = holder.semaphore(&moving.key, 2).acquire().unwrap();
+    moving.begin();
+    thread::sleep(secs(5));
+    permit.check().unwrap();
+    moving.end();
+    let second = other.acquire().unwrap();
+    assert!(other.try_acquire().unwrap().is_none());
+    for permit in [permit, second] {
+        assert!(permit.unlock().unwrap().is_confirmed());
+    }
+    moving.assert_free();
+}
+
+#[test]
 fn an_acquire_follows_its_slot() {
     let moving = Move::prepare();
     let client = moving.cluster.client();

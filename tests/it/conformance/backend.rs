@@ -316,7 +316,10 @@ impl RedisUnderSentinel {
         let group = encryption.sentinel_group(SentinelGroup::builder());
         let group = group.replicas(0).sentinels(1).start().unwrap();
         let server = &group.servers()[0];
-        let commands = commands(server, &["usual", "fenced-values", "transactions"]);
+        let commands = commands(
+            server,
+            &["usual", "shares", "fenced-values", "transactions"],
+        );
         create_limited_user(server, &commands, KEYS_OF_THE_SUITE);
         create_user_at_sentinel(&group.sentinels()[0], None);
         Self { group, encryption }

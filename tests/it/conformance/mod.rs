@@ -15,7 +15,9 @@ mod once;
 mod reentrant;
 mod releases;
 mod renewals;
+mod rw_lock;
 mod server_faults;
+mod shares;
 mod validity;
 mod waiting;
 
@@ -64,6 +66,30 @@ macro_rules! every_behaviour_on {
                 work_of_a_crashed_process_runs_again_or_is_interrupted
                 a_long_run_is_not_taken_over
                 a_late_record_is_refused;
+            shares:
+                a_semaphore_admits_its_number_and_no_more
+                permits_are_granted_together_or_not_at_all
+                small_requests_wait_behind_a_big_one
+                the_limit_belongs_to_the_caller
+                impossible_permits_are_refused
+                permits_are_renewed_each_for_itself
+                a_crashed_holders_permit_passes_to_a_waiter
+                lost_permits_are_reported
+                a_cancelled_wait_for_permits_leaves_nothing
+                a_waiter_that_leaves_lets_others_in
+                a_mutex_excludes_permits
+                force_unlock_takes_the_permits_of_one_holder
+                min_hold_limits_how_often_work_starts
+                min_hold_outlasts_a_crash;
+            rw_lock:
+                readers_share_and_writers_exclude
+                a_waiting_writer_keeps_new_readers_out
+                readers_behind_a_writer_enter_together
+                a_writer_that_leaves_lets_readers_in
+                readers_are_renewed_each_for_itself
+                guards_of_readers_share_a_lease
+                force_unlock_takes_one_reader
+                readers_and_permits_do_not_mix;
             fencing:
                 a_late_holders_write_is_refused
                 a_deleted_value_refuses_late_holders
@@ -177,6 +203,10 @@ mod memory {
 
 mod quorum_of_three_in_memory {
     every_behaviour_of_a_quorum_on!(super::QuorumInMemory::start(3));
+    shown! { super::QuorumInMemory::start(3);
+        shares:
+            a_quorum_has_no_shares;
+    }
 }
 
 mod quorum_of_five_in_memory {

@@ -157,7 +157,8 @@ fn release_names_each_form_of_a_lease() {
     for form in [
         "`lh1 <lease id> <µs> <holder>`",
         "`<lease id>!<holder>`",
-        "`<lease id>,<ttl in ms>,<holder>`",
+        "`<lease id>,<ttl in ms><mode>,<holder>`",
+        "`keep <µs> <ms> `",
     ] {
         let args = args.replace("\n--   ", " ");
         assert!(args.contains(form), "{form:?} in {args}");
@@ -201,10 +202,14 @@ fn undeclared(code: &str) -> Vec<&str> {
             }
             "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
-            "'EXISTS'" => first == "key",
-            "'ZADD'" | "'ZSCORE'" => ["queue", "counter"].contains(&first),
-            "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'" => first == "queue",
-            "'ZREM'" => ["key", "queue", "KEYS[n + 1 + i]"].contains(&first),
+            "'EXISTS'" | "'PEXPIRETIME'" | "'PEXPIREAT'" => first == "key",
+            // Shares are added by `GT`, and changed by `XX`.
+            "'ZADD'" if first == "key" => ["'GT'", "'XX'"].contains(&args.next().unwrap()),
+            "'ZADD'" => ["queue", "counter"].contains(&first),
+            "'ZSCORE'" => ["key", "queue", "counter"].contains(&first),
+            "'ZCARD'" | "'ZRANGE'" | "'ZCOUNT'" => ["key", "queue"].contains(&first),
+            "'ZPOPMIN'" | "'ZRANK'" => first == "queue",
+            "'ZREM'" => ["key", "queue", "KEYS[i + 1]"].contains(&first),
             _ => false,
         }
     };
@@ -235,14 +240,15 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
             );
             // A function is given declared keys, too.
             for (call, keys) in [
-                (
-                    "serve(",
-                    &["key, queue, micros", "key, KEYS[n + 1 + i], micros"][..],
-                ),
+                ("serve(", &["key, queue, micros"][..]),
                 (
                     "join_or_confirm(",
-                    &["key, lease, ttl, mode, queue, waiting)"],
+                    &["key, lease, ttl, mode, asked, queue, waiting)"],
                 ),
+                ("look(", &["key)"]),
+                ("look_at_newest(", &["key, set)"]),
+                ("wait_for(", &["key, share, set)"]),
+                ("give(", &["key, share, lease, holder, ttl, set)"]),
             ] {
                 let mut given = line.split(call).skip(1);
                 let fine = given.all(|args| keys.iter().any(|keys| args.starts_with(keys)));

@@ -14,6 +14,7 @@ mod other_leases;
 mod queue;
 mod quorum;
 mod replicas;
+mod shares;
 mod tokens;
 
 use std::sync::LazyLock;

@@ -182,12 +182,18 @@ fn a_waiter_returns_to_its_former_position() {
     ask(&server, &["DEL", &queue_name("k")]);
     granted(&acquire_as(&mut redis, "k", 4, &again));
     assert_eq!(queued(&acquire_as(&mut redis, "k", 5, &again)).2, former);
-    // Modes with an invalid place do not join the queue.
-    for mode in ["+x", "+ ", "+1 2"] {
-        assert_eq!(
-            kinds(&[acquire_as(&mut redis, "k", 6, mode)]),
-            ["contended"]
-        );
+    // Modes of another form are refused.
+    for mode in [
+        "+x",
+        "+ ",
+        "+1 2",
+        "+p0/2",
+        "+p3/2",
+        "+p1001/2000",
+        "+p1/10001",
+    ] {
+        let said = acquire_as(&mut redis, "k", 6, mode);
+        assert_eq!(kinds(&[said]), ["refused"], "{mode:?}");
     }
     assert_eq!(queue_of(&server, "k"), [entry(5, TTL)]);
 }

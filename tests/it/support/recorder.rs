@@ -13,6 +13,7 @@ use super::SOON;
 pub enum What {
     Acquired,
     Contended,
+    LimitsDiffer,
     Released,
     Renewed,
     RenewalFailed,
@@ -97,6 +98,10 @@ impl EventHandler for Recorder {
 
     fn contended(&self, lock: EventLock<'_>, _: Duration) {
         self.note(What::Contended, lock);
+    }
+
+    fn limits_differ(&self, lock: EventLock<'_>, _: u32, _: u32) {
+        self.note(What::LimitsDiffer, lock);
     }
 
     fn released(&self, lock: EventLock<'_>, _: Duration, _: bool) {

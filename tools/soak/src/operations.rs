@@ -338,7 +338,7 @@ impl<'a> Thread<'a> {
         self.records.write(What::Releasing);
         let (allowed, mut wrong) = (Some(Duration::ZERO), None);
         let _ = self.call(Doing::Unlock, Some(key), allowed, || match guard.unlock() {
-            Ok(Released::Confirmed) => Ok(()),
+            Ok(Released::Confirmed | Released::Shared) => Ok(()),
             Ok(Released::Unconfirmed(error)) => Err(error),
             Err(error) => {
                 wrong = (!error.is_lease_lost()).then(|| error.to_string());

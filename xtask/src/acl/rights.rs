@@ -84,6 +84,17 @@ pub const FEATURES: &[Feature] = &[
         is_usual: true,
     },
     Feature {
+        name: "shares",
+        title: "`Semaphore`, `RwLock`, besides `locks`",
+        commands: &[
+            right("pexpireat"),
+            // Redis 6.2 has no such command. Scripts use PTTL there.
+            Right { command: "pexpiretime", since: Since::Version((7, 0)) },
+        ],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
         name: "plain-acquires",
         title: "free locks without a script, besides `locks`",
         commands: &[right("multi"), right("exec")],
@@ -177,7 +188,8 @@ pub const FEATURES: &[Feature] = &[
         title: "only `inspect` and `is_locked`",
         commands: &[
             right("evalsha"), right("eval"),
-            right("getrange"), right("exists"), right("type"), right("pttl"), right("zcard"),
+            right("getrange"), right("exists"), right("type"), right("pttl"), right("zcard"), right("zcount"),
+            right("zrange"),
         ],
         without: "`Denied`",
         is_usual: false,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::keyspace::{Keyspace, Notification, Step};
-use crate::command::{Acquire, Command, Inspect, QueueMode, Release, Reply};
+use crate::command::{Acquire, Command, Inspect, Mode, QueueMode, Release, Reply};
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::completion::Caller;
@@ -105,6 +105,7 @@ impl Server {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
         state.serve(&Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             ttl: until.since(MonotonicTime::now()),
@@ -139,6 +140,8 @@ impl Server {
 
     pub fn take_back(&self, key: &Key, lease: LeaseId) {
         self.state.lock().serve(&Command::Release(Release {
+            min_hold: Duration::ZERO,
+            mode: Mode::Exclusive,
             key: key.clone(),
             lease,
             until: MonotonicTime::now(),

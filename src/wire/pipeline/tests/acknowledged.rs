@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
-use crate::command::Renew;
+use crate::command::{Mode, Renew};
 use crate::config::Replicas;
 use crate::wire::fake_server;
 
@@ -36,6 +36,7 @@ fn acquire_within(timeout: Duration, name: &str) -> Command {
 
 fn renew_within(timeout: Duration, name: &str, lease: LeaseId, ttl: Duration) -> Command {
     Command::Renew(Renew {
+        mode: Mode::Exclusive,
         key: key(name),
         lease,
         token: 0,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use super::*;
-use crate::command::Write;
+use crate::command::{Mode, Write};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -15,6 +15,7 @@ impl Fixture {
     fn queue(&self, name: &str) -> Arc<Caller> {
         let caller = Caller::new(1);
         let acquire = Command::Acquire(Acquire {
+            mode: Mode::Exclusive,
             key: key(name),
             lease: LeaseId::random(),
             ttl: LONG,

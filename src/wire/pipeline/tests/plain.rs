@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 
 use super::*;
 use crate::command::value::micros_of;
-use crate::command::{Acquire, QueueMode, Renew};
+use crate::command::{Acquire, Mode, QueueMode, Renew};
 use crate::wire::net::refusal;
 
 /// A pipeline that knows the time of Redis, so that its next acquire uses plain commands.
@@ -150,6 +150,7 @@ fn grants_without_stored_tokens_are_released_and_renewed() {
         panic!("{outcome:?}");
     };
     let renew = Command::Renew(Renew {
+        mode: Mode::Exclusive,
         key: key("k"),
         lease,
         token,

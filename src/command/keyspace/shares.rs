@@ -1,0 +1,210 @@
+//! The shares of a key in the model: the leases of its readers, or of the permits of a semaphore.
+
+use std::time::Duration;
+
+use crate::command::Mode;
+use crate::command::keyspace::queue::Waiter;
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
+use crate::config::key::Key;
+use crate::report::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+
+/// A key expires this time after its latest share has ended.
+pub const KEPT: Duration = Duration::from_secs(1);
+/// A greater difference between the ttl of a key and the end of its latest share shows that the key has moved to a
+/// server with another clock.
+const NO_SHIFT: Duration = Duration::from_millis(5);
+
+/// The shares of a key. Never empty.
+#[derive(Clone)]
+pub struct Shares {
+    pub all: Vec<Share>,
+    pub expires_at: MonotonicTime,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    pub lease: LeaseId,
+    pub mode: Mode,
+    pub holder: HolderId,
+    pub ends_at: MonotonicTime,
+}
+
+impl Share {
+    /// How many members it has in Redis.
+    pub fn weight(&self) -> u32 {
+        self.mode.weight()
+    }
+}
+
+impl Shares {
+    /// The share that ends last.
+    pub fn newest(&self) -> &Share {
+        let newest = self.all.iter().max_by_key(|share| share.ends_at);
+        newest.expect("a key with shares has one")
+    }
+
+    pub fn used(&self) -> u32 {
+        self.all.iter().map(Share::weight).sum()
+    }
+
+    pub fn find(&mut self, lease: LeaseId, mode: Mode, holder: &HolderId) -> Option<&mut Share> {
+        let is_wanted =
+            |share: &&mut Share| (share.lease, share.mode, &share.holder) == (lease, mode, holder);
+        self.all.iter_mut().find(is_wanted)
+    }
+
+    /// Whether leases of `mode` can share the key with these.
+    pub fn mixes_with(&self, mode: Mode) -> bool {
+        self.newest().mode.is_read() == mode.is_read()
+    }
+
+    /// For how long the shares exclude a lease of `mode`; `None` if they do not.
+    pub fn wait_for(&self, mode: Mode, now: MonotonicTime) -> Option<Duration> {
+        let mut ends_at = self.newest().ends_at;
+        if !mode.is_exclusive() && self.mixes_with(mode) {
+            let wanted = self.used() + mode.weight();
+            let over = wanted.saturating_sub(mode.limit());
+            if over == 0 {
+                return None;
+            }
+            let mut ends: Vec<_> = self.all.iter().collect();
+            ends.sort_by_key(|share| share.ends_at);
+            let mut freed = 0;
+            let last = ends.iter().find(|share| {
+                freed += share.weight();
+                freed >= over
+            });
+            ends_at = last.map_or(ends_at, |share| share.ends_at);
+        }
+        Some(ends_at.since(now))
+    }
+
+    /// Sets the ttl of the key after a change.
+    pub fn keep(&mut self) {
+        self.expires_at = self.newest().ends_at.after(KEPT);
+    }
+}
+
+impl Keyspace {
+    /// Moves the ends of a key's shares if the key was moved to a server with another clock. Then removes the shares
+    /// that have ended.
+    pub fn look(&mut self, key: &Key, step: &mut Step<'_>) {
+        let Some(Entry::Shares(shares)) = self.entries.get_mut(key) else {
+            return;
+        };
+        let expected = shares.newest().ends_at.after(KEPT);
+        let (later, sooner) = (
+            shares.expires_at.since(expected),
+            expected.since(shares.expires_at),
+        );
+        if later.max(sooner) > NO_SHIFT {
+            for share in &mut shares.all {
+                share.ends_at = share.ends_at.after(later).before(sooner);
+            }
+        }
+        shares.all.retain(|share| share.ends_at >= step.now);
+        if shares.all.is_empty() {
+            self.entries.remove(key);
+            step.notifications.push(Notification::Changed(key.clone()));
+        }
+    }
+
+    /// Gives the lease of `to` its share of the key. An end never moves back. Returns the µs of its token.
+    pub fn give(&mut self, key: &Key, to: &Waiter, ttl: Duration, step: &mut Step<'_>) -> u64 {
+        self.last_micros = self.next_micros(step);
+        let ends_at = step.now.after(ttl);
+        if !matches!(self.entries.get(key), Some(Entry::Shares(_))) {
+            let none = Shares {
+                all: Vec::new(),
+                expires_at: ends_at,
+            };
+            self.entries.insert(key.clone(), Entry::Shares(none));
+        }
+        if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
+            match shares.find(to.lease, to.mode, &to.holder) {
+                Some(share) => share.ends_at = share.ends_at.max(ends_at),
+                None => shares.all.push(Share {
+                    lease: to.lease,
+                    mode: to.mode,
+                    holder: to.holder.clone(),
+                    ends_at,
+                }),
+            }
+            shares.keep();
+        }
+        step.notifications.push(Notification::Changed(key.clone()));
+        self.last_micros
+    }
+
+    /// Sets the ttl of a key after some of its shares have changed; deletes the key if it has none.
+    pub fn keep_shares(&mut self, key: &Key, step: &mut Step<'_>) {
+        step.notifications.push(Notification::Changed(key.clone()));
+        if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
+            if shares.all.is_empty() {
+                self.entries.remove(key);
+            } else {
+                shares.keep();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Keyspace {
+    /// The members of a key that leases share, as in Redis, with their ends, sorted.
+    pub fn shares(&self, key: &Key) -> Vec<(String, MonotonicTime)> {
+        let Some(Entry::Shares(shares)) = self.entries.get(key) else {
+            return Vec::new();
+        };
+        let members = shares.all.iter().flat_map(|share| {
+            let first = share.mode.member(share.lease, &share.holder);
+            let first = first.unwrap_or_default();
+            (1..=share.weight()).map(move |index| {
+                let member = first.replacen(" p 1 ", &format!(" p {index} "), 1);
+                (member, share.ends_at)
+            })
+        });
+        let mut members: Vec<_> = members.collect();
+        members.sort();
+        members
+    }
+
+    /// Sets the ends of the shares of a key to those of Redis.
+    pub fn end_shares_at(&mut self, key: &Key, ends: &[(String, MonotonicTime)]) {
+        let Some(Entry::Shares(shares)) = self.entries.get_mut(key) else {
+            return;
+        };
+        let newest = shares.newest().ends_at;
+        let (later, sooner) = (
+            shares.expires_at.since(newest),
+            newest.since(shares.expires_at),
+        );
+        for share in &mut shares.all {
+            let first = share.mode.member(share.lease, &share.holder);
+            let found = ends
+                .iter()
+                .find(|(member, _)| Some(member) == first.as_ref());
+            share.ends_at = found.map_or(share.ends_at, |(_, end)| *end);
+        }
+        shares.expires_at = shares.newest().ends_at.after(later).before(sooner);
+    }
+
+    /// Acts as if a key with shares had moved to a server whose clock is ahead by so many ms.
+    pub fn shift(&mut self, key: &Key, ahead: i64) {
+        if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
+            let by = Duration::from_millis(ahead.unsigned_abs());
+            shares.expires_at = match ahead > 0 {
+                true => shares.expires_at.after(by),
+                false => shares.expires_at.before(by),
+            };
+        }
+    }
+}
+
+/// The error of a request for a permit of a key that has readers, or the other way round.
+pub fn mixed() -> Error {
+    let message = "readers of a read-write lock and permits of a semaphore cannot share a key";
+    Error::new(ErrorKind::Protocol, message)
+}

@@ -1,0 +1,388 @@
+//! The lock that many readers or one writer have at a time, and its guards. A writer holds the key as a mutex does.
+
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use crate::acquire::Until;
+use crate::client::Client;
+use crate::command::{FoundShare, Mode, Reply};
+use crate::locks::guard::{Guard, guard};
+use crate::locks::held::LockInfo;
+use crate::locks::lock::{ClosureGuard, Lock, calls, settings};
+use crate::locks::mutex::MutexGuard;
+use crate::report::error::{Error, ErrorKind};
+use crate::report::released::Released;
+use crate::util::id::HolderId;
+
+/// A lock that many readers or one writer hold at a time, over all clients. From [`Client::rw_lock`].
+///
+/// # Order
+///
+/// Readers and writers wait in one queue, in the order in which they asked. A reader that comes while a writer waits
+/// waits behind it, so readers do not starve a writer. Readers that are next in the queue enter together.
+///
+/// Threads of one client share a lease: a reader enters without a request while another thread of its client reads, for
+/// at most [`max_hand_offs`](crate::Builder::max_hand_offs) readers and
+/// [`hand_off_time`](crate::Builder::hand_off_time), and while no thread of this client waits.
+///
+/// A thread that reads must not call [`read`](Self::read) again: if a writer waits in between, the second call waits for
+/// the writer, and the writer waits for the first guard. [Clone](RwLockReadGuard) the guard instead. A thread that reads
+/// cannot write before it has dropped its guard.
+///
+/// # Where it works
+///
+/// On one server, with Sentinel, on a Cluster, and on a [`MemoryStore`](crate::MemoryStore). On a
+/// [quorum](Client::quorum), the calls fail with `Unsupported`: without a queue, a writer would starve. Use a mutex
+/// there.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let catalog = client.rw_lock("catalog");
+/// {
+///     let (one, two) = (catalog.read()?, catalog.try_read()?.unwrap());
+///     assert!(catalog.try_write()?.is_none());
+/// }
+/// catalog.with_write(|guard| println!("alone, under token {}", guard.fencing_token()))?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct RwLock {
+    lock: Lock,
+}
+
+settings!(RwLock, client.rw_lock("k"), write, MutexGuard::extend);
+calls! {
+    /// Calls that read.
+    impl RwLock by read_guard -> RwLockReadGuard, "the lock to read", client.rw_lock("k");
+    read try_read try_read_for try_read_until
+    with_read try_with_read try_with_read_for try_with_read_until
+}
+calls! {
+    /// Calls that write.
+    impl RwLock by write_guard -> RwLockWriteGuard, "the lock to write", client.rw_lock("k");
+    write try_write try_write_for try_write_until
+    with_write try_with_write try_with_write_for try_with_write_until
+}
+
+impl RwLock {
+    pub(crate) fn new(client: Client, key: &str) -> Self {
+        let lock = Lock::new(client, key);
+        let mode = Mode::Read;
+        Self {
+            lock: Lock { mode, ..lock },
+        }
+    }
+
+    fn read_guard(&self, until: Until) -> Result<Option<RwLockReadGuard>, Error> {
+        let guard = self.lock.acquire(until)?;
+        Ok(guard.map(|guard| RwLockReadGuard { guard }))
+    }
+
+    fn write_guard(&self, until: Until) -> Result<Option<RwLockWriteGuard>, Error> {
+        let guard = self.lock.acquire_as(Mode::Exclusive, until)?;
+        Ok(guard.map(|guard| RwLockWriteGuard {
+            guard: MutexGuard::new(guard),
+        }))
+    }
+
+    /// The writer or the readers according to Redis, and the number of waiting clients. For diagnosis only: the result
+    /// may be out of date when you read it. Threads of one client that share a lease count as one reader.
+    ///
+    /// # Errors
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a lock,
+    /// or the key holds permits of a semaphore; `Unsupported` on a quorum.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let catalog = client.rw_lock("catalog");
+    /// let writer = catalog.write()?;
+    /// assert_eq!(catalog.inspect()?.writer().unwrap().holder(), client.holder_id());
+    /// drop(writer);
+    ///
+    /// let reader = catalog.read()?;
+    /// assert_eq!(catalog.inspect()?.readers()[0].id(), reader.id());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn inspect(&self) -> Result<RwLockInfo, Error> {
+        let named = |error: Error| error.with_key(self.lock.name());
+        let client = self.lock.client.live().map_err(named)?;
+        let checked = client.acquirer.check_mode(Mode::Read, Duration::ZERO);
+        checked.map_err(named)?;
+        let mut info = RwLockInfo::default();
+        match self.lock.inspect()? {
+            Reply::Shared(found) if found.shares.iter().all(|share| share.mode.is_read()) => {
+                (info.total, info.queued) = (found.taken, found.queued);
+                info.readers = found.shares.into_iter().map(ReaderInfo).collect();
+            }
+            Reply::Shared(_) => {
+                let message = "the key holds permits of a semaphore, and no read-write lock";
+                return Err(named(Error::new(ErrorKind::Protocol, message)));
+            }
+            Reply::Found { value, expires_in } => {
+                info.queued = value.queued;
+                info.writer = Some(LockInfo::new(*value, expires_in));
+            }
+            _ => {}
+        }
+        Ok(info)
+    }
+
+    /// Takes the lock away from one reader, as [`inspect`](Self::inspect) found it. Returns false if it has ended before.
+    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) of the same key takes the lock away from the writer.
+    ///
+    /// For operators only: the threads of the reader's client may still be reading, and continue until their client
+    /// detects the loss, as after [`Semaphore::force_unlock`](crate::Semaphore::force_unlock).
+    ///
+    /// # Errors
+    /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was
+    /// taken away: call [`inspect`](Self::inspect).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let stuck = client.rw_lock("catalog").read()?;
+    /// let operator = leasehold::Client::open(&server.url())?;
+    /// let catalog = operator.rw_lock("catalog");
+    /// for reader in catalog.inspect()?.readers() {
+    ///     assert!(catalog.force_unlock(reader)?);
+    /// }
+    /// assert!(stuck.unlock().unwrap_err().is_lease_lost());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn force_unlock(&self, reader: &ReaderInfo) -> Result<bool, Error> {
+        let share = (reader.0.mode, reader.0.holder.clone());
+        self.lock.force(reader.0.lease, Some(share))
+    }
+}
+
+/// A lock held by a reader. The drop of the last guard that shares the lease releases it: it writes the release to
+/// Redis, and does not wait for the reply.
+///
+/// A guard has no lifetime, so it can be stored in a struct, and moved to and dropped on another thread. A loss of the
+/// lease is reported by each of its guards: [`check`](Self::check), [`lost_signal`](Self::lost_signal),
+/// [`on_lost`](Self::on_lost).
+///
+/// A clone is a further guard of the same lease. It sends no request, and never waits, even if a writer waits:
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::Released;
+///
+/// let guard = client.rw_lock("catalog").read()?;
+/// let for_a_thread = guard.clone();
+/// assert!(matches!(guard.unlock()?, Released::Shared));
+/// std::thread::spawn(move || for_a_thread.check()).join().unwrap()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "the lock is released as soon as its guard is dropped"]
+pub struct RwLockReadGuard {
+    guard: Guard,
+}
+
+guard!(RwLockReadGuard, client.rw_lock("k").read());
+
+impl RwLockReadGuard {
+    /// The fencing token of the lease: smaller than that of every later writer, and greater than that of every earlier
+    /// one. A storage refuses a late write of a reader that lost the lock, such as the fill of a cache, once the next
+    /// writer has written. Guards that share a lease have the same token.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let catalog = client.rw_lock("catalog");
+    /// let read = catalog.with_read(|guard| guard.fencing_token())?;
+    /// let write = catalog.with_write(|guard| guard.fencing_token())?;
+    /// assert!(read < write);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fencing_token(&self) -> u64 {
+        self.guard.lease.grant().token
+    }
+
+    /// The id of the lease, for logs: 32 hexadecimal digits, which [`inspect`](RwLock::inspect) shows, too.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let guard = client.rw_lock("catalog").read()?;
+    /// assert_eq!(guard.id(), guard.clone().id());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn id(&self) -> String {
+        self.guard.lease.grant().id.to_string()
+    }
+}
+
+impl Clone for RwLockReadGuard {
+    fn clone(&self) -> Self {
+        Self {
+            guard: self.guard.share(),
+        }
+    }
+}
+
+impl fmt::Debug for RwLockReadGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLockReadGuard")
+            .field("key", &self.key())
+            .field("fencing_token", &self.fencing_token())
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// A lock held by a writer. Its drop releases the lock, as that of a [`MutexGuard`].
+///
+/// It dereferences to a [`MutexGuard`], so it has the same methods:
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// let guard = client.rw_lock("catalog").write()?;
+/// guard.check()?;
+/// assert!(guard.fencing_token() > 0);
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "the lock is released as soon as its guard is dropped"]
+pub struct RwLockWriteGuard {
+    guard: MutexGuard,
+}
+
+impl RwLockWriteGuard {
+    /// Releases the lock and waits for Redis to confirm it, as [`MutexGuard::unlock`] does.
+    ///
+    /// # Errors
+    /// `LeaseLost` if the lock was lost before: another holder may have run at the same time.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let guard = client.rw_lock("catalog").write()?;
+    /// assert!(guard.unlock()?.is_confirmed());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn unlock(self) -> Result<Released, Error> {
+        self.guard.unlock()
+    }
+
+    /// The guard as that of a mutex, for example for a [ticket](MutexGuard::into_ticket).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let ticket = client.rw_lock("catalog").write()?.into_mutex_guard().into_ticket()?;
+    /// let guard = client.adopt(&ticket)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn into_mutex_guard(self) -> MutexGuard {
+        self.guard
+    }
+}
+
+impl Deref for RwLockWriteGuard {
+    type Target = MutexGuard;
+
+    fn deref(&self) -> &MutexGuard {
+        &self.guard
+    }
+}
+
+impl ClosureGuard for RwLockWriteGuard {
+    fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.guard.run(work)
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        self.guard.finish()
+    }
+}
+
+/// Shows the key of the lock, as a [`MutexGuard`] does.
+impl fmt::Display for RwLockWriteGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.guard, f)
+    }
+}
+
+impl fmt::Debug for RwLockWriteGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RwLockWriteGuard")
+            .field(&self.guard)
+            .finish()
+    }
+}
+
+/// The holders of a read-write lock according to Redis, from [`RwLock::inspect`].
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// let catalog = client.rw_lock("catalog");
+/// let reader = catalog.read()?;
+/// let found = catalog.inspect()?;
+/// assert!(found.writer().is_none());
+/// assert_eq!((found.readers().len(), found.readers_in_total(), found.clients_waiting()), (1, 1, 0));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RwLockInfo {
+    writer: Option<LockInfo>,
+    readers: Vec<ReaderInfo>,
+    total: u32,
+    queued: usize,
+}
+
+impl RwLockInfo {
+    /// The writer, if there is one.
+    pub fn writer(&self) -> Option<&LockInfo> {
+        self.writer.as_ref()
+    }
+
+    /// The readers whose leases end first if they are not renewed, at most 100.
+    pub fn readers(&self) -> &[ReaderInfo] {
+        &self.readers
+    }
+
+    /// The number of all readers.
+    pub fn readers_in_total(&self) -> u32 {
+        self.total
+    }
+
+    /// The number of clients in the queue. Each client may have several waiting threads.
+    pub fn clients_waiting(&self) -> usize {
+        self.queued
+    }
+}
+
+/// The lease of a reader, from [`RwLockInfo::readers`].
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// let guard = client.rw_lock("catalog").read()?;
+/// for reader in client.rw_lock("catalog").inspect()?.readers() {
+///     println!("{} until {:?} from now", reader.holder(), reader.expires_in());
+///     assert_eq!(reader.id(), guard.id());
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReaderInfo(FoundShare);
+
+impl ReaderInfo {
+    /// The client that reads: `host/pid/random`.
+    pub fn holder(&self) -> &HolderId {
+        &self.0.holder
+    }
+
+    /// The [`RwLockReadGuard::id`] of the lease.
+    pub fn id(&self) -> String {
+        self.0.lease.to_string()
+    }
+
+    /// The time until the lease ends if it is not renewed.
+    pub fn expires_in(&self) -> Duration {
+        self.0.expires_in
+    }
+}

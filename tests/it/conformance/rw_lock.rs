@@ -1,0 +1,184 @@
+//! Readers and writers of a read-write lock.
+
+use leasehold::crossbeam_channel::bounded;
+use leasehold::{ErrorKind, LossReason, Released, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use leasehold_testbed::eventually;
+
+use crate::conformance::backend::Backend;
+use crate::support::{SOON, Task, lost_within};
+
+/// The locks of `N` clients with the same key.
+fn locks<const N: usize>(backend: &dyn Backend) -> [RwLock; N] {
+    [(); N].map(|()| backend.client().rw_lock("k"))
+}
+
+#[track_caller]
+fn wait_for_queue(lock: &RwLock, of: usize) {
+    let waiting = || lock.inspect().unwrap().clients_waiting();
+    assert!(eventually(SOON, || waiting() == of), "{} queued", waiting());
+}
+
+fn start_read(lock: &RwLock) -> Task<RwLockReadGuard> {
+    let lock = lock.clone();
+    Task::start(move || lock.read().unwrap())
+}
+
+fn start_write(lock: &RwLock) -> Task<RwLockWriteGuard> {
+    let lock = lock.clone();
+    Task::start(move || lock.write().unwrap())
+}
+
+pub fn readers_share_and_writers_exclude(backend: &dyn Backend) {
+    let [one, two, three] = locks(backend);
+    let readers = [&one, &two].map(|lock| lock.read().unwrap());
+    assert!(three.try_write().unwrap().is_none());
+    let found = three.inspect().unwrap();
+    assert_eq!((found.readers_in_total(), found.readers().len()), (2, 2));
+    let mut shown: Vec<String> = found.readers().iter().map(|reader| reader.id()).collect();
+    let mut held = readers.each_ref().map(|reader| reader.id()).to_vec();
+    shown.sort_unstable();
+    held.sort_unstable();
+    assert_eq!(shown, held);
+    let tokens = readers.each_ref().map(|reader| reader.fencing_token());
+    for reader in readers {
+        reader.unlock().unwrap();
+    }
+    let writer = three.try_write().unwrap().unwrap();
+    assert!(tokens.iter().all(|token| *token < writer.fencing_token()));
+    assert!(one.try_read().unwrap().is_none());
+    assert!(two.try_write().unwrap().is_none());
+    let found = one.inspect().unwrap();
+    assert!(found.writer().is_some() && found.readers().is_empty());
+    writer.unlock().unwrap();
+    one.with_read(|_| ()).unwrap();
+}
+
+pub fn a_waiting_writer_keeps_new_readers_out(backend: &dyn Backend) {
+    let [one, two, three, four] = locks(backend);
+    let readers = [&one, &two].map(|lock| lock.read().unwrap());
+    let writer = start_write(&three);
+    wait_for_queue(&four, 1);
+    assert!(four.try_read().unwrap().is_none());
+    let late = start_read(&four);
+    wait_for_queue(&four, 2);
+    // The writer enters after the last reader.
+    for reader in readers {
+        assert!(!writer.is_done());
+        reader.unlock().unwrap();
+    }
+    let writer = writer.within(SOON, "the grant to the writer");
+    assert!(!late.is_done());
+    writer.unlock().unwrap();
+    drop(late.within(SOON, "the grant to the late reader"));
+}
+
+pub fn readers_behind_a_writer_enter_together(backend: &dyn Backend) {
+    let [one, two, three] = locks(backend);
+    let writer = one.write().unwrap();
+    let waiting = [start_read(&two), start_read(&three), start_read(&two)];
+    wait_for_queue(&one, 2);
+    writer.unlock().unwrap();
+    let readers = waiting.map(|reader| reader.within(SOON, "the grant to a reader"));
+    assert_eq!(one.inspect().unwrap().readers_in_total(), 2);
+    drop(readers);
+    one.write().unwrap().unlock().unwrap();
+}
+
+pub fn a_writer_that_leaves_lets_readers_in(backend: &dyn Backend) {
+    let [one, two, three] = locks(backend);
+    let _reader = one.read().unwrap();
+    let (stop, stopped) = bounded(0);
+    let leaves = two.clone().cancelled_by(stopped);
+    let writer = Task::start(move || leaves.write().map(drop).unwrap_err());
+    wait_for_queue(&one, 1);
+    let late = start_read(&three);
+    wait_for_queue(&one, 2);
+    drop(stop);
+    let error = writer.within(SOON, "the end of the wait");
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    drop(late.within(SOON, "the grant to the reader behind"));
+}
+
+pub fn readers_are_renewed_each_for_itself(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let short = || backend.builder().ttl(ttl).build().unwrap();
+    let (renewed, crashes, fixed) = (short(), short(), backend.client());
+    let reader = renewed.rw_lock("k").read().unwrap();
+    // For the store this is a crash: no renewal and no release.
+    std::mem::forget(crashes.rw_lock("k").read().unwrap());
+    crashes.shutdown(SOON).unwrap();
+    let ending = fixed.rw_lock("k").fixed_ttl(ttl).read().unwrap();
+    let lost = ending.lost_signal();
+    assert_eq!(
+        renewed.rw_lock("k").inspect().unwrap().readers_in_total(),
+        3
+    );
+    backend.pass(ttl + ttl / 10);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Expired);
+    reader.check().unwrap();
+    let [other] = locks(backend);
+    assert!(other.try_write().unwrap().is_none());
+    assert_eq!(other.inspect().unwrap().readers_in_total(), 1);
+    reader.unlock().unwrap();
+    assert!(other.try_write_for(SOON).unwrap().is_some());
+}
+
+pub fn guards_of_readers_share_a_lease(backend: &dyn Backend) {
+    let [one, two] = locks(backend);
+    let first = one.read().unwrap();
+    let writer = start_write(&two);
+    wait_for_queue(&one, 1);
+    // A clone needs no turn behind the writer.
+    let second = first.clone();
+    assert_eq!(first.id(), second.id());
+    assert!(matches!(first.unlock().unwrap(), Released::Shared));
+    assert!(!writer.is_done());
+    second.check().unwrap();
+    assert!(second.unlock().unwrap().is_confirmed());
+    writer
+        .within(SOON, "the grant to the writer")
+        .unlock()
+        .unwrap();
+    // Each guard learns of a loss.
+    let first = one.read().unwrap();
+    let guards = [first.clone(), first];
+    let signals = guards.each_ref().map(|guard| guard.lost_signal());
+    for reader in two.inspect().unwrap().readers() {
+        assert!(two.force_unlock(reader).unwrap());
+    }
+    for (guard, signal) in guards.iter().zip(&signals) {
+        lost_within(SOON, signal);
+        assert!(guard.is_lost());
+    }
+}
+
+pub fn force_unlock_takes_one_reader(backend: &dyn Backend) {
+    let [one, two, operator] = locks(backend);
+    let (stuck, kept) = (one.read().unwrap(), two.read().unwrap());
+    let signal = stuck.lost_signal();
+    let found = operator.inspect().unwrap();
+    let reader = found
+        .readers()
+        .iter()
+        .find(|reader| reader.id() == stuck.id());
+    assert!(operator.force_unlock(reader.unwrap()).unwrap());
+    lost_within(SOON, &signal);
+    kept.check().unwrap();
+    assert_eq!(operator.inspect().unwrap().readers_in_total(), 1);
+    kept.unlock().unwrap();
+}
+
+pub fn readers_and_permits_do_not_mix(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let (lock, semaphore) = (one.rw_lock("k"), two.semaphore("k", 2));
+    let reader = lock.read().unwrap();
+    let refused = semaphore.acquire().map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Protocol);
+    assert_eq!(semaphore.inspect().unwrap_err().kind(), ErrorKind::Protocol);
+    reader.unlock().unwrap();
+    let permit = semaphore.acquire().unwrap();
+    let refused = lock.read().map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Protocol);
+    assert_eq!(lock.inspect().unwrap_err().kind(), ErrorKind::Protocol);
+    permit.unlock().unwrap();
+}
