@@ -98,3 +98,24 @@ fn losses_and_callbacks_are_never_dropped() {
     assert_eq!(calls.last(), Some(&Call::Lost));
     assert_eq!(calls.len(), MAX_QUEUED_EVENTS + 2);
 }
+
+#[test]
+fn callbacks_after_the_stop_are_dropped() {
+    let (callbacks, go_on, _received) = busy();
+    let (calls, called) = channel();
+    let queue = |name: &'static str| {
+        let calls = calls.clone();
+        callbacks.queue_callback(move || calls.send(name).unwrap());
+    };
+    queue("before");
+    callbacks.stop();
+    queue("behind");
+    drop(go_on);
+    assert_eq!(called.recv_timeout(LONG), Ok("before"));
+    drop(calls);
+    // The thread has dropped the callback, and with it the last sender.
+    assert_eq!(
+        called.recv_timeout(LONG),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+    );
+}
