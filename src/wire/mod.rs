@@ -113,10 +113,10 @@ impl Node {
             &config.prefix,
             config.layout,
             config.max_reply_bytes,
-        )
-        .with_reports(reports.clone());
+        );
+        context.reports = reports.clone();
         if endpoint.data_check.is_some() {
-            context = context.with_quarantine(config.max_ttl);
+            context.quarantine = Some(config.max_ttl);
         }
         let shared = Arc::new(Shared {
             connector: pipeline::connection::connector(&endpoint),
@@ -464,7 +464,7 @@ impl Transactions for Node {
         Ok(TransactionConnection::new(
             connection,
             self.shared.command_timeout,
-            self.shared.context.layout(),
+            self.shared.context.layout,
         ))
     }
 }

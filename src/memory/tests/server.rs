@@ -488,7 +488,7 @@ impl Redis {
         }
         let mut names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
         if subject == Subject::Votes {
-            names = names.with_quarantine(QUARANTINE);
+            names.quarantine = Some(QUARANTINE);
         }
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();

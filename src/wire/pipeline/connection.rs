@@ -564,7 +564,7 @@ impl PipelinedConnection {
             .in_flight
             .front()
             .map_or(0, |batch| batch.requests.len());
-        match scripts::decode(script, n, reply, context.prefix()) {
+        match scripts::decode(script, n, reply, &context.prefix) {
             Decoded::Outcomes(outcomes) => {
                 let call = Call::Script { script, by_text };
                 self.finish_outcomes(context, call, outcomes, deliver);

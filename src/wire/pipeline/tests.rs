@@ -74,11 +74,12 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
         }
         _ => {}
     });
-    let context = ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20);
+    let mut context = ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20);
+    context.reports = reports.clone();
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         connector: Connector::new(&endpoint),
         endpoint,
-        context: context.with_reports(reports.clone()),
+        context,
         connect_timeout: timeout,
         command_timeout: timeout,
         reports,

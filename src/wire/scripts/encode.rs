@@ -18,7 +18,7 @@ pub fn encode<'a>(
     let queued = commands.clone().filter(|command| command.has_queue_key());
     let queue_count = queued.clone().count();
     let (counter, mark) = (usize::from(layout.counter), usize::from(layout.mark));
-    let mark_at_end = usize::from(layout.mark_at_end && context.is_in_quorum());
+    let mark_at_end = usize::from(layout.mark_at_end && context.quarantine.is_some());
     let values = commands.clone().filter_map(Command::value_key);
     let value_count = values.clone().count();
     let keys = commands.len() + queue_count + value_count + counter + mark + mark_at_end;

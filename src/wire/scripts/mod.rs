@@ -47,14 +47,15 @@ pub enum ScriptRef<'a> {
 /// refused.
 pub struct ScriptContext {
     pub holder: HolderId,
-    prefix: String,
-    layout: KeyLayout,
+    /// The prefix of the client's keys.
+    pub prefix: String,
+    pub layout: KeyLayout,
     /// The name of the fence counter, up to the tag.
     fence_counter: String,
     /// The key of the mark of a quorum's node.
     data_mark: String,
     /// The length of a quarantine. `None` if the server is no node of a quorum.
-    quarantine: Option<Duration>,
+    pub quarantine: Option<Duration>,
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
@@ -64,7 +65,8 @@ pub struct ScriptContext {
     pub plain_releases: Refusals,
     /// Refusals of script calls by hash (`EVALSHA`).
     pub calls_by_hash: Refusals,
-    reports: Reports,
+    /// Receives reports about refusals.
+    pub reports: Reports,
 }
 
 impl ScriptContext {
@@ -85,35 +87,9 @@ impl ScriptContext {
         }
     }
 
-    /// Makes this the context of a quorum's node with a quarantine of this length.
-    pub fn with_quarantine(mut self, quarantine: Duration) -> Self {
-        self.quarantine = Some(quarantine);
-        self
-    }
-
     /// The length of a quarantine.
     fn quarantine(&self) -> Duration {
         self.quarantine.unwrap_or(MAX_TTL)
-    }
-
-    /// Whether the server is a node of a quorum.
-    fn is_in_quorum(&self) -> bool {
-        self.quarantine.is_some()
-    }
-
-    /// The prefix of the client's keys.
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    pub fn layout(&self) -> KeyLayout {
-        self.layout
-    }
-
-    /// Sets the receiver of reports about refusals.
-    pub fn with_reports(mut self, reports: Reports) -> Self {
-        self.reports = reports;
-        self
     }
 
     /// Stops acquires by plain commands for ten minutes, and reports the reason.

@@ -271,7 +271,7 @@ impl PipelinedConnection {
     }
 
     fn plain_refused(&self, context: &ScriptContext, reply: &Value) -> Error {
-        refusal::plain_refused(reply, &self.connection.address, context.prefix())
+        refusal::plain_refused(reply, &self.connection.address, &context.prefix)
     }
 
     /// Records the trials that got no reply before the connection ended.
