@@ -454,7 +454,7 @@ impl Builder {
 
     fn redis(&mut self, mut endpoint: Endpoint) -> Result<Server, Error> {
         endpoint.limits = self.config.connection_limits;
-        endpoint.set_prefix(&self.config.prefix);
+        endpoint.dialer.set_prefix(&self.config.prefix);
         if let Some(callback) = self.credentials.take() {
             endpoint.set_credentials(callback)?;
         }

@@ -169,7 +169,7 @@ impl ClusterAddress {
         let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
         endpoint.is_in_cluster = true;
         endpoint.limits = self.limits;
-        endpoint.set_prefix(&self.prefix);
+        endpoint.dialer.set_prefix(&self.prefix);
         if let Some(callback) = &self.credentials {
             endpoint.set_credentials(callback.clone())?;
         }

@@ -296,7 +296,7 @@ fn ask_nodes(
                     let announced_by = master.map(|master| master.announced_by());
                     let announced_by = announced_by.unwrap_or_default();
                     let endpoint = store.address.announced_endpoint(address, announced_by)?;
-                    endpoint.name_connections(&store.holder);
+                    endpoint.dialer.name_connections(&store.holder);
                     vacant.insert(AskedNode {
                         endpoint: Arc::new(endpoint),
                         is_silent: false,

@@ -154,7 +154,7 @@ impl QuorumAddress {
         for endpoint in &mut endpoints {
             let check = DataCheck::new(&config.prefix, quarantine, config.assume_durable_nodes);
             endpoint.data_check = Some(check);
-            endpoint.set_prefix(&config.prefix);
+            endpoint.dialer.set_prefix(&config.prefix);
         }
         Ok(Self {
             endpoints,

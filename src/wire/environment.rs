@@ -91,7 +91,7 @@ impl Attempt<'_> {
             info,
             self.timeout,
             "`command_timeout`",
-            self.endpoint.prefix(),
+            self.endpoint.dialer.prefix(),
         );
         attempted.announced_by(self.announcer)
     }
@@ -121,7 +121,7 @@ impl Attempt<'_> {
         for command in commands.cmd_iter() {
             let received = receiver.receive(deadline, LONGEST_REPLY);
             let mut reply = received.map_err(|error| {
-                let tls = self.endpoint.dialer().tls_error(attempted, &receiver);
+                let tls = self.endpoint.dialer.tls_error(attempted, &receiver);
                 let command = name_of(command);
                 let received = receiver.unparsed();
                 tls.unwrap_or_else(|| {
@@ -199,7 +199,7 @@ impl Queries {
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;
         let authenticates = !commands.is_empty();
-        let name = endpoint.dialer().connection_name("leasehold");
+        let name = endpoint.dialer.connection_name("leasehold");
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("HELLO");
         commands.cmd("INFO");
@@ -211,7 +211,7 @@ impl Queries {
             .arg("tracking-table-max-keys");
         let script = release::SCRIPT.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
-        let key = fence_counter(endpoint.prefix());
+        let key = fence_counter(endpoint.dialer.prefix());
         commands.cmd("EVAL").arg("return 1").arg(1).arg(key);
         let keeps_data = endpoint
             .data_check

@@ -91,7 +91,7 @@ impl Node {
         router: Option<Weak<dyn ReleaseRouter>>,
     ) -> Self {
         endpoint.reports = reports.clone();
-        endpoint.name_connections(&holder);
+        endpoint.dialer.name_connections(&holder);
         let endpoint = Arc::new(endpoint);
         let notifications = NotificationConnection::new(
             server,

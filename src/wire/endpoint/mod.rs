@@ -25,7 +25,6 @@ use crate::config::tls::TlsConfig;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{Report, Reports};
 use crate::util::clock::MonotonicTime;
-use crate::util::id::HolderId;
 use crate::util::sync::park_timeout;
 use crate::wire::connect::connection::{Connection, password_to_hide};
 use crate::wire::connect::data_check::DataCheck;
@@ -49,7 +48,8 @@ pub struct Endpoint {
     pub info: ConnectionInfo,
     /// The sentinels that name the server. `None` for a fixed address, which is in `info`.
     sentinels: Option<Sentinels>,
-    dialer: Dialer,
+    /// The settings of the sockets to the server and to its sentinels.
+    pub dialer: Dialer,
     /// Returns the login of each connection. If there is a callback, `info` has no login.
     credentials: Option<CredentialsCallback>,
     connect_timeout: Duration,
@@ -162,21 +162,6 @@ impl Endpoint {
             data_check: None,
             reports: Reports::default(),
         }
-    }
-
-    /// Sets the prefix of the client's keys.
-    pub fn set_prefix(&mut self, prefix: &str) {
-        self.dialer.set_prefix(prefix);
-    }
-
-    /// The prefix of the client's keys.
-    pub fn prefix(&self) -> &str {
-        self.dialer.prefix()
-    }
-
-    /// The settings of the sockets to the server and to its sentinels.
-    pub fn dialer(&self) -> &Dialer {
-        &self.dialer
     }
 
     /// The other server that has announced the address of this one. `None` for an address of the user.
@@ -363,11 +348,6 @@ impl Endpoint {
         }
     }
 
-    /// Names further connections after `holder`.
-    pub fn name_connections(&self, holder: &HolderId) {
-        self.dialer.name_connections(holder);
-    }
-
     /// The address for debug output, without user and password.
     pub fn address(&self) -> String {
         match &self.sentinels {
@@ -487,7 +467,7 @@ impl Endpoint {
             true => "a part of `connect_timeout`",
             false => "`connect_timeout`",
         };
-        ConnectErrors::new(info, time, setting, self.prefix())
+        ConnectErrors::new(info, time, setting, self.dialer.prefix())
     }
 
     fn doubts(&self) -> u64 {

@@ -99,14 +99,14 @@ impl SentinelWatcher {
         since: &mut Option<MonotonicTime>,
     ) -> Result<(), Error> {
         let info = sentinels.info_of(sentinel)?;
-        let prefix = self.endpoint.prefix();
+        let prefix = self.endpoint.dialer.prefix();
         let attempted = ConnectErrors::new(&info, self.timeout, "`command_timeout`", prefix);
         let deadline = MonotonicTime::now().after(self.timeout);
         let connection = self
             .endpoint
-            .dialer()
+            .dialer
             .connect(attempted, deadline, |socket| self.sockets.register(socket))?;
-        let mut connection = SentinelConnection::new(self.endpoint.dialer(), attempted, connection);
+        let mut connection = SentinelConnection::new(&self.endpoint.dialer, attempted, connection);
         // With RESP3, the sentinel also answers queries on a connection with a subscription.
         connection.log_in(ProtocolVersion::RESP3, deadline)?;
         let mut subscribe = redis::pipe();
@@ -194,7 +194,7 @@ impl SentinelWatcher {
             return false;
         };
         let deadline = MonotonicTime::now().after(self.other_timeout);
-        let answer = sentinels.ask(self.endpoint.dialer(), &other, deadline, &self.sockets);
+        let answer = sentinels.ask(&self.endpoint.dialer, &other, deadline, &self.sockets);
         let newer =
             answer.map(|answer| sentinels.accept_if(&other, answer, SentinelState::is_older_than));
         let Ok(Ok(named)) = newer else {

@@ -118,7 +118,7 @@ impl Subscription {
         connected: impl FnOnce(Closer) -> Result<(), Error>,
     ) -> Result<(Self, Sender, Option<Error>), Failure> {
         let setting = "`command_timeout`";
-        let prefix = endpoint.prefix();
+        let prefix = endpoint.dialer.prefix();
         let attempted = ConnectErrors::new(&info, timeout, setting, prefix);
         let attempted = attempted.announced_by(endpoint.announcer(named_by));
         let (sender, receiver) = endpoint.connect(attempted, deadline, connected)?;
@@ -219,7 +219,7 @@ impl SetUp<'_> {
     fn log_in_and_track(&mut self, channel: &str, any_key: &str) -> Result<Protocol, Failure> {
         let name = self
             .endpoint
-            .dialer()
+            .dialer
             .connection_name("leasehold-notifications");
         let settings = self.attempted.info.redis_settings();
         let login = Login::new(settings, ProtocolVersion::RESP3, Some(&name));
@@ -270,7 +270,7 @@ impl SetUp<'_> {
         let logins = commands.len();
         let name = self
             .endpoint
-            .dialer()
+            .dialer
             .connection_name("leasehold-notifications");
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("PING");
@@ -315,7 +315,7 @@ impl SetUp<'_> {
                 Ok(reply) => replies.push(reply),
                 Err(error) => {
                     let is_closed = error.kind() == redis::ErrorKind::Io && !error.is_timeout();
-                    let tls = self.endpoint.dialer().tls_error(attempted, &self.receiver);
+                    let tls = self.endpoint.dialer.tls_error(attempted, &self.receiver);
                     let command = name_of(command);
                     let received = self.receiver.unparsed();
                     return Err(Failure {

@@ -193,7 +193,7 @@ fn find(endpoint: &Endpoint) -> Result<NamedPrimary, Error> {
     endpoint
         .sentinels()
         .unwrap()
-        .find_primary(endpoint.dialer(), deadline, &Sockets::default())
+        .find_primary(&endpoint.dialer, deadline, &Sockets::default())
 }
 
 #[track_caller]
@@ -213,7 +213,7 @@ fn the_last_sentinel_that_replied_is_asked_first() {
     let started = MonotonicTime::now();
     let deadline = started.after(Duration::from_secs(9));
     let named = sentinels
-        .find_primary(endpoint.dialer(), deadline, &Sockets::default())
+        .find_primary(&endpoint.dialer, deadline, &Sockets::default())
         .unwrap();
     assert_eq!((named.primary.port, named.by.port), (7000, good.port));
     assert!(!named.has_changed);
@@ -230,7 +230,7 @@ fn connections_to_sentinels_are_named_after_the_holder() {
     find(&endpoint).unwrap();
     assert_eq!(hellos(), ["HELLO 2 SETNAME leasehold"]);
     let holder = HolderId::of_this_process();
-    endpoint.name_connections(&holder);
+    endpoint.dialer.name_connections(&holder);
     find(&endpoint).unwrap();
     assert_eq!(hellos(), [format!("HELLO 2 SETNAME leasehold:{holder}")]);
     watching(&endpoint, LONG, || {
