@@ -1,4 +1,4 @@
-//! The behaviour of leasehold without its cargo features. All other tests run with all features.
+//! The behaviour of leasehold without its cargo features. Most other tests run with all features.
 #![cfg(not(any(feature = "tls", feature = "tracing", feature = "metrics")))]
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -146,7 +146,7 @@ const CHECKS: [Check; 9] = [
     check(INTEGRATION_TESTS, all_features!["test", "--test", "*", "--", "--test-threads=16"]),
     check("doc tests", all_features!["test", "--doc"]),
     // All packages are selected, so that their dependencies are built already.
-    check("tests without features", &["test", "--locked", "--workspace", "--test", "without_features"]),
+    check("tests without features", &["test", "--locked", "--workspace", "--test", "without_features", "--test", "allocations"]),
     Check {
         name: "docs",
         arguments: &["doc", "--locked", "--workspace", "--all-features", "--no-deps"],
