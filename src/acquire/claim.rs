@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquire::outage::CurrentOutage;
 use crate::acquire::wait::{Call, FIRST_POLL, LONGEST_OUTAGE_POLL, LONGEST_TRUST};
 use crate::acquire::watch::{Bell, Watcher, Woken};
 use crate::acquire::{Acquirer, LockRequest, Until};
@@ -87,9 +88,12 @@ impl Acquirer {
         let cancel = request.cancel.as_ref().filter(|_| call.waits());
         let mut soon = Backoff::new(FIRST_SOON, LONGEST_TRUST);
         let mut polls = Backoff::new(FIRST_POLL, LONGEST_TRUST);
-        let mut outage: Option<(MonotonicTime, Error)> = None;
+        let mut outage: Option<CurrentOutage> = None;
         loop {
             self.check_open()?;
+            if call.waits() && request.is_cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, ""));
+            }
             let asked_at = self.watchdog.now();
             let (tracked, untracked) = match self.try_claim(request, value, call, asked_at) {
                 Ok(ClaimResult::Found(found)) => {
@@ -104,22 +108,18 @@ impl Acquirer {
                 }
                 Err(error) if error.is_unavailable() && call.waits() => {
                     self.report_unavailable(&request.key, &error);
-                    let since = outage.map_or(asked_at, |(since, _)| since);
-                    outage = Some((since, error));
+                    let since = outage.map_or(asked_at, |outage| outage.since);
+                    outage = Some(CurrentOutage::new(since, self.watchdog.now(), error));
                     let pause = jittered(polls.next_within(LONGEST_OUTAGE_POLL));
                     (pause, pause)
                 }
                 ended => return ended.map(Some),
             };
             let now = self.watchdog.now();
-            let end = match (&outage, call.end) {
-                (Some((since, _)), None) => Some(since.after(self.outage_timeout)),
-                (_, end) => end,
-            };
-            if end.is_some_and(|end| end <= now) {
-                return outage.map_or(Ok(None), |(_, error)| Err(error));
+            if let Some(given_up) = call.give_up(now, outage.as_ref()) {
+                return given_up.map(|()| None);
             }
-            let left = |pause: Duration| end.map_or(pause, |end| pause.min(end.since(now)));
+            let left = |pause: Duration| call.end.map_or(pause, |end| pause.min(end.since(now)));
             let (tracked, untracked) = (left(tracked), left(untracked));
             let mut woken = bell.wait(untracked, cancel);
             if woken == Woken::TimedOut && bell.is_tracked() {

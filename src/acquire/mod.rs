@@ -94,6 +94,14 @@ pub struct LockRequest {
     pub cancel: Option<Receiver<()>>,
 }
 
+impl LockRequest {
+    /// Whether the caller has cancelled its wait. Takes the message, which cancels one wait.
+    fn is_cancelled(&self) -> bool {
+        let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);
+        self.cancel.as_ref().is_some_and(is_ready)
+    }
+}
+
 /// The number of lease pools. The key chooses the pool, so callers of different keys rarely contend for one.
 const LEASE_POOLS: usize = 16;
 
@@ -381,7 +389,7 @@ impl Caller<'_> {
                 return Ok(Some(NewLease::HandedOff(lease)));
             }
             acquirer.check_open()?;
-            if self.is_cancelled() {
+            if self.call.waits() && self.request.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
             let position = self.waiter.position(now);
@@ -420,13 +428,6 @@ impl Caller<'_> {
                 Step::GiveUp(given_up) => return given_up.map(|()| None),
             }
         }
-    }
-
-    /// Whether the caller has cancelled its wait. Returns false for a caller that does not wait.
-    fn is_cancelled(&self) -> bool {
-        let cancel = self.request.cancel.as_ref();
-        let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);
-        self.call.waits() && cancel.is_some_and(is_ready)
     }
 
     /// The server that stores the key.

@@ -107,7 +107,7 @@ impl Call {
     }
 
     /// Returns the result of a caller whose time is up, or `None` if the caller waits on.
-    fn give_up(
+    pub fn give_up(
         &self,
         now: MonotonicTime,
         outage: Option<&CurrentOutage>,

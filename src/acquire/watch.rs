@@ -144,24 +144,26 @@ impl Bell {
             None => Woken::TimedOut,
         }
     }
-
-    fn set(&self, tracking: Tracking) -> Tracking {
-        std::mem::replace(&mut self.tracking.lock(), tracking)
-    }
 }
 
 impl Watcher for Bell {
     fn changed(&self) -> bool {
-        self.set(Tracking::No);
+        *self.tracking.lock() = Tracking::No;
         try_send(&self.ring);
         // The thread asks about the key with a request of its own, and tracks the key again if it has to wait on.
         false
     }
 
     fn seen(&self, state: KeyState<'_>) {
-        // A value that was written before the key was tracked is not reported as a change.
-        if self.set(Tracking::Yes) == Tracking::Asked && state.is_present() {
-            try_send(&self.ring);
+        let mut tracking = self.tracking.lock();
+        // If the thread has not asked for a read, its claim is under way, and the claim may be older than this read of
+        // another thread.
+        if *tracking == Tracking::Asked {
+            *tracking = Tracking::Yes;
+            // Redis does not report a change before the read.
+            if state.is_present() {
+                try_send(&self.ring);
+            }
         }
     }
 
@@ -206,9 +208,23 @@ mod tests {
         assert!(bell.begin_tracking());
         watches.seen(&key, KeyState::of_another_type());
         assert_eq!(bell.wait(NOW, None), Woken::Rung);
-        // The read of another thread is no news.
+        // A second read of a tracked key brings no news.
         watches.seen(&key, KeyState::of_another_type());
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
+    }
+
+    /// A second thread of the client watches the key. Its claim may have run before the first thread's read.
+    #[test]
+    fn the_read_of_another_thread_tracks_no_key() {
+        let (watches, key, first) = watched();
+        first.begin_tracking();
+        let second = Arc::new(Bell::new());
+        watches.add(&key, Arc::<Bell>::clone(&second) as _);
+        watches.seen(&key, KeyState::of_another_type());
+        assert!(first.is_tracked() && !second.is_tracked());
+        assert!(second.begin_tracking());
+        watches.seen(&key, KeyState::of_another_type());
+        assert_eq!(second.wait(NOW, None), Woken::Rung);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::locks::lock::{ClosureGuard, Lock, Ttl};
 use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
+use crate::report::released::Released;
 use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, number};
@@ -559,9 +560,9 @@ impl Once {
             return Ok(false);
         };
         let guard = MutexGuard::new(guard);
-        if self.get()?.is_some() {
-            self.value().delete(guard.fencing_token())?;
-        }
+        self.get()?;
+        // Also without a record: a late record is then refused, and callers that wait ask again.
+        self.value().delete(guard.fencing_token())?;
         guard.finish()?;
         Ok(true)
     }
@@ -614,14 +615,23 @@ impl Once {
             Some(ClaimResult::Granted(lease)) => lease,
         };
         let guard = MutexGuard::new(Guard::new(lease, self.lock.client.clone()));
+        let token = guard.fencing_token();
+        let start = Record {
+            token,
+            holder: self.lock.client.holder_id().clone(),
+            started: value::micros_of(token),
+            ended: None,
+            result: Vec::new(),
+        };
         let mut begun = Begun {
             once: self,
-            started: self.lock.client.now(),
+            start,
+            began: self.lock.client.now(),
             guard: Some(guard),
             may_run_again: !self.at_most_once,
         };
         if self.at_most_once
-            && let Err(error) = begun.write(&begun.record(None, &[]))
+            && let Err(error) = begun.write(token, Some(&begun.start))
         {
             // The work has not begun.
             begun.may_run_again = true;
@@ -684,8 +694,11 @@ enum Start<'a> {
 /// lock.
 struct Begun<'a> {
     once: &'a Once,
-    started: MonotonicTime,
-    /// `None` once the record is written.
+    /// The record of the start.
+    start: Record,
+    /// When the work began, by the clock of this client.
+    began: MonotonicTime,
+    /// `None` once the lock is released.
     guard: Option<MutexGuard>,
     may_run_again: bool,
 }
@@ -701,39 +714,43 @@ impl Begun<'_> {
             );
             return Err(Error::new(ErrorKind::TooLarge, message).with_key(self.once.key()));
         }
-        let ran_for = self.once.lock.client.now().since(self.started);
-        self.write(&self.record(Some(ran_for), result))?;
+        let ran_for = self.once.lock.client.now().since(self.began);
+        let ran_for = u64::try_from(ran_for.as_micros()).unwrap_or(0);
+        let record = Record {
+            ended: Some(self.start.started + ran_for),
+            result: result.to_vec(),
+            ..self.start.clone()
+        };
+        self.write(self.last_token(), Some(&record))?;
         self.guard.take().map_or(Ok(()), MutexGuard::finish)
+    }
+
+    /// The token under which the run ends. It is greater than that of the start, so a late start is refused. The next
+    /// grant has a greater token.
+    fn last_token(&self) -> u64 {
+        self.start.token + 1
     }
 
     fn guard(&self) -> &MutexGuard {
         self.guard.as_ref().expect("the guard is taken at the end")
     }
 
-    fn record(&self, ran_for: Option<Duration>, result: &[u8]) -> Record {
-        let token = self.guard().fencing_token();
-        let started = value::micros_of(token);
-        Record {
-            token,
-            holder: self.once.lock.client.holder_id().clone(),
-            started,
-            ended: ran_for.map(|time| started + u64::try_from(time.as_micros()).unwrap_or(0)),
-            result: result.to_vec(),
-        }
-    }
-
-    /// Writes a record. Repeats that while Redis is away, for `outage_timeout` at most and only while the lock is held.
-    /// A repeated write does no harm, since it has the same token.
-    fn write(&self, record: &Record) -> Result<(), Error> {
+    /// Writes the record, or deletes the value if there is none. Repeats that while Redis is away, for `outage_timeout`
+    /// at most and only while the lock is held. A repetition does no harm, since it has the same token.
+    fn write(&self, token: u64, record: Option<&Record>) -> Result<(), Error> {
         let client = &self.once.lock.client;
         let value = self.once.value();
-        let bytes = record.encode();
+        let bytes = record.map(Record::encode);
         let give_up_at = client.now().after(client.config().outage_timeout);
         let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let lost = self.guard().lost_signal();
         loop {
             self.guard().check()?;
-            match value.write(self.guard().fencing_token(), &bytes) {
+            let written = match &bytes {
+                Some(bytes) => value.write(token, bytes),
+                None => value.delete(token),
+            };
+            match written {
                 Err(error) if error.is_unavailable() && client.now() < give_up_at => {
                     let _ = lost.recv_timeout(jittered(pauses.next()));
                 }
@@ -749,11 +766,23 @@ impl Begun<'_> {
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        if let Some(guard) = self.guard.as_ref().filter(|guard| !guard.is_lost())
-            && self.may_run_again
-        {
+        let Some(guard) = self.guard.take_if(|guard| !guard.is_lost()) else {
+            return;
+        };
+        let value = self.once.value();
+        if !self.may_run_again {
+            // The callers that wait watch the record of the start, so a write of the same record after the release
+            // makes them ask again.
+            if let Ok(Released::Confirmed) = guard.unlock() {
+                let _ = value.write(self.start.token, self.start.encode());
+            }
+        } else if self.once.at_most_once {
+            // A start that stays in Redis would interrupt the next callers, so the deletion is repeated.
+            self.guard = Some(guard);
+            let _ = self.write(self.last_token(), None);
+        } else {
             // If Redis is away, the waiters run the work when the ttl of the lock has ended.
-            let _ = self.once.value().delete(guard.fencing_token());
+            let _ = value.delete(self.last_token());
         }
     }
 }

@@ -122,10 +122,20 @@ fn at_most_once_an_error_may_run_again_and_a_panic_may_not() {
     })
     .unwrap_err();
     assert_eq!(once.get().unwrap(), None);
-    let panics = || once.run(|_| -> Result<(), Error> { panic!("no luck") });
+    let mut waiter = None;
+    let panics = || {
+        once.run(|_| -> Result<(), Error> {
+            let client = client.clone();
+            waiter = Some(Task::start_blocked(move || succeed(&client, "k")));
+            assert!(eventually(SOON, || is_tracked(&server, 1)));
+            panic!("no luck")
+        })
+    };
     catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
-    assert!(eventually(SOON, || !is_held(&server, "k")));
-    // Also for callers that would run it at least once.
+    assert!(!is_held(&server, "k"));
+    // Long before the ttl ends. Also for callers that would run it at least once.
+    let second = waiter.unwrap().within(2 * SOON, "the interruption");
+    assert!(matches!(second, Run::Interrupted(_)));
     assert!(matches!(succeed(&client, "k"), Run::Interrupted(_)));
     assert!(once.forget().unwrap());
     assert!(matches!(succeed(&client, "k"), Run::Ran(_)));
@@ -205,6 +215,28 @@ fn a_record_whose_reply_is_lost_is_written_again() {
     assert!(matches!(succeed(&client, "k"), Run::Done(record) if record.result() == b"ok"));
 }
 
+/// The work has failed, so the record of its start must not interrupt the next caller.
+#[test]
+fn a_lost_request_to_delete_a_start_is_sent_again() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = steady(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let client = builder.build().unwrap();
+    let run = std::thread::scope(|scope| {
+        client.once("k").at_most_once().run(|_| {
+            proxy.hold_requests(true);
+            scope.spawn(|| {
+                assert!(eventually(SOON, || proxy.held_bytes() > 0));
+                proxy.cut_all();
+                proxy.hold_requests(false);
+            });
+            Err::<(), Box<dyn std::error::Error>>("no luck".into())
+        })
+    });
+    assert_eq!(run.unwrap_err().to_string(), "no luck");
+    assert_eq!(succeed(&client, "k"), Run::Ran("ok"));
+}
+
 #[test]
 fn a_value_that_is_no_record_stays_as_it_is() {
     let server = server();
@@ -251,12 +283,23 @@ fn settings_out_of_their_bounds_run_nothing() {
     let (stop, stopped) = bounded(0);
     drop(stop);
     let held = client.mutex("k").lock().unwrap();
-    let error = runs(client.once("k").cancelled_by(stopped)).unwrap_err();
+    let cancelled = client.once("k").cancelled_by(stopped);
+    let error = runs(cancelled.clone()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     let once = client.once("k");
     let refused = once.try_run_for(millis(50), |_| -> Result<(), Error> { panic!("not now") });
     assert!(refused.unwrap().is_none());
+    // A deadline in the past is one try.
+    let before = lock_requests(&server);
+    let refused = once.try_run_for(Duration::ZERO, |_| -> Result<(), Error> {
+        panic!("not now")
+    });
+    assert!(refused.unwrap().is_none());
+    assert_eq!(lock_requests(&server) - before, 1);
     held.unlock().unwrap();
+    // A wait that was cancelled before ends without a request.
+    let error = runs(cancelled).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(ask(&server, &["KEYS", "*queue*"]), Reply::Array(Vec::new()));
     client.shutdown(SOON).unwrap();
     assert_eq!(runs(once).unwrap_err().kind(), ErrorKind::Shutdown);

@@ -129,4 +129,21 @@ pub fn a_late_record_is_refused(backend: &dyn Backend) {
     let refused = one.fenced_value("k").write(late, "late").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::StaleToken);
     assert!(matches!(succeed(&one, "k"), Run::Done(_)));
+    // The record of a start comes after that of the end.
+    let run = one.once("ended").at_most_once();
+    let Run::Ran(token) = run
+        .run(|guard| Ok::<_, Error>(guard.fencing_token()))
+        .unwrap()
+    else {
+        panic!("it ran before");
+    };
+    let refused = one.fenced_value("ended").write(token, "started");
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::StaleToken);
+    assert!(matches!(succeed(&two, "ended"), Run::Done(_)));
+    // The first record of the name comes after `forget`.
+    let late = one.mutex("forgotten").with(|guard| guard.fencing_token());
+    assert!(two.once("forgotten").forget().unwrap());
+    let refused = one.fenced_value("forgotten").write(late.unwrap(), "late");
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::StaleToken);
+    assert_eq!(two.once("forgotten").get().unwrap(), None);
 }
