@@ -1,6 +1,6 @@
 -- Purpose: grant each lock key to its lease, provided that the key is free, its queue is empty, and the fenced value of
---   the same name is missing or deleted. Otherwise return the state of both keys. So a run that has left its record does
---   not begin again.
+--   the same name is missing or deleted. Otherwise return the lock and the value. The value is the record of a run, so a
+--   run with a record does not begin again.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues, [2n+2 .. 3n+1] value keys
 -- ARGV: [1] holder, [2] the longest value that the caller accepts, in bytes, then for each lock key: lease id, ttl in ms
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs

@@ -1,11 +1,10 @@
-//! How a caller claims a lock: it gets the lock only if the fenced value of the same name is missing. Whoever finds a
-//! value that settles the call gets the value instead, by one request and without the lock.
+//! Claims a lock for a caller that needs the lock only while the fenced value of the same name is missing. If there is a
+//! value, the reply contains the value instead, and the value may settle the call.
 //!
-//! A caller that waits is not queued in Redis. It watches the fenced value: once the holder has written it, all waiters
-//! read it, with one request each. If each of a thousand waiters got the lock in its turn, it would need three
-//! requests. A holder that ends without a value changes the fenced value as well (it deletes it, which leaves its token
-//! there), so the waiters ask again, and one of them gets the lock. After a crash, they ask again when the lock has
-//! expired.
+//! A caller that waits does not join the lock's queue in Redis, where it would need three requests to get the lock in
+//! its turn, read the value, and release the lock. It watches the fenced value, and claims the lock again when the value
+//! changes. A holder that fails changes the value, too: it deletes the value, and the token stays. Then one of the
+//! waiters gets the lock. After a crash, the waiters claim the lock again when it has expired.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +30,9 @@ pub enum ClaimResult {
 /// The pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a waiter of
 /// the lock's queue has its turn.
 const FIRST_SOON: Duration = Duration::from_millis(5);
-/// A waiter asks for the lock this long after it has expired, at most.
+/// A waiter claims an expired lock at most this long after the expiry.
 const AFTER_EXPIRY: Duration = Duration::from_millis(20);
-
-/// The pause of a waiter for which the server has not confirmed that it tracks the value: it may refuse to.
+/// The pause of a waiter until the server has confirmed that it tracks the value. A server may refuse to track.
 const NOT_TRACKED: Duration = Duration::from_secs(3);
 
 impl Acquirer {
@@ -131,9 +129,9 @@ impl Acquirer {
         }
     }
 
-    /// How long a waiter waits before it asks again, if its bell does not ring: while the server reports the next change
-    /// of the fenced value, and while it does not. Tracks the value, unless it is tracked already.
-    fn pause_after(
+    /// Tracks the value, unless it is tracked already. Returns two pauses, after which the waiter claims the lock again if
+    /// its bell does not ring: the first one if the server tracks the value by then, and the second one if not.
+    pub fn pause_after(
         &self,
         request: &LockRequest,
         value: &Key,

@@ -1,5 +1,5 @@
-//! Keys that threads of this client watch: the fenced values of runs that another client has begun, and the keys of
-//! elections that are observed. The server reports each change of a watched key once, until the key is read again.
+//! Keys that threads of this client watch: the fenced values of runs that have begun elsewhere. The server reports a
+//! change of a watched key only if the key was read after the last report.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub trait Watcher: Send + Sync {
     fn wake(&self);
 }
 
-/// The watchers of a client. Each belongs to a thread that waits, or to an observer.
+/// The watchers of a client, one for each thread that waits.
 #[derive(Default)]
 pub struct Watches(Mutex<KeyMap<Vec<Arc<dyn Watcher>>>>);
 
@@ -79,6 +79,12 @@ impl Watches {
             .collect()
     }
 
+    #[cfg(test)]
+    #[cfg(not(shuttle))]
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// Wakes all watchers.
     pub fn wake_all(&self) {
         let all: Vec<_> = self.0.lock().values().flatten().cloned().collect();
@@ -86,7 +92,8 @@ impl Watches {
     }
 }
 
-/// Rings once the watched key exists, or has changed since it was last read.
+/// Wakes the thread that waits for a watched key: when the key changes, or if it exists when the server begins to track
+/// it.
 pub struct Bell {
     tracking: Mutex<Tracking>,
     ring: Sender<()>,
@@ -135,7 +142,7 @@ impl Bell {
         *self.tracking.lock() == Tracking::Yes
     }
 
-    /// Sleeps until the bell rings or `cancel` is ready, for at most `timeout`.
+    /// Sleeps until the bell rings or `cancel` is ready, at most for `timeout`.
     pub fn wait(&self, timeout: Duration, cancel: Option<&Receiver<()>>) -> Woken {
         let never = crossbeam_channel::never();
         match either(&self.rung, cancel.unwrap_or(&never), timeout) {
@@ -150,7 +157,7 @@ impl Watcher for Bell {
     fn changed(&self) -> bool {
         *self.tracking.lock() = Tracking::No;
         try_send(&self.ring);
-        // The thread asks about the key with a request of its own, and tracks the key again if it has to wait on.
+        // The thread then sends a claim, and tracks the key again only if it still has to wait.
         false
     }
 
@@ -202,7 +209,7 @@ mod tests {
         watches.seen(&key, KeyState::new(None));
         assert!(bell.is_tracked());
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
-        // Its thread asks about the key itself, so the key is not read.
+        // The thread sends a claim, so the notification thread does not read the key.
         assert!(!watches.changed(&key));
         assert_eq!(bell.wait(NOW, None), Woken::Rung);
         assert!(bell.begin_tracking());
@@ -257,6 +264,6 @@ mod tests {
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
         assert_eq!(again.wait(NOW, None), Woken::Rung);
         watches.remove(&key, &(again as _));
-        assert!(watches.0.lock().is_empty());
+        assert!(watches.is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! Runs a piece of work once for each name: a lock, and a record of the run as the fenced value of the same name.
 //!
 //! The record is text and bytes: `once1 <state> <token> <start> <end> <holder>`, a line feed, and the result. The state
-//! is `done` or `started`. The times are µs since 1970 by the clock of Redis; the end of a run that was started is `-`.
+//! is `done` or `started`. The times are µs since 1970 by the clock of Redis. The record of a start has `-` as its end.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -33,14 +33,15 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const VERSION: &str = "once1";
 /// The longest first line of a record: six words, of which the holder has 128 bytes at most.
 const LONGEST_HEAD: usize = 256;
-/// The reply that contains a record also has the lock's value and two numbers.
+/// Room for the rest of a reply that contains a record: the lock's value and two numbers.
 const REPLY_RESERVE: usize = 1_024;
 
-/// A piece of work that runs once for its name, in whatever process, however many of them ask. From [`Client::once`].
+/// A piece of work that runs once for its name, no matter how many processes ask for it. From [`Client::once`].
 ///
-/// The name says which occurrence is meant: `report:2026-11-28T02:00Z`, for example, an instant in UTC that the caller's
-/// scheduler computes. leasehold does not schedule. So the time zone, the difference of clocks and missed runs are
-/// decided in one place: two processes run once if they compute the same name, and a missed run is one more call.
+/// The name says which occurrence is meant: `report:2026-11-28T02:00Z`, for example, an instant in UTC. leasehold does
+/// not schedule: your scheduler computes the name, and so it decides about time zones and differences of clocks. All
+/// processes that compute the same name share one run. To catch up on a missed run, call [`run`](Self::run) with its
+/// name.
 ///
 /// While the work runs, its caller holds the [`Mutex`] of this name, which the client renews. When the work has returned
 /// `Ok`, its result is stored as the record of the run, and the lock is released. Redis [keeps](Self::keep) the record
@@ -56,20 +57,24 @@ const REPLY_RESERVE: usize = 1_024;
 /// | the work returns `Ok` | its record is stored; it never runs again while Redis keeps the record | the same |
 /// | the work returns `Err` | no record; the next caller runs it | the same |
 /// | the work panics | no record; the next caller runs it | [`Run::Interrupted`] for all callers, until [`forget`](Self::forget) |
-/// | its process ends, or is cut off from Redis | no record; another caller runs it when the ttl of the lock ends | [`Run::Interrupted`] from then on |
-/// | the lock is lost while the work runs | its caller gets `LeaseLost`, and no record; **another caller may run it at the same time** | its caller gets `LeaseLost`; the others get [`Run::Interrupted`] |
-/// | Redis cannot be reached when the work has returned | the client repeats the record for [`outage_timeout`](crate::Builder::outage_timeout); if it fails, another caller may run it | the same, but the others get [`Run::Interrupted`] |
+/// | its process ends, or is cut off from Redis | no record; another caller runs it when the ttl of the lock ends | when the ttl of the lock ends, [`Run::Interrupted`] for all callers |
+/// | the lock is lost while the work runs | its caller gets `LeaseLost`; **another caller may run it at the same time** | its caller gets `LeaseLost`; the others get [`Run::Interrupted`] |
+/// | Redis cannot be reached when the work has returned | the client tries to write the record for [`outage_timeout`](crate::Builder::outage_timeout); if that fails, another caller may run it | the client tries for the same time; if that fails, the others get [`Run::Interrupted`] |
 /// | Redis loses its data, or a replica without the record takes over | **it may run again** | **it may run again** |
 ///
-/// So there is exactly one record, and the work may have effects more than once in the first column. If it changes data
-/// elsewhere, pass the [fencing token](MutexGuard::fencing_token), or give the name to a service that accepts it as an
-/// idempotency key.
+/// Redis has one record of the name: that of the run with the greatest fencing token. In the first column, the work may
+/// have had its effects more than once by then. If it changes data elsewhere, pass the
+/// [fencing token](MutexGuard::fencing_token), or give the name to a service that accepts it as an idempotency key.
 ///
 /// # Callers that wait
 ///
-/// [`run`](Self::run) waits while another caller's work runs, and then returns its record. Callers that wait are not
-/// queued: their clients ask Redis to report a change of the record. Each of a thousand waiting clients sends two
-/// requests in all, and one on its notification connection. If the work fails, the first of them to ask runs it.
+/// [`run`](Self::run) waits while another caller's work runs, and then returns its record. The clients of the callers
+/// ask Redis to report a change of the record. Until the work ends, each caller sends one request, one more for each ttl
+/// of the lock, and one more with [`at_most_once`](Self::at_most_once). Then it sends another request for the record. If
+/// the work fails, the caller that asks first runs it.
+///
+/// Redis does not report the release of a plain [`Mutex`] of the same name to these callers: they ask again when its ttl
+/// ends.
 ///
 /// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request: use a
 /// [`Mutex`] there, and store the record in the database that the work changes.
@@ -119,8 +124,9 @@ pub enum Run<T> {
     Ran(T),
     /// An earlier call has run the work.
     Done(Record),
-    /// An earlier call with [`at_most_once`](Once::at_most_once) has begun the work, and its client has ended or lost the
-    /// lock. It is unknown how far the work has come. [`Once::forget`] lets it run again.
+    /// An earlier call with [`at_most_once`](Once::at_most_once) began the work, and did not record its end: its process
+    /// ended, the work panicked, or the lock was lost, for example. It is unknown how far the work came.
+    /// [`Once::forget`] lets the work run again.
     Interrupted(Record),
 }
 
@@ -148,15 +154,15 @@ pub struct Record {
     holder: HolderId,
     /// In µs since 1970, by the clock of Redis.
     started: u64,
-    /// `None` for a run that was started.
+    /// `None` in the record of a start.
     ended: Option<u64>,
     result: Vec<u8>,
 }
 
 /// The example of [`Record`] uses every method.
 impl Record {
-    /// Whether the work has returned `Ok`. If not, it was started [at most once](Once::at_most_once), and either it runs
-    /// now or it was interrupted.
+    /// Whether the work has returned `Ok`. Otherwise this is the record of a start, which
+    /// [`at_most_once`](Once::at_most_once) writes: the work runs now, or was interrupted.
     pub fn is_done(&self) -> bool {
         self.ended.is_some()
     }
@@ -176,14 +182,14 @@ impl Record {
         UNIX_EPOCH + Duration::from_micros(self.started)
     }
 
-    /// When the work had returned: the start by the clock of Redis, and the time that its client has measured since
-    /// then. `None` if the work has not returned `Ok`.
+    /// When the work returned: the time of [`started_at`](Self::started_at), plus the duration that the client measured.
+    /// `None` if the work has not returned `Ok`.
     pub fn ended_at(&self) -> Option<SystemTime> {
         let ended = self.ended?;
         Some(UNIX_EPOCH + Duration::from_micros(ended))
     }
 
-    /// The result of the work, as [`Recordable`] has made bytes of it.
+    /// The result of the work: the bytes from [`Recordable::to_bytes`].
     pub fn result(&self) -> &[u8] {
         &self.result
     }
@@ -206,7 +212,8 @@ impl Record {
     /// Reads a record. Refuses every value that this version does not write.
     fn decode(bytes: &[u8]) -> Result<Self, Error> {
         Self::parse(bytes).ok_or_else(|| {
-            let message = "the fenced value is no record of a run, or one of a newer version: use another name";
+            let message =
+                "the fenced value is not a record of a run that this version can read: use another name";
             Error::new(ErrorKind::Protocol, message)
         })
     }
@@ -321,9 +328,9 @@ impl Once {
         Mutex::new(client, key).once()
     }
 
-    /// Sets for how long Redis keeps the record, from its writing on. Choose a time after which no process asks for this
-    /// name any more, and that is far longer than a process can be stopped: after it, the work runs again. 10 ms to ten
-    /// years. Defaults to seven days.
+    /// Sets for how long Redis keeps the record after a client has written it. Afterwards, the next caller runs the work
+    /// again. So choose a time that is much longer than the work takes, than a process can be stopped, and than any
+    /// process asks for this name. 10 ms to ten years. Defaults to seven days.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -344,9 +351,10 @@ impl Once {
         self
     }
 
-    /// Records the start before the work, by one request more. So work whose process fails never begins again: others
-    /// get [`Run::Interrupted`] until [`forget`](Self::forget). If the work returns `Err`, the next caller runs it: the
-    /// work itself has reported that it may. The [table](Self#at-least-once-or-at-most-once) compares both ways.
+    /// Records the start before the work begins, which takes one more request. If the process fails, the work does not
+    /// begin again: other callers get [`Run::Interrupted`] until [`forget`](Self::forget). If the work returns `Err`, the
+    /// client deletes the record of the start, and the next caller runs the work. The
+    /// [table](Self#at-least-once-or-at-most-once) compares both ways.
     ///
     /// ```
     /// use leasehold::{Error, Run};
@@ -369,8 +377,8 @@ impl Once {
         self
     }
 
-    /// Sets the ttl of the lock, which the client renews while the work runs: after a crash, others wait for this long at
-    /// most. As [`Mutex::ttl`]. For the other settings of a lock, see [`Mutex::once`].
+    /// Sets the ttl of the lock, the same as [`Mutex::ttl`]. The client renews the lock while the work runs. After a
+    /// crash, other callers wait for this long at most. For the other settings of a lock, see [`Mutex::once`].
     ///
     /// ```
     /// # let client = leasehold::Client::memory()?;
@@ -422,15 +430,18 @@ impl Once {
     /// [`max_reply_bytes`](crate::Builder::max_reply_bytes) less 1 KiB. `E` is the error type of your work: `anyhow::Error`,
     /// `Box<dyn Error>`, or any type with `From<leasehold::Error>`.
     ///
-    /// A call for the same name within `work` waits for itself, as for a [`Mutex`]; [`try_run`](Self::try_run) does not.
+    /// If `work` calls `run` for the same name, the call waits for its own end, the same as for a [`Mutex`].
+    /// [`try_run`](Self::try_run) returns `Ok(None)` instead.
     ///
     /// # Errors
     /// - The error of `work`, unchanged.
-    /// - `LeaseLost` if the lock was lost before the record was written: another caller may have run the work at the same
-    ///   time. The result is dropped.
-    /// - `Protocol` if the fenced value of this name is no record; it stays as it is.
+    /// - `LeaseLost` if the lock was lost before its release: another caller may have run the work at the same time. The
+    ///   result is dropped; [`get`](Self::get) returns the record that Redis has.
+    /// - `Protocol` if the fenced value of this name is not a record; it stays as it is.
     /// - `TooLarge` if the result is too long for a record, and `Timeout` or `Unavailable` if Redis did not confirm the
-    ///   record. In both cases the work has run, and may run again.
+    ///   record. In these cases the work has run, and the next caller runs it again, or gets [`Run::Interrupted`] with
+    ///   [`at_most_once`](Self::at_most_once). `TooLarge` also if the record is longer than this client's
+    ///   `max_reply_bytes`.
     /// - `InvalidConfig` if [`keep`](Self::keep) is out of its bounds; `Unsupported` on a quorum; the errors of
     ///   [`Mutex::lock`].
     ///
@@ -478,8 +489,8 @@ impl Once {
         self.run_until(Until::Now, work)
     }
 
-    /// Runs `work`, unless it has run already. Drops `work` and returns `Ok(None)` if another caller's work runs for
-    /// `timeout`. The time does not limit `work`.
+    /// Runs `work`, unless it has run already. Drops `work` and returns `Ok(None)` if another caller's work still runs
+    /// after `timeout`. The time does not limit `work`.
     ///
     /// # Errors
     /// The errors of [`run`](Self::run). If Redis is away, the client tries again until `timeout` has passed.
@@ -537,8 +548,9 @@ impl Once {
         record.map_err(|error| error.with_key(self.key()))
     }
 
-    /// Deletes the record, so the work can run again. Returns `Ok(false)` if the work runs now: then nothing changes.
-    /// Takes the lock to do so. Its fencing token stays in Redis, so a late record of an earlier run is refused.
+    /// Deletes the record, so the work can run again. Takes the lock to do so, and returns `Ok(false)` if the work runs
+    /// now: then nothing changes. Redis keeps the fencing token of this lock for the time in [`keep`](Self::keep), even
+    /// if there was no record, and refuses late records of earlier runs.
     ///
     /// # Errors
     /// The errors of [`get`](Self::get), [`Mutex::try_lock`] and [`FencedValue::delete`].
@@ -689,9 +701,9 @@ enum Start<'a> {
     Begun(Begun<'a>),
 }
 
-/// A run that has begun. Its drop lets the waiting callers run the work, unless the record is written or the work must
-/// not run again: it deletes the value, which they watch, and waits for the reply. Then the guard's drop releases the
-/// lock.
+/// A run that has begun. If the record of its end is not written, the drop sends requests, and waits for their replies:
+/// it deletes the value, so that another caller runs the work, or keeps the record of the start if the work must not run
+/// again. Callers that wait watch the value, so both ways change it.
 struct Begun<'a> {
     once: &'a Once,
     /// The record of the start.
@@ -810,7 +822,7 @@ mod tests {
         }
     }
 
-    /// This form is documented. A newer form needs a new first word.
+    /// Clients of other versions read this form. A newer form needs a new first word.
     #[test]
     fn the_form_of_a_record_stays() {
         let done = record(Some(1_795_263_780_943_900), b"42 mails");

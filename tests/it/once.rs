@@ -97,6 +97,7 @@ fn work_that_fails_leaves_no_record_and_admits_a_waiter() {
             once.run(|_| {
                 let two = two.clone();
                 waiter = Some(Task::start_blocked(move || succeed(&two, "k")));
+                assert!(eventually(SOON, || is_tracked(&server, 2)));
                 assert!(!panics, "no luck");
                 Err::<(), Box<dyn std::error::Error>>("no luck".into())
             })
@@ -127,7 +128,8 @@ fn at_most_once_an_error_may_run_again_and_a_panic_may_not() {
         once.run(|_| -> Result<(), Error> {
             let client = client.clone();
             waiter = Some(Task::start_blocked(move || succeed(&client, "k")));
-            assert!(eventually(SOON, || is_tracked(&server, 1)));
+            // The lock of the run, and the value.
+            assert!(eventually(SOON, || is_tracked(&server, 2)));
             panic!("no luck")
         })
     };
@@ -166,11 +168,38 @@ fn a_killed_run_is_run_again_within_its_ttl() {
     assert!(took < secs(2) + SOON / 2, "{took:?}");
 }
 
+#[test]
+fn a_run_that_knows_of_its_loss_writes_nothing() {
+    let server = server();
+    let once = client(&server).once("k");
+    for fails in [false, true] {
+        let late = once.run(|guard| {
+            ask(&server, &["DEL", &in_redis("k")]);
+            assert!(eventually(SOON, || guard.is_lost()));
+            match fails {
+                false => Ok("late"),
+                true => guard.check().map(|()| "late"),
+            }
+        });
+        assert!(late.unwrap_err().is_lease_lost());
+        assert_eq!(ask(&server, &["KEYS", "*value*"]), Reply::Array(Vec::new()));
+    }
+}
+
 /// The lock was deleted by hand, so another run begins, and ends first.
 #[test]
 fn a_run_that_lost_its_lock_replaces_no_later_record() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
+    // The value alone shows a later holder.
+    let late = one.once("value").run(|guard| {
+        let later = guard.fencing_token() + 1024;
+        two.fenced_value("value").write(later, "later")?;
+        Ok::<_, Error>("late")
+    });
+    assert!(late.unwrap_err().is_lease_lost());
+    let value = two.fenced_value("value").read().unwrap();
+    assert_eq!(value.as_deref(), Some(&b"later"[..]));
     let late = one.once("k").run(|guard| {
         ask(&server, &["DEL", &in_redis("k")]);
         assert!(matches!(succeed(&two, "k"), Run::Ran(_)));
@@ -213,6 +242,24 @@ fn a_record_whose_reply_is_lost_is_written_again() {
     assert_eq!(run.unwrap(), Run::Ran("ok"));
     assert_eq!(calls.load(Ordering::SeqCst), 1);
     assert!(matches!(succeed(&client, "k"), Run::Done(record) if record.result() == b"ok"));
+}
+
+/// The claim may have been granted, so its lock is released.
+#[test]
+fn a_claim_without_a_reply_leaves_no_lock() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = steady(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let client = builder.command_timeout(millis(500)).build().unwrap();
+    client.mutex("k").lock().unwrap().unlock().unwrap();
+    proxy.hold_replies(true);
+    let run = client
+        .once("k")
+        .try_run(|_| -> Result<(), Error> { panic!("it must not run") });
+    assert!(run.unwrap_err().is_unavailable());
+    proxy.cut_all();
+    proxy.hold_replies(false);
+    assert_all_become_free(&server);
 }
 
 /// The work has failed, so the record of its start must not interrupt the next caller.

@@ -21,10 +21,11 @@ pub fn work_runs_once_for_its_name(backend: &dyn Backend) {
     let runs = Arc::new(AtomicUsize::new(0));
     for name in ["a", "b"] {
         let tasks = clients.each_ref().map(|client| {
-            let (once, runs) = (client.once(name), Arc::clone(&runs));
+            let (client, runs) = (client.clone(), Arc::clone(&runs));
             Task::start(move || {
-                let run = once.run(|guard| {
+                let run = client.once(name).run(|guard| {
                     guard.check()?;
+                    assert!(client.held_locks().iter().any(|held| held.key() == name));
                     Ok::<_, Error>(runs.fetch_add(1, Ordering::SeqCst) as u64)
                 });
                 matches!(run.unwrap(), Run::Ran(_))
@@ -49,9 +50,18 @@ pub fn work_runs_once_for_its_name(backend: &dyn Backend) {
 
 pub fn waiters_get_the_record_or_run_the_work(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
-    for fails in [false, true] {
-        let name = if fails { "fails" } else { "works" };
+    for (name, fails, at_most_once) in [
+        ("works", false, false),
+        ("works at most once", false, true),
+        ("fails", true, false),
+        ("fails at most once", true, true),
+    ] {
         let (once, waiting) = (one.once(name), two.clone());
+        let once = if at_most_once {
+            once.at_most_once()
+        } else {
+            once
+        };
         let task = Cell::new(None);
         let first = once.run(|_| {
             assert!(

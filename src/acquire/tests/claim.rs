@@ -1,0 +1,113 @@
+//! Callers that wait for a fenced value instead of the queue of its lock.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{JoinHandle, spawn};
+
+use super::*;
+use crate::acquire::ClaimResult;
+use crate::acquire::watch::Bell;
+use crate::command::Claimed;
+use crate::command::value::LockValue;
+use crate::store::KeyState;
+use crate::util::backoff::Backoff;
+
+/// A limit that only a hang reaches.
+const SOON: Duration = Duration::from_secs(10);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn value_key() -> Key {
+    Key::new("~value:", "k", 16).unwrap()
+}
+
+fn request() -> LockRequest {
+    LockRequest {
+        key: key(),
+        options: OPTIONS,
+        check: None,
+        cancel: None,
+    }
+}
+
+/// A lock with the token 7 that another client holds, and the last token of its value.
+fn held(value_token: Option<u64>) -> Claimed {
+    let lock = LockValue {
+        lease: LeaseId::random(),
+        token: Some(7),
+        holder: HolderId::of_text("host/1/a"),
+        queued: 0,
+    };
+    Claimed {
+        lock: Some((lock, Some(OPTIONS.ttl))),
+        token: value_token,
+        value: None,
+    }
+}
+
+#[test]
+fn a_waiter_trusts_its_bell_while_the_lock_is_held() {
+    let f = fixture();
+    let bell = Bell::new();
+    let pauses = |found: &Claimed| {
+        let (mut soon, mut polls) = (
+            Backoff::new(MILLISECOND, SOON),
+            Backoff::new(MILLISECOND, SOON),
+        );
+        let (request, value) = (request(), value_key());
+        f.acquirer
+            .pause_after(&request, &value, &bell, found, &mut soon, &mut polls)
+    };
+    let after_expiry = OPTIONS.ttl..=OPTIONS.ttl + Duration::from_millis(20);
+    for value_token in [None, Some(6)] {
+        let (tracked, untracked) = pauses(&held(value_token));
+        assert!(after_expiry.contains(&tracked), "{tracked:?}");
+        assert_eq!(untracked, Duration::from_secs(3));
+    }
+    *f.store.queue_mode.lock() = Some(QueueMode::Polling);
+    let (tracked, untracked) = pauses(&held(None));
+    assert!(after_expiry.contains(&tracked) && untracked <= MILLISECOND);
+    // The holder has deleted the value, or the lock is free: the lock will be granted soon.
+    let free = Claimed {
+        lock: None,
+        ..held(None)
+    };
+    for ending in [held(Some(7)), held(Some(8)), free] {
+        let (tracked, untracked) = pauses(&ending);
+        assert!(
+            tracked <= MILLISECOND && tracked == untracked,
+            "{tracked:?}"
+        );
+    }
+    assert_eq!(
+        f.store.tracked.load(Ordering::SeqCst),
+        1,
+        "one read tracks the value"
+    );
+}
+
+type Outcome = Result<Option<ClaimResult>, Error>;
+
+/// Starts a caller that finds the lock held. Returns once the value is tracked.
+fn start_waiting(f: &Fixture) -> (JoinHandle<()>, Receiver<Outcome>) {
+    f.store.answer(|_| Ok(Reply::Claimed(Box::new(held(None)))));
+    let (asks, asked) = channel();
+    *f.store.on_track.lock() = Some(Box::new(move || asks.send(()).is_ok()));
+    let (acquirer, (ended, outcome)) = (f.acquirer.clone(), channel());
+    let caller = spawn(move || {
+        let claimed = acquirer.claim(&request(), &value_key(), Until::Forever, |_| Ok(false));
+        ended.send(claimed).unwrap();
+    });
+    asked.recv_timeout(SOON).unwrap();
+    f.queues.watches.seen(&value_key(), KeyState::new(None));
+    (caller, outcome)
+}
+
+#[test]
+fn a_shutdown_ends_the_wait_for_a_value() {
+    let f = fixture();
+    let (caller, outcome) = start_waiting(&f);
+    f.acquirer.end();
+    let claimed = outcome.recv_timeout(SOON).unwrap();
+    assert_eq!(claimed.err().unwrap().kind(), ErrorKind::Shutdown);
+    caller.join().unwrap();
+    assert!(f.queues.watches.is_empty());
+}
