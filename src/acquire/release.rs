@@ -47,8 +47,8 @@ pub enum DropOutcome {
 
 impl Acquirer {
     /// Ends the lease of a dropped guard without waiting for Redis: hands the lock off to the next waiter of this
-    /// client, or sends the release. If Redis replies within the validity that the lease does not hold the key, the
-    /// store reports the loss.
+    /// client, or sends the release. If a reply arrives before the end of the validity and says that the lease does
+    /// not hold the key, the store reports the loss.
     ///
     /// `guard` names the listeners of the guard, which end with it.
     pub fn release(&self, lease: &Arc<Lease>, guard: GuardNumber) -> DropOutcome {

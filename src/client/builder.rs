@@ -176,9 +176,9 @@ impl Builder {
 
     /// Sets how long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
     ///
-    /// A call that needs a connection tries again for this time, or until its own time ends, if the cause may end by
-    /// itself: the server restarts, loads its data, or is busy. It fails at once if Redis refuses the login or the
-    /// certificate, or if an address refuses connections that this client has never reached.
+    /// A call that needs a connection tries again for this time, or until its own time ends, if the reason may pass:
+    /// the server restarts, loads its data, or is busy. It fails at once if the login or a certificate is refused, or
+    /// if nothing listens at an address that this client has never reached.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -187,7 +187,7 @@ impl Builder {
     /// Sets for how long a request waits for its reply. 1 ms to 60 s. Defaults to 1 s.
     ///
     /// If a call has to connect first, that counts towards this time, except for transactions and pings. Keep this time
-    /// well below the ttl: a renewal without a reply is tried again after it.
+    /// well below the ttl: a renewal without a reply is tried again once this time has passed.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self

@@ -602,7 +602,7 @@ mod tests {
                 vec![found(a, 7, 5), found(b, 8, 5), missing()],
                 Some(missing()),
             ),
-            // One of the two is the last of a majority.
+            // A majority needs both nodes, so the smaller token and the shorter time count.
             (
                 vec![found(a, 7, 5), None, found(a, 9, 3)],
                 Some(found(a, 7, 3)),

@@ -66,7 +66,7 @@ impl LateHolds {
             ttl,
             replaced_from: now.after(ttl / 2),
         };
-        // The drop of an earlier hold withdraws it, unless it was written.
+        // This drops an earlier hold, if there is one, and so withdraws it unless it was written.
         state.holds.insert((lease, node), hold);
         completions.pop()
     }

@@ -379,7 +379,10 @@ fn write_in_transactions(trial: &Trial) -> Result<(), Effect> {
         Err::<(), _>(error.into())
     });
     expect!(failed.is_err(), "the closure fails");
-    let denied = refused(&trial.server);
+    // If the machine is busy, the lock is held for long enough to be tracked. This user may not track keys.
+    let tracking = commands(&trial.server, &["notifications"]);
+    let mut denied = refused(&trial.server);
+    denied.retain(|object| !tracking.contains(&object.as_str()));
     expect!(denied.is_empty(), "refused: {denied:?}");
     unlocked(guard)
 }

@@ -2,8 +2,8 @@
 //! queue, so each client decides by itself when to ask, from replies and notifications.
 //!
 //! - *After its own release*, a client pauses for up to four round trips. Otherwise it would always ask first, because
-//!   other clients have yet to be notified. It pauses while other clients want the key. If it sees none, it still
-//!   pauses from time to time, because it cannot see clients that never get a turn.
+//!   other clients have yet to be notified. After each release, it pauses if it has recently seen that other clients
+//!   want the key. If it has seen none, it pauses only from time to time: it cannot see clients that never get a turn.
 //! - *After a split vote*, a client pauses for a random time. This time doubles with each further split vote, up to one
 //!   round trip for each client that contends.
 //! - *Order.* A waiter misses a turn if another client gets the key, or if votes are split. With a fair share, a waiter

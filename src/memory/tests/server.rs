@@ -944,7 +944,7 @@ fn exact_time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000).after(Duration::from_micros(micros))
 }
 
-/// A time of Redis, rounded down to milliseconds: Redis uses these for the ttl of keys.
+/// A time of Redis, rounded down to milliseconds: Redis uses such rounded times for the ttl of keys.
 fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000 + micros / 1000)
 }

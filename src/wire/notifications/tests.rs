@@ -379,6 +379,18 @@ fn notified_by_a_stopped_server() -> (Server, Arc<NotificationConnection>) {
 }
 
 #[test]
+fn a_server_that_stops_answering_is_given_up() {
+    let (_server, notifications) = notified_by_a_stopped_server();
+    // A command that the stopped server has left unanswered for longer than the connection waits.
+    let sent_at = MonotonicTime::now().before(4 * HEARTBEAT);
+    let mut state = notifications.lock_state();
+    state.unanswered.push_back((sent_at, SentCommand::Ping));
+    drop(state);
+    assert!(eventually(LONG, || notifications.queue_mode() != QueueMode::Notified));
+    notifications.stop();
+}
+
+#[test]
 fn a_suspicion_does_not_wait_for_a_writer() {
     let (_server, notifications) = notified_by_a_stopped_server();
     let writing = notifications.lock_state();

@@ -190,7 +190,7 @@ impl PackedRelease {
         let release = Release {
             key: self.key.take()?,
             lease: self.lease,
-            // `complete` sets others.
+            // `complete` sets those of the few releases that have others.
             mode: Mode::Exclusive,
             min_hold: Duration::ZERO,
             until: self.until,
