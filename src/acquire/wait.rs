@@ -163,7 +163,7 @@ pub enum Step {
 /// The result of an attempt that did not grant the lock.
 #[derive(Debug)]
 pub enum Refusal {
-    /// Another holder has the lock, for at least `expires_in`.
+    /// Another lease holds the key, which expires after `expires_in` unless its holder renews it.
     Taken { expires_in: Duration, place: Place },
     /// No client got enough votes of a quorum. `may_be_taken`: a majority of the servers has refused, so another client
     /// may have the lock.

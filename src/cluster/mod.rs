@@ -910,7 +910,8 @@ impl Notifications for ClusterStore {
             push_to_group(&mut groups, owner, tracked);
         }
         for (master, keys) in groups {
-            // At the limit of threads, the node may not open yet. Its first notification connection tracks the keys.
+            // If the process has reached its limit of threads, the node cannot be opened now. Once it is open, its
+            // first notification connection tracks the keys.
             master.request_notifications();
             are_tracked &= self
                 .node_or_open(&master)

@@ -45,7 +45,7 @@ impl Mode {
         }
     }
 
-    /// The first member of the key's sorted set, by which a share of this mode is found; `None` for an exclusive lease.
+    /// The member with index 1 of a share of this mode, by which scripts find the share; `None` for an exclusive lease.
     pub fn member(self, lease: LeaseId, holder: &HolderId) -> Option<String> {
         let kind = match self {
             Self::Exclusive => return None,

@@ -37,9 +37,9 @@ struct Progress {
     loss: Option<Box<LossReason>>,
     /// Whether a caller waits. A delay and a loss are reported only after the caller has the outcome.
     is_awaited: bool,
-    /// Whether the loss was reported, or the caller knows whether the lock was lost.
+    /// True once the loss is reported, or once the caller has a reply, which tells it whether the lock was lost.
     is_loss_known: bool,
-    /// Whether the delay was reported, or the caller knows that the release was not late.
+    /// True once the delay is reported, or once the caller has a reply, so that it knows that the release was not late.
     is_delay_known: bool,
 }
 
@@ -446,7 +446,7 @@ mod tests {
             let nodes = ends.len();
             let (majority, minority) = (nodes / 2 + 1, nodes - (nodes / 2 + 1));
             let f = Fixture::of(nodes, left_at.is_some());
-            // A release that is no longer repeated was late.
+            // A node that ends a release without a confirmation has reported it as late before.
             let ends: Vec<(bool, bool)> = ends
                 .into_iter()
                 .map(|(is_late, confirmed)| (is_late || !confirmed, confirmed))

@@ -301,7 +301,8 @@ impl Pings {
     }
 }
 
-/// A running ping of this node. If it cannot start or panics, its callers get no outcome.
+/// A ping of this node that runs or is about to run. If its thread cannot start, or the ping panics, its drop discards
+/// the callers, which then get no outcome.
 struct RunningPing(Option<Arc<Member>>);
 
 impl RunningPing {

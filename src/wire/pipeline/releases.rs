@@ -108,8 +108,8 @@ struct PackedRelease {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
-    /// If a guard held the lease and the first attempt is still to be written (it is due at once): the end of the
-    /// lease's validity. Otherwise: when the release is due.
+    /// The end of the lease's validity, if a guard held the lease and no attempt was made yet: such a release is due at
+    /// once. Otherwise the time at which the release is due.
     time: MonotonicTime,
     /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of the lease's queue entry in ms,
     /// or zero if the lease has no entry.

@@ -406,7 +406,8 @@ fn tokens_rise_over_a_lost_counter() {
     let (token, is_token_in_value) = f.grant(acquire_of("b"));
     assert!(token > before && is_token_in_value);
     assert_eq!(f.used_since(used), [1, 1], "the script has granted it");
-    // Plain commands make no counter, so no other client finds one that is behind the time of Redis.
+    // Plain commands never make a counter: theirs could be behind the clock of Redis, and give old tokens to other
+    // clients.
     f.say(&["DEL", "p:~fence"]);
     f.say(&["ACL", "SETUSER", "default", "-@scripting"]);
     assert_eq!(f.refused("no counter"), ErrorKind::Denied);
