@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, Pipeline, ProtocolVersion, ServerError, Value};
 
-use crate::command::release;
+use crate::command::renew;
 use crate::config::key::fence_counter;
 use crate::report::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::report::error::{Error, ErrorKind};
@@ -209,7 +209,8 @@ impl Queries {
             .cmd("CONFIG")
             .arg("GET")
             .arg("tracking-table-max-keys");
-        let script = release::SCRIPT.text();
+        // A short one: Redis closes a connection that sends an argument of more than 16 KB before it has logged in.
+        let script = renew::SCRIPT.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
         let key = fence_counter(endpoint.dialer.prefix());
         commands.cmd("EVAL").arg("return 1").arg(1).arg(key);
