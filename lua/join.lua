@@ -153,7 +153,8 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
     local written = not set and redis.pcall('ZADD', counter, micros, 't')
     local served, last, own = written, nil, nil
     if type(written) ~= 'table' then served, last, own, set = serve(key, queue, micros, set, lease, ttl) end
-    if last then used = last end
+    -- The next key of this call counts on from here.
+    if last then used, head, tail = last, nil, nil end
     if own then
       if share then
         own_shares = own_shares or {}

@@ -152,3 +152,33 @@ fn an_inspection_lists_a_hundred_shares() {
     assert_eq!(found.len(), 202);
     assert_eq!(members(&server), 160, "it changes nothing");
 }
+
+/// One request for several keys counts on from the last of the waiters that it served: a later writer of their key has a
+/// greater token, also if the clock of Redis was set back.
+#[test]
+fn keys_behind_served_waiters_get_greater_tokens() {
+    let server = server();
+    let mut redis = connect(&server);
+    let (secs, _): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let ahead = (secs + 10) * 1_000_000;
+    ask(&server, &["ZADD", FENCE, &ahead.to_string(), "t"]);
+    ask(&server, &["SET", "k", &value(&lease(0)), "PX", TTL]);
+    for n in 1..=20 {
+        assert!(matches!(read(&mut redis, n, "0"), Value::Array(_)));
+    }
+    ask(&server, &["DEL", "k"]);
+    let holder = holder(30);
+    let leases = [lease(30), lease(31), lease(32)];
+    let args = [
+        &*holder, &leases[0], TTL, "r", &leases[1], TTL, "0r", &leases[2], TTL, "r",
+    ];
+    let keys = [FENCE, "a", "k", "b"];
+    let granted: Vec<i64> = eval(&ACQUIRE, &keys, &args).query(&mut redis).unwrap();
+    assert_eq!(members(&server), 21);
+    assert_eq!(granted, [1, 22, 23].map(|more| ahead + more));
+    let last: i64 = redis::cmd("ZSCORE")
+        .arg(&[FENCE, "t"])
+        .query(&mut redis)
+        .unwrap();
+    assert_eq!(last, granted[2]);
+}
