@@ -90,7 +90,7 @@ impl Call for Release {
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
-        let what = What {
+        let ended = EndedLease {
             lease: self.lease,
             mode: self.mode,
             holder: step.by.clone(),
@@ -98,7 +98,7 @@ impl Call for Release {
             rest: self.rest(step),
             must_notify: None,
         };
-        let reply = what.release(keyspace, &self.key, step);
+        let reply = ended.release(keyspace, &self.key, step);
         Ok(keyspace.unless_lost(reply, step))
     }
 }
@@ -217,7 +217,7 @@ impl Call for ForceUnlock {
             Some((mode, holder)) => (*mode, holder.clone()),
             None => (Mode::Exclusive, step.by.clone()),
         };
-        let what = What {
+        let ended = EndedLease {
             lease: self.lease,
             mode,
             holder,
@@ -225,13 +225,13 @@ impl Call for ForceUnlock {
             rest: Duration::ZERO,
             must_notify: Some(self.must_notify),
         };
-        let reply = what.release(keyspace, &self.key, step);
+        let reply = ended.release(keyspace, &self.key, step);
         Ok(keyspace.unless_lost(reply, step))
     }
 }
 
-/// What [`Release`] and [`ForceUnlock`] end, in the model.
-struct What {
+/// The lease that a [`Release`] or a [`ForceUnlock`] ends, in the model.
+struct EndedLease {
     lease: LeaseId,
     mode: Mode,
     /// The holder of the share, or of the entry in the queue.
@@ -244,7 +244,7 @@ struct What {
     must_notify: Option<bool>,
 }
 
-impl What {
+impl EndedLease {
     fn release(&self, keyspace: &mut Keyspace, key: &Key, step: &mut Step<'_>) -> Reply {
         let leaves = self.queued.is_some();
         let is_share = !self.mode.is_exclusive();

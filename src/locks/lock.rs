@@ -150,6 +150,12 @@ impl Lock {
     /// Reads the holder or the shares of the key.
     pub fn inspect(&self) -> Result<Reply, Error> {
         let key = self.key.clone()?;
+        if !self.mode.is_exclusive() {
+            let named = |error: Error| error.with_key(self.name());
+            let client = self.client.live().map_err(named)?;
+            let checked = client.acquirer.check_mode(self.mode, self.min_hold);
+            checked.map_err(named)?;
+        }
         self.client.ask(Command::Inspect(Inspect { key }))
     }
 

@@ -130,7 +130,7 @@ pub enum Run<T> {
     Interrupted(Record),
 }
 
-/// What Redis has stored about a run. From [`Once::get`] and [`Run`].
+/// The record of a run in Redis. From [`Once::get`] and [`Run`].
 ///
 /// ```
 /// # let client = leasehold::Client::memory()?;

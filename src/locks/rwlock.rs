@@ -108,10 +108,6 @@ impl RwLock {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<RwLockInfo, Error> {
-        let named = |error: Error| error.with_key(self.lock.name());
-        let client = self.lock.client.live().map_err(named)?;
-        let checked = client.acquirer.check_mode(Mode::Read, Duration::ZERO);
-        checked.map_err(named)?;
         let mut info = RwLockInfo::default();
         match self.lock.inspect()? {
             Reply::Shared(found) if found.shares.iter().all(|share| share.mode.is_read()) => {
@@ -120,7 +116,7 @@ impl RwLock {
             }
             Reply::Shared(_) => {
                 let message = "the key holds permits of a semaphore, and no read-write lock";
-                return Err(named(Error::new(ErrorKind::Protocol, message)));
+                return Err(Error::new(ErrorKind::Protocol, message).with_key(self.lock.name()));
             }
             Reply::Found { value, expires_in } => {
                 info.queued = value.queued;

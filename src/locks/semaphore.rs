@@ -136,11 +136,6 @@ impl Semaphore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<SemaphoreInfo, Error> {
-        let (mode, min_hold) = (self.lock.mode, self.lock.min_hold);
-        let named = |error: Error| error.with_key(self.lock.name());
-        let client = self.lock.client.live().map_err(named)?;
-        let checked = client.acquirer.check_mode(mode, min_hold);
-        checked.map_err(named)?;
         let found = match self.lock.inspect()? {
             Reply::Shared(found) if found.shares.iter().any(|share| share.mode.is_read()) => None,
             Reply::Shared(found) => Some(*found),
@@ -149,10 +144,10 @@ impl Semaphore {
         };
         let found = found.ok_or_else(|| {
             let message = "the key holds a lock, and no permits of a semaphore";
-            named(Error::new(ErrorKind::Protocol, message))
+            Error::new(ErrorKind::Protocol, message).with_key(self.lock.name())
         })?;
         Ok(SemaphoreInfo {
-            limit: mode.limit(),
+            limit: self.lock.mode.limit(),
             taken: found.taken,
             queued: found.queued,
             holders: found.shares.into_iter().map(PermitInfo).collect(),

@@ -43,7 +43,7 @@ impl<T> Mailbox<T> {
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut contents = self.contents.lock();
         if contents.is_stopped {
-            // What `change` owns may be user code. As an argument, it is dropped after the unlock.
+            // `change` may own user code. As an argument, it is dropped after the unlock.
             return None;
         }
         Some(change(&mut contents.state))
