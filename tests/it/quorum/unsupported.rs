@@ -28,6 +28,17 @@ fn features_of_one_server_are_unsupported_on_a_quorum() {
         client.adopt(&ticket).unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.lock().unwrap_err(),
+        client.rw_lock("r").read().map(drop).unwrap_err(),
+        client.rw_lock("r").try_write().map(drop).unwrap_err(),
+        client.rw_lock("r").inspect().unwrap_err(),
+        client.semaphore("s", 2).acquire().map(drop).unwrap_err(),
+        client.semaphore("s", 2).inspect().unwrap_err(),
+        client
+            .mutex("m")
+            .min_hold(secs(1))
+            .try_lock()
+            .map(drop)
+            .unwrap_err(),
     ];
     nodes.0.iter().for_each(Server::resume);
     for error in errors {
