@@ -2,7 +2,7 @@
 //!
 //! A lock alone is not enough: it only prevents that two machines send the report *at the same time*. A machine whose
 //! clock is late would find the lock free, and send a second report. So `Client::once` also records that the report was
-//! sent. The name says which report is meant: here, the day in UTC.
+//! sent. The name identifies one report, here by the day in UTC.
 //!
 //! Run `cargo run --example daily_job [day]`, with the address of your Redis in `REDIS_URL`. Run it twice.
 

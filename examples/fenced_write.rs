@@ -1,8 +1,8 @@
 //! A write that comes after the lock was lost, and a storage that refuses it.
 //!
 //! A process can be stopped (by its garbage collector, its hypervisor, a debugger) after it has checked its lock and
-//! before it writes. When it continues, another process may hold the lock. A lock cannot prevent this write. The storage
-//! can refuse it if every write carries the fencing token of the lock.
+//! before it writes. When it continues, another process may hold the lock. A lock cannot prevent this write. The
+//! storage can refuse it if every write carries the fencing token of the lock.
 //!
 //! Run `cargo run --example fenced_write`, with the address of your Redis in `REDIS_URL`.
 

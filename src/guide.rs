@@ -3,21 +3,21 @@
 //! - [`guarantees`]: what a lock promises, what it does not, what fencing adds, and what happens in each failure.
 //! - [`shared_locks`]: read-write locks, semaphores, and limits of how often work starts.
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
-//! - [`settings`]: every setting with its default and its bounds.
+//! - [`settings`]: every setting with its default and its bounds, and the rules for keys.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
 //! - [`replicas`]: locks that survive a fail-over, because replicas have acknowledged them.
-//! - [`topologies`]: one server, Sentinel or a Cluster: their URLs, guarantees and costs.
+//! - [`topologies`]: one server, Sentinel or a Cluster: their URLs, guarantees, fail-overs and costs.
 //! - [`quorum`]: locks over independent servers, and the critique of Redlock point by point.
 //! - [`protocol`]: the protocol of a quorum, its proofs and its bounds, for engineers who want to check it.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
-//! - [`security`]: what other users of the same Redis can do with each right.
+//! - [`security`]: the threat model: other users of the same Redis, the network, names that users choose.
 //! - [`observability`]: events, spans and metrics, and what to alert on.
 //! - [`performance`]: what a lock costs beside other locks, why, and how to measure it.
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when to use which.
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
-//! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock and redsync.
+//! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock.
 
 /// Makes a module from a page. If a link is defined twice, the first definition counts. So links between pages lead to
 /// modules in the API docs, and to files on a code host.

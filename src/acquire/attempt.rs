@@ -150,7 +150,7 @@ impl Caller<'_> {
     }
 
     /// Handles a reply that another client holds the lock. `queued` is the place of the lease in the queue in Redis.
-    /// `shared` is set if leases share the key: the limit of the newest permit, or 0 for readers.
+    /// `shared` is set if shares hold the key: it is the limit of the newest permit, or 0 for readers.
     fn contended(
         &mut self,
         sent: SentAcquire,
@@ -171,8 +171,8 @@ impl Caller<'_> {
             self.report_other_limit(limit, other);
         }
         let place = match queued {
-            // Redis never notifies an entry that joined to poll, even if this client has connected for notifications
-            // since.
+            // Redis never notifies an entry that joined with `QueueMode::Polling`, even if this client has connected
+            // for notifications since.
             Some(queued)
                 if is_notified
                     && notifications.queue_mode(&self.request.key) == QueueMode::Notified =>
@@ -243,13 +243,13 @@ impl Caller<'_> {
         }
     }
 
-    /// Handles an attempt without a reply. Returns the error if another attempt could not succeed, either.
+    /// Handles an attempt that failed. Returns the error if another attempt could not succeed, either.
     fn failed(&self, sent: SentAcquire, error: Error) -> Result<Refusal, Error> {
         self.forget_unqueued(sent.lease);
         let (acquirer, asked_at) = (self.acquirer, sent.asked_at);
         let LockRequest { key, options, .. } = self.request;
         if sent.was_queued() {
-            // Redis has refused this request, so an earlier request may have left the lease in the queue in Redis.
+            // This request failed, but an earlier request has added the lease to the queue in Redis.
             acquirer.release_unheld(key.clone(), sent.lease, options);
         }
         let now = acquirer.watchdog.now();
@@ -277,7 +277,7 @@ impl Caller<'_> {
             // The other waiters compute their sleeps again: their `outage_timeout` runs from now on, too.
             acquirer.queues.wake_all();
         }
-        // The report comes after the record: the event handler may ask this client whether Redis is available.
+        // The outage is recorded before this report: the event handler may ask the client whether Redis is available.
         acquirer.report_unavailable(&self.request.key, &outage.error);
         Refusal::Unavailable(outage)
     }
@@ -285,7 +285,7 @@ impl Caller<'_> {
     /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first,
     /// in these cases:
     ///
-    /// - The message asks for it, its token is not plausible, or other users may know the lease id.
+    /// - The message asks for a confirmation, its token is not plausible, or other users may know the lease id.
     /// - The queued lease has other options than this caller, the caller was promised the whole ttl, or replicas have
     ///   to acknowledge the grant.
     /// - More than a third of the ttl has passed since the first request for the lease. The validity counts from that
@@ -337,9 +337,9 @@ impl Caller<'_> {
 }
 
 impl Acquirer {
-    /// Makes the lease of a grant, and schedules it with the watchdog. `others_queued`: other clients may be queued in
-    /// Redis for the key. If the grant came after its validity (`Timeout`) or after shutdown (`Shutdown`), releases it
-    /// and returns an error.
+    /// Makes the lease of a grant, and schedules it with the watchdog. With `others_queued`, other clients may be
+    /// queued in Redis for the key. If the grant came after its validity (`Timeout`) or after shutdown (`Shutdown`),
+    /// releases it and returns an error.
     pub fn lease_of(
         &self,
         grant: Grant,

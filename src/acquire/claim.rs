@@ -1,10 +1,10 @@
-//! Claims a lock for a caller that needs the lock only while the fenced value of the same name is missing. If there is a
-//! value, the reply contains the value instead, and the value may settle the call.
+//! Claims a lock for a caller that needs the lock only while the fenced value of the same name is missing. If there is
+//! a value, the reply contains the value instead, and the value may settle the call.
 //!
 //! A caller that waits does not join the lock's queue in Redis, where it would need three requests to get the lock in
-//! its turn, read the value, and release the lock. It watches the fenced value, and claims the lock again when the value
-//! changes. A holder that fails changes the value, too: it deletes the value, and the token stays. Then one of the
-//! waiters gets the lock. After a crash, the waiters claim the lock again when it has expired.
+//! its turn, read the value, and release the lock. It watches the fenced value, and claims the lock again when the
+//! value changes. A holder that fails changes the value, too: it deletes the value, and the token stays. Then one of
+//! the waiters gets the lock. After a crash, the waiters claim the lock again when it has expired.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,12 @@ pub enum ClaimResult {
     Found(Box<Claimed>),
 }
 
-/// The pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a waiter of
-/// the lock's queue has its turn.
+/// The first pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a
+/// waiter of the lock's queue has its turn.
 const FIRST_SOON: Duration = Duration::from_millis(5);
 /// A waiter claims an expired lock at most this long after the expiry.
 const AFTER_EXPIRY: Duration = Duration::from_millis(20);
-/// The pause of a waiter until the server has confirmed that it tracks the value. A server may refuse to track.
+/// The maximum pause of a waiter until the server has confirmed that it tracks the value. (A server may refuse that.)
 const NOT_TRACKED: Duration = Duration::from_secs(3);
 
 impl Acquirer {
@@ -42,7 +42,7 @@ impl Acquirer {
     }
 
     /// Claims the lock, unless `is_settled` accepts what the claim has found. Returns `None` if another holder had the
-    /// lock for as long as `until` allows.
+    /// lock until the time in `until`.
     pub fn claim(
         &self,
         request: &LockRequest,
@@ -129,8 +129,9 @@ impl Acquirer {
         }
     }
 
-    /// Tracks the value, unless it is tracked already. Returns two pauses, after which the waiter claims the lock again if
-    /// its bell does not ring: the first one if the server tracks the value by then, and the second one if not.
+    /// Asks the server to track the value, unless it does already. The waiter claims the lock again when its bell
+    /// rings, or after a pause. Returns two pauses: one for a value that the server tracks by then, and one for a value
+    /// that it does not track.
     pub fn pause_after(
         &self,
         request: &LockRequest,

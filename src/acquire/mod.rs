@@ -8,15 +8,15 @@
 //!    client instead ([`shares`]).
 //! 2. The first waiter sends an acquire under a new lease id. If another client holds the lock, the script adds the
 //!    lease to the key's queue in Redis (lua/README.md), and the waiter sleeps until it is notified.
-//! 3. A waiter asks again without a notification, because a notification may be lost: after a second if it is one of
-//!    the first eight, later if more waiters are before it, and soon after the lock expires. Without a notification
-//!    connection, it polls.
+//! 3. A waiter also asks again without a notification, because a notification may be lost. The first eight waiters ask
+//!    after a second, waiters behind them later, and all of them soon after the lock expires. Without a notification
+//!    connection, a waiter polls.
 //! 4. While Redis is unavailable, the waiter tries again until `outage_timeout` or its deadline ends. All waiters of a
 //!    client share the start of an outage, so the `outage_timeout` of a hundred waiters ends at the same time.
 //!
 //! The state machine [`wait`] decides what a caller does next, without I/O. `Caller::run` carries out its steps. An
-//! [`attempt`] is one request with its reply. Two policies decide when a refused caller asks again: [`places`] on a server
-//! with queues, and [`turns`] on a quorum, whose nodes have no queues.
+//! [`attempt`] is one request with its reply. Two policies decide when a refused caller asks again: [`places`] on a
+//! server with queues, and [`turns`] on a quorum, whose nodes have no queues.
 //!
 //! # Rules
 //!
@@ -24,9 +24,9 @@
 //!   the id from the local queue, so that no later request uses the id. Otherwise Redis could carry out such a request
 //!   before the release, and the release would end that grant. While a request under the id has no reply, only the
 //!   caller of that request releases the id.
-//! - The waiter confirms a grant by an acquire in three cases: the message asks for it; the caller was promised the
-//!   whole ttl (no renewals, or `max_hold`); or more than a third of the ttl has passed since its first request,
-//!   because the validity counts from that request.
+//! - The waiter confirms a grant by an acquire in three cases: the message asks for a confirmation; the caller was
+//!   promised the whole ttl (the lock is not renewed, or has a `max_hold`); or more than a third of the ttl has passed
+//!   since its first request, because the validity counts from that request.
 //! - If Redis has lost a waiter's place in the queue, the waiter joins again at that place. If the client had a
 //!   notification connection all the time, that connection may lead to an old primary, so it becomes suspect.
 //! - A client that drops a lock and acquires it again at once reads the reply to the release first, if other clients
@@ -105,7 +105,8 @@ impl LockRequest {
 /// The number of lease pools. The key chooses the pool, so callers of different keys rarely contend for one.
 const LEASE_POOLS: usize = 16;
 
-/// Lease ids made in advance, and the options of the last lease: the next leases share them if their options are equal.
+/// Lease ids made in advance, and the options of the last lease: the next leases share these options if their own are
+/// equal.
 #[derive(Default)]
 #[repr(align(64))]
 struct LeasePool {
@@ -113,7 +114,7 @@ struct LeasePool {
     options: SharedOptions,
 }
 
-/// The tracing span of a call, and the time at which the call began.
+/// A call that acquires a key: its tracing span and its time limits.
 struct CallSpan {
     span: observe::WaitSpan,
     started: MonotonicTime,
@@ -261,7 +262,7 @@ impl Acquirer {
         Ok(self.queues.join_reader(key, options, self.hand_offs, now))
     }
 
-    /// The result for a caller that does not wait, while other threads of this client wait for the lock.
+    /// The result for a caller that does not wait, if other threads of this client wait for the lock.
     fn refuse_behind_others(
         &self,
         key: &Key,
@@ -282,8 +283,8 @@ impl Acquirer {
         }
     }
 
-    /// Ends the span of a call, and reports its result to the metrics and the event handler. `lease` returns the lease
-    /// in the result.
+    /// Ends the span of a call, and reports the call's result to the metrics and the event handler. `lease` returns the
+    /// lease in the result.
     fn report<T>(
         &self,
         observed: CallSpan,

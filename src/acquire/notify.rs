@@ -1,5 +1,6 @@
 //! Handles notifications: wakes waiters that Redis has granted a lock, and ends or confirms leases whose keys changed.
-//! Only `clock_moved` blocks: when a test moves the clock of a `MemoryStore`, it waits for the renewals that are due.
+//! Only `clock_moved` blocks: after a test has moved the clock of a `MemoryStore`, this function waits for the renewals
+//! that are due.
 //!
 //! Any user with the right to publish may forge a message (docs/security.md), so the client checks each one:
 //!
@@ -35,8 +36,8 @@ pub struct NotificationHandler {
 }
 
 impl NotificationHandler {
-    /// Also sets the callback for losses: it stops the tracking of the lost lease's key, and wakes the key's first
-    /// waiter.
+    /// Also sets a callback that handles each loss: it stops the tracking of the lost lease's key, and wakes the key's
+    /// first waiter.
     pub fn new(
         holder: HolderId,
         backend: Backend,
@@ -65,7 +66,7 @@ impl NotificationHandler {
         }
     }
 
-    /// Whether waiters queue on the server. If not, other users have sent all messages about queues.
+    /// Whether waiters queue on the server. If not, all messages about queues are forged.
     fn has_queues(&self) -> bool {
         self.backend.notifications.free_servers().is_none()
     }
@@ -131,7 +132,7 @@ impl Listener for NotificationHandler {
             Some(majority) => self.queues.record_change(key, server, majority),
             None => self.queues.tracked_entry_of(key).is_some(),
         };
-        // Not lazy: each watcher has to learn of the change.
+        // Called in any case: each watcher has to learn of the change.
         let is_watched = self.queues.watches.changed(key);
         let matters = lease.is_some() || matters_to_waiter || is_watched;
         matters.then(|| TrackedKey {

@@ -8,10 +8,10 @@ use crate::command::QueuePlace;
 use crate::util::backoff::jittered;
 use crate::util::clock::MonotonicTime;
 
-/// A waiter has its key tracked when it has been queued in Redis for this time.
+/// A waiter asks Redis to track the key when it has been queued in Redis for this time.
 const TRACK_AFTER: Duration = Duration::from_millis(20);
-/// This many waiters at the front of a queue have the key tracked. Each of them sends a request at each change of the
-/// key.
+/// Only this many waiters at the front of a queue ask Redis to track the key: each of them sends a request at each
+/// change of the key.
 const TRACKING_WAITERS: u64 = 2;
 /// This many waiters at the front of a queue ask at least once in [`LONGEST_TRUST`]. Behind them, the pause grows in
 /// proportion to the number of waiters in front, up to [`FAR_TRUST`].
@@ -21,7 +21,7 @@ const NEAR: u64 = 8;
 /// requests grows with the logarithm of the number of waiters.
 const FAR: u64 = 128;
 const FAR_TRUST: Duration = Duration::from_millis(2500);
-/// When the lock has expired, the waiters ask in their order, one in this time. The first request usually serves the
+/// When the lock has expired, the waiters ask in their order, this far apart. The first request usually serves the
 /// queue.
 const ASK_APART: Duration = Duration::from_millis(20);
 /// Each waiter asks within this time after the lock has expired. The queue's ttl exceeds the lock's by at least ten

@@ -1,9 +1,9 @@
 //! The local queues: the threads of this client that wait for each key, first come, first served. Only the first waiter
-//! of a queue asks Redis, and only while no thread of this client holds the lock alone. Also has the held leases. Does
-//! no I/O.
+//! of a queue asks Redis, and only while no thread of this client holds the lock alone. The queues also keep the held
+//! leases. They do no I/O.
 //!
-//! A client may hold several shares of a key ([`Shares`]). They keep no waiter of this client from asking: Redis knows
-//! whether a further share fits, and a writer has to be queued there, so that new readers wait behind it.
+//! A client may hold several shares of a key ([`Shares`]). While it does, its waiters still ask Redis: only Redis knows
+//! whether another share fits, and a writer has to be queued in Redis, so that new readers wait behind it.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -41,7 +41,7 @@ const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 pub struct LocalQueues {
     clock: Clock,
     shards: Box<[Mutex<Shard>]>,
-    /// The keys that threads watch without being queued for them.
+    /// The keys that threads watch without waiting in a queue.
     pub watches: Watches,
 }
 
@@ -58,8 +58,8 @@ struct Shard {
     abandoned: Abandoned,
 }
 
-/// The queue of one key. Exists while threads wait, and also while this client holds the lock or a share of it and
-/// `entry` or `forced` is set.
+/// The queue of one key. It exists while threads wait. While this client holds the lock or a share of it, the queue
+/// also exists as long as `entry` or `forced` is set.
 #[derive(Default)]
 struct KeyQueue {
     waiters: VecDeque<Arc<Waiter>>,
@@ -273,8 +273,8 @@ impl LocalQueues {
         }
     }
 
-    /// Removes a guard of a reader lease. Returns true if it was the last one: its caller releases the lease. Readers do
-    /// not join the lease afterwards.
+    /// Removes a guard of a reader lease. Returns true if it was the last one: its caller releases the lease. Readers
+    /// do not join the lease afterwards.
     pub fn remove_guard(&self, lease: &Lease) -> bool {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
@@ -578,8 +578,8 @@ impl Shard {
         }
     }
 
-    /// The leases of this client that lost the key when Redis granted it to `lease`: the holder, or all shares of the
-    /// key. They stay among the holders until their guards are dropped.
+    /// Redis has granted the key to `lease`. Returns the leases of this client that have lost the key by this: the
+    /// holder, or all shares of the key. They stay among the holders until their guards are dropped.
     fn lost_to(&self, lease: &Lease) -> Vec<Arc<Lease>> {
         let grant = lease.grant();
         match grant.options.mode {
@@ -616,8 +616,8 @@ impl Shard {
         removed
     }
 
-    /// Adds readers at the head of the queue to this client's reader lease, as long as the limits allow it. Returns
-    /// their waiters, whose threads the caller has to wake after the unlock.
+    /// Adds readers at the head of the queue to this client's reader lease, as long as the limits allow it. Returns the
+    /// waiters of these readers. The caller has to wake their threads after it has unlocked the mutex.
     fn let_readers_join(
         &mut self,
         key: &Key,
@@ -652,8 +652,8 @@ impl Shard {
         self.shares.get_mut(key)?.join(options, limits, now)
     }
 
-    /// Wakes the first waiter if `lease`, which was granted or handed off, is a share: it does not keep the waiter from
-    /// asking Redis.
+    /// Wakes the first waiter if `lease`, which was granted or handed off, is a share: beside a share, the waiter may
+    /// ask Redis.
     fn wake_after_share(&self, lease: &Lease) {
         let grant = lease.grant();
         if grant.options.mode != Mode::Exclusive
@@ -744,10 +744,10 @@ impl WaiterGuard<'_> {
         self.waiter.take_handed_off()
     }
 
-    /// Chooses the lease to ask Redis for: the lease of the queue's entry if that entry has this waiter's options.
-    /// Otherwise replaces the entry by one for `fresh`, and also returns the old entry, if there is one: the caller has
-    /// to release its lease. Marks the entry as in flight. If the entry is in flight already, returns `fresh`, and does
-    /// not change the entry.
+    /// Chooses the lease to ask Redis for. This is the lease of the queue's entry if the entry has this waiter's
+    /// options. Otherwise replaces the entry by one for `fresh`, and also returns the old entry, if there is one: the
+    /// caller has to release the lease of the old entry. Marks the entry as in flight. If the entry is in flight
+    /// already, returns `fresh`, and does not change the entry.
     pub fn entry(
         &self,
         fresh: LeaseId,
@@ -805,8 +805,8 @@ impl WaiterGuard<'_> {
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
             (Some(since), false, Some(notification_epoch));
-        // The reply shows that a grant which a message reported before this request was forged. A message after the
-        // request may be true.
+        // The lease is still queued, so a grant that a message reported before this request was forged. A grant that
+        // was reported after the request may be true.
         entry.was_granted = entry.granted.is_some();
         entry.notified = match queue_mode {
             QueueMode::Existing { notified } => entry.notified || notified,
@@ -882,9 +882,9 @@ impl WaiterGuard<'_> {
     ///
     /// If `lease` is a reader's, the readers directly behind this one join it, within the limits of hand-offs.
     ///
-    /// Returns a lease that another thread has handed off to this waiter in the meantime, and that the caller has to
-    /// release: that thread did not know yet that it had lost its lease. Also returns the client that has released
-    /// `lease` by force, if a message has reported this.
+    /// In the meantime, another thread may have handed a lease off to this waiter, because it did not know yet that it
+    /// had lost the lease. Returns this lease, which the caller has to release. Also returns the client that has
+    /// released `lease` by force, if a message has reported this.
     #[must_use]
     pub fn leave_with(
         mut self,

@@ -32,7 +32,7 @@ use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// How the lease of a dropped guard ended, or that it was handed off.
+/// The fate of a lease whose guard was dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DropOutcome {
     /// The lock was handed off to another thread of this client.
@@ -47,10 +47,10 @@ pub enum DropOutcome {
 
 impl Acquirer {
     /// Ends the lease of a dropped guard without waiting for Redis: hands the lock off to the next waiter of this
-    /// client, or sends the release. If a reply arrives before the end of the validity and says that the lease does
-    /// not hold the key, the store reports the loss.
+    /// client, or sends the release. If a reply before the end of the validity reports that the lease does not hold the
+    /// key, the store reports the loss.
     ///
-    /// `guard` names the listeners of the guard, which end with it.
+    /// `guard` identifies the signals and callbacks of the guard, which end with it.
     pub fn release(&self, lease: &Arc<Lease>, guard: GuardNumber) -> DropOutcome {
         match self.leave_share(lease, guard) {
             Some(Ok(())) => return DropOutcome::Shared,
@@ -111,7 +111,7 @@ impl Acquirer {
         result
     }
 
-    /// Adds a guard to a reader's lease that has one.
+    /// Adds another guard to a reader's lease.
     pub fn add_guard(&self, lease: &Lease) {
         self.queues.add_guard(lease);
     }
@@ -135,8 +135,8 @@ impl Acquirer {
     }
 
     /// The result of a release whose reply reports that the lease does not hold the key. Within the validity, this is a
-    /// loss, and the lock's listeners are notified. After the validity, it is none: the key may have expired while the
-    /// request was on its way.
+    /// loss, and the lock's listeners are notified. After the validity, it is not a loss: the key may have expired
+    /// while the request was on its way.
     fn not_there(
         &self,
         lease: &Lease,
@@ -211,7 +211,8 @@ impl Acquirer {
     }
 
     /// Sends the release of a lease that no guard holds, but that Redis may have granted or queued. First removes the
-    /// lease from the local queue: a later request must not use its id, since this release would end that grant.
+    /// lease from the local queue: a later request must not use its id, since this release would end the grant of that
+    /// request.
     pub fn release_unheld(&self, key: Key, lease: LeaseId, options: &Options) {
         self.queues.forget_entry(&key, lease, options.mode);
         let ttl = options.first_ttl();

@@ -1,7 +1,7 @@
 //! The shares of one key that this client holds: the leases of readers and of permits. Does no I/O.
 //!
-//! Each permit is a lease of its own. Reading threads share a lease: the first of them asks Redis, and others *join* the
-//! lease without a request. A lease counts its guards, and the last guard releases it.
+//! Each permit is a lease of its own. Reading threads share a lease: the first of them asks Redis, and others *join*
+//! the lease without a request. A lease counts its guards, and the last guard releases it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::util::id::{LeaseId, LeaseStart};
 #[derive(Default)]
 pub struct Shares {
     leases: BTreeMap<LeaseId, Share>,
-    /// The reader lease that Redis granted last. Only this lease is joined.
+    /// The reader lease that Redis granted last. Readers join only this lease.
     latest_reader: Option<LeaseId>,
 }
 
@@ -71,8 +71,8 @@ impl Shares {
         self.leases.remove(&id).map(|share| share.lease)
     }
 
-    /// Adds a guard to the latest reader lease, if a reader with these options may join it at `now`. Hand-offs and joins
-    /// have the same bounds, since both let threads of this client pass the waiters of other clients.
+    /// Adds a guard to the latest reader lease, if a reader with these options may join it at `now`. Hand-offs and
+    /// joins have the same bounds, since both let threads of this client pass the waiters of other clients.
     pub fn join(
         &mut self,
         options: &Options,
@@ -91,7 +91,7 @@ impl Shares {
         })
     }
 
-    /// Adds a guard to a lease that has one.
+    /// Adds another guard to a lease.
     pub fn add_guard(&mut self, lease: &Lease) {
         if let Some(share) = self.leases.get_mut(&lease.grant().id) {
             share.guards += 1;

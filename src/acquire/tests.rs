@@ -131,7 +131,7 @@ impl Fixture {
         self.store.answer(answer);
     }
 
-    /// Sets the outcome of the next request, which comes after the time `later`.
+    /// Sets the outcome of the next request. It arrives after the time `later`.
     fn answer_after(&self, later: Duration, outcome: Result<Reply, Error>) {
         let clock = self.clock.clone();
         self.answer(move |_| {
@@ -183,7 +183,7 @@ fn a_thousand_waiters_send_few_requests() {
         let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
         let requests: f64 = a_second.sum();
         assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
-        // A queue's ttl exceeds the lock's by at least ten seconds. Even the last waiter asks before.
+        // A queue's ttl exceeds the lock's by at least ten seconds. Even the last waiter asks before the queue expires.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
     }
@@ -283,7 +283,7 @@ fn waiter_that_polls_late_rejoins_in_front() {
     assert_eq!(f.store.asked.lock().last(), Some(&again));
 }
 
-/// A roll call has made the waiter silent, and Redis has removed it before its request arrived.
+/// After a roll call, Redis has removed the waiter from the queue before its request arrived.
 #[test]
 fn called_waiter_asks_at_once_and_keeps_its_place() {
     let f = fixture();

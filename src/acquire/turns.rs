@@ -18,7 +18,7 @@ use crate::util::clock::MonotonicTime;
 use contention::{Contention, WaitSoFar};
 
 /// The pause of a starving waiter while the current turn is young. As a turn gets older, the pause grows to half of the
-/// turn's age. The pauses are random, so some attempts find the key free before clients that are notified sooner.
+/// turn's age. The pauses are random, so some attempts find the key free before other clients are notified.
 const STARVING_POLL: Duration = Duration::from_millis(10);
 
 /// A caller that does not wait stops after this many split votes.
@@ -99,7 +99,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Begins the pause before the next attempt. If the deadline is near, the pause ends one round trip before it, and
-    /// the caller is owed this last attempt. If less than a round trip is left, the caller asks at once.
+    /// the caller makes this last attempt in any case. If less than a round trip is left, the caller asks at once.
     fn start_pause(&mut self, now: MonotonicTime) -> Retry {
         self.record_turn(now);
         let pause = self.contention.choose_pause(self.key, self.so_far, now);

@@ -1,6 +1,6 @@
 //! One caller's wait for a lock, as a state machine. Its inputs are the time, the caller's position, refusals and
-//! wake-ups; its output is the caller's next step. It does no I/O, does not sleep, and reads no clock: `Caller::run`
-//! does.
+//! wake-ups; its output is the caller's next step. The state machine does no I/O, does not sleep, and reads no clock:
+//! `Caller::run` does all of this.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -96,7 +96,7 @@ impl Call {
         }
     }
 
-    /// The time at which a sleeping waiter checks the end of its call and the outage again, at the latest.
+    /// The latest time at which a sleeping waiter checks the end of its call and the outage again.
     fn longest_sleep(&self, now: MonotonicTime, outage: Option<&CurrentOutage>) -> MonotonicTime {
         let timeout = self.outage_timeout.max(Duration::from_millis(10));
         let look_again = match outage {
@@ -184,8 +184,8 @@ pub enum Refusal {
 pub enum Place {
     /// The caller is queued, and Redis will notify it of its grant.
     Notified(QueuePlace),
-    /// The same, and leases share the key, or the caller asks for a share. Changes of such a key are not reported to the
-    /// caller, since each renewal of a share is a change.
+    /// The same as `Notified`, but shares hold the key or the caller asks for a share. Changes of such a key are not
+    /// reported to the caller, since each renewal of a share is a change.
     Shared(QueuePlace),
     /// The caller is queued, but Redis will not notify it.
     Silent,
@@ -290,8 +290,8 @@ impl Polls {
     }
 }
 
-/// This caller's own last attempt. If the caller may ask, its own attempt counts, not the outages that others have
-/// found.
+/// The result of this caller's last attempt. While the caller may ask, this result counts, and not the outages that
+/// other callers have found.
 enum LastAttempt {
     None,
     Answered,
@@ -349,7 +349,8 @@ impl<P: Pace> Wait<P> {
         };
         // A waiter behind others is not owed an attempt.
         self.is_attempt_owed &= may_ask;
-        // If the caller may ask, its own last attempt decides. Otherwise the attempts of other callers decide.
+        // If the caller may ask and has asked before, its own last attempt decides. Otherwise the outages that other
+        // callers have found decide.
         let outage = match &self.last_attempt {
             LastAttempt::Answered if may_ask => None,
             LastAttempt::Failed(outage) if may_ask => Some(outage.clone()),
@@ -413,7 +414,7 @@ impl<P: Pace> Wait<P> {
                 Retry::Poll
             }
             Refusal::Cut(outage) => {
-                // If an earlier attempt found the lock taken, that is the result of this call.
+                // If there was an earlier attempt, its result counts.
                 if let LastAttempt::None = self.last_attempt {
                     self.last_attempt = LastAttempt::Failed(outage);
                 }

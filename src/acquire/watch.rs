@@ -10,16 +10,18 @@ use crate::config::key::{Key, KeyMap};
 use crate::store::{KeyState, TrackedKey};
 use crate::util::sync::{Either, Mutex, either, try_send};
 
-/// Receives the reports about one watched key. The notification thread calls these methods, so they must return quickly.
+/// Receives the reports about one watched key. The notification thread calls these methods, so they must return
+/// quickly.
 pub trait Watcher: Send + Sync {
-    /// The key has changed, and is not tracked any more. Returns whether to read it, which tracks it again.
+    /// The key has changed, and is not tracked any more. Returns whether the client should read the key, which tracks
+    /// it again.
     fn changed(&self) -> bool;
 
     /// The key was read, and is tracked.
     fn seen(&self, state: KeyState<'_>);
 
-    /// Changes may have been missed, and the key is not tracked any more. Returns whether to read it, which tracks it
-    /// again.
+    /// Changes may have been missed, and the key is not tracked any more. Returns whether the client should read the
+    /// key, which tracks it again.
     fn missed(&self) -> bool;
 
     /// The client has ended, or a test has moved its clock.
@@ -163,11 +165,11 @@ impl Watcher for Bell {
 
     fn seen(&self, state: KeyState<'_>) {
         let mut tracking = self.tracking.lock();
-        // If the thread has not asked for a read, its claim is under way, and the claim may be older than this read of
-        // another thread.
+        // If the thread of this bell has not asked for a read, its claim is under way. That claim may be older than
+        // this read, which another thread has asked for.
         if *tracking == Tracking::Asked {
             *tracking = Tracking::Yes;
-            // Redis does not report a change before the read.
+            // Redis does not report changes from before the read.
             if state.is_present() {
                 try_send(&self.ring);
             }

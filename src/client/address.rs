@@ -18,7 +18,7 @@ use crate::wire::endpoint::Endpoint;
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. A host with a `%`, `@` or `/` is
-/// refused with `InvalidConfig`, since it is part of a password that was not percent-encoded. The client uses the
+/// refused with `InvalidConfig`: such a host is a part of a password that was not percent-encoded. The client uses the
 /// address, user, password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name.
 /// TLS needs the feature `tls`, and certificates come from `Builder::tls` only. `Debug` shows neither user nor
 /// password.

@@ -146,8 +146,8 @@ impl Builder {
     }
 
     /// Sets the longest time for which a lock may be held, however often it is renewed. After that time, a stuck or
-    /// forgotten holder loses the lock. [`EventHandler::max_hold_ending`] warns before. At least 10 ms. Defaults to no
-    /// limit.
+    /// forgotten holder loses the lock. [`EventHandler::max_hold_ending`] warns before that. At least 10 ms. Defaults
+    /// to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
         self
@@ -176,9 +176,9 @@ impl Builder {
 
     /// Sets how long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
     ///
-    /// A call that needs a connection tries again for this time, or until its own time ends, if the reason may pass:
-    /// the server restarts, loads its data, or is busy. It fails at once if the login or a certificate is refused, or
-    /// if nothing listens at an address that this client has never reached.
+    /// If an attempt fails for a reason that may pass (the server restarts, loads its data, or is busy), the call tries
+    /// again for this time, or until its own time ends. A call fails at once if the login or a certificate is refused,
+    /// or if nothing listens at an address that this client has never reached.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -226,8 +226,8 @@ impl Builder {
     }
 
     /// Sets the number of connections for requests. Notifications have another connection. Renewals have one or two
-    /// more, unless at most eight locks are due together while a connection for requests is idle. 1 to 4. Defaults to
-    /// 2.
+    /// more, except while at most eight locks are due together: renewals then use an idle connection for requests. 1 to
+    /// 4. Defaults to 2.
     pub fn pipelines(mut self, pipelines: usize) -> Self {
         self.config.pipelines = pipelines;
         self
@@ -261,7 +261,7 @@ impl Builder {
     /// fail-over to one of these replicas keeps the lock. Renewals, [extensions](crate::MutexGuard::extend) and
     /// adoptions of tickets need the same acknowledgements. Defaults to a `count` of 0: no acknowledgements. `timeout`
     /// is 1 ms to half of [`command_timeout`](Self::command_timeout). [`Mutex::replicas`](crate::Mutex::replicas) sets
-    /// it for one lock.
+    /// both for one lock.
     ///
     /// If fewer replicas acknowledge a grant in time, the client releases it, and the attempt fails with `Unavailable`:
     /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If
@@ -269,8 +269,8 @@ impl Builder {
     /// its replicas keeps its lock for one ttl at most.
     ///
     /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on
-    /// [replicas](crate::guide::replicas) says which risks remain, and how much other requests of this client are
-    /// delayed while replicas are away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this
+    /// [replicas](crate::guide::replicas) lists the risks that remain, and by how much other requests of this client
+    /// are delayed while replicas are away. A [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this
     /// setting.
     ///
     /// ```
@@ -287,11 +287,11 @@ impl Builder {
         self
     }
 
-    /// On a [quorum](Client::quorum): says whether each node writes every command to disk before it replies
+    /// Tells a client of a [quorum](Client::quorum) whether each node writes every command to disk before it replies
     /// (`appendonly yes` and `appendfsync always`). Then a restarted node that still has its data votes at once,
-    /// instead of after [`max_ttl`](Self::max_ttl). A node without its data still waits. Set it on all clients, and
-    /// only if it is true of all nodes: a node that lost the last second of its data would grant a held lock again.
-    /// Defaults to false.
+    /// instead of after [`max_ttl`](Self::max_ttl). A node without its data still waits. Set this to true on all
+    /// clients, and only if all nodes do so: a node that lost the last second of its data would grant a held lock
+    /// again. Defaults to false.
     ///
     /// ```
     /// use leasehold::Client;
@@ -383,7 +383,7 @@ impl Builder {
         self
     }
 
-    /// Builds the client, and connects once, so a wrong address or login is an error here.
+    /// Builds the client, and connects once. So this call reports a wrong address or login.
     ///
     /// # Errors
     /// The errors of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
@@ -394,7 +394,7 @@ impl Builder {
             Server::Redis(endpoint) => drop(endpoint.open()?),
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
-            // These are connected below: the client asks the nodes at the same time.
+            // The client connects to these below, to all nodes at the same time.
             Server::Quorum(_) | Server::MemoryQuorum(_) => {}
         }
         let is_quorum = matches!(server, Server::Quorum(_) | Server::MemoryQuorum(_));
@@ -410,9 +410,9 @@ impl Builder {
     ///
     /// # Errors
     /// `InvalidConfig` if a setting is out of its bounds; the message names the setting and its value. For a wrong
-    /// address among those of a quorum, it names the node's number, from 1 on. `Forked` in a process whose parent had
-    /// clients when it forked, or for a [`MemoryStore`](crate::MemoryStore) that another process made. `Unavailable` if
-    /// the client's threads cannot be started.
+    /// address of a quorum's node, the message contains the node's number, from 1 on. `Forked` in a process whose
+    /// parent had clients when it forked, or for a [`MemoryStore`](crate::MemoryStore) that another process made.
+    /// `Unavailable` if the client's threads cannot be started.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;

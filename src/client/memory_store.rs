@@ -22,9 +22,9 @@ use crate::report::error::{Error, ErrorKind};
 /// URLs name stores, too: `memory://` is a new store, and `memory://orders` is the store with that name in this
 /// process.
 ///
-/// A child made by `fork` cannot use a store of its parent: its methods have no effect there, and its clients fail with
-/// [`Forked`](crate::ErrorKind::Forked). Make a new store in the child, without a name: the named stores are the
-/// parent's.
+/// A child made by `fork` cannot use a store of its parent: there, the store's methods have no effect, and its clients
+/// fail with [`Forked`](crate::ErrorKind::Forked). Make a new store in the child, without a name, since the named
+/// stores belong to the parent.
 ///
 /// ```
 /// use std::time::Duration;
@@ -132,7 +132,7 @@ impl MemoryStore {
 impl UnwindSafe for MemoryStore {}
 impl RefUnwindSafe for MemoryStore {}
 
-/// Simulated outages, for tests. docs/testing.md shows how to use them.
+/// Simulated outages, for tests. The page on [testing](crate::guide::testing) shows how to use them.
 impl MemoryStore {
     /// Makes every request of every client fail at once with `kind`, until [`recover`](Self::recover). Clients get no
     /// notifications until then. `Unavailable` simulates a Redis server that is down, `Denied` a changed password,
@@ -252,8 +252,8 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// Servers in memory that are the nodes of a quorum, for tests of code that uses a
-/// quorum. Its clients exclude each other within this process, while a majority of the nodes works.
+/// Servers in memory that are the nodes of a quorum, for tests of code that uses a quorum. The clients of the quorum
+/// exclude each other within this process, while a majority of the nodes works.
 ///
 /// A test can let each node [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), and
 /// restart it [with](Self::restart) and [without](Self::flush) its data. Nodes are named by their number, from 0. They
@@ -262,7 +262,7 @@ impl fmt::Debug for MemoryStore {
 /// The nodes begin with data that is older than `max_ttl`, so the first lock is granted at once.
 ///
 /// # Panics
-/// The methods of a node panic if there is no node with this number.
+/// The methods that take the number of a node panic if there is no such node.
 ///
 /// ```
 /// use std::time::Duration;

@@ -50,19 +50,19 @@ use crate::wire::session::Transactions;
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely. The drop of the last clone waits for Redis.
 ///
-/// A clone is cheap, and all threads can use the client. It owns a few connections and few threads, however many locks
+/// A clone is cheap, and all threads can use the client. A client owns few connections and threads, however many locks
 /// are held or waited for:
 ///
 /// | client of | threads |
 /// |---|---|
-/// | one server | four: timers, renewals, releases, notifications. A second one for renewals from when they first overlap |
-/// | a Redis Cluster | four, two for each master that it uses, and a third one for each further master whose locks it has renewed |
+/// | one server | four: timers, renewals, releases, notifications. A fifth one for renewals, once two of them have overlapped |
+/// | a Redis Cluster | four, two for each master that the client uses, and one more for each master but the first once the client has renewed locks there |
 /// | a [quorum](Client::quorum) | four, and two for each node |
 /// | a [`MemoryStore`](crate::MemoryStore) | three |
 ///
 /// Callbacks and an event handler have one more thread, locks with [`renew_while`](Mutex::renew_while) have one, and a
-/// `redis+sentinel://` address has one. Up to three threads make connections while callers wait for one or attempts are
-/// under way, and the environment check has a thread while it runs.
+/// `redis+sentinel://` address has one. While connections are being made, up to three threads make them. The
+/// environment check has a thread while it runs.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -162,8 +162,8 @@ impl Client {
     }
 
     /// Connects to a quorum, with default settings: one to nine independent Redis servers. A lock is held while a
-    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The
-    /// page on topologies of the guide says what that guarantees and costs.
+    /// majority of these nodes has it, so it outlives the failure of any minority, without replication. The guide's
+    /// page on [quorums](crate::guide::quorum) has the guarantees and the costs.
     ///
     /// All clients of the same locks need the same nodes, prefix and [`max_ttl`](Builder::max_ttl). A node that is new,
     /// or that restarted without its data, does not vote for one `max_ttl` from the first connection of a client on. So
@@ -172,9 +172,10 @@ impl Client {
     /// fail-over would be a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node reports that the lock is taken.
-    /// Transactions, [fenced values](Self::fenced_value), [tickets](Self::adopt) and `replicas` are
-    /// [`Unsupported`](ErrorKind::Unsupported): they need data that a single server has. The fencing tokens of guards
-    /// rise as on one server.
+    /// [Reentrant mutexes](Self::reentrant_mutex) work as on one server, and the fencing tokens of guards rise. Everything that needs the data of a single server is
+    /// [`Unsupported`](ErrorKind::Unsupported): transactions, [fenced values](Self::fenced_value),
+    /// [tickets](Self::adopt), [read-write locks](Self::rw_lock), [semaphores](Self::semaphore), `min_hold`,
+    /// [`once`](Self::once) and [`Mutex::replicas`](Mutex::replicas).
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if fewer than a majority of the nodes answer; its message has the answer of
@@ -196,8 +197,8 @@ impl Client {
         Self::quorum_builder(nodes).build()
     }
 
-    /// A builder for a client of a [quorum](Self::quorum). A [`QuorumNode`] has a login and TLS of its own.
-    /// [`Builder::credentials`] and `Builder::tls` are for the nodes that have none.
+    /// A builder for a client of a [quorum](Self::quorum). A [`QuorumNode`] may have a login and TLS of its own.
+    /// [`Builder::credentials`] and `Builder::tls` are for nodes without them.
     ///
     /// ```
     /// use std::time::Duration;
@@ -255,8 +256,8 @@ impl Client {
         Mutex::new(self.clone(), key.as_ref())
     }
 
-    /// The read-write lock named `key`. Does no I/O. For an invalid key, the calls on the lock fail with `InvalidKey`. A
-    /// [`mutex`](Self::mutex) with the same key is a writer of the lock.
+    /// The read-write lock named `key`. Does no I/O. For an invalid key, the calls on the lock fail with `InvalidKey`.
+    /// A [`mutex`](Self::mutex) with the same key is a writer of the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -273,7 +274,9 @@ impl Client {
     }
 
     /// The semaphore named `key` with `permits` permits, 1 to 10,000. Does no I/O. For an invalid key or number, the
-    /// calls on the semaphore fail with `InvalidKey` or `InvalidConfig`. The key must not be that of a lock.
+    /// calls on the semaphore fail with `InvalidKey` or `InvalidConfig`. The key must not be that of a
+    /// [read-write lock](Self::rw_lock), since readers and permits do not share a key. A [`mutex`](Self::mutex) with the
+    /// same key excludes all permits.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -301,7 +304,8 @@ impl Client {
         FencedValue::new(self.clone(), key.as_ref())
     }
 
-    /// The work named `name`, which runs once in all processes together. Does no I/O.
+    /// The work named `name`, which runs once in all processes together. Does no I/O. For an invalid name, the calls on
+    /// it fail with `InvalidKey`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -408,8 +412,9 @@ impl Client {
     /// At the end, the lock passes to a waiting thread of this client without a request to Redis, as often and for as
     /// long as [`Builder::max_hand_offs`](crate::Builder::max_hand_offs) and
     /// [`Builder::hand_off_time`](crate::Builder::hand_off_time) allow. Otherwise this call releases it in Redis and
-    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. A lock that
-    /// was passed on was valid, and its client had not been notified of a loss.
+    /// waits for the reply. A release in Redis also finds a loss of which no notification has arrived yet. Before it
+    /// passes a lock on, the client only checks that the lock is still valid, and that it has not been notified of a
+    /// loss.
     ///
     /// # Errors
     /// The errors of [`Mutex::lock`], and `LeaseLost` if the client finds that the lock was lost before `work`
@@ -516,8 +521,8 @@ impl Client {
     /// [`node_changed`](crate::EventHandler::node_changed) reports each change, and clocks that differ too much from
     /// the others.
     ///
-    /// The health of a node whose vote was not asked for yet is `Unknown`. The call has such a node probed, so a later
-    /// call knows more.
+    /// The health of a node whose vote was not asked for yet is `Unknown`. The call makes a thread probe such a node,
+    /// so a later call knows more.
     ///
     /// # Errors
     /// `Shutdown` as for a lock.
@@ -536,10 +541,10 @@ impl Client {
 
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
     /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy
-    /// without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. No
-    /// finding is an error. If an ACL forbids a part of the check, a finding reports that; `cargo xtask acl` prints the
-    /// rights of a full check (`environment-check`). The check opens a connection of its own, and takes one round trip
-    /// after the login. It then connects up to seven times more, within another `command_timeout`, to find several
+    /// without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. A
+    /// finding is not an error. If an ACL forbids a part of the check, a finding reports that; `cargo xtask acl` prints
+    /// the rights of a full check (`environment-check`). The check opens a connection of its own, and takes one round
+    /// trip after the login. It then connects up to seven times more, within another `command_timeout`, to find several
     /// servers.
     ///
     /// On a Cluster, a call checks the masters that this client uses, one after another. If some of them cannot be
@@ -573,10 +578,11 @@ impl Client {
     /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.
     ///
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
-    /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
+    /// dropped guards, Redis needs time for their releases: see the page on [performance](crate::guide::performance).
     ///
     /// On a quorum, a majority of the nodes has to confirm the releases. Then this call waits for each other node while
-    /// it makes progress, and otherwise closes the connections to it: docs/quorum.md, "A shutdown".
+    /// it makes progress, and otherwise closes the connections to it:
+    /// [a shutdown](crate::guide::quorum#a-shutdown).
     ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. After the
     /// call, the client does not wait for the replies to releases, so drops of very many guards may leave keys until
@@ -628,7 +634,7 @@ impl Client {
         self.handle().number
     }
 
-    /// The callback executor. Callers have called [`live`](Self::live) before.
+    /// The callback executor. Callers have to call [`live`](Self::live) first.
     pub(crate) fn callbacks(&self) -> &CallbackExecutor {
         &self.handle().callbacks
     }
@@ -699,7 +705,7 @@ impl Handle {
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
         let first_connection = Arc::default();
         let reports = reports(&config, &scheduler, &callbacks, &first_connection);
-        // A client of a Cluster does not check by itself.
+        // A client of a Cluster does not check its environment by itself.
         let checks_environment = config.environment_check
             && callbacks.has_listeners()
             && !matches!(server, Server::Cluster(_));
@@ -830,7 +836,7 @@ fn check_environment(
 pub(crate) struct FirstConnection(PlainMutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl FirstConnection {
-    /// Reports a connection.
+    /// Handles a connection: runs the task after the first one.
     pub(crate) fn report(&self) {
         let action = self.0.lock().take();
         if let Some(action) = action {

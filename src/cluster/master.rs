@@ -125,8 +125,8 @@ impl Master {
         }
     }
 
-    /// Ends the retirement, because a redirect of another node has named this master: requests go here even if the slot
-    /// map has no slot for it.
+    /// Ends the retirement, because a redirect of another node has named this master: requests go to this master even
+    /// if it has no slot in the slot map.
     pub fn reinstate(&self) {
         self.is_retired.store(false, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ mod tests {
             master.set_serves_slots(false);
             assert!(is_retired() && !master.serves_slots());
         }
-        // The Cluster is moving a slot to it.
+        // The Cluster is moving a slot to this master.
         master.reinstate();
         master.set_serves_slots(false);
         assert!(!is_retired());

@@ -16,7 +16,7 @@ use crate::wire::connect::url::HostPort;
 #[derive(Default)]
 pub struct Masters {
     table: RwLock<Table>,
-    /// The replicas in the last slot map. They may be asked for the next one.
+    /// The replicas in the last slot map. The client may ask them for the next map.
     replicas: Mutex<Vec<HostPort>>,
     /// The ids of the nodes in the last slot map, at most 384.
     ids: Mutex<HashSet<NodeId>>,
@@ -111,9 +111,9 @@ impl Masters {
         Ok(is_new)
     }
 
-    /// Whether `ranges` can be the next slot map of the same Cluster: it contains a node of the last map, besides the
-    /// node that sent it. (After `CLUSTER RESET SOFT`, the sender keeps its id in another Cluster.) Returns true if one
-    /// of the two maps has no ids.
+    /// Whether `ranges` can be the next slot map of the same Cluster: they contain a node of the last map, other than
+    /// the node that sent `ranges`. (After `CLUSTER RESET SOFT`, the sender keeps its id in another Cluster.) Returns
+    /// true if one of the two maps has no ids.
     pub fn can_be_next(&self, ranges: &[SlotRange]) -> bool {
         let known = self.ids.lock();
         let is_known = |node: &&AnnouncedId| known.contains(&node.id);
@@ -357,7 +357,7 @@ mod tests {
         assert!(masters.remove_if(id, |_| false).is_none(), "it has work");
         let old = masters.remove_if(id, |_| true).unwrap();
         assert_eq!(masters.addresses(), [address(2)]);
-        // Its number is free again.
+        // The number of the removed master is free again.
         let next = masters.get_or_add_named(&address(3)).unwrap();
         assert_eq!(next.id(), old.id());
         assert_ne!(next.notification_epoch(0), old.notification_epoch(0));

@@ -9,8 +9,8 @@
 //!
 //! # Redirects
 //!
-//! A node that does not serve the slot of a request refuses it before the script runs. So the same request may be sent
-//! again, even an acquire under its lease id.
+//! A node that does not serve the slot of a request refuses the request before the script runs. So the same request may
+//! be sent again, even an acquire under its lease id.
 //!
 //! | reply | meaning | what the client does |
 //! |---|---|---|
@@ -28,7 +28,7 @@
 //!
 //! - A caller that awaits a release follows the redirects. At its deadline, the release is queued and reported as late.
 //! - A release without a caller moves from its pipeline to the pipeline of the other node ([`ReleaseRouter`]). After
-//!   several redirects in a row, the client repeats it after a pause.
+//!   several redirects in a row, the client repeats the release after a pause.
 //! - When the slot map changes, the queued releases of a moved slot move to its new node. So they reach the successor
 //!   of a dead master. An undo stays at its node, because the acquire may still arrive there, and a copy of it moves.
 //! - While a release moves between two nodes, both queues lack it. So a flush that overlaps such a move begins again
@@ -44,9 +44,9 @@
 //! # Notifications and transactions
 //!
 //! Each node in use has a notification connection, which listens to the client's channel and to the client's shard
-//! channel of that node. A node forwards a message on the plain channel to all others, so a client may get it several
-//! times, which does no harm. When a slot moves, the first waiter of each key in the slot asks once, and the client
-//! reads and tracks held keys at the new node.
+//! channel of that node. A node forwards a message on the plain channel to all other nodes, so a client may get the
+//! message several times, which does no harm. When a slot moves, the first waiter of each key in the slot asks once,
+//! and the client reads and tracks held keys at the new node.
 //!
 //! A transaction uses a connection to the node that serves the lock's slot. The client follows a redirect of the first
 //! `WATCH`. A later redirect ends the transaction with `Unavailable`, and nothing is written.
@@ -369,9 +369,9 @@ impl ClusterStore {
         })
     }
 
-    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown, or
-    /// cannot be opened at the limit of threads, queues it at another node, which redirects it. If no node can be
-    /// opened, drops the release.
+    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
+    /// or cannot be opened because the process is at its limit of threads, queues the release at another node, which
+    /// redirects it. If no node can be opened, drops the release.
     fn queue_late_release(&self, release: Release, error: &Error) {
         let owner = self.masters.owner(release.key.slot());
         for master in owner.into_iter().chain(self.masters.all()) {
@@ -444,7 +444,7 @@ impl ClusterStore {
             node.set_shard_slot(self.shard_slot_of(master.id()));
             self.reroute_releases(&master, node);
         }
-        // Unlocked before the call of the listener, which may open nodes.
+        // The lock on `started` ends before the listener is called, because the listener may open nodes.
         let started = self.started.read().clone();
         if let Some(started) = started {
             let mut is_moved = vec![false; usize::from(slot::COUNT)];
@@ -464,7 +464,8 @@ impl ClusterStore {
         let transit = self.transits.begin();
         let mut have_all_left = true;
         for release in node.take_releases(is_moved) {
-            // The owner is kept until its node has the release: other threads do not remove a master that is in use.
+            // This clone keeps the master until its node has the release: other threads do not remove a master that is
+            // in use.
             let owner = self.masters.owner(release.release.key.slot());
             match owner
                 .as_ref()
@@ -598,7 +599,7 @@ fn submit_groups(groups: &mut [(Arc<Master>, Vec<&mut Request>)]) {
     }
 }
 
-/// Queues a release at `node` that has left another node.
+/// Queues at `node` a release from the queue of another node.
 fn adopt(node: &Node, release: QueuedRelease, transit: &Transit<'_>) {
     node.adopt_release(release);
     transit.count_arrival();
@@ -1167,7 +1168,7 @@ mod tests {
         store.close();
     }
 
-    /// The undo stays queued here, since the other master cannot be opened.
+    /// The undo stays queued at the old master, since the other master cannot be opened.
     #[test]
     fn an_unreachable_retired_master_delays_no_flush() {
         let store = store();
@@ -1260,7 +1261,7 @@ mod tests {
         let slot = key.slot();
         assert!(store.masters.set_owner(slot, &address(2)).unwrap());
         thread::scope(|scope| {
-            // The move takes the release from the old node, and then waits for this mutex to open the new node.
+            // The move takes the release from the old node. Before it can open the new node, it waits for this mutex.
             let opening = store.started.write();
             let moved = scope.spawn(|| store.on_moved(&[slot]));
             while !old.node().unwrap().is_idle() {

@@ -13,10 +13,10 @@ use crate::wire::endpoint::Endpoint;
 /// part. After a round without an answer, at most this many nodes are asked again.
 const SHARES: usize = 4;
 
-/// Asks these nodes in turn until one answers. A silent node must not use up the time of the others, so the client
-/// spends only a part of `connect_timeout` plus `command_timeout` on connecting to each node. After a round without an
-/// answer, it asks up to [`SHARES`] of them again with all of `connect_timeout`, because the network may be slow.
-/// Returns the first error if none of them answers.
+/// Asks these nodes in turn until one answers. All nodes share one time, the sum of `connect_timeout` and
+/// `command_timeout`, and connecting to a node takes only a part of it. So a silent node does not use up the time of
+/// the others. After a round without an answer, up to [`SHARES`] nodes whose connect was cut short are asked again.
+/// Each of them gets the whole `connect_timeout`: the network may be slow. Returns the first error if no node answers.
 pub fn ask_in_turn<T>(
     nodes: &[HostPort],
     (connect_timeout, command_timeout): (Duration, Duration),

@@ -39,7 +39,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a query, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often a round is repeated without another reason. A node that has not learned of a fail-over during these rounds
+/// How often a round is repeated if no new reason comes. A node that has not learned of a fail-over during these rounds
 /// (some 15 s) is cut off from the others.
 const MAX_REPEATS: u32 = 32;
 /// How often the thread checks whether nodes without slots have finished their work.
@@ -193,7 +193,7 @@ pub fn run(store: &ClusterStore) {
     }
 }
 
-/// The slots that redirects have moved since the last map that agrees with them, with their masters.
+/// The slots that redirects have moved, with their masters, since the last map that agrees with these redirects.
 #[derive(Default)]
 struct Redirects {
     masters: HashMap<Slot, ServerId>,
@@ -226,7 +226,7 @@ struct AskedNode {
     is_silent: bool,
 }
 
-/// The slot maps that a round has ignored, because they lack all nodes of the last map.
+/// The slot maps that a round has ignored, because they contain no node of the last map.
 #[derive(Default)]
 struct ForeignMaps {
     senders: Vec<HostPort>,
@@ -317,7 +317,7 @@ fn ask_nodes(
     found.or_else(|error| foreign.outcome(store.address.seeds(), error))
 }
 
-/// The error about a node whose slot map lacks all nodes of the last map.
+/// The error about a node whose slot map contains no node of the last map.
 fn other_cluster_error(address: &HostPort) -> Error {
     let message = format!(
         "{address}: the slot map of this node has no node of the last slot map, so it was not used. If the node \

@@ -11,7 +11,7 @@ use crate::wire::connect::url::{HostPort, LONGEST_HOST};
 
 /// The most masters that a client uses at a time.
 pub const MAX_MASTERS: usize = 128;
-/// The greatest number of replicas that are kept, to ask them for the slot map, too.
+/// The greatest number of replicas whose addresses are kept: the client also asks replicas for the slot map.
 pub const MAX_KNOWN: usize = 256;
 
 /// The longest id of a node that is kept, in bytes. Redis has 40.

@@ -125,8 +125,8 @@ impl Call for Acquire {
                 Some(lock.left(step.now))
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
-            // A request for a lease that was queued before must not acquire a free key. Its caller may be gone, and
-            // then nothing would release the key.
+            // A request for a lease that was queued before must not acquire a free key. The request's caller may be
+            // gone, and then nothing would release the key.
             None if waits || is_queued || !self.mode.is_exclusive() => None,
             Some(Entry::Shares(_)) => None,
             None => {
@@ -271,8 +271,8 @@ impl Acquire {
         self.queue_mode != QueueMode::None
     }
 
-    /// The release that undoes this acquire. It has an effect even if Redis carries the acquire out later than the
-    /// release is sent: the store repeats the release until the ttl has passed.
+    /// The release that undoes this acquire. It also undoes an acquire that Redis carries out after the release was
+    /// sent: the store repeats the release until the ttl has passed.
     pub fn undo(&self, now: MonotonicTime) -> Release {
         let queued = self.may_queue().then_some(self.ttl);
         Release {
@@ -302,8 +302,8 @@ pub enum QueueMode {
     Existing { notified: bool },
 }
 
-/// The smallest place, in µs, of a waiter at its first turn. A waiter that confirmed an earlier grant too late gets a
-/// smaller place, so it comes first.
+/// The smallest place, in µs, of a waiter that was not granted the key before. A waiter that confirmed an earlier grant
+/// too late gets a smaller place, so it comes first.
 pub const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
 /// The place in front of the queue for a waiter that joined at `since` and confirmed its grant too late. Several such

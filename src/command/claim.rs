@@ -35,7 +35,7 @@ pub struct Claim {
 pub struct Claimed {
     /// The lock's value and its ttl; `None` if the lock is free.
     pub lock: Option<(LockValue, Option<Duration>)>,
-    /// The last token of the fenced value, which outlives a deletion.
+    /// The last token of the fenced value. The token outlives a deletion of the value.
     pub token: Option<u64>,
     /// `None` if the value is missing or deleted.
     pub value: Option<Vec<u8>>,

@@ -27,7 +27,7 @@ const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 pub struct Keyspace {
     pub entries: KeyMap<Entry>,
     pub queues: KeyMap<Queue>,
-    /// The fence counter.
+    /// The fence counter; 0 if it is missing.
     pub last_micros: u64,
     /// The mark of a quorum's node; `None` if it is missing.
     pub mark: Option<Mark>,
@@ -104,7 +104,7 @@ pub struct Step<'a> {
     pub now: MonotonicTime,
     /// The client that sent the command.
     pub by: &'a HolderId,
-    /// The length of a quarantine on a node of a quorum, otherwise zero.
+    /// How long a node of a quorum abstains after it may have lost its data (its quarantine). Zero on a single server.
     pub quarantine: Duration,
     /// How far the server's clock is ahead of the true time, in µs. Zero except on nodes of a quorum.
     pub ahead: u64,
@@ -192,15 +192,15 @@ impl Keyspace {
         (!for_another.is_zero()).then_some(Reply::Abstained { for_another })
     }
 
-    /// The reply to a lease whose key is missing, if the node of a quorum may have lost the key. `None` on a single
-    /// server.
+    /// The reply to a request of a lease whose key is missing, if the node of a quorum may have lost the key. `None` on
+    /// a single server.
     pub fn lost(&mut self, step: &Step<'_>) -> Option<Reply> {
         let is_in_quorum = !step.quarantine.is_zero();
         is_in_quorum.then(|| self.abstained(step)).flatten()
     }
 
-    /// Returns `reply`, the reply to a release. Replaces a loss by `Abstained` on a node that may have lost the key:
-    /// such a node does not know whether the lease was lost.
+    /// Returns `reply`, the reply to a release. If it reports a loss, but the node may have lost the key, returns
+    /// `Abstained` instead: such a node does not know whether the lease was lost.
     pub fn unless_lost(&mut self, reply: Reply, step: &Step<'_>) -> Reply {
         match reply {
             Reply::Missing | Reply::Taken { .. } => self.lost(step).unwrap_or(reply),
@@ -398,7 +398,8 @@ impl Lock {
         )
     }
 
-    /// The time until the lock expires. For a grant that has to be confirmed, the time until it has to be.
+    /// The time until the lock expires. For a grant that has to be confirmed, the time that is left for the
+    /// confirmation.
     pub fn left(&self, now: MonotonicTime) -> Duration {
         let kept = match self.doubt {
             Some(_) => KEPT_UNCONFIRMED,

@@ -95,7 +95,7 @@ pub trait Call {
         false
     }
 
-    /// The key of the fenced value that the call has, too.
+    /// The key of a fenced value, if the call also passes one.
     fn value_key(&self) -> Option<&Key> {
         None
     }
@@ -117,7 +117,8 @@ pub trait Call {
 #[derive(Clone, Copy)]
 pub struct CallContext<'a> {
     pub holder: &'a HolderId,
-    /// The length of a quarantine. Only scripts of a quorum's nodes use it.
+    /// How long a node of a quorum abstains after it may have lost its data (its quarantine). Only scripts of a quorum
+    /// use it.
     pub quarantine: Duration,
 }
 
@@ -354,7 +355,7 @@ impl Request {
         }
     }
 
-    /// The outcome. The request has been executed, so it has one.
+    /// The outcome of a request that was executed.
     pub fn into_outcome(self) -> Result<Reply, Error> {
         self.outcome.expect("the store sets every outcome")
     }

@@ -36,7 +36,7 @@ impl Mode {
         }
     }
 
-    /// How many readers or permits may have the key beside one another.
+    /// How many readers or permits may have the key at the same time.
     pub fn limit(self) -> u32 {
         match self {
             Self::Exclusive => 1,
@@ -45,7 +45,8 @@ impl Mode {
         }
     }
 
-    /// The member with index 1 of a share of this mode, by which scripts find the share; `None` for an exclusive lease.
+    /// The first member of a share in the key's sorted set (lua/shares.lua). Scripts find the share by this member.
+    /// `None` for an exclusive lease.
     pub fn member(self, lease: LeaseId, holder: &HolderId) -> Option<String> {
         let kind = match self {
             Self::Exclusive => return None,

@@ -17,9 +17,9 @@ use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 
-/// Ends the grant of the lease, if the lease still holds the key: grants the key to the first waiter of its queue, or
-/// deletes it. If the lease is queued, removes it from the queue. The store repeats a failed release until `until`,
-/// when the ttl has ended.
+/// Ends the grant of the lease, if the lease still holds the key: grants the key to the first waiter of the key's
+/// queue, or deletes the key. If the lease is queued, removes it from the queue. The store repeats a failed release
+/// until `until`, when the ttl has ended.
 #[derive(Clone, Debug)]
 pub struct Release {
     pub key: Key,
@@ -34,7 +34,7 @@ pub struct Release {
     pub min_hold: Duration,
 }
 
-/// The client of a grant that is younger than this may still be connecting for notifications.
+/// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 
 pub static SCRIPT: Script = Script::new(
@@ -127,7 +127,7 @@ impl Release {
         }
     }
 
-    /// Whether this is the release of an exclusive lease whose key is free at once.
+    /// Whether this is the release of an exclusive lease, and frees its key at once.
     pub fn is_usual(&self) -> bool {
         self.mode.is_exclusive() && self.min_hold.is_zero()
     }
@@ -148,8 +148,8 @@ impl Release {
         self.held.map(|held| (&self.key, held.token))
     }
 
-    /// The reason of a loss, if `reply`, received at `now`, shows one: a guard held the lease, and before its validity
-    /// ended, the lease no longer held the key.
+    /// The reason of a loss, if `reply`, received at `now`, shows one: a guard held the lease, and the lease lost the
+    /// key before its validity ended.
     pub fn loss(&self, reply: &Reply, now: MonotonicTime) -> Option<LossReason> {
         let held = self.held?;
         (now < held.valid_until).then(|| reply.loss()).flatten()

@@ -20,8 +20,8 @@ pub fn taken(value: &[u8]) -> Reply {
     Reply::Taken { by }
 }
 
-/// Reads the error `WRONGTYPE`: another program has written a value of another type to the key. Returns `None` for
-/// another `code`.
+/// Reads the errors `WRONGTYPE` and `FOREIGN` of a lease's request: another program has written the key. Returns `None`
+/// for another `code`.
 pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
     matches!(code, "WRONGTYPE" | "FOREIGN").then_some(Ok(Reply::Taken { by: None }))
 }
@@ -39,8 +39,8 @@ pub fn quarantine(code: &str, ms: &str) -> Option<Outcome> {
     (code == "QUARANTINE").then_some(Ok(Reply::Abstained { for_another }))
 }
 
-/// The error for a key with another program's value of the type `found`. `what` says what is missing. The error does
-/// not contain the value, which may be secret.
+/// The error for a key with another program's value of the type `found`. `what` is the start of the message. The error
+/// does not contain the value, which may be secret.
 pub fn foreign_value(what: &str, found: &str) -> Error {
     let message = format!("{what}, but a {}", without_ids(found));
     Error::new(ErrorKind::Protocol, message)

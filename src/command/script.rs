@@ -34,7 +34,7 @@ pub struct Layout {
     pub limit: bool,
     /// How many arguments follow for each command.
     pub arguments: usize,
-    /// Whether the last argument on a Cluster is the start of the shard channels' names. The script publishes there.
+    /// Whether the script publishes on shard channels. Its last argument on a Cluster is then the start of their names.
     pub shard_channel: bool,
 }
 
@@ -60,7 +60,7 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub struct Results {
     /// Reads the result of one command. Returns `None` if the script never returns this result. If the result contains
-    /// another user's text that is no lock, the outcome is an error.
+    /// a value that this library did not write, the outcome is an error.
     pub read: fn(&mut Value) -> Option<Outcome>,
     /// Reads an error that is the result of one command, from its code and its detail. Returns `None` for other errors.
     pub read_error: fn(&str, &str) -> Option<Outcome>,

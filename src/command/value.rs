@@ -56,8 +56,8 @@ pub const NO_LOCK: &str = "the key holds no lock of this library";
 /// The start of the error for a fenced value's key that holds another program's value.
 pub const NO_FENCED_VALUE: &str = "the key holds no fenced value of this library";
 
-/// The µs in the value of a lock that plain commands have granted: they write the value before they know the token. It
-/// has sixteen digits, the same as a time.
+/// The placeholder for the µs in the value of a lock that plain commands have granted: they write the value before they
+/// know the token. The placeholder has as many digits as a time.
 pub const NO_TOKEN: &str = "0000000000000000";
 
 /// The parts of a lock's value, and the length of its queue.
@@ -128,12 +128,12 @@ pub fn token(micros: &str) -> Option<u64> {
     (micros <= micros_of(MAX_TOKEN)).then_some(micros << TOKEN_SHIFT)
 }
 
-/// The first fencing token of a grant at `micros`, at most [`MAX_MICROS`].
+/// The first fencing token of a grant at `micros`. `micros` must not exceed [`MAX_MICROS`].
 pub fn token_of(micros: u64) -> u64 {
     micros << TOKEN_SHIFT
 }
 
-/// The tokens of `first` and of the grants after it, each 1 µs later, up to the greatest token.
+/// The token `first` and the tokens of later grants, each 1 µs after the one before, up to the greatest token.
 pub fn consecutive_tokens(first: u64) -> impl Iterator<Item = u64> {
     let next = |token: &u64| Some(token + (1 << TOKEN_SHIFT)).filter(|next| *next <= MAX_TOKEN);
     iter::successors(Some(first), next)

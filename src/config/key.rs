@@ -1,4 +1,4 @@
-//! Keys: the name of a lock that a caller chooses, and the key that it has in Redis.
+//! The names of locks, which callers choose, and the keys of these locks in Redis.
 //!
 //! On a Cluster, all keys of one script call must share a slot. So the library's own keys for a lock are named after
 //! the lock's slot: [`KeyLayout`].
@@ -21,12 +21,12 @@ pub const RESERVED: char = '~';
 const FENCE: &str = "~fence";
 /// Follows the prefix in the key of the mark of a quorum's node.
 const DATA: &str = "~data";
-/// Between the prefix and the name in the key of a lock's queue, followed by `:`.
+/// The text between the prefix and the name in the key of a lock's queue, followed by `:`.
 const QUEUE: &str = "~queue";
-/// Between the prefix and the name in the key of a fenced value, followed by `:`.
+/// The text between the prefix and the name in the key of a fenced value, followed by `:`.
 const VALUE: &str = "~value";
 
-/// Between the prefix and the holder in the name of a client's channel.
+/// The text between the prefix and the holder in the name of a client's channel.
 const CHANNEL: &str = "~to:";
 
 /// [`Key::new`] refuses names that contain one of these words. Prefixes may be nested: under the prefix `app:`, a lock

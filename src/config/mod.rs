@@ -21,7 +21,7 @@ pub const DEFAULT_PREFIX: &str = "leasehold:";
 pub const MIN_TTL: Duration = Duration::from_millis(10);
 /// The greatest value of `max_ttl`.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// The default of `max_ttl` on a quorum: the default ttl. `max_ttl` is also the length of a quarantine.
+/// The default of `max_ttl` on a quorum: the default ttl. A node that may have lost its data abstains for `max_ttl`.
 pub const QUORUM_MAX_TTL: Duration = Duration::from_secs(30);
 /// The greatest value of `max_key_bytes`.
 const MAX_KEY_BYTES: usize = 64 * 1024;

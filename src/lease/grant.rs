@@ -25,7 +25,8 @@ pub struct Options {
     pub replicas: Option<Replicas>,
     /// How the lease holds its key.
     pub mode: Mode,
-    /// For this time from its grant on, the key stays taken, even if it was released. Zero for none.
+    /// How long the key stays taken after its grant, even if the lease is released earlier. Zero if a release frees the
+    /// key at once.
     pub min_hold: Duration,
 }
 
@@ -35,7 +36,7 @@ impl Options {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
     }
 
-    /// The ttl of a grant in Redis: at least `min_hold`, since a crash of the holder must not free the key before.
+    /// The ttl of a grant in Redis: at least `min_hold`, since a crash of the holder must not free the key earlier.
     pub fn first_ttl(&self) -> Duration {
         self.held_ttl().max(self.min_hold)
     }
@@ -97,8 +98,8 @@ const RENEWAL_STEPS: u32 = 128;
 /// The longest step. With longer steps, a client with many leases would renew too many of them at one moment.
 const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
 /// If many leases were renewed together, each of their next renewals moves earlier by a random time: at most this part
-/// (one sixteenth) of the time between renewals. This spreads the renewals, and causes 3 % more of them. With a larger
-/// part, they would spread sooner, but cause more requests.
+/// (one sixteenth) of the time between renewals. This spreads the renewals, and causes 3 % more of them. A larger part
+/// would spread them sooner, but cause more requests.
 const SPREAD: u32 = 16;
 
 fn renewal_step(every: Duration) -> Duration {

@@ -11,17 +11,18 @@
 //! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
 //! the validity finds the lease lost, whatever was reported before.
 //!
-//! A lease becomes lost at most once, in one of these cases: a pipeline confirms that its key is gone or has another
-//! value; its release does not find it before its validity ends; its validity or `max_hold` ends; or its client ends.
+//! A lease becomes lost at most once, in one of these cases: a pipeline confirms that the key is gone or has another
+//! value; the release does not find the lease in Redis, before the validity ends; the validity or `max_hold` ends; or
+//! the client ends.
 //! The state changes first. Then the loss signals, which are channels in the process, get the reason. The callbacks and
 //! the one event `lost` are queued for the callback thread last.
 //!
-//! While `unlock` waits for the reply, it keeps the listeners of the lease. Once the guard is gone, the lease has no
-//! listeners: the pipeline reports a loss that the reply to the release shows. The reply to a repeated release shows no
-//! loss, because an earlier attempt may have been carried out.
+//! While `unlock` waits for the reply, it keeps the listeners of the lease. After the drop of a guard, the lease has no
+//! listeners, so the pipeline reports a loss that the reply to the release contains. The reply to a repeated release
+//! shows no loss, because an earlier attempt may have been carried out.
 //!
-//! A held lock takes 176 bytes for its lease, an entry in the local queue and a timer. State that few leases need
-//! (callbacks, signals, a check, `max_hold`) is in a separate box, and locks share their options.
+//! A held lock takes 176 bytes for its lease, and also an entry in the local queue and a timer. State that few leases
+//! need (callbacks, signals, a check, `max_hold`) is in a separate box, and locks share their options.
 
 pub mod by_key;
 pub mod callbacks;
@@ -132,8 +133,8 @@ enum Phase {
 
 type LossCallback = Box<dyn FnOnce(LossReason) + Send>;
 
-/// The number of a guard among the guards of the client's reader leases. Other leases have one guard each, so their
-/// guards all have the number 0.
+/// A number that distinguishes the guards of the client's reader leases. A lease of another kind has one guard, with
+/// the number 0.
 pub type GuardNumber = u64;
 
 /// The number of a guard that is the only one of its lease.
@@ -228,7 +229,7 @@ impl Lease {
             state: Mutex::new(State {
                 phase: Phase::Held,
                 valid_until,
-                // Redis granted the lock before `since`. 2 % allow for clocks that run at different speeds.
+                // Redis granted the lock before `since`. The added 2 % allow for clocks that run at different speeds.
                 key_until: grant.since.after(first_ttl + first_ttl / 50),
                 capped,
                 renew_at,
@@ -396,8 +397,8 @@ impl Lease {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
-    /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the listeners that the
-    /// release had `detached`. Returns the reason, which names a client that unlocked the lease by force.
+    /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the `detached`
+    /// listeners. Returns `reason`, or `ForceUnlocked` if the client that unlocked the lease by force is known.
     pub fn lose_released(&self, mut detached: LeaseRemains, reason: LossReason) -> LossReason {
         let mut state = self.state.lock();
         debug_assert_eq!(state.phase, Phase::Released);
@@ -486,8 +487,8 @@ impl Lease {
         }
     }
 
-    /// Removes the listeners of a guard that has ended while the lease has others. Drops callbacks of users, so callers
-    /// hold no mutex. If the lease was lost before, its listeners were notified.
+    /// Removes the listeners of a guard that has ended while the lease still has other guards. Drops callbacks of
+    /// users, so callers must hold no mutex. If the lease was lost before, its listeners were notified.
     pub fn remove_listeners(&self, now: MonotonicTime, guard: GuardNumber) {
         let mut state = self.lock_and_expire(now);
         let extras = state.extras.as_mut();
@@ -555,7 +556,8 @@ impl State {
         self.extras.get_or_insert_default()
     }
 
-    /// Marks the lease as lost. Returns the reason: the name of the client that unlocked it by force, if it is known.
+    /// Marks the lease as lost. Returns `reason`, or `ForceUnlocked` if the client that unlocked the lease by force is
+    /// known.
     fn end_as_lost(&mut self, mut reason: LossReason) -> LossReason {
         if matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. })
             && let Some(by) = self.forced_by()

@@ -20,7 +20,7 @@ fn lease() -> (Lease, impl Fn()) {
     (lease, deliver)
 }
 
-/// Also returns the number of reported losses.
+/// Returns a held lease, a function that runs the queued callbacks, and the number of reported losses.
 fn counted_lease() -> (Lease, impl Fn(), Arc<AtomicU32>) {
     let (callbacks, deliver) = CallbackExecutor::for_model();
     let reported = Arc::new(AtomicU32::new(0));

@@ -74,7 +74,7 @@ impl Lease {
             // A check that is queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);
         }
-        // The key may not be tracked because too many keys were. Each renewal tries again.
+        // A key stays untracked if too many keys are tracked when its tracking is due. Each renewal tries again.
         let again = renew && state.track_at.is_none() && !state.tracked;
         let track = state.track_at.take_if(|at| *at <= now).is_some() || again;
         let extras = state.extras.as_mut();
@@ -104,7 +104,7 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Marks the key as tracked if the lease is held and `has_room` returns true. Returns whether it did.
+    /// Marks the key as tracked if the lease is held and `has_room` returns true. Returns whether the key is marked.
     pub fn track_if(&self, has_room: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -118,7 +118,7 @@ impl Lease {
         state.tracked
     }
 
-    /// Makes the tracking of the key, which also reads the key, due at `at`. Sets no timer.
+    /// Sets the time at which the key is tracked again, which also reads the key. Sets no timer.
     pub fn track_again_at(&self, at: MonotonicTime) {
         self.state.lock().track_at = Some(at);
     }
@@ -262,7 +262,7 @@ impl Lease {
     }
 
     /// Records that Redis has not confirmed a change of the ttl to `asked`. Redis may still get the request while the
-    /// key exists. `retry_at` is the time of the next try, if this was a renewal.
+    /// key exists. `retry_at` is the time of the next try, if the change was a renewal.
     pub fn fail_ttl_change(
         &self,
         now: MonotonicTime,

@@ -23,7 +23,7 @@ pub struct Ticket {
     pub key: Key,
     pub lease: LeaseId,
     pub token: u64,
-    /// The old holder's settings. `max_hold` is the time that is left of it.
+    /// The old holder's settings, but `max_hold` is the rest of the old holder's `max_hold`.
     pub options: Options,
     /// The longest time for which Redis may have the key.
     pub key_left: Duration,
@@ -36,7 +36,7 @@ impl Ticket {
         // Text from a file or a pipe ends with a newline.
         let text = text.trim_end_matches(['\n', '\r']);
         if text.contains(char::is_control) {
-            // The second line may be another ticket, which an error with the key would show.
+            // The second line may be another ticket. An error that shows the key would show this line.
             return Err(invalid("the ticket is not one line of text"));
         }
         let mut words = text.splitn(9, ' ');

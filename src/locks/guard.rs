@@ -20,8 +20,8 @@ use crate::report::released::Released;
 use crate::util::clock::MonotonicTime;
 use crate::util::text::Shown;
 
-/// A held lease. Its drop hands the lease off to a waiting thread of the client, or writes its release to Redis. Several
-/// guards of readers may share a lease: the drop of the last one releases it.
+/// A held lease. Its drop hands the lease off to a waiting thread of the client, or writes its release to Redis.
+/// Several guards of readers may share a lease: the drop of the last one releases it.
 ///
 /// Each public guard is a struct around a `Guard`. The macro [`guard!`] gives it the methods that all guards have.
 pub struct Guard {
@@ -30,7 +30,7 @@ pub struct Guard {
     /// `None` if no listener receives the duration of the hold.
     granted_at: Option<MonotonicTime>,
     observed: observe::HoldSpan,
-    /// Names the listeners of this guard.
+    /// Identifies the signals and callbacks of this guard.
     number: GuardNumber,
     /// Set once a call ends the hold, so the drop does not release the lock again.
     has_ended: bool,
@@ -55,7 +55,7 @@ impl Guard {
         }
     }
 
-    /// A further guard of a reader's lease, without a request.
+    /// Makes another guard of a reader's lease, without a request.
     pub fn share(&self) -> Self {
         if let Ok(client) = self.client.live() {
             client.acquirer.add_guard(&self.lease);
@@ -242,7 +242,8 @@ impl RefUnwindSafe for Guard {}
 
 /// Implements what all guards have in common, for a public struct around a [`Guard`].
 ///
-/// `guard!(MutexGuard, client.mutex("k").lock())` names the type, and an expression that acquires it for the examples.
+/// `guard!(MutexGuard, client.mutex("k").lock())` names the type, and an expression that acquires such a guard, for the
+/// examples.
 macro_rules! guard {
     ($Guard:ident, $example:expr) => {
         /// # After a fork
@@ -253,15 +254,15 @@ macro_rules! guard {
             /// Releases the lock and waits for Redis to confirm it, for at most one
             /// [`command_timeout`](crate::Builder::command_timeout).
             ///
-            /// Fails only if the lock was lost. If Redis does not confirm the release, the lock was held until this
-            /// call, so the work is finished: this returns [`Released::Unconfirmed`](crate::Released::Unconfirmed), and
-            /// a thread of the client repeats the release. If Redis lost the key just before it became unreachable,
-            /// that loss is not detected.
+            /// Fails only if the lock was lost. If Redis does not confirm the release, this call returns
+            /// [`Released::Unconfirmed`](crate::Released::Unconfirmed), since the lock was held until then, and a
+            /// thread of the client repeats the release. If Redis lost the key just before it became unreachable, that
+            /// loss is not detected.
             ///
             /// # Errors
-            /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. A loss that only
-            /// this call finds is reported as any other: the callbacks of [`on_lost`](Self::on_lost) run, and the
-            /// signals become ready.
+            /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. If this call is
+            /// the first to detect the loss, the loss is reported as usual: the callbacks of [`on_lost`](Self::on_lost)
+            /// run, and the signals become ready.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -303,7 +304,7 @@ macro_rules! guard {
                 self.guard.remaining()
             }
 
-            /// Whether the lock was lost. Sends no request: at the end of its validity the lock is lost, even if Redis
+            /// Whether the lock was lost. Sends no request. At the end of its validity, the lock is lost even if Redis
             /// still has the key.
             ///
             /// ```

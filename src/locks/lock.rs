@@ -1,14 +1,13 @@
-//! The common part of all public lock types: their settings, and the calls that acquire them. Each is written here
-//! once.
+//! The settings that all public lock types share, and the calls that acquire them.
 //!
-//! [`Lock`] holds the client, the key and the settings, and turns them into one request to `acquire`. A public type is a
-//! struct around a `Lock`. Two macros give it its methods: [`settings!`] and [`calls!`]. The type itself adds what only
-//! it can do, and its `acquire`, which wraps a [`Guard`] in the type's own guard.
+//! [`Lock`] holds the client, the key and the settings, and turns them into one request to `acquire`. A public type is
+//! a struct around a `Lock`. Two macros, [`settings!`] and [`calls!`], give the type its methods. The type itself adds
+//! an `acquire`, which wraps a [`Guard`] in the type's own guard, and the methods that other types do not have.
 //!
 //! Why not type aliases, such as `type Mutex = Lock<Exclusive>`? A user reads signatures and error messages, and those
 //! would contain `Result<Guard<K>, Error>` and `Guard<Exclusive>` instead of `MutexGuard`. Links to `Mutex::lock` would
-//! lead to the page of `Lock`. An alias cannot rename a call either, but a read-write lock has `read` and `write`, and
-//! a semaphore `acquire`. With the macros, each type has a page with its own names and examples.
+//! lead to the page of `Lock`. An alias cannot rename a call either: a read-write lock needs `read` and `write`, and a
+//! semaphore `acquire`. With the macros, each type has a page with its own names and examples.
 
 use std::fmt::DebugStruct;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -38,12 +37,12 @@ pub struct Lock {
     pub replicas: Option<Replicas>,
     pub cancel: Option<Receiver<()>>,
     pub mode: Mode,
-    /// Zero for none.
+    /// Zero without this setting.
     pub min_hold: Duration,
 }
 
 /// The longest time for which a forced release waits until the holder's client listens for notifications. The script
-/// asks for this wait only if the grant is less than a second old, or if its value contains no time.
+/// asks for this wait only if the grant is less than a second old, or if the lock's value contains no time.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
 /// The pause between two requests of a forced release during that wait.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
@@ -95,7 +94,7 @@ impl Lock {
         Ok(lease.map(|lease| Guard::new(lease, self.client.clone())))
     }
 
-    /// The parts of the client, and the request for this lock. Checks the settings.
+    /// Checks the settings. Returns the parts of the client, and the request for this lock.
     pub fn prepare(&self) -> Result<(&Handle, LockRequest), Error> {
         let named = |error: Error| error.with_key(self.name());
         let client = self.client.live().map_err(named)?;
@@ -174,7 +173,7 @@ impl Lock {
                 lease,
                 must_notify: elapsed < NOTIFY_WITHIN,
             });
-            // A slow reply to the last request that waits for the holder's client leaves less time for the next one.
+            // All requests of this loop together take at most a command time-out plus `NOTIFY_WITHIN`.
             let left = (command_timeout + NOTIFY_WITHIN).saturating_sub(elapsed);
             match client.ask_within(force, left.min(command_timeout))? {
                 Reply::Done => return Ok(true),
@@ -182,8 +181,8 @@ impl Lock {
                     released_by_some |= by_some;
                     park_timeout(NOTIFY_PAUSE);
                 }
-                // If earlier requests of this loop have released the lock on some nodes of a quorum, this one has on
-                // the others.
+                // If earlier requests of this loop have released the lock on some nodes of a quorum, this request has
+                // released it on the others.
                 _ => return Ok(released_by_some),
             }
         }
@@ -227,7 +226,7 @@ fn check_permits(mode: Mode) -> Result<(), Error> {
 impl UnwindSafe for Lock {}
 impl RefUnwindSafe for Lock {}
 
-/// A guard, as the calls with a closure use it.
+/// The methods of a guard that the calls with a closure use.
 pub trait ClosureGuard: Sized {
     /// Runs `work` in the span of the hold.
     fn run<T>(&self, work: impl FnOnce() -> T) -> T;
@@ -245,8 +244,8 @@ pub fn run_under<G: ClosureGuard, T>(guard: G, work: impl FnOnce(&G) -> T) -> Re
 
 /// Implements the settings of a public type around a [`Lock`], its `key` and its debug output.
 ///
-/// `settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend)` names the type, an expression that makes it for the
-/// examples, its call that waits, and the method that extends a held lock.
+/// `settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend)` names the type, an expression that makes a lock for
+/// the examples, the call that waits for the lock, and the method that extends it.
 macro_rules! settings {
     ($Type:ident, $example:expr, $lock:ident, $Guard:ident::$extend:ident) => {
         /// # How long a lock lasts
@@ -264,8 +263,8 @@ macro_rules! settings {
         #[doc = concat!("[`", stringify!($Guard), "::extend`](crate::", stringify!($Guard), "::extend)")]
         /// makes any of these locks last longer, up to `max_hold`.
         impl $Type {
-            /// Sets the ttl of this lock. The client renews the lock while it is held, so the ttl is how long waiters
-            /// wait at most after a crash of the holder. For a lock that ends by itself, use
+            /// Sets the ttl of this lock. The client renews the lock while it is held, so the ttl is the longest time
+            /// for which waiters wait after a crash of the holder. For a lock that ends by itself, use
             /// [`fixed_ttl`](Self::fixed_ttl) or [`max_hold`](Self::max_hold). 10 ms to
             /// [`Builder::max_ttl`](crate::Builder::max_ttl). Defaults to [`Builder::ttl`](crate::Builder::ttl).
             ///
@@ -477,9 +476,10 @@ macro_rules! calls {
             ///
             /// # Errors
             #[doc = concat!("The errors of [`", stringify!($lock), "`](Self::", stringify!($lock), ") except")]
-            /// `Cancelled`. If Redis is away, the call fails with `Unavailable` or `Timeout` after one attempt; the
-            /// `outage_timeout` does not apply. This call fails at once if an address refuses connections that has
-            /// never worked; see [`connect_timeout`](crate::Builder::connect_timeout).
+            /// `Cancelled`. If Redis is away, the call fails with `Unavailable` or `Timeout` within one
+            /// [`command_timeout`](crate::Builder::command_timeout); the `outage_timeout` does not apply. If an address
+            /// that has never worked refuses connections, this call fails at once: see
+            /// [`connect_timeout`](crate::Builder::connect_timeout).
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -494,14 +494,13 @@ macro_rules! calls {
             }
 
             #[doc = concat!("Waits for ", $what, " for at most `timeout`; returns `Ok(None)` if other holders had it until")]
-            /// then. Each request ends with `timeout`, but it has at least 100 ms for its reply. If `timeout` is zero,
+            /// then. Each request ends after `timeout`, but has at least 100 ms for its reply. If `timeout` is zero,
             #[doc = concat!("this call does the same as [`", stringify!($try_lock), "`](Self::", stringify!($try_lock), ").")]
             ///
             /// # Errors
             #[doc = concat!("The errors of [`", stringify!($lock), "`](Self::", stringify!($lock), "). If Redis is")]
             /// away, the client tries again until `timeout` has passed; the `outage_timeout` does not apply.
-            /// `Unavailable` also if all replies were missing until the deadline, and earlier replies did not report
-            /// another holder.
+            /// `Unavailable` also if `timeout` passes before Redis has replied at all.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
@@ -536,7 +535,7 @@ macro_rules! calls {
             /// # Errors
             #[doc = concat!("The errors of [`", stringify!($lock), "`](Self::", stringify!($lock), "), and `LeaseLost`")]
             /// if the client finds that the lock was lost before `work` returned. `Forked` if `work` forks the process
-            /// and returns in the child. A release that Redis does not confirm is no error.
+            /// and returns in the child. A release that Redis does not confirm is not an error.
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;

@@ -1,5 +1,5 @@
-//! The types that users lock with: mutexes and their guards, transactions and fenced values under a lock, and
-//! descriptions of locks.
+//! The types that users lock with: locks of all kinds and their guards, work that runs once, transactions, fenced
+//! values, and descriptions of locks.
 
 pub mod fenced;
 pub mod guard;

@@ -57,15 +57,15 @@ impl Mutex {
         Ok(self.lock.acquire(until)?.map(MutexGuard::new))
     }
 
-    /// Keeps the lock taken for at least `min_hold` from each grant, by the clock of Redis, even if it is released
-    /// before, or its holder crashes. So the lock is granted at most once in each `min_hold`: for work that must not run
+    /// Keeps the lock taken for at least `min_hold` from each grant, by the clock of Redis, even if its holder releases
+    /// it earlier or crashes. So the lock is granted at most once in each `min_hold`. Use it for work that must not run
     /// too often. Waiting clients get the lock when the time has passed. 10 ms to
     /// [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// After the release, [`inspect`](Self::inspect) still shows the former holder, and
-    /// [`force_unlock`](Self::force_unlock) ends the rest of the time. The client never hands such a lock off to another
-    /// of its threads. A [ticket](MutexGuard::into_ticket) does not contain the setting, so the adopter's release frees
-    /// the lock at once. On a [quorum](Client::quorum), the calls fail with `Unsupported`.
+    /// [`force_unlock`](Self::force_unlock) ends the rest of the time. The client never hands such a lock off to
+    /// another of its threads. A [ticket](MutexGuard::into_ticket) does not contain the setting, so the adopter's
+    /// release frees the lock at once. On a [quorum](Client::quorum), the calls fail with `Unsupported`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -136,10 +136,10 @@ impl Mutex {
     /// notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
     /// tokens refuse the late writes of the holder.
     ///
-    /// Takes one more request than [`inspect`](Self::inspect). If the holder's client is not subscribed, takes up to a
-    /// second longer while the grant may be less than a second old: a client subscribes when it has held a lock for
-    /// 30 ms or has to wait for a lock. (The value of most locks that were free contains no time, so these locks count
-    /// as new.)
+    /// Sends one more request than [`inspect`](Self::inspect). If the holder's client is not subscribed yet, this call
+    /// waits for it for up to a second, unless the grant is older than that. A client subscribes when it has held a
+    /// lock for 30 ms or has to wait for a lock. (If the lock was free when it was acquired, its value usually contains
+    /// no time, and the grant counts as new.)
     ///
     /// # Errors
     /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was
@@ -167,15 +167,16 @@ impl Mutex {
 /// A held lock. Its drop releases the lock: it writes the release to Redis, and does not wait for the reply.
 ///
 /// A guard has no lifetime, so it can be stored in a struct, and moved to and dropped on another thread. If a thread of
-/// the same client waits for the lock, the drop hands the lock off to that thread instead. If the reply to the release
-/// shows that the lock was lost while it was held, the client calls [`EventHandler::lost`](crate::EventHandler::lost).
-/// [`unlock`](Self::unlock) waits for the reply. If Redis is away, a thread of the client repeats the release until the
-/// ttl has ended.
+/// the same client waits for the lock, the drop hands the lock off to that thread and does not release it. If the reply
+/// to the release shows that the lock was lost while it was held, the client calls
+/// [`EventHandler::lost`](crate::EventHandler::lost). [`unlock`](Self::unlock) waits for the reply. If Redis is away, a
+/// thread of the client repeats the release until the ttl has ended.
 ///
-/// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
-/// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
-/// channel ([`lost_signal`](Self::lost_signal)), or registers a callback ([`on_lost`](Self::on_lost)). Writes that must
-/// be correct even after a loss need the [`fencing_token`](Self::fencing_token).
+/// A lock in Redis is a lease. Even if it is renewed, it can be lost, for example by a pause of the whole process or by
+/// a fail-over. The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost),
+/// [`check`](Self::check)), waits for a channel ([`lost_signal`](Self::lost_signal)), or registers a callback
+/// ([`on_lost`](Self::on_lost)). Writes that must be correct even after a loss need the
+/// [`fencing_token`](Self::fencing_token).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -212,7 +213,7 @@ impl MutexGuard {
     ///
     /// The new holder gets the ttl, the time between renewals and the rest of `max_hold`. First, this call sets the
     /// full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply, the
-    /// lock has the rest of its ttl. Then the client stops renewing the lock: unless another client adopts it, it is
+    /// lock keeps the rest of its ttl. Then the client stops renewing the lock: unless another client adopts it, it is
     /// free when the ttl ends. `max_hold` does not count the time until the adoption.
     ///
     /// The adopter gets a greater token, and once the adopter has written with it, writes with your token are refused.
@@ -223,8 +224,8 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is dropped,
-    /// which releases the lock, so another process can acquire it at once.
+    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is
+    /// dropped, which releases the lock, so another process can acquire it at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -294,7 +295,8 @@ impl MutexGuard {
     /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
     /// [`Builder::max_transactions`](crate::Builder::max_transactions) transactions run at a time, each on a connection
     /// of its own: a slow `body` does not delay renewals and other locks. If `body` panics, the transaction is not
-    /// written. On a [`MemoryStore`](crate::MemoryStore), transactions fail with `Unsupported`.
+    /// written. On a [`MemoryStore`](crate::MemoryStore) and on a [quorum](Client::quorum), transactions
+    /// fail with `Unsupported`.
     ///
     /// # Errors
     /// After all errors but `Timeout` and `Protocol`, the transaction was not written.

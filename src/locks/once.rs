@@ -1,4 +1,5 @@
-//! Runs a piece of work once for each name: a lock, and a record of the run as the fenced value of the same name.
+//! Runs a piece of work once for each name. The caller holds the lock of this name during the run, and stores a record
+//! of the run as the fenced value of this name.
 //!
 //! The record is text and bytes: `once1 <state> <token> <start> <end> <holder>`, a line feed, and the result. The state
 //! is `done` or `started`. The times are µs since 1970 by the clock of Redis. The record of a start has `-` as its end.
@@ -38,14 +39,14 @@ const REPLY_RESERVE: usize = 1_024;
 
 /// A piece of work that runs once for its name, no matter how many processes ask for it. From [`Client::once`].
 ///
-/// The name says which occurrence is meant: `report:2026-11-28T02:00Z`, for example, an instant in UTC. leasehold does
-/// not schedule: your scheduler computes the name, and so it decides about time zones and differences of clocks. All
-/// processes that compute the same name share one run. To catch up on a missed run, call [`run`](Self::run) with its
-/// name.
+/// The name identifies one occurrence of the work, for example by an instant in UTC: `report:2026-11-28T02:00Z`.
+/// leasehold does not schedule: your scheduler computes the name, and so decides about time zones and differences of
+/// clocks. All processes that compute the same name share one run. To catch up on a missed run, call [`run`](Self::run)
+/// with its name.
 ///
-/// While the work runs, its caller holds the [`Mutex`] of this name, which the client renews. When the work has returned
-/// `Ok`, its result is stored as the record of the run, and the lock is released. Redis [keeps](Self::keep) the record
-/// for seven days. Until then, every call returns [`Run::Done`] with the record, by one request.
+/// While the work runs, its caller holds the [`Mutex`] of this name, which the client renews. When the work has
+/// returned `Ok`, its result is stored as the record of the run, and the lock is released. Redis [keeps](Self::keep)
+/// the record for seven days. Until then, every call returns [`Run::Done`] with the record, by one request.
 ///
 /// # At least once, or at most once
 ///
@@ -62,22 +63,22 @@ const REPLY_RESERVE: usize = 1_024;
 /// | Redis cannot be reached when the work has returned | the client tries to write the record for [`outage_timeout`](crate::Builder::outage_timeout); if that fails, another caller may run it | the client tries for the same time; if that fails, the others get [`Run::Interrupted`] |
 /// | Redis loses its data, or a replica without the record takes over | **it may run again** | **it may run again** |
 ///
-/// Redis has one record of the name: that of the run with the greatest fencing token. In the first column, the work may
-/// have had its effects more than once by then. If it changes data elsewhere, pass the
+/// Redis has one record of the name: that of the run with the greatest fencing token. By default, the work may have had
+/// its effects more than once by then. If it changes data elsewhere, pass the
 /// [fencing token](MutexGuard::fencing_token), or give the name to a service that accepts it as an idempotency key.
 ///
 /// # Callers that wait
 ///
 /// [`run`](Self::run) waits while another caller's work runs, and then returns its record. The clients of the callers
-/// ask Redis to report a change of the record. Until the work ends, each caller sends one request, one more for each ttl
-/// of the lock, and one more with [`at_most_once`](Self::at_most_once). Then it sends another request for the record. If
-/// the work fails, the caller that asks first runs it.
+/// ask Redis to report a change of the record. Until the work ends, each caller sends one request, one more for each
+/// ttl of the lock, and one more with [`at_most_once`](Self::at_most_once). Then it sends another request for the
+/// record. If the work fails, the caller that asks first runs it.
 ///
-/// Redis does not report the release of a plain [`Mutex`] of the same name to these callers: they ask again when its ttl
-/// ends.
+/// Redis does not report the release of a plain [`Mutex`] of the same name to these callers: they ask again when its
+/// ttl ends.
 ///
-/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request: use a
-/// [`Mutex`] there, and store the record in the database that the work changes.
+/// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request: use
+/// a [`Mutex`] there, and store the record in the database that the work changes.
 ///
 /// ```
 /// # let client = leasehold::Client::memory()?;
@@ -124,8 +125,8 @@ pub enum Run<T> {
     Ran(T),
     /// An earlier call has run the work.
     Done(Record),
-    /// An earlier call with [`at_most_once`](Once::at_most_once) began the work, and did not record its end: its process
-    /// ended, the work panicked, or the lock was lost, for example. It is unknown how far the work came.
+    /// An earlier call with [`at_most_once`](Once::at_most_once) began the work, and did not record its end: its
+    /// process ended, the work panicked, or the lock was lost, for example. It is unknown how far the work came.
     /// [`Once::forget`] lets the work run again.
     Interrupted(Record),
 }
@@ -182,8 +183,8 @@ impl Record {
         UNIX_EPOCH + Duration::from_micros(self.started)
     }
 
-    /// When the work returned: the time of [`started_at`](Self::started_at), plus the duration that the client measured.
-    /// `None` if the work has not returned `Ok`.
+    /// When the work returned: the time of [`started_at`](Self::started_at), plus the duration that the client
+    /// measured. `None` if the work has not returned `Ok`.
     pub fn ended_at(&self) -> Option<SystemTime> {
         let ended = self.ended?;
         Some(UNIX_EPOCH + Duration::from_micros(ended))
@@ -251,8 +252,8 @@ impl Record {
     }
 }
 
-/// A result of work that [`Once`] can store: `()`, bytes, text, and whole numbers (as decimal text). Implement it for your
-/// own type, or let the work return the bytes of a serializer.
+/// A result of work that [`Once`] can store: `()`, bytes, text, and whole numbers (as decimal text). Implement it for
+/// your own type, or let the work return the bytes of a serializer.
 ///
 /// ```
 /// # let client = leasehold::Client::memory()?;
@@ -328,9 +329,9 @@ impl Once {
         Mutex::new(client, key).once()
     }
 
-    /// Sets for how long Redis keeps the record after a client has written it. Afterwards, the next caller runs the work
-    /// again. So choose a time that is much longer than the work takes, than a process can be stopped, and than any
-    /// process asks for this name. 10 ms to ten years. Defaults to seven days.
+    /// Sets for how long Redis keeps the record after a client has written it. Afterwards, the next caller runs the
+    /// work again. So choose a time that is much longer than the work, than any pause of a process, and than the time
+    /// during which processes ask for this name. 10 ms to ten years. Defaults to seven days.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -352,8 +353,8 @@ impl Once {
     }
 
     /// Records the start before the work begins, which takes one more request. If the process fails, the work does not
-    /// begin again: other callers get [`Run::Interrupted`] until [`forget`](Self::forget). If the work returns `Err`, the
-    /// client deletes the record of the start, and the next caller runs the work. The
+    /// begin again: other callers get [`Run::Interrupted`] until [`forget`](Self::forget). If the work returns `Err`,
+    /// the client deletes the record of the start, and the next caller runs the work. The
     /// [table](Self#at-least-once-or-at-most-once) compares both ways.
     ///
     /// ```
@@ -426,17 +427,17 @@ impl Once {
     /// Runs `work`, unless it has run already. Waits while another caller's work runs.
     ///
     /// `work` gets the guard of the lock: for [`check`](MutexGuard::check) between two steps, and for the
-    /// [fencing token](MutexGuard::fencing_token). Its result becomes the record, so it has to be [`Recordable`]: at most
-    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes) less 1 KiB. `E` is the error type of your work: `anyhow::Error`,
-    /// `Box<dyn Error>`, or any type with `From<leasehold::Error>`.
+    /// [fencing token](MutexGuard::fencing_token). Its result becomes the record, so it has to be [`Recordable`]: at
+    /// most [`max_reply_bytes`](crate::Builder::max_reply_bytes) less 1 KiB. `E` is the error type of your work:
+    /// `anyhow::Error`, `Box<dyn Error>`, or any type with `From<leasehold::Error>`.
     ///
-    /// If `work` calls `run` for the same name, the call waits for its own end, the same as for a [`Mutex`].
-    /// [`try_run`](Self::try_run) returns `Ok(None)` instead.
+    /// If `work` calls `run` for the same name, the inner call waits for the outer one without end, as with a
+    /// [`Mutex`]. [`try_run`](Self::try_run) returns `Ok(None)` instead.
     ///
     /// # Errors
     /// - The error of `work`, unchanged.
-    /// - `LeaseLost` if the lock was lost before its release: another caller may have run the work at the same time. The
-    ///   result is dropped; [`get`](Self::get) returns the record that Redis has.
+    /// - `LeaseLost` if the lock was lost before its release: another caller may have run the work at the same time.
+    ///   The result is dropped; [`get`](Self::get) returns the record that Redis has.
     /// - `Protocol` if the fenced value of this name is not a record; it stays as it is.
     /// - `TooLarge` if the result is too long for a record, and `Timeout` or `Unavailable` if Redis did not confirm the
     ///   record. In these cases the work has run, and the next caller runs it again, or gets [`Run::Interrupted`] with
@@ -468,7 +469,8 @@ impl Once {
     /// Runs `work`, unless it has run already. Drops `work` and returns `Ok(None)` if another caller's work runs now.
     ///
     /// # Errors
-    /// The errors of [`run`](Self::run) except `Cancelled`. If Redis is away, the call fails after one attempt.
+    /// The errors of [`run`](Self::run) except `Cancelled`. If Redis is away when the call begins, it fails within one
+    /// [`command_timeout`](crate::Builder::command_timeout).
     ///
     /// ```
     /// # let client = leasehold::Client::memory()?;
@@ -530,8 +532,8 @@ impl Once {
         self.try_run_for(deadline.saturating_duration_since(Instant::now()), work)
     }
 
-    /// The record of the run; `None` if the work has not run, or has begun without [`at_most_once`](Self::at_most_once).
-    /// Sends one request.
+    /// The record of the run; `None` if the work has not run, or has begun without
+    /// [`at_most_once`](Self::at_most_once). Sends one request.
     ///
     /// # Errors
     /// The errors of [`FencedValue::read`]; `Protocol` also if the fenced value of this name is no record.
@@ -573,7 +575,7 @@ impl Once {
         };
         let guard = MutexGuard::new(guard);
         self.get()?;
-        // Also without a record: a late record is then refused, and callers that wait ask again.
+        // Deletes even if there is no record: Redis then refuses a late record, and callers that wait ask again.
         self.value().delete(guard.fencing_token())?;
         guard.finish()?;
         Ok(true)
@@ -602,8 +604,8 @@ impl Once {
         }
     }
 
-    /// Takes the lock, unless a record settles the call. Returns `None` if the work runs elsewhere for as long as `until`
-    /// allows.
+    /// Takes the lock, unless a record settles the call. Returns `None` if another caller's work still runs at the time
+    /// in `until`.
     fn begin(&self, until: Until) -> Result<Option<Start<'_>>, Error> {
         self.check_store()?;
         self.check_keep()?;
@@ -701,9 +703,9 @@ enum Start<'a> {
     Begun(Begun<'a>),
 }
 
-/// A run that has begun. If the record of its end is not written, the drop sends requests, and waits for their replies:
-/// it deletes the value, so that another caller runs the work, or keeps the record of the start if the work must not run
-/// again. Callers that wait watch the value, so both ways change it.
+/// A run that has begun. If the record of its end is not written, the drop sends requests, and waits for their replies.
+/// It deletes the value, so that another caller runs the work. If the work must not run again, the drop writes the
+/// record of the start again instead. Callers that wait watch the value, so they ask again in both cases.
 struct Begun<'a> {
     once: &'a Once,
     /// The record of the start.
@@ -737,8 +739,8 @@ impl Begun<'_> {
         self.guard.take().map_or(Ok(()), MutexGuard::finish)
     }
 
-    /// The token under which the run ends. It is greater than that of the start, so a late start is refused. The next
-    /// grant has a greater token.
+    /// The token under which the run ends. It is greater than that of the start, so Redis refuses a late record of the
+    /// start. The token of the next holder is not smaller.
     fn last_token(&self) -> u64 {
         self.start.token + 1
     }
@@ -747,8 +749,7 @@ impl Begun<'_> {
         self.guard.as_ref().expect("the guard is taken at the end")
     }
 
-    /// Writes the record, or deletes the value if there is none. Repeats that while Redis is away, for `outage_timeout`
-    /// at most and only while the lock is held. A repetition does no harm, since it has the same token.
+    /// Writes the record, or deletes the value if there is none: see [`FencedValue::change_under`].
     fn write(&self, token: u64, record: Option<&Record>) -> Result<(), Error> {
         let client = &self.once.lock.client;
         let value = self.once.value();

@@ -1,9 +1,9 @@
 //! A lock that its holder's thread can lock again. The first guard acquires the lock as a plain mutex does, so Redis
 //! and other threads see one plain lock. Further guards send no request and never wait.
 //!
-//! Each thread has a list of the locks that it holds, which is only an index: the guards own the lock, and the drop of
-//! the last one releases it. When a thread ends while locks are in its list, these locks are not renewed any more. They
-//! are not released either, because the state of the work is unknown.
+//! Each thread has a list of the locks that it holds. The list is only an index: the guards own the lock, and the drop
+//! of the last guard releases it. When a thread ends while locks are in its list, these locks are not renewed any more.
+//! They are not released either, because the state of the work is unknown.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::released::Released;
 
-/// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
+/// A lock that its holding thread can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///
 /// Locking again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
 /// these guards is dropped, in whatever order. For other threads the lock is a plain [`Mutex`].
@@ -29,8 +29,9 @@ use crate::report::released::Released;
 /// acquired it.
 ///
 /// A thread of a work-stealing pool, such as rayon's, may begin a second job while its first job waits for other jobs.
-/// If the first job holds the lock, the second job enters it, too, and a plain [`Mutex`] waits for its own thread until
-/// the deadline of the call. So do not wait for jobs of the pool while you hold a lock.
+/// If the first job holds a `ReentrantMutex`, the second job enters it, too. If the lock is a plain [`Mutex`], the
+/// second job waits for its own thread until the deadline of the call. So do not wait for jobs of the pool while you
+/// hold a lock.
 ///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
 /// client then does not release the lock, and only stops renewing it: the lock is lost with

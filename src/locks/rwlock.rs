@@ -22,13 +22,13 @@ use crate::util::id::HolderId;
 /// Readers and writers wait in one queue, in the order in which they asked. A reader that comes while a writer waits
 /// waits behind it, so readers do not starve a writer. Readers that are next in the queue enter together.
 ///
-/// Threads of one client share a lease: a reader enters without a request while another thread of its client reads, for
-/// at most [`max_hand_offs`](crate::Builder::max_hand_offs) readers and
-/// [`hand_off_time`](crate::Builder::hand_off_time), and while no thread of this client waits.
+/// The reading threads of one client share a lease. While one of them reads, another thread enters without a request,
+/// unless a thread of this client waits. At most [`max_hand_offs`](crate::Builder::max_hand_offs) readers enter in this
+/// way, within [`hand_off_time`](crate::Builder::hand_off_time).
 ///
-/// A thread that reads must not call [`read`](Self::read) again: if a writer waits in between, the second call waits for
-/// the writer, and the writer waits for the first guard. [Clone](RwLockReadGuard) the guard instead. A thread that reads
-/// cannot write before it has dropped its guard.
+/// A thread that reads must not call [`read`](Self::read) again: if a writer waits in between, the second call waits
+/// for the writer, and the writer waits for the first guard. [Clone](RwLockReadGuard) the guard instead. A thread that
+/// reads must not call [`write`](Self::write) either: it would wait for its own guard.
 ///
 /// # Where it works
 ///
@@ -155,8 +155,8 @@ impl RwLock {
     }
 }
 
-/// A lock held by a reader. The drop of the last guard that shares the lease releases it: it writes the release to
-/// Redis, and does not wait for the reply.
+/// A lock held by a reader. The drop of the last guard that shares the lease writes the release to Redis, and does not
+/// wait for the reply.
 ///
 /// A guard has no lifetime, so it can be stored in a struct, and moved to and dropped on another thread. A loss of the
 /// lease is reported by each of its guards: [`check`](Self::check), [`lost_signal`](Self::lost_signal),
@@ -229,9 +229,9 @@ impl fmt::Debug for RwLockReadGuard {
     }
 }
 
-/// A lock held by a writer. Its drop releases the lock, as that of a [`MutexGuard`].
+/// A lock held by a writer. Its drop releases the lock in the same way as the drop of a [`MutexGuard`].
 ///
-/// It dereferences to a [`MutexGuard`], so it has the same methods:
+/// A `RwLockWriteGuard` dereferences to a [`MutexGuard`], so it has the same methods:
 ///
 /// ```
 /// # let client = leasehold::Client::memory()?;

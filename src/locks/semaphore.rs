@@ -19,10 +19,11 @@ use crate::util::id::HolderId;
 ///
 /// # The limit belongs to the caller
 ///
-/// Redis stores no limit: each request brings its own, and gets permits while the permits that are held, together with
-/// its own, are not more than that. So nothing has to be set first. To change the limit, deploy programs with another
-/// number: until all of them have it, the greatest number in use bounds the permits. A lower limit takes no permit away.
-/// The event [`limits_differ`](crate::EventHandler::limits_differ) and [`inspect`](Self::inspect) show different limits.
+/// Redis stores no limit. Each request contains the caller's limit, and is granted if the held permits and the
+/// requested ones together do not exceed this limit. So you do not have to set a limit first. To change the limit,
+/// deploy programs with another number: until all of them have it, the greatest number in use bounds the permits. A
+/// lower limit takes no permit away. The event [`limits_differ`](crate::EventHandler::limits_differ) and
+/// [`inspect`](Self::inspect) show different limits.
 ///
 /// # Where it works
 ///
@@ -96,10 +97,11 @@ impl Semaphore {
         self
     }
 
-    /// Keeps each permit taken for at least `min_hold` from its grant, by the clock of Redis, even if it is released
-    /// before, or its holder crashes. So a semaphore of n permits is granted at most n times in each `min_hold`: an exact
-    /// limit of starts, whose callers wait in order. 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl). The client
-    /// never hands such permits off to another of its threads.
+    /// Keeps each permit taken for at least `min_hold` from its grant, by the clock of Redis, even if its holder
+    /// releases it earlier or crashes. So a semaphore grants at most its number of permits in each `min_hold`. Use it
+    /// to limit how often work starts: callers that exceed the limit wait in order. 10 ms to
+    /// [`Builder::max_ttl`](crate::Builder::max_ttl). The client never hands such permits off to another of its
+    /// threads.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -159,12 +161,12 @@ impl Semaphore {
     ///
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
     /// that is subscribed to notifications reports [`ForceUnlocked`](crate::LossReason::ForceUnlocked) within
-    /// milliseconds. Another client detects the loss at its next renewal, and reports `Deleted`. If the holder's client
-    /// is not subscribed, the call waits for up to a second.
+    /// milliseconds. A client that is not subscribed detects the loss at its next renewal, and reports `Deleted`. If
+    /// the holder's client is not subscribed, the call waits for up to a second.
     ///
     /// # Errors
-    /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the permits were
-    /// taken away: call [`inspect`](Self::inspect).
+    /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the permits
+    /// were taken away: call [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -191,8 +193,8 @@ impl Semaphore {
 /// A permit has no lifetime, so it can be stored in a struct, and moved to and dropped on another thread. If the next
 /// waiting thread of the same client asked with the same settings, the drop hands the permits off to it.
 ///
-/// Permits have no fencing token: several holders work at the same time, so a storage could not tell a late holder by a
-/// number. A holder learns of a loss by [`check`](Self::check), [`lost_signal`](Self::lost_signal) or
+/// Permits have no fencing token: several holders work at the same time, so a storage could not recognize a late holder
+/// by a number. A holder learns of a loss by [`check`](Self::check), [`lost_signal`](Self::lost_signal) or
 /// [`on_lost`](Self::on_lost).
 ///
 /// ```

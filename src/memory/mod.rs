@@ -5,8 +5,8 @@
 //! commands on a `MemoryStore` and on a real Redis, and compares replies, values, ttls and notifications. Another test
 //! plants differences in the scripts, and checks that the comparison finds each of them.
 //!
-//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move. Each command of a
-//! quorum checks the mark, as a new connection to Redis does.
+//! Servers in memory can be the nodes of a quorum. They share one clock, which a test can move. Each command to such a
+//! node first checks the mark of the node's data, as a new connection to Redis does.
 
 pub mod outage;
 #[cfg(test)]
@@ -381,8 +381,9 @@ impl MemoryNode {
         self.server.outage.drop_client(&self.holder);
     }
 
-    /// Carries out `command`. During an outage in which requests hang, waits for its end until `deadline`. If the
-    /// command fails because of an outage, a release is kept, and carried out when the outage ends.
+    /// Carries out `command`. During an outage in which requests hang, waits until `deadline` for the end of the
+    /// outage. If the outage makes a release fail, the server keeps the release, and carries it out when the outage
+    /// ends.
     fn carry_out(
         &self,
         command: &Command,
@@ -405,7 +406,7 @@ impl MemoryNode {
             .server
             .change_as_node(&self.holder, self.quarantine, |keyspace, step| {
                 if votes {
-                    // Does what Redis does on a new connection.
+                    // Checks the node's data, as a new connection to Redis does.
                     keyspace.check_data(step);
                 }
                 keyspace.execute(command, step)

@@ -153,7 +153,8 @@ impl Outage {
         if !over.is_empty() {
             self.changed.notify_all();
         }
-        // A dropped release reports that it has ended, which locks other mutexes. So this one is unlocked before.
+        // A dropped release reports that it has ended, which locks other mutexes. So the mutex of this outage is
+        // unlocked first.
         drop(over);
     }
 

@@ -48,8 +48,8 @@ impl Process {
     }
 }
 
-/// Counts one client of this process. The drop, after the client and its last thread have ended, takes it off the
-/// count.
+/// Counts one client of this process until the client and its last thread have ended. Then the drop takes the client
+/// off the count.
 pub struct ForkGuard(Process);
 
 impl ForkGuard {

@@ -11,8 +11,8 @@ use crate::process::fork::ForkGuard;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 
-/// Calls `call` for each item, each on its own thread, and passes the results with the index of their items to
-/// `collect`. A call that panics has no result. Returns after all calls have ended.
+/// Calls `call` for each item, each on its own thread, and passes each result with the index of its item to `collect`.
+/// A call that panics has no result. Returns after all calls have ended.
 pub fn call_each<I: Sync, T: Send>(
     items: &[I],
     call: impl Fn(&I) -> T + Sync,

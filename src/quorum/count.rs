@@ -65,8 +65,8 @@ impl Count {
         outcomes.iter().filter(|one| is_vote(one)).count() >= self.majority()
     }
 
-    /// The token of a grant: the greatest among the smallest tokens of a majority. Each majority is correct; this one
-    /// needs the fewest write-backs.
+    /// The token of a grant: the greatest token of the majority with the smallest tokens. Each majority is correct;
+    /// this one needs the fewest write-backs.
     pub fn grant(self, outcomes: &[Option<Outcome>]) -> Grant {
         let mut tokens: Vec<u64> = outcomes.iter().filter_map(granted).collect();
         tokens.sort_unstable();
@@ -80,8 +80,8 @@ impl Count {
         }
     }
 
-    /// The reply to an acquire that a majority has not granted. `None` unless a majority has voted, and one of its
-    /// nodes for another lease. `Contended` if a majority has voted for other leases and none for this one.
+    /// The reply to an acquire that a majority has not granted. `None` unless a majority has voted, and at least one of
+    /// its nodes for another lease. `Contended` if a majority has voted for other leases, and no node for this one.
     pub fn contention(self, outcomes: &[Option<Outcome>]) -> Option<Reply> {
         let granted = outcomes.iter().filter_map(granted).count();
         let contended = |outcome: &Option<Outcome>| match outcome {
@@ -93,7 +93,7 @@ impl Count {
             return None;
         }
         lefts.sort_unstable();
-        // After so many of the keys have expired, a majority is free.
+        // When this many of the keys have expired, the key is free on a majority.
         let needed = self.majority().saturating_sub(granted).max(1);
         let expires_in = lefts[needed.min(lefts.len()) - 1];
         let may_be_taken = lefts.len() >= self.majority();

@@ -87,7 +87,7 @@ enum Found {
     },
 }
 
-/// The state of a node that the outcomes of its requests show.
+/// The state of a node, as the outcomes of its requests show it.
 enum Sign {
     Votes,
     Abstains(Duration),
@@ -138,8 +138,8 @@ impl Default for Health {
 
 impl Health {
     /// Records the outcomes of requests; `None` stands for a request without a reply. `need_votes`: a node in
-    /// quarantine does not carry these requests out. A vote does not end a failure, since a node that refuses writes
-    /// still votes on keys that are taken. A reply that the node is in quarantine ends it.
+    /// quarantine refuses these requests. A vote does not end a failure, since a node that refuses writes still votes
+    /// on keys that are taken. A reply that the node is in quarantine ends the failure.
     pub fn record(
         &self,
         outcomes: &[Option<Outcome>],
@@ -541,7 +541,7 @@ mod tests {
         }
         assert_eq!(probe(None), FollowUp::Changed);
         assert!(health.is_failing());
-        // The client has a connection to a node that it has reached before.
+        // The client has reached the node before, so a probe without a reply is a failure.
         assert_eq!(probe(voted()), FollowUp::Changed);
         assert_eq!(probe(None), FollowUp::Changed);
     }

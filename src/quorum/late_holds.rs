@@ -1,9 +1,10 @@
 //! Late holds: requests that set the key of a held lock on nodes that are slower than the majority. After a majority
-//! has renewed a lease, each node that lacked the key or had not replied gets one. Renewals do not wait for late holds.
+//! has renewed a lease, each node that lacked the key or had not replied gets a late hold. Renewals do not wait for
+//! late holds.
 //!
-//! A lease has at most one late hold on each node. The next renewal replaces it once it has an outcome or is older than
-//! half of its ttl. A release withdraws a late hold that is not written yet, because the hold could arrive after the
-//! release.
+//! A lease has at most one late hold on each node. The next renewal replaces a hold that has an outcome, or is older
+//! than half of its ttl. A release withdraws a late hold that is not written yet, because the hold could arrive after
+//! the release.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::store::completion::{Completion, Submitted};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// With fewer holds than this, finished ones are not searched for.
+/// Finished holds are searched for only if there are at least this many holds.
 const FEWEST_TO_CHECK: usize = 256;
 
 /// The last late hold of each lease on each node.
@@ -42,7 +43,7 @@ impl LateHold {
 }
 
 impl LateHolds {
-    /// Begins a hold. Returns `None` if an earlier one, with this ttl or a longer one, is still under way and not older
+    /// Begins a hold. Returns `None` if an earlier hold with this ttl or a longer one is under way, and is not older
     /// than half of its ttl: the earlier hold keeps its place in the node's queue.
     pub fn begin(
         &self,
@@ -129,7 +130,7 @@ mod tests {
         assert!(!fourth.is_waited_for());
     }
 
-    /// No release ends the hold of a lease that has expired.
+    /// A lease that has expired is not released, so its hold has to end in another way.
     #[test]
     fn holds_with_outcomes_do_not_collect() {
         let (holds, now) = (LateHolds::default(), MonotonicTime::now());

@@ -19,7 +19,7 @@ pub struct QuorumLateReleases {
     reports: Reports,
     count: Count,
     names: Vec<String>,
-    /// The releases that have not ended on all nodes, by key and fencing token: [`MAX_OPEN`] at most.
+    /// The releases that at least one node has not ended yet, by key and fencing token: [`MAX_OPEN`] at most.
     open: Mutex<HashMap<(Key, u64), Progress>>,
 }
 
@@ -39,12 +39,12 @@ struct Progress {
     is_awaited: bool,
     /// True once the loss is reported, or once the caller has a reply, which tells it whether the lock was lost.
     is_loss_known: bool,
-    /// True once the delay is reported, or once the caller has a reply, so that it knows that the release was not late.
+    /// True once the delay is reported, or once the caller has a reply, and so knows that the release was not late.
     is_delay_known: bool,
 }
 
-/// The greatest number of open releases. The delay of further ones is not reported. A release may stay open for good:
-/// the node of a Cluster may redirect it, and then does not report its end.
+/// The greatest number of open releases. The delay of further ones is not reported. A release may stay open for good: a
+/// node of a Cluster may redirect the release, and then does not report its end.
 const MAX_OPEN: usize = 1 << 18;
 
 /// An empty map of open releases is made anew if it has more room than this.
@@ -84,7 +84,7 @@ impl QuorumLateReleases {
         })
     }
 
-    /// How many releases have not ended on all nodes.
+    /// How many releases at least one node has not ended yet.
     #[cfg(test)]
     pub fn open(&self) -> usize {
         self.open.lock().len()

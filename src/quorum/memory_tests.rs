@@ -288,12 +288,12 @@ fn a_token_is_written_back_to_a_majority_in_memory() {
     assert!(is_done(&quorum.unlock(0, first)));
     quorum.nodes[2].recover();
     quorum.nodes[0].fail(ErrorKind::Unavailable);
-    // Another client, which does not know of the first grant.
+    // The other client does not know of the first grant.
     let (_, second) = quorum.lock(1);
     assert!(micros_of(second) > micros_of(first.1));
 }
 
-/// The clock of one node is an hour ahead, and another node is away. The counters of the others do not follow.
+/// The clock of one node is an hour ahead, and another node is away. The counters of the other nodes do not follow.
 #[test]
 fn a_clock_far_ahead_spoils_no_counter() {
     let quorum = quorum(3);

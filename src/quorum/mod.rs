@@ -1,6 +1,6 @@
-//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. It sends each request to all
-//! nodes at once, and takes the outcome from the replies of a majority. docs/protocol.md says what is sent and why that
-//! is safe; `crates/quorum-model/` checks it.
+//! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. The store sends each request to
+//! all nodes at once, and takes the outcome from the replies of a majority. docs/protocol.md describes the requests and
+//! why they are safe; `crates/quorum-model/` checks the protocol.
 //!
 //! # One request
 //!
@@ -8,8 +8,8 @@
 //!    one `poll`, so quick replies wake no other thread.
 //! 2. After [`CALLER_READS_FOR`], the caller stops reading. Each node has a thread that reads the later replies. This
 //!    thread also writes requests to a node that is busy or silent, and all batches.
-//! 3. Once the replies of a majority decide, the caller waits for the others for at most [`slow_nodes::GRACE`]: each of
-//!    them may save a write-back. Requests that are not written yet are then dropped.
+//! 3. Once the replies of a majority decide, the caller waits at most [`slow_nodes::GRACE`] for the other replies: each
+//!    of them may save a write-back. Then the nodes drop the requests that are not written yet.
 //! 4. A node that was slower than that is *silent* for [`SILENT_FOR`]: callers do not wait for it. `slow_nodes` has the
 //!    exceptions.
 //!
@@ -22,14 +22,15 @@
 //!   node whose reply is missing. The nodes' pipelines undo no proposal by themselves, because a renewal may have
 //!   counted the node in the meantime.
 //! - A hold may set a missing key. So a hold must not overtake the release of its lease: it uses the pipeline of its
-//!   key, a batch has its holds before its releases, and the watchdog releases a lease again that ended during its
-//!   renewal ([`Store::renewals_set_keys`]).
-//! - A renewal with a ttl below `MIN_TTL` only asks. It changes no ttl, because a change would wake the waiters, and
-//!   each waiter's attempt would make the holder ask again.
-//! - A node's report never ends a lease: a renewal that changes nothing asks all nodes first.
+//!   key, a batch has its holds before its releases, and the watchdog repeats the release of a lease that ended during
+//!   a renewal ([`Store::renewals_set_keys`]).
+//! - A renewal with a ttl below `MIN_TTL` only asks whether the lease is held. It changes no ttl, because a change
+//!   would wake the waiters, and each waiter's attempt would make the holder ask again.
+//! - A node's report never ends a lease: the client first asks all nodes, by a renewal that changes nothing.
 //! - An inspection asks again while the nodes disagree, as they do while a lock changes hands.
-//! - A shutdown flushes all nodes. After a majority has flushed, it looks every 500 ms whether the other nodes' queues
-//!   of releases have become shorter. It closes the sockets of a node whose queue has not.
+//! - A shutdown flushes all nodes. After a majority has flushed, the shutdown checks every 500 ms whether the other
+//!   nodes' queues of releases have become shorter. If the queue of a node has not, the shutdown closes the node's
+//!   sockets.
 //! - An error names the answer of each node. Its kind is `NoQuorum`, or the kind of a lasting error that keeps a
 //!   majority from agreeing.
 //!
@@ -93,7 +94,7 @@ use crate::wire::pipeline::SentRequest;
 
 /// The greatest number of nodes.
 const MAX_NODES: usize = 9;
-/// A node is silent for this time after a request got no reply from it in time: callers do not wait for it.
+/// After a node has not replied to a request in time, it is silent for this time: callers do not wait for it.
 const SILENT_FOR: Duration = Duration::from_secs(1);
 /// A caller reads replies itself for this time. The nodes' threads read later ones.
 const CALLER_READS_FOR: Duration = Duration::from_millis(5);
@@ -101,8 +102,8 @@ const CALLER_READS_FOR: Duration = Duration::from_millis(5);
 /// keeps the keys that it has got: if all callers waited, a stopped node would block all clients that contend for a
 /// key. If none waited, a slow node could never outvote a key that a dead client has left on another node.
 const WAIT_FOR_SILENT_EVERY: u32 = 16;
-/// The time between the flush of a majority and the first check whether the other nodes make progress, if all of them
-/// are failing. In other cases, and between two checks, it is [`LONGEST_GRACE`].
+/// The time from the flush of a majority to the first check whether the other nodes make progress, if all these nodes
+/// are failing. In other cases, and between two checks, the time is [`LONGEST_GRACE`].
 const FAILING_FLUSH: Duration = Duration::from_millis(100);
 /// If the nodes disagree, an inspection waits this time for silent nodes. The time doubles with each attempt, up to
 /// [`LONGEST_GRACE`].
@@ -112,7 +113,6 @@ const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
 /// The features that a quorum does not have, with their alternatives.
 const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
                              write the value with a client of one server";
-
 const TICKETS: &str = "tickets; release the lock, and acquire it in the other process";
 
 const PERMITS: &str =
@@ -207,8 +207,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// `node` makes the node. It gets the receiver of the node's reports: the node's maintenance and the ends of its
-    /// releases stay here, and the client gets the other reports.
+    /// Calls `node` to make the node, with the receiver of the node's reports. The member handles requests for
+    /// maintenance and reports of releases, and the client gets the other reports.
     fn new<N: QuorumNode + 'static>(
         address: String,
         reports: Reports,
@@ -277,7 +277,7 @@ impl Member {
 /// The outcome of a ping, with the index of its node.
 type Pinged = (usize, Result<Duration, Error>);
 
-/// At most this many callers wait for the ping of a node. A further one replaces the oldest, which has probably
+/// At most this many callers wait for the ping of a node. A further caller replaces the oldest one, which has probably
 /// continued with the replies of a majority.
 const MOST_PINGS: usize = 1024;
 
@@ -301,8 +301,8 @@ impl Pings {
     }
 }
 
-/// A ping of this node that runs or is about to run. If its thread cannot start, or the ping panics, its drop discards
-/// the callers, which then get no outcome.
+/// A ping of this node that runs or is about to run. If the thread cannot start, or the ping panics, the drop of this
+/// value discards the callers, which then get no outcome.
 struct RunningPing(Option<Arc<Member>>);
 
 impl RunningPing {
@@ -579,8 +579,8 @@ impl QuorumStore {
         outcomes
     }
 
-    /// Sends a batch to each node. If the batch has a single command and the node is awaited, writes it on this thread.
-    /// Returns the requests that this thread has written.
+    /// Sends a batch to each node. If the batch has a single command and the node is awaited, writes the command on
+    /// this thread. Returns the requests that this thread has written.
     fn send_batches(
         &self,
         batches: Vec<(usize, Vec<Command>)>,
@@ -602,7 +602,7 @@ impl QuorumStore {
         sent_requests
     }
 
-    /// How long a request with a split vote waits for silent nodes: one caller in 16. Returns `None` for the others.
+    /// How long a request waits for silent nodes after a split vote. Returns `None` for callers that do not wait.
     fn grace_after_split_vote(&self, slow_nodes: SlowNodes) -> Option<Duration> {
         match slow_nodes {
             SlowNodes::Leave => {
@@ -626,7 +626,7 @@ impl QuorumStore {
     }
 
     /// The latest time that the node's clock may show at `time`, in µs. If the client has not connected to the node
-    /// yet, a time beyond all clocks.
+    /// yet, returns a time beyond all clocks.
     fn shown_at(&self, node: usize, time: MonotonicTime) -> u64 {
         let latest = self.members[node].node.latest_micros_at(time);
         latest.map_or(LONGEST_MICROS, |latest| latest.min(LONGEST_MICROS))
@@ -682,7 +682,8 @@ impl QuorumStore {
             |outcomes| self.count.contention(outcomes).is_some(),
         );
         // A node refuses the request as too late if its clock was set forward since the client last read the clock. The
-        // refusal contains the node's time, so the client can compute the end anew, and asks once more.
+        // refusal contains the node's time, so the client computes the latest time of the vote anew, and asks once
+        // more.
         let mut late = self.all();
         late.retain(|node| matches!(outcomes[*node], Some(Ok(Reply::TooLate { .. }))));
         if !late.is_empty()
@@ -740,16 +741,17 @@ impl QuorumStore {
         });
         let stored = written.iter().filter(|one| has_stored(one)).count();
         for (node, outcome) in asked.into_iter().zip(written) {
-            // This outcome is an error, and replaces the node's grant: the caller learns the reason, and the key is
-            // released there.
+            // An error replaces this node's grant: the caller learns the reason, and the client releases the key on
+            // this node.
             let outcome = match outcome {
                 Some(Ok(Reply::TooFarAhead)) => {
                     Some(Err(Error::new(ErrorKind::NoQuorum, TOO_FAR_AHEAD)))
                 }
                 other => other,
             };
-            // A hold without a reply may still arrive, and its error explains why there is no majority. If the node
-            // refused the hold, its first reply counts.
+            // The outcome of the hold replaces the node's reply to the proposal. Without a reply, the hold may still
+            // arrive and has to be undone. An error tells the caller why there is no majority. But if the node has
+            // refused the hold, its reply to the proposal stays.
             let was_refused = matches!(&outcome, Some(Ok(_))) && !has_stored(&outcome);
             if !was_refused || outcomes[node].is_none() {
                 outcomes[node] = outcome;
@@ -782,7 +784,7 @@ impl QuorumStore {
         released
     }
 
-    /// Withdraws late holds that are not written yet: they must not set the key after this release.
+    /// Withdraws the lease's late holds that are not written yet: they must not set the key after this release.
     fn end_late_holds(&self, release: &Release) {
         self.late_holds.end(release.lease, self.members.len());
     }
@@ -813,8 +815,8 @@ impl QuorumStore {
         )
     }
 
-    /// After a majority has released a lease by force, releases it on the other nodes. The forced release of such a
-    /// node may never be written, since its caller no longer waits.
+    /// After a majority has released a lease by force, releases it on the other nodes. The forced release may never be
+    /// written to these nodes, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
         let release = Release {
             min_hold: Duration::ZERO,
@@ -879,8 +881,8 @@ impl QuorumStore {
         }
     }
 
-    /// The hold that renews a lease. With a node, the hold also sets a missing key there, until one ttl after the given
-    /// time: the next renewal comes by then.
+    /// The hold that renews a lease. With `sets_on`, the hold also sets a missing key on that node, until one ttl after
+    /// the given time: the next renewal comes by then.
     fn hold_of(&self, renewal: &Request, sets_on: Option<(usize, MonotonicTime)>) -> Command {
         let Command::Renew(Renew {
             key,
@@ -897,9 +899,9 @@ impl QuorumStore {
         Lease { key, id, ttl }.hold(micros_of(*token), sets_missing)
     }
 
-    /// The holds that set the keys which nodes lack, for leases that have no majority without them: each with its node
-    /// and the index of its lease. For leases with a majority, queues the holds at the nodes. `now` is the time at which
-    /// the renewals began.
+    /// Makes the holds that set the keys which nodes lack. Queues the holds of leases that have a majority at the
+    /// nodes. Returns the other holds, each with its node and the index of its lease. `now` is the time at which the
+    /// renewals began.
     fn holds_of_missing(
         &self,
         renewals: &[&mut Request],
@@ -921,7 +923,7 @@ impl QuorumStore {
             for (node, outcome) in outcomes.iter().enumerate() {
                 let lacks_key = match outcome {
                     Some(Ok(Reply::Missing)) => true,
-                    // The node may lack the key. If this renewal is not written yet, the pipeline drops it.
+                    // The node may lack the key. If the node's renewal is not written yet, the pipeline drops it.
                     None => !self.members[node].health.is_failing(),
                     _ => false,
                 };
@@ -942,8 +944,8 @@ impl QuorumStore {
         to_set
     }
 
-    /// Sends holds, each with its node and the index of its lease, and waits `within` this time. Replaces the outcomes
-    /// of these nodes; `None` stands for a node without a reply.
+    /// Sends holds, each with its node and the index of its lease, and waits for their outcomes, `within` at most.
+    /// Replaces the outcomes of these nodes; `None` stands for a node without a reply.
     fn set_missing(
         &self,
         mut holds: Vec<(usize, usize, Command)>,
@@ -966,14 +968,15 @@ impl QuorumStore {
         let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
         let seen = self.clock.now();
         for ((node, lease, _), mut outcome) in holds.into_iter().zip(submitted.leave()) {
-            // If the hold came too late, this records the node's time, and the next renewal comes in time.
+            // If the hold came too late, this call records the node's time, and the next renewal comes in time.
             self.members[node].record_outcome(&mut outcome, sent, seen);
             of_leases[lease][node] = outcome;
         }
     }
 
     /// Inspects the key. Nodes disagree while a lock changes hands, so asks again until `deadline` while they do. If
-    /// they disagree for longer, the vote of a silent node may decide, so each attempt waits longer for such nodes.
+    /// they disagree for longer, the vote of a silent node may decide, so each attempt waits longer for such nodes. The
+    /// last attempt may begin too late for replies. Then the error has the votes of the attempt before.
     fn inspect(&self, command: &Command, deadline: MonotonicTime) -> Outcome {
         let has_voted = |outcomes: &[Option<Outcome>]| self.count.has_voted(outcomes);
         let is_decided = |outcomes: &[Option<Outcome>]| {
@@ -1283,7 +1286,7 @@ fn read_replies(
     voted_at
 }
 
-/// Whether a node in quarantine does not carry the command out.
+/// Whether a node in quarantine refuses the command.
 fn needs_vote(command: &Command) -> bool {
     matches!(
         command,

@@ -38,8 +38,8 @@ impl Proposals {
     }
 
     /// The next proposal. `times` are the known times of nodes, in µs. The proposal is later than the times of a
-    /// majority, even if the clocks of the other nodes are far ahead. Two calls return different
-    /// proposals, unless the first one was too far ahead of the clocks.
+    /// majority, even if the clocks of the other nodes are far ahead. Two calls return different proposals, unless the
+    /// first one was too far ahead of the clocks.
     pub fn next(&self, mut times: Vec<u64>, majority: usize) -> u64 {
         times.sort_unstable();
         let time = times.get(majority - 1).or(times.last());

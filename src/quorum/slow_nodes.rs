@@ -5,8 +5,9 @@
 //!
 //! After a split vote, the missing votes may decide. But a caller that waits for a stopped node keeps the keys that it
 //! has got, and blocks other clients. So only one caller in [`WAIT_FOR_SILENT_EVERY`](super::WAIT_FOR_SILENT_EVERY)
-//! waits for silent nodes. A renewal always waits, because it blocks no other client. Its wait blocks a worker of the
-//! watchdog, so the shortest ttl of the client limits it. If no vote comes, the next renewal of the lease asks again.
+//! waits for silent nodes. A renewal always waits, because it blocks no other client. The wait of a renewal blocks a
+//! worker of the watchdog, so the shortest ttl of the client limits the wait. If no vote comes, the next renewal of the
+//! lease asks again.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub const LONGEST_GRACE: Duration = PROBE_LIMIT;
 /// If the votes for a lease are split, renewals of the watchdog wait for slow nodes for this part of the shortest ttl,
 /// and at most [`LONGEST_GRACE`]. After a third of a ttl, the next renewal usually asks again.
 const SPLIT_BATCH_PART: u32 = 3;
-/// The same part for a renewal that is sent alone, so that its wait delays no other renewal.
+/// The part for a renewal that is sent alone: it may be larger, since this wait delays no other renewal.
 const SPLIT_RENEWAL_PART: u32 = 2;
 /// The least time for which a renewal waits for nodes that have reported a missing key and are now asked to set it.
 const SETS_WITHIN: Duration = Duration::from_millis(100);
@@ -64,8 +65,8 @@ impl SlowNodes {
     }
 }
 
-/// The ttls that a client has requested or renewed lately. Each counts until it has ended: the ttl of a held lock is
-/// renewed before.
+/// The ttls that a client has requested or renewed lately. Each ttl counts until it has ended: a lock that is still
+/// held has recorded it again by then.
 #[derive(Default)]
 pub struct RecentTtls(Mutex<Vec<RecentTtl>>);
 

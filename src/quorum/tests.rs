@@ -61,7 +61,7 @@ fn config(command_timeout: Duration) -> Config {
     Config {
         prefix: "p:".to_owned(),
         command_timeout,
-        // The thread of a killed server does not end while it tries to connect.
+        // A node's thread does not end while it tries to connect to a killed server.
         connect_timeout: command_timeout.min(Duration::from_secs(5)),
         ..Config::default()
     }
@@ -192,7 +192,8 @@ impl Fixture {
         self.end_late_holds();
     }
 
-    /// Locks the key on all nodes. Then stops the third node, so that a renewal leaves a late hold for it.
+    /// Locks the key on all nodes, stops the third node, and renews the lease. The renewal for the stopped node becomes
+    /// a late hold (see `late_holds`).
     #[track_caller]
     fn lock_with_a_late_hold(&self, servers: &[Server; 3], key: &Key) -> LeaseId {
         let (lease, token) = self.lock_on_all(servers, key);
@@ -203,7 +204,7 @@ impl Fixture {
         lease
     }
 
-    /// Ends late holds, so that they do not set a key again that a test deletes on a node.
+    /// Ends late holds: after a test has deleted a key on a node, a late hold could set it again.
     #[track_caller]
     fn end_late_holds(&self) {
         self.store.late_holds.end_all();
@@ -430,8 +431,8 @@ fn a_silent_node_is_left_to_its_thread() {
     assert_eq!(held, Some([true, false, true]));
 }
 
-/// A node replies 7.5 ms late, because a proxy delays requests and replies. A caller waits for 5 ms. If it waited for
-/// twice that time, the node would not become silent.
+/// A node replies 7.5 ms late, because a proxy delays requests and replies. A caller waits for 5 ms. If a caller waited
+/// for twice that time, the node would not become silent.
 #[test]
 fn a_slightly_slower_node_becomes_silent() {
     let servers = servers::<3>();
@@ -631,7 +632,7 @@ impl SlowDecider {
         let (client, proxy) = patient_behind_proxy(&servers, 2);
         let key = key("k");
         let (lease, token) = client.lock_on_all(&servers, &key);
-        // The probes have connected, so that requests do not wait for their logins.
+        // The probes connect first, so that requests do not wait for logins.
         client.end_probes(servers.len());
         ask(&servers[0], &["DEL", key.in_redis()]);
         proxy.delay(SHORT);
@@ -662,7 +663,7 @@ fn an_extension_waits_for_a_deciding_slow_node() {
     assert_eq!(renewed, Ok(Reply::Done));
 }
 
-/// The node needs 200 ms: more than an eighth of the ttl, and less than a third.
+/// The slow node needs 200 ms: more than an eighth of the ttl, and less than a third.
 #[test]
 fn renewals_wait_for_a_deciding_slow_node() {
     let it = SlowDecider::new();
@@ -1231,7 +1232,8 @@ fn a_release_needs_a_majority_of_nodes() {
     assert!(eventually(LONG, || is_free(&servers[2], &second)));
 }
 
-/// A majority restarts without its data, and cannot have granted the lock since.
+/// A majority restarts without its data. These nodes abstain, so they cannot have granted the lock to another lease, and
+/// its release succeeds.
 #[test]
 fn nodes_without_data_report_no_loss() {
     let mut servers = servers::<3>();
@@ -1289,7 +1291,7 @@ fn a_lock_is_unlocked_by_force_on_all_nodes() {
             must_notify,
         }))
     };
-    // Nothing happens while the holder's client may still be connecting.
+    // A forced release changes nothing while the holder's client may still be connecting.
     assert!(matches!(
         force(true),
         Ok(Reply::NotListening { .. } | Reply::Done)
@@ -1307,7 +1309,7 @@ fn a_forced_release_reaches_a_node_that_is_back() {
     let [client, operator] = [(); 2].map(|()| patient(&servers));
     let key = key("k");
     let (lease, _) = client.lock_on_all(&servers, &key);
-    // Each node is stopped once, since the calls also end in the order of the nodes.
+    // Stops each node in turn, since the calls are sent, and end, in the order of the nodes.
     for stopped in &servers {
         stopped.stop();
         let force = Command::ForceUnlock(ForceUnlock {
@@ -1438,7 +1440,7 @@ fn callers_of_pings_have_a_bound() {
     assert_eq!(pings.take().len(), MOST_PINGS);
 }
 
-/// The first ping ends before this node has replied to it.
+/// The first ping ends before the slow node has replied to it.
 #[test]
 fn an_earlier_ping_of_a_slow_node_counts() {
     let mut servers = servers::<3>();
@@ -1473,7 +1475,7 @@ fn a_flush_waits_for_a_silent_majority() {
     std::thread::scope(|scope| {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         let flush = scope.spawn(move || client.store.flush(far));
-        // With a later deadline, the flush also waits longer than for a silent node that a majority does not need.
+        // The flush waits until its deadline: longer than for a silent node that a majority does not need.
         let soon = MonotonicTime::now().after(5 * FAILING_FLUSH);
         assert!(client.store.flush(soon).is_err());
         assert!(MonotonicTime::now() >= soon);
@@ -1598,7 +1600,7 @@ fn after_a_restart(quarantine: Duration) -> AfterARestart {
     let key = key("k");
     let (lease, token) = clients[0].lock(&key);
     clients[0].hold_on_all(&servers, &key, lease, token);
-    // The same as if the request to the third node had been lost.
+    // This is the same as if the request to the third node had been lost.
     ask(&servers[2], &["DEL", key.in_redis()]);
     servers[1].restart().unwrap();
     AfterARestart {
@@ -1744,7 +1746,7 @@ fn release_of_guard(key: &Key, lease: LeaseId, token: u64, until: MonotonicTime)
     }
 }
 
-/// Forgotten entries do not fill the memory.
+/// Entries of ended releases do not fill the memory.
 #[test]
 fn ended_releases_of_guards_are_forgotten() {
     let mut servers = servers::<3>();

@@ -25,15 +25,15 @@ const LONGEST_NO_QUORUM: usize = 2_000;
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory), or too few
-    /// [replicas](crate::Builder::replicas) acknowledged. Never means that the lock has another holder.
+    /// [replicas](crate::Builder::replicas) acknowledged. This kind does not mean that the lock has another holder.
     Unavailable,
     /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
-    /// client releases it later. Never means that the lock has another holder.
+    /// client releases it later. This kind does not mean that the lock has another holder.
     Timeout,
     /// Fewer than a majority of the nodes of a [quorum](crate::Client::quorum) agreed in time. The message has the
     /// answer of each node: an error, no reply, that the lock is held, or that the node may have lost its data and does
-    /// not vote yet. If the request was to acquire the lock, the client releases it on each node that may have it.
-    /// Never means that a majority reports another holder.
+    /// not vote yet. If the request was to acquire the lock, the client releases it on each node that may have it. This
+    /// kind does not mean that a majority reports another holder.
     NoQuorum,
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
@@ -41,7 +41,7 @@ pub enum ErrorKind {
     /// name), the server refuses the client's certificate, or one side does not use TLS. The message names the case.
     Tls,
     /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
-    /// force. Also if an adoption succeeded but its reply was lost: the client has released that lock.
+    /// force. Also returned after an adoption whose reply was lost, since the client has released that lock.
     NotHeld,
     /// The text is not a ticket, or the ticket does not fit the client's settings. The message has the reason.
     InvalidTicket,
@@ -51,8 +51,8 @@ pub enum ErrorKind {
     LeaseLost,
     /// The wait for the lock was cancelled through [`Mutex::cancelled_by`](crate::Mutex::cancelled_by).
     Cancelled,
-    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. The
-    /// transaction was not written, and the lock is still held.
+    /// In each of 100 tries of a transaction, a watched key had changed. The transaction was not written, and the lock
+    /// is still held.
     Conflict,
     /// The client was shut down.
     Shutdown,
@@ -67,9 +67,9 @@ pub enum ErrorKind {
     /// both keys the same hash tag: `{user1}:cart` and `{user1}:orders`.
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
-    /// a transaction, a fenced value or a ticket on a [quorum](crate::Client::quorum); or the server, or a proxy, does
-    /// not know a command that the call needs, such as `WAIT` for [`Builder::replicas`](crate::Builder::replicas). The
-    /// call had no effect, or its effect is undone.
+    /// anything but a plain lock on a [quorum](crate::Client::quorum), such as a transaction, a fenced value, a ticket
+    /// or a semaphore; or the server, or a proxy, does not know a command that the call needs, such as `WAIT` for
+    /// [`Builder::replicas`](crate::Builder::replicas). The call had no effect, or its effect is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
@@ -80,8 +80,8 @@ pub enum ErrorKind {
     /// allows. The message names that limit.
     TooLarge,
     /// Unexpected data, in one of three cases. The key of a lock has a value that this library did not write; the
-    /// library leaves the value as it is. Or the server does not speak Redis' protocol. Or a command of a transaction
-    /// fails on the data in Redis.
+    /// library leaves the value as it is. Or the server does not speak Redis' protocol. Or a
+    /// command of a transaction fails on the data in Redis.
     Protocol,
 }
 

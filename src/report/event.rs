@@ -30,10 +30,11 @@ pub struct EventLock<'a> {
 
 /// Receives the events of a client. By default, every method ignores its event.
 ///
-/// `acquired`, `contended`, `limits_differ`, `unavailable`, `released` and `write_refused` run on the thread that called the library.
-/// The other methods run on the client's callback thread. During the call, the library holds none of its own mutexes,
-/// and it drops a panic of a method. Keep the methods short: a slow method delays its caller, or later callbacks, but
-/// never a renewal. If too many events are queued, some events are [dropped](Self::events_missed).
+/// `acquired`, `contended`, `limits_differ`, `unavailable`, `released` and `write_refused` run on the
+/// thread that has called the library. The other methods run on the client's callback thread. During the call, the
+/// library holds none of its own mutexes, and it drops a panic of a method. Keep the methods short: a slow method delays
+/// its caller, or later callbacks, but never a renewal. If too many events are queued, some events are
+/// [dropped](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -59,11 +60,11 @@ pub struct EventLock<'a> {
 pub trait EventHandler: Send + Sync + 'static {
     /// A lock was granted, or [adopted](crate::Client::adopt), after a wait of `waited`.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
-    /// A lock has another holder. `expires_in` is its ttl in Redis, or the rest of its validity if a thread of this
-    /// client holds it. Called once per call that waits.
+    /// A lock has another holder. `expires_in` is the lock's ttl in Redis, or the rest of the
+    /// validity if a thread of this client holds the lock. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A semaphore has permits under another limit than that of this call: `limit` is that of the call, and `other`
-    /// that of the newest permit. The calls of one program then have other rules than those of another one: see
+    /// that of the newest permit. So several programs use this semaphore with different limits: see
     /// [`Semaphore`](crate::Semaphore). Called at most once per call, if the call has to wait or is refused.
     ///
     /// ```
@@ -94,7 +95,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key, but not after the client was shut down or dropped. Called once per
     /// lock. The gauge `leasehold_release_retries` counts the releases that the client still retries. On a
-    /// [quorum](crate::Client::quorum), called if the release failed at so many nodes that no majority was left. The
+    /// [quorum](crate::Client::quorum), called if too few nodes are left for a majority that confirms the release. The
     /// error is `NoQuorum`, or a lasting one such as `Denied`.
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
     /// A held lock was renewed.
@@ -106,11 +107,10 @@ pub trait EventHandler: Send + Sync + 'static {
     fn max_hold_ending(&self, lock: EventLock<'_>, left: Duration) {}
     /// A held lock was lost. Called once for each lost lock, whichever call or thread of the client finds the loss.
     ///
-    /// This includes a loss that no call reports as `LeaseLost`: after a drop of the guard, or after an `unlock` that
-    /// returned
-    /// [`Unconfirmed`](crate::Released::Unconfirmed), the reply to the release may report that the key was gone before the end
-    /// of the validity. The reply to a repeated release is ignored, because Redis may have carried out the first
-    /// attempt.
+    /// This includes a loss that calls do not report as `LeaseLost`: after a drop of the guard, or after an `unlock`
+    /// that returned [`Unconfirmed`](crate::Released::Unconfirmed), the reply to the release may report that the key
+    /// was gone before the end of the validity. The reply to a repeated release is ignored, because Redis may have
+    /// carried out the first attempt.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
     /// Redis refused a write or a deletion of a fenced value (`StaleToken`): its token is `value.fencing_token`, but a
     /// holder with the greater token `last_token` wrote before. So the earlier holder went on after it had lost its
@@ -146,22 +146,23 @@ pub trait EventHandler: Send + Sync + 'static {
     /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events on the caller's thread.
     fn events_missed(&self, count: u64) {}
     /// Redis refuses notifications to this client, or a part of them, because of an ACL or a proxy. The error names the
-    /// refused command, the next step, and what is missing: either waiters poll, and losses are found at the next
-    /// renewal; or (without `CLIENT TRACKING`) waiters are notified, and only losses are found at the next renewal. The
-    /// client tries again with its next connection, or after at most 30 s if waiters poll. It calls this method again
-    /// only if all notifications have worked in between.
+    /// refused command, what is missing, and the next step. Without notifications, waiters poll, and the client finds
+    /// losses at the next renewal. If only `CLIENT TRACKING` is refused, waiters are notified, but the client still
+    /// finds losses at the next renewal. The client tries again with its next connection, or after at most 30 s if
+    /// waiters poll. It calls this method again only if all notifications have worked in between.
     fn notifications_refused(&self, error: &Error) {}
     /// The sentinels do not name the primary, for the reason in `error`. So the client made a connection to the last
-    /// primary that it knows. It may miss a fail-over: check the sentinels. Called once until a sentinel names the
-    /// primary again.
+    /// primary that it knows. It may miss a fail-over: check the sentinels. Called again only after a sentinel has
+    /// named the primary.
     fn sentinels_unavailable(&self, error: &Error) {}
     /// A server does not allow the commands that acquire free locks without a script, because of an ACL or a proxy. For
     /// ten minutes, the client acquires all locks of this server by a script, which costs Redis more time. After that,
     /// it tries the commands again. Called once per client, at the first refusal.
     fn plain_acquires_refused(&self, error: &Error) {}
-    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Also called if its
-    /// clock begins or ceases to differ too much from those of the other nodes ([`NodeClock`](crate::NodeClock)). The
-    /// first vote of a node causes no event. See [`Client::nodes`](crate::Client::nodes).
+    /// The health of a quorum's node has changed: the node is failing, in quarantine, or up again. Also called when the
+    /// node's clock begins or ceases to differ too much from those of the other nodes
+    /// ([`NodeClock`](crate::NodeClock)). The first vote of a node causes no event. See
+    /// [`Client::nodes`](crate::Client::nodes).
     fn node_changed(&self, node: &NodeState) {}
     /// The environment check has found a setting, of Redis or of the client, under which locks can be lost; or a part
     /// of the check was refused. The client checks once, soon after its first connection, and calls this for each

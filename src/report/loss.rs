@@ -21,9 +21,9 @@ pub enum LossReason {
         /// The new holder, if the value could be read.
         by: Option<HolderId>,
     },
-    /// The key of the lock was deleted, evicted or flushed, or Redis came back without the key. Also if another client
-    /// took the lock away with [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not get
-    /// notifications.
+    /// The key of the lock was deleted, evicted or flushed, or Redis came back without the key. Also reported if
+    /// another client took the lock away with [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client
+    /// could not get notifications.
     Deleted,
     /// Another client released the lock with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client got
     /// the notification.

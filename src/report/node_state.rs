@@ -41,9 +41,9 @@ impl NodeState {
         &self.health
     }
 
-    /// The node's clock beside those of the other nodes, as the last probes have read them. `None` until a majority of
-    /// the nodes was read, and while the node does not vote. The clocks are read after the client's first request, and
-    /// every 10 s while it sends requests.
+    /// The node's clock beside those of the other nodes, as the last probes have read them. `None` until the clocks of
+    /// a majority were read, and while the node does not vote. The clocks are read after the client's first request,
+    /// and every 10 s while it sends requests.
     ///
     /// ```
     /// let client = leasehold::MemoryQuorum::new(3).client()?; // The clocks were not read yet.
@@ -62,8 +62,9 @@ impl NodeState {
 
 /// How far the clock of a quorum's node differs from the median of the nodes' clocks.
 ///
-/// Fencing tokens rise if the clocks of any two nodes differ by less than [`max_ttl`](crate::Builder::max_ttl), less a
-/// tenth of it (1 s at most). So any two clocks keep that bound while each is within half of it from the median.
+/// Fencing tokens rise while the clocks of any two nodes differ by less than a bound:
+/// [`max_ttl`](crate::Builder::max_ttl) minus a tenth of it, or minus 1 s if a tenth is longer. Two clocks keep this
+/// bound if each is within half of it from the median.
 ///
 /// ```
 /// use leasehold::MemoryQuorum;
@@ -91,9 +92,9 @@ impl NodeClock {
         self.offset
     }
 
-    /// The greatest error of the offset: half the round trip of the probe that read this clock, and half the longest
-    /// round trip of those that read the others. The reading may be 10 s old or older; the drift of the clocks since
-    /// then is not included.
+    /// The greatest error of the offset: half the round trip of the probe that read this clock, plus half the longest
+    /// round trip of the probes that read the other clocks. The reading may be 10 s old or older; the drift of the
+    /// clocks since then is not included.
     pub fn error(&self) -> Duration {
         self.error
     }
@@ -123,9 +124,9 @@ pub enum NodeHealth {
     /// The node has voted, and all later probes succeeded.
     Up,
     /// The last probe failed, or had no reply within 500 ms, or within four round trips if that is longer (2 s at
-    /// most). A node that the client has not reached yet gets four such probes. The client probes the node again within
-    /// a second (2.4 s if a node is distant). A vote does not end this state, but a probe that succeeds does, since it
-    /// also writes.
+    /// most). A node that the client has never reached is failing only after four such probes. The client probes the
+    /// node again within a second (2.4 s if a node is distant). Only a successful probe ends this state, since a probe
+    /// also writes; a vote does not end it.
     #[non_exhaustive]
     Failing {
         /// The time since the client found the node failing.

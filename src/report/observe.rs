@@ -26,7 +26,7 @@ use crate::report::node_state::NodeHealth;
 use crate::report::node_state::NodeState;
 use crate::util::text::printable;
 
-/// Whether one of the features is on. If not, the compiler removes code that depends on this constant.
+/// Whether one of the features is on. If none is, the compiler removes the code that depends on this constant.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
 
 /// Calls a subscriber or recorder, and drops its panic.
@@ -351,8 +351,8 @@ type CounterSeries = (
     Option<(&'static str, &'static [&'static str])>,
 );
 
-/// All counters. Each of their series is registered with the value zero, since `increase()` of Prometheus does not see
-/// the first event of a series that begins with it.
+/// All counters. Each of their series is registered with the value zero, since `increase()` of Prometheus misses the
+/// event with which a series begins.
 #[cfg(feature = "metrics")]
 const COUNTERS: [CounterSeries; 8] = [
     (

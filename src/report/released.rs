@@ -30,7 +30,7 @@ pub enum Released {
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
     Unconfirmed(Error),
-    /// The guard was one of several readers' guards that share a lease. The last of them releases the lease.
+    /// Other guards of readers still share the lease. The last of them releases it.
     Shared,
 }
 

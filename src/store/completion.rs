@@ -2,8 +2,8 @@
 //!
 //! A store has a [`Completion`] for each request, and sets the request's outcome there. There are two kinds of callers:
 //!
-//! - A caller of `Store::execute` waits for all of its requests. Meanwhile it may be appointed to lead the pipeline
-//!   that has them.
+//! - A caller of `Store::execute` waits for all of its requests. Meanwhile, another caller may make it the leader of
+//!   the pipeline with these requests.
 //! - A caller of `Store::submit` ([`Submitted`]) may have requests on several servers. It is never appointed, and
 //!   continues as soon as it has enough outcomes.
 
@@ -101,7 +101,7 @@ impl Caller {
             }
             state.asleep = true;
             drop(state);
-            // Returns at once if the thread was unparked before. May also return without a reason.
+            // Returns at once if the thread was unparked before. May also wake spuriously.
             park_timeout(left);
         }
     }
@@ -193,8 +193,8 @@ impl Caller {
     }
 }
 
-/// The caller's end of submitted requests, perhaps to several stores. After the drop of this value, the stores undo the
-/// acquires that they still grant.
+/// The caller's side of submitted requests, which may go to several stores. After the drop of this value, the stores
+/// undo acquires that they grant later.
 pub struct Submitted(Arc<Caller>);
 
 impl Submitted {
@@ -268,7 +268,7 @@ impl Completion {
         self.caller.complete(self.index, outcome)
     }
 
-    /// Sets the error as the outcome, even after the caller has left: it may take its outcomes later.
+    /// Sets the error as the outcome, even after the caller has left: the caller may take its outcomes later.
     pub fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));

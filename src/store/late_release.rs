@@ -1,6 +1,5 @@
-//! Reports of releases to the client: each release of a guard that is late, and each loss that a release finds, unless
-//! a caller gets the reply. The nodes of a quorum also report how each release ended. Neither writes nor repeats
-//! releases.
+//! Reports late releases of guards to the client, and losses that a release finds, unless a caller gets the reply. The
+//! nodes of a quorum also report how each release ended. This module neither writes nor repeats releases.
 
 use crate::command::Release;
 use crate::config::key::Key;
@@ -20,8 +19,8 @@ pub struct ReleaseTracker {
 }
 
 impl ReleaseTracker {
-    /// Tracks the release of a guard's lease. Returns `None` for other releases, and if the client follows none.
-    /// `reported_late`: the release left a pipeline's queue, and was reported as late before.
+    /// Tracks the release of a guard's lease. Returns `None` for other releases, and if the client wants no reports of
+    /// releases. `reported_late`: the release comes from a pipeline's queue, and was reported as late before.
     pub fn new(reports: &Reports, release: &Release, reported_late: bool) -> Option<Self> {
         if reports.releases == ReportedReleases::None {
             return None;
@@ -60,8 +59,8 @@ impl ReleaseTracker {
         }
     }
 
-    /// Records that Redis has confirmed the release. Reports the `loss` in the reply, unless a caller of a store
-    /// without a quorum got the reply.
+    /// Records that Redis has confirmed the release. Reports the `loss` that the reply contains. If a caller got the
+    /// reply, only a node of a quorum reports the loss.
     pub fn confirm(mut self, loss: Option<LossReason>, is_delivered: bool) {
         if let Some(reason) = loss
             && (!is_delivered || self.is_of_quorum())
@@ -73,7 +72,7 @@ impl ReleaseTracker {
 }
 
 impl Drop for ReleaseTracker {
-    /// Reports the release as late. To a quorum, also reports its end.
+    /// Reports the release as late. On a node of a quorum, also reports the end of the release.
     fn drop(&mut self) {
         if self.suspended {
             return;
@@ -101,7 +100,7 @@ mod tests {
     use crate::util::clock::MonotonicTime;
     use crate::util::id::LeaseId;
 
-    /// The reports of a release whose reply has a loss. `is_delivered`: a caller got the reply.
+    /// The reports of a release whose reply contains a loss. `is_delivered`: a caller got the reply.
     fn reports_of_a_loss(releases: ReportedReleases, is_delivered: bool) -> Vec<&'static str> {
         let sent: Arc<Mutex<Vec<&str>>> = Arc::default();
         let received = Arc::clone(&sent);

@@ -1,17 +1,16 @@
 //! The interface to the server, or servers, that keep the locks. Code above this interface knows neither connections
 //! nor the number of servers.
 //!
-//! - [`Store`] carries out requests. [`Store::server_of`] names the server of a key, so an outage of one server ends no
-//!   wait for a key of another server.
+//! - [`Store`] carries out requests. [`Store::server_of`] names the server of a key, so an outage of one server ends
+//!   only the waits for its own keys.
 //! - [`Notifications`] reports what servers observe, and decides whether waiters queue in Redis. A report names its
 //!   server.
 //! - [`Backend`] holds the two.
-//! - [`Reports`] receives what a store reports by itself. A store gets it when it is made.
+//! - [`Reports`] receives the reports that a store sends by itself. A store gets its `Reports` when it is made.
 //!
-//! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. Its caller
-//! continues as soon as the outcomes are enough, and then leaves. Each outcome is either among those that the caller
-//! gets when it leaves, or is late. The store undoes a late grant, and the caller releases the other grants that it
-//! does not use.
+//! A request to several servers is submitted ([`Store::submit`]) with a completion for each server. The caller leaves
+//! as soon as it has enough outcomes, and takes those that have come. It releases the grants among them that it does
+//! not use. The store undoes a grant that comes later.
 
 pub mod completion;
 pub mod late_release;
@@ -42,9 +41,9 @@ pub use reports::{LateRelease, Report, ReportedReleases, Reports};
 pub use scripted::Scripted;
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
-/// its deadline at the latest. (A process that can start no thread may connect for longer.)
+/// its deadline at the latest. (In a process that cannot start threads, a caller may connect for longer.)
 ///
-/// The default methods do nothing, so a store without background work implements only the others.
+/// The default methods do nothing, so a store without background work implements only the methods without a default.
 pub trait Store: Send + Sync {
     /// Sends all of `requests` and waits for their replies.
     fn execute(&self, requests: &mut [Request]);
@@ -85,7 +84,7 @@ pub trait Store: Send + Sync {
     fn send_release(&self, release: Release);
 
     /// Reads replies that callers do not wait for, and writes queued releases. Returns true if work is left for later.
-    /// Other comments call the thread that runs this "the background".
+    /// Other comments call the thread that calls this method "the background".
     fn run_maintenance(&self) -> bool {
         false
     }
@@ -120,7 +119,7 @@ pub trait Store: Send + Sync {
     /// primary. Each is replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self, _key: &Key) {}
 
-    /// Makes the store refuse submitted requests. Called when the client ends, after its background.
+    /// Makes the store refuse submitted requests. Called when the client ends, after the background has ended.
     fn end(&self) {}
 
     /// Waits until all sent releases are done, until `deadline` at the latest.
@@ -145,15 +144,15 @@ pub trait Notifications: Send + Sync {
     /// Asks the background to connect for notifications about `key`, unless it has connected already.
     fn request(&self, key: &Key);
 
-    /// Reads `keys`, and reports each later change of them to the listener. Returns false if notifications are not
-    /// connected: `Listener::all_changed` is called once they are.
+    /// Reads `keys`, and reports each later change of them to the listener. Returns false if the notification
+    /// connection is not open: `Listener::all_changed` is called once it is.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
     /// How a waiter joins the queue of `key` now. Stores without queues return `QueueMode::None`.
     fn queue_mode(&self, key: &Key) -> QueueMode;
 
-    /// `None` if waiters queue on the server. Otherwise waiters watch the key, and ask again when this many servers
-    /// have reported that the key is missing.
+    /// `None` if waiters queue on the server. Otherwise, on a quorum, waiters watch the key, and
+    /// ask again when this many servers have reported that the key is missing.
     fn free_servers(&self) -> Option<usize> {
         None
     }

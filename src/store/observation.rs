@@ -30,7 +30,7 @@ pub struct Turn {
     pub holder: HolderId,
 }
 
-/// The state of a lock's key, as one server reported it: the key's value, or that the key is missing.
+/// The state of a key, as one server reported it.
 #[derive(Clone, Copy)]
 pub struct KeyState<'a> {
     value: Option<&'a [u8]>,

@@ -14,8 +14,8 @@ pub enum Report<'a> {
     NeedsMaintenance(Urgency),
     /// A connection was opened. Notifications and checks do not report their connections.
     Connected,
-    /// The client connects to the last known primary, since no sentinel names one. Reported once until a sentinel names
-    /// the primary again.
+    /// The client connects to the last known primary, since no sentinel names one. Reported once, and again only after
+    /// a sentinel has named the primary.
     SentinelsUnavailable(Error),
     /// The server does not allow acquires by plain commands, so the client uses the script.
     PlainAcquiresRefused(Error),
@@ -23,7 +23,7 @@ pub enum Report<'a> {
     NotificationsRefused(Error),
     /// The release of a guard's lease, by its key and fencing token.
     Release(&'a Key, u64, LateRelease),
-    /// The health of a quorum's node has changed, or whether its clock is within the bound.
+    /// The health of a quorum's node has changed, or its clock has left the bound or come back within it.
     NodeChanged(NodeState),
     /// The clock of a quorum's node was read and compared.
     NodeClockRead(NodeState),

@@ -117,7 +117,7 @@ impl MonotonicTime {
         Self::at_nanos(self.0.get() - self.0.get() % step)
     }
 
-    /// The time of a tick, in milliseconds.
+    /// The time `tick` milliseconds after the fixed start.
     pub const fn at_tick(tick: u64) -> Self {
         Self::at_nanos(tick.saturating_mul(1_000_000))
     }

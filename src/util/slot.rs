@@ -26,7 +26,7 @@ impl Slot {
     }
 
     /// The hash tag of this slot, without its braces. A key with this tag is in this slot if no brace comes before the
-    /// tag. The names of fence counters contain it, so the tag of a slot must never change.
+    /// tag. The tag of a slot must never change, since the names of fence counters contain it.
     pub fn tag(self) -> &'static str {
         let tag = &TAGS[usize::from(self.0)];
         std::str::from_utf8(tag).expect("a tag is ASCII")
@@ -44,8 +44,9 @@ pub fn hash_tag(key: &str) -> Option<&str> {
 /// The characters of tags, in the order in which tags are tried.
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The tag of each slot: the first text of three [`DIGITS`] that has the slot. 80 KiB, made when the first key of a
-/// Cluster is named. The 69,127 texts up to the last missing slot take 0.2 ms, since each costs one step of the CRC.
+/// The tag of each slot: the first text of three [`DIGITS`] that has the slot. The table has 80 KiB, and is made when
+/// the first key of a Cluster is named. The 69,127 texts up to the last missing slot take 0.2 ms, since each text costs
+/// one step of the CRC.
 static TAGS: LazyLock<Box<[[u8; 5]]>> = LazyLock::new(|| {
     let mut tags = vec![[0; 5]; usize::from(COUNT)].into_boxed_slice();
     let mut missing = COUNT;

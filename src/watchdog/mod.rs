@@ -5,13 +5,13 @@
 //!
 //! 1. A lease has one timer in the [`wheel`]: for its next action (a renewal, a warning, tracking), or for the end of
 //!    its validity if that is earlier.
-//! 2. When renewals are due, the timer thread queues their leases for the workers, and sets their timers to the end of
-//!    the validity. So a renewal that hangs cannot delay the report of a loss.
-//! 3. A worker confirms losses first. Then it renews the lease that ends first: see [`renewals`].
+//! 2. When renewals are due, the timer thread queues the leases for the workers, and sets the leases' timers to the end
+//!    of the validity. So a renewal that hangs cannot delay the report of a loss.
+//! 3. A worker confirms reported losses first. Then it renews the lease that ends first: see [`renewals`].
 //! 4. A lease with a check goes to the thread of the checks before the workers. If the check refuses, the lease is not
 //!    renewed any more, and is lost at the end of its validity. A check that hangs delays only leases with a check.
 //!
-//! If many renewals are due together, each of these leases is renewed a little earlier the next time, by an amount that
+//! If many leases are renewed together, each of them is renewed a little earlier the next time, by an amount that
 //! differs from lease to lease. So renewals that an outage or a burst has brought together are spread within a few
 //! minutes.
 //!
@@ -169,7 +169,7 @@ impl Watchdog {
         }
     }
 
-    /// Queues `lease` for a worker that asks whether it is held.
+    /// Queues a report that `lease` is lost. A worker then asks Redis whether the lease is held.
     fn queue_report(self: &Arc<Self>, lease: Arc<Lease>, report: LossReport) {
         let server = self.store.server_of(&lease.grant().key);
         let queue = self.renewals_of(server);
@@ -232,8 +232,8 @@ impl Watchdog {
         }
         if detached.tracked {
             self.tracked.remove(before);
-            // A notification that came between these two calls found no lease for the key, so the key is read again.
-            // Tracking reads it.
+            // A notification that comes between the removal and this call finds no lease for the key. Tracking the key
+            // also reads the key again.
             self.track_keys(std::slice::from_ref(next));
         }
         self.schedule_or_lose(next);
@@ -461,7 +461,7 @@ impl Watchdog {
     }
 
     /// Asks a pipeline whether the lease holds its key, and waits for the reply. Returns an error if there is no reply,
-    /// or if the lease is lost, which ends it.
+    /// or if the lease is lost. Ends a lost lease.
     pub fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         let outcome = self.store.execute_one(confirmation(lease), deadline);
@@ -497,7 +497,7 @@ impl Watchdog {
         }
     }
 
-    /// Handles the reply to such a request: marks the lease as lost, or the connections as suspect.
+    /// Handles the reply to a request for [`confirmation`]: marks the lease as lost, or the connections as suspect.
     fn handle_confirmation(
         &self,
         lease: &Lease,

@@ -6,8 +6,8 @@
 //! renewals.
 //!
 //! On a Cluster, a script call has keys of one slot only. So a worker takes renewals of one slot together, up to
-//! [`SLOT_GROUP`]. Their next renewals are due together, too. Under overload the groups grow, and the calls become
-//! fewer.
+//! [`SLOT_GROUP`]. The next renewals of these leases are due together, too. Under overload the groups grow, and the
+//! calls become fewer.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -103,7 +103,7 @@ impl RenewalQueues {
 
 /// The leases on one server that wait for a worker. The number of held leases bounds the queue, since a renewal is not
 /// due again until a change of the ttl has ended. (But a lease that is extended while it is queued may be queued
-/// twice.) It is no `Mailbox`: an addition wakes one of its workers, and it counts the idle ones.
+/// twice.) The queue is not a `Mailbox`, because an addition wakes only one worker, and the queue counts idle workers.
 #[derive(Default)]
 pub struct RenewalQueue {
     waiting: Mutex<QueueState>,
@@ -155,7 +155,7 @@ impl QueueState {
     }
 
     /// Takes the renewals for one round trip, at most `at_a_time`: those of the leases that end first. On a Cluster,
-    /// each takes others of its slot along.
+    /// each renewal takes other renewals of its slot along.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
@@ -182,8 +182,8 @@ impl QueueState {
         taken
     }
 
-    /// On a Cluster, takes further renewals of the slot of `lease`, after its own renewal `first`: at most
-    /// [`SLOT_GROUP`] and at most `most` with the first. Also returns the numbers of the renewals.
+    /// On a Cluster, takes further renewals of the slot of `lease`, whose own renewal is `first`. With `first`, they
+    /// are at most [`SLOT_GROUP`] and at most `most`. Also returns the numbers of the renewals.
     fn take_others_of_slot(
         &mut self,
         lease: &Lease,

@@ -1,4 +1,4 @@
-//! The timers of a client, and the queues of the watchdog's workers. Sends no request, and ends no lease.
+//! The timers of a client, and the queues of the watchdog's workers. The scheduler sends no request, and ends no lease.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -22,7 +22,7 @@ use crate::watchdog::wheel::{TimerId, Wheel};
 /// due, and the first leases should not wait until all of them are collected.
 const MAX_DUE_TIMERS: usize = 4096;
 /// The longest sleep while there are timers. Some systems do not count the time of a suspended machine as sleep, but
-/// leases expire during it.
+/// leases expire during that time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Timers, and the queues of the workers.
@@ -30,7 +30,7 @@ pub struct Scheduler {
     clock: Clock,
     timers: Mailbox<Timers>,
     pub renewals: RenewalQueues,
-    /// The leases whose checks are due. Each has at most one check that is queued or runs, so this queue needs no bound.
+    /// The leases whose checks are due. Each has at most one queued or running check, so this queue needs no bound.
     pub checks: Mailbox<Vec<Arc<Lease>>>,
     background: Mailbox<BackgroundWork>,
 }
@@ -111,7 +111,7 @@ impl Scheduler {
                 true => next.unwrap_or(u64::MAX),
                 false => 0,
             };
-            // The wheel's clock may be a test's, which is ahead of the clock by which threads sleep.
+            // In a test, the wheel's clock may be ahead of the clock by which threads sleep.
             let sleep = |tick| {
                 let left = MonotonicTime::at_tick(tick).since(now);
                 MonotonicTime::now().after(left.min(LONGEST_SLEEP))
@@ -142,7 +142,7 @@ impl Scheduler {
             .post(|work| work.maintenance.request(urgency));
     }
 
-    /// Queues leases whose keys have to be tracked, `room` at most with those that are queued already.
+    /// Queues leases whose keys have to be tracked, until the queue has `room` leases.
     pub fn queue_tracking(&self, mut leases: Vec<Arc<Lease>>, room: usize) {
         self.background.post(|work| {
             let room = room.saturating_sub(work.to_track.len());

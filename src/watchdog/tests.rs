@@ -237,8 +237,8 @@ fn a_denied_force_is_no_later_loss_reason() {
     f.callbacks.stop();
 }
 
-/// The reply to the first message of a node may be that the lease is held, because the other nodes of its quorum have
-/// yet to release it. Their messages follow.
+/// After the message of the first node, the other nodes of a quorum may still hold the lease, so a pipeline denies the
+/// loss. Then the messages of the other nodes follow.
 #[test]
 fn a_force_message_during_a_denial_is_the_loss_reason() {
     let f = fixture();
@@ -260,7 +260,7 @@ fn a_force_message_during_a_denial_is_the_loss_reason() {
 fn an_unconfirmed_loss_is_read_again() {
     let f = fixture();
     let lease = scheduled_lease(&f);
-    // Later than the time at which tracking is due.
+    // Moves the clock past the time at which tracking is due.
     f.clock.advance(Duration::from_millis(50));
     f.watchdog.catch_up(&[]);
     let tracked = f.store.tracked.load(Ordering::SeqCst);
@@ -357,7 +357,7 @@ fn only_large_batches_are_spread() {
             f.store.answer(|_| Ok(Reply::Done));
         }
         f.watchdog.renew_all(&leases);
-        // Later than the time at which tracking is due.
+        // This is after the time at which tracking is due.
         let later = f.watchdog.now().after(Duration::from_secs(1));
         let next = |lease: &Arc<Lease>| match lease.take_due(later, |_, _| None) {
             DueActions::Held { next, .. } => next,

@@ -14,8 +14,8 @@ use std::num::NonZeroU64;
 //     10      2^60 ticks   anywhere: eleven levels span u64, so no level ever wraps around
 //
 // This has four consequences:
-// - All entries of a level are due before those of the next level, and its slots are due in ascending order. So the
-//   lowest bit of the lowest level in use gives the next slot, without a search.
+// - All entries of a level are due before those of the next level, and the slots of one level are due in ascending
+//   order. So the lowest bit of the lowest level in use gives the next slot, without a search.
 // - A slot of level 0 holds one deadline. Entries of a higher slot move to lower levels when `now` reaches the slot's
 //   first tick, so an entry moves at most ten times, however far `now` jumps.
 // - An entry gets into a lower slot only after all entries of the higher slot have moved there, so entries with equal
@@ -66,7 +66,7 @@ const EMPTY: Bucket = Bucket {
 
 /// Values, each due at a tick of the caller's time.
 ///
-/// The wheel takes less than 6 KiB, and each cell 32 bytes. Nodes are reused but never freed, so the memory follows the
+/// The wheel takes less than 6 KiB, and each cell 32 bytes. Cells are reused but never freed, so the memory follows the
 /// greatest number of entries at one time.
 pub struct Wheel<T> {
     now: u64,
@@ -169,7 +169,7 @@ impl<T: Default> Wheel<T> {
     /// The tick at which to call `advance` next; `None` if the wheel is empty. The tick is never later than the
     /// earliest deadline. It is later than the wheel's time, unless an entry is due.
     ///
-    /// If the tick is before the earliest deadline, a slot begins there. A caller that advances from tick to tick
+    /// If the tick is before the earliest deadline, a slot begins at the tick. A caller that advances from tick to tick
     /// reaches the earliest deadline in at most one step per level.
     pub fn next_wake(&self) -> Option<u64> {
         if self.slots[OVERDUE].head != NIL {
@@ -207,7 +207,7 @@ impl<T: Default> Wheel<T> {
         if deadline < self.now {
             return OVERDUE;
         }
-        // Setting the lowest bit keeps all other levels, and gives level 0 for a deadline of now.
+        // `| 1` gives level 0 for a deadline of now, and changes no other level.
         let level = ((deadline ^ self.now) | 1).ilog2() / BITS;
         let digit = (deadline >> (level * BITS)) as usize % SLOTS;
         level as usize * SLOTS + digit

@@ -203,13 +203,13 @@ impl Queries {
         commands.cmd("CLIENT").arg("SETNAME").arg(name);
         commands.cmd("HELLO");
         commands.cmd("INFO");
-        // Redis 6.2 takes one name in a call.
+        // Redis 6.2 takes one name in a call of `CONFIG GET`.
         commands.cmd("CONFIG").arg("GET").arg("save");
         commands
             .cmd("CONFIG")
             .arg("GET")
             .arg("tracking-table-max-keys");
-        // A short one: Redis closes a connection that sends an argument of more than 16 KB before it has logged in.
+        // A short script: Redis closes a connection that sends an argument of more than 16 KB before it has logged in.
         let script = renew::SCRIPT.text();
         commands.cmd("SCRIPT").arg("LOAD").arg(script);
         let key = fence_counter(endpoint.dialer.prefix());
@@ -305,7 +305,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
         Value::ServerError(error) => Some(error.clone()),
         _ => None,
     };
-    // Another node of the Cluster may have the key.
+    // A redirect is no refusal: another node of the Cluster may have the key.
     let eval = refused(&answers.eval);
     let eval =
         eval.filter(|error| Redirect::parse(error.code(), error.details().unwrap_or("")).is_none());
@@ -365,7 +365,7 @@ fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
     found
 }
 
-/// The warning about a node of a quorum that has to keep its data, and whose settings do not.
+/// The warning about a setting that loses data, on a node of a quorum that has to keep its data.
 fn data_loss(is_off: bool, fsync: &Value) -> Option<EnvironmentWarning> {
     let (setting, value) = match (pair(fsync, "appendfsync"), fsync) {
         _ if is_off => ("appendonly", "no".to_owned()),

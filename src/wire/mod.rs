@@ -54,7 +54,7 @@ use crate::wire::session::{TransactionConnection, Transactions};
 
 /// The number of pipelines for renewals: one for each thread that renews.
 const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
-/// This many renewals on the pipeline of a caller delay its request by less than one round trip.
+/// This many renewals on the pipeline of a caller delay the caller's request by less than one round trip.
 const FEW_RENEWALS: usize = 8;
 /// The pause after the first attempt of a flush, if Redis is away or refuses releases. The pause doubles with each
 /// attempt, since each attempt repeats all refused releases.
@@ -63,8 +63,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The connections of a client to one Redis server.
 pub struct Node {
-    /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] at a time use an idle pipeline for
-    /// callers if a pipeline for renewals would have to connect.
+    /// The last [`RENEWAL_PIPELINES`] are for renewals. Up to [`FEW_RENEWALS`] renewals at a time use an idle pipeline
+    /// for callers if a pipeline for renewals would have to connect.
     pipelines: Arc<[Pipeline]>,
     /// The number of pipelines for callers.
     for_callers: usize,
@@ -184,7 +184,7 @@ impl Node {
             .adopt_release(release);
     }
 
-    /// Reports a release that no node has carried out as late, and queues it.
+    /// Reports as late a release that no node has carried out, and queues it.
     pub fn queue_late_release(&self, release: Release, error: &Error) {
         self.pipeline_of_key(&release.key)
             .queue_late_release(release, error);
@@ -316,7 +316,7 @@ impl Node {
         };
         let mut connection = connect()?;
         // The server may have closed this connection while it was idle. The error makes all older connections stale, so
-        // the second attempt gets a new one.
+        // the second attempt gets a new connection.
         match connection.ping(left().min(shared.command_timeout)) {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 drop(connection);

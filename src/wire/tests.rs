@@ -400,8 +400,8 @@ fn exists(server: &Server, key: &Key) -> bool {
     reply.as_int() == Some(1)
 }
 
-/// One pipeline always has a request in flight and another one in its queue. Each takes longer than callers themselves
-/// read replies.
+/// One pipeline always has a request in flight and another one in its queue. The reply to each request comes later than
+/// callers stop reading replies themselves.
 #[test]
 fn a_busy_pipeline_delays_no_other_pipeline() {
     let server = Server::start().unwrap();

@@ -629,7 +629,7 @@ fn change_of_a_present_key_counts_as_its_release() {
     let read = |node, exists| queues.record_read(&key, node, exists, MAJORITY);
     let change = |node| queues.record_change(&key, node, MAJORITY);
     read(NODES[0], true);
-    // The change may be the grant, since the key has not been read yet.
+    // The change may be a grant, since the key has not been read on this node yet.
     assert!(change(NODES[1]));
     read(NODES[1], true);
     assert!(change(NODES[0]), "a read may find the key there");

@@ -10,8 +10,8 @@ const GRANT: GrantMessage = GrantMessage {
 };
 
 impl Fixture {
-    /// The reply to the next acquire says that Redis has queued it. A message reports the grant before this reply
-    /// arrives.
+    /// The reply to the next acquire reports that Redis has queued the lease. A message reports the grant before this
+    /// reply arrives.
     fn grant_while_queued(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
         self.grant(GRANT, later, meanwhile);
     }
@@ -102,7 +102,7 @@ fn lease_from_the_queue_is_released_to_waiters() {
 
 #[test]
 fn grant_that_ended_before_acceptance_is_repeated() {
-    // The ttl is as short as the allowance for drift of the clocks, so its validity is zero.
+    // The ttl is as short as the allowance for drift of the clocks, so the validity is zero.
     let options = Options {
         ttl: Duration::from_millis(2),
         ..OPTIONS

@@ -1,4 +1,4 @@
-//! Tests of what `unlock` returns, by the reply of Redis and the time at which it comes.
+//! Tests of the results of `unlock`, which depend on the reply of Redis and on the time of its arrival.
 
 use super::*;
 use crate::report::loss::LossReason;

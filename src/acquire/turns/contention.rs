@@ -36,22 +36,22 @@ const RECORDS: usize = 64;
 const LEFT_ROUND_TRIPS: u32 = 4;
 /// After another client was seen, it counts for this time as one that wants the key.
 const WANTED_FOR: Duration = Duration::from_secs(1);
-/// A client that sees no others leaves a turn to them once in this time, or in ten of its longest pauses if that is
-/// more. It cannot see clients that never get a turn.
+/// A client that sees no others leaves a turn to them once in this time, or once in ten of its longest pauses if that
+/// is longer. It cannot see clients that never get a turn.
 const LEAVE_TURN_EVERY: Duration = Duration::from_millis(100);
 
 /// A pause has two parts, one for the turns of others and a random one. Neither is longer than this.
 const LONGEST_PART: Duration = Duration::from_millis(250);
 /// The greatest random part of a pause without split votes, in round trips. It is less than one, so that a caller that
-/// has missed one turn more asks first.
+/// has missed one more turn asks first.
 const RANDOM_ROUND_TRIPS: f64 = 0.25;
 /// Each split vote doubles the random part, up to one round trip for each client that contends. More clients may
 /// contend than this client has seen, so the random part has at least this share of its doubled length.
 const LEAST_SHARE_OF_DOUBLING: f64 = 1.0 / 8.0;
-/// The random part is not doubled more often. With fewer doublings, it has already reached [`LONGEST_PART`].
+/// The maximum number of doublings. The random part reaches [`LONGEST_PART`] with fewer.
 const MAX_DOUBLINGS: u32 = 16;
 /// How many turns of other clients a record keeps, to count the rivals. With more turns, a record would find more
-/// rivals, but forget clients that have left later.
+/// rivals, but would still count clients for longer after they have left.
 const RECENT_TURNS: usize = 32;
 /// A client counts as a rival for this time after its last turn.
 const RIVAL_FOR: Duration = Duration::from_secs(5);
@@ -168,8 +168,8 @@ impl Contention {
         self.lock_record(key).round_trip()
     }
 
-    /// Records a turn that a node has reported, or the time of its last read. Returns whether the turn is new. The
-    /// turn's client may have lost a split vote.
+    /// Records a turn that a node has reported; for a known turn, only the time of this read. Returns whether the turn
+    /// is new. The turn may belong to a client that has lost a split vote.
     pub fn record_turn(&self, key: &Key, turn: Turn, now: MonotonicTime) -> bool {
         let mut record = self.lock_record(key);
         let mut known = record.recent_turns.iter_mut();
@@ -186,8 +186,8 @@ impl Contention {
     pub fn starves(&self, key: &Key, turns_read: usize, now: MonotonicTime) -> bool {
         let record = self.lock_record(key);
         let (seen, turns) = (record.rivals(now), record.recent(now).count());
-        // Estimates the rivals that have no turn among the recent ones. In a crowd, all waits are long, so fewer
-        // waiters starve.
+        // The estimate includes rivals that have no turn among the recent ones. In a crowd, all waits are long, so
+        // fewer waiters starve.
         let rivals = seen as f64 / (1.0 - seen as f64 / (turns + 1) as f64);
         turns_read as f64 >= STARVES_AFTER + 2.0 * rivals
     }
@@ -266,7 +266,7 @@ mod tests {
         (contention, key, MonotonicTime::now())
     }
 
-    /// How long the client pauses that releases the key at `now`.
+    /// How long a client pauses after it has released the key at `now`.
     fn left_turn(contention: &Contention, key: &Key, now: MonotonicTime) -> Option<Duration> {
         contention.record_release(key, now);
         let left = contention.leave_turn(key, now);

@@ -214,7 +214,7 @@ fn a_waiter_reads_nothing_just_before_its_deadline() {
     });
 }
 
-/// A waiter leaves an expired key first to waiters that have missed more turns.
+/// Waiters that have missed more turns ask first for an expired key.
 #[test]
 fn a_waiter_pauses_after_an_expiry() {
     let client = Client::new(40);

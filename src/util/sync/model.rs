@@ -4,7 +4,7 @@
 //! The parts with synchronization of their own (the local queue, pipelines, leases, the watchdog) take their locks from
 //! `util::sync`. With `--cfg shuttle`, `model.rs` beside each part runs it under some thousand schedules. Two doubles
 //! replace Redis: `wire/pipeline/connection/model.rs` for a connection, which can fail, and `store/model.rs` for the
-//! whole store. The models have small limits, so that they reach them. A failure prints its schedule;
+//! whole store. The limits in models are small, so that the models reach them. A failure prints its schedule;
 //! `LEASEHOLD_MODEL_SCHEDULE` replays it, and `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
 //!
 //! The models leave out the notification connection and its thread, crossbeam's channels themselves, and weak memory
@@ -27,7 +27,8 @@ use shuttle::{Config, Runner};
 
 use crate::util::sync::Either;
 
-// All threads of a model run on one thread of the system, so these are the state of one model. Each run resets them.
+// All threads of a model run on one thread of the system, so these variables are the state of one model. Each run
+// resets them.
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static SLEEPERS: RefCell<Vec<(Duration, Thread)>> = const { RefCell::new(Vec::new()) };
@@ -244,7 +245,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 /// A condition variable like parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock
-/// to its end. So in a model in which no time passes, a lost wake-up is always a deadlock, which shuttle finds.
+/// to the wait's end. So in a model in which no time passes, a lost wake-up is always a deadlock, which shuttle finds.
 #[derive(Default)]
 pub struct Condvar {
     waiting: shuttle::sync::Mutex<Vec<Thread>>,
@@ -294,7 +295,7 @@ impl Condvar {
         self.waiting().push(me.clone());
         sleep_until(until, &me);
         guard.held = None;
-        // The thread's token keeps a wake-up that comes before the sleep.
+        // A wake-up that comes before `park` stays in the thread's token.
         while self.is_waiting(&me) && now() < until {
             // A wake-up for an earlier sleep may have removed this thread from the sleepers.
             sleep_until(until, &me);

@@ -80,7 +80,7 @@ fn batches_grow_with_the_lateness() {
         AT_A_TIME,
         "the largest batch"
     );
-    // This is a new round, although the queue was never empty: leases of the next round were queued before.
+    // This is a new round, although the queue was never empty: it already contained the leases of this round.
     assert_eq!(taken_after(3 * FULL_BATCH_AFTER), MIN_BATCH);
 }
 

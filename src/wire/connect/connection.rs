@@ -50,7 +50,7 @@ pub fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
 pub enum ReplyContents {
     /// Only numbers, and values that this library wrote.
     Internal,
-    /// Values of the caller. At most this many bytes.
+    /// This many values of the caller, each of at most `max_reply_bytes`.
     Values(usize),
     /// One of several replies that together may be as large as one value. The earlier replies have `so_far` bytes.
     PartOfValue { so_far: usize },
@@ -125,7 +125,8 @@ impl Connection {
         }
     }
 
-    /// Sends a command, and returns its reply. Returns an error if the reply is one, or does not come by `deadline`.
+    /// Sends a command, and returns its reply. Returns an error if the reply is an error, or does not come by
+    /// `deadline`.
     pub fn ask(
         &mut self,
         command: &str,
@@ -208,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// The size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as the limit counts it.
     pub fn last_size(&self) -> usize {
         self.receiver.last_size()
     }

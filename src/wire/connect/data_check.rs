@@ -22,7 +22,7 @@ pub struct DataCheck {
 
 impl DataCheck {
     /// `quarantine`: how long a node does not vote after it may have lost data. `keeps_data`: a node that restarts with
-    /// its mark has lost none.
+    /// its mark has lost no data.
     pub fn new(prefix: &str, quarantine: Duration, keeps_data: bool) -> Self {
         Self {
             mark: key::data_mark(prefix),

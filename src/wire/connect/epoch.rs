@@ -50,8 +50,8 @@ pub struct Epoch {
     on_stale: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The counts at the time when a connection was made. Read before the client connects, so that it misses neither a
-/// suspicion nor a switch.
+/// The counts at the time when a connection was made. The client reads them before it connects, so that it misses
+/// neither a suspicion nor a switch.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionEpoch {
     breaks: u64,

@@ -21,7 +21,7 @@ use crate::wire::net::tls;
 use crate::wire::net::tls::TlsError;
 
 /// The error of a request on an open connection to `address`, if no reply has come. `awaited` is the command whose
-/// reply is missing, if one is awaited.
+/// reply is missing. `None` if no reply is awaited.
 pub fn no_reply(address: &str, awaited: Option<&str>, error: RedisError) -> Error {
     let kind = classify(&error);
     let message = match kind {
@@ -56,8 +56,8 @@ pub fn reply_error(address: &str, error: Error) -> Error {
     }
 }
 
-/// Adds the address of the server to a time-out without a text, which ends a request at the caller's deadline. Other
-/// errors already name their server. After a fail-over, this may be another server.
+/// Adds `address`, the address of the server, to a time-out without a text, which ends a request at the caller's
+/// deadline. Other errors already name their server. After a fail-over, `address` may be that of another server.
 pub fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout if error.message().is_empty() => {
@@ -85,7 +85,8 @@ pub fn no_connection(address: &str) -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// The error of a caller that leaves during an attempt to connect to `address`, which has been in `step` for `lasted`.
+/// The error of a caller that leaves during an attempt to connect to `address`. The attempt has been in `step` for
+/// `lasted`.
 pub fn unfinished(
     address: &str,
     step: Step,
@@ -165,7 +166,7 @@ impl<'a> ConnectErrors<'a> {
         }
     }
 
-    /// Adds the announcer of the address to the errors of addresses that cannot be connected to.
+    /// Adds the announcer of the address to the errors that are about the address.
     pub fn announced_by(self, announced_by: Option<Announcer<'a>>) -> Self {
         Self {
             announced_by,
@@ -276,7 +277,7 @@ impl<'a> ConnectErrors<'a> {
         self.about(ErrorKind::Unavailable, what)
     }
 
-    /// The error for a server whose certificate is not accepted, or that does not accept the client's.
+    /// The error for a server whose certificate is not accepted, or that does not accept the client's certificate.
     #[cfg(feature = "tls")]
     pub fn tls_refused(&self, server_name: &str, error: &rustls::Error) -> Error {
         let reason = tls::reason(error, server_name);
@@ -323,7 +324,7 @@ impl<'a> ConnectErrors<'a> {
                 "answers in TLS; use rediss://, or the server's port without TLS".to_owned(),
             ),
             kind => {
-                // The user cannot change the limit of these replies.
+                // The user cannot change the limit of these replies, so `TooLarge` would not help.
                 let kind = match kind {
                     ErrorKind::TooLarge => ErrorKind::Protocol,
                     kind => kind,

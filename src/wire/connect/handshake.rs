@@ -129,7 +129,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// The role of the server: `master` or another one. `server` is its reply to `HELLO`.
+    /// The role of the server: `master` or another role. `server` is its reply to `HELLO`.
     pub fn role(&mut self, server: Value) -> Result<Vec<u8>, Error> {
         if let Some(role) = field(&server, b"role") {
             return Ok(role.to_vec());
@@ -214,8 +214,8 @@ impl Handshake<'_> {
         Ok(())
     }
 
-    /// Returns an error unless the server runs a script that is sent as text. Ignores this if `not_loaded`, the reply
-    /// to `SCRIPT LOAD`, has a cause that will end.
+    /// Returns an error unless the server runs a script that is sent as text. If `not_loaded`, the reply to `SCRIPT
+    /// LOAD`, has a temporary cause, returns that error.
     fn check_eval(&mut self, not_loaded: &ServerError) -> Result<(), Error> {
         let step = Step::LoadScripts;
         let error = self
@@ -232,7 +232,7 @@ impl Handshake<'_> {
             Some(Value::Int(1)) => Ok(()),
             Some(Value::ServerError(error)) => {
                 let reply = error_reply(error.code(), error.details());
-                // Another node of the Cluster has the key.
+                // A redirect is no refusal: another node of the Cluster has the key.
                 match reply.redirect() {
                     Some(_) => Ok(()),
                     None => Err(self.attempted.refused_error(step, "EVAL", &error)),

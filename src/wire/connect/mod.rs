@@ -2,15 +2,16 @@
 //! the errors of these steps. [`crate::wire::endpoint`] decides which server to connect to.
 //!
 //! Pipelines, transactions and notifications read and write through `wire::net`, and not through the `Connection` of
-//! redis-rs: a time-out there holds for one `read()` and not for a whole reply, and its parser keeps all data that a
-//! server sends. This crate uses the URLs, `Value`, commands, `Pipeline` and errors of redis-rs.
+//! redis-rs. Its time-outs hold for one `read()` and not for a whole reply, and its parser keeps all data that a server
+//! sends. This crate uses the URLs, `Value`, commands, `Pipeline` and errors of redis-rs.
 //!
 //! - *Login.* It sends `HELLO` without arguments, which every user may call and which only asks. The reply tells a
 //!   single server, a node of a Cluster and a Sentinel apart. The login ignores the refusal of a command that only
 //!   informs.
 //! - *Credentials.* The thread that connects calls the user's callback once the socket is connected. It holds no mutex
 //!   during the call, and the time of the call is added to the deadline. If another connection breaks during the call,
-//!   the new connection is not stale. If there is a reason to suspect connections, the new connection is suspect.
+//!   the new connection is not stale. If a reason to suspect connections appears during the call, the new connection is
+//!   suspect.
 //! - *Deadlines.* A deadline covers a request and all its replies, or all steps of making a connection. It is checked
 //!   before each system call. When it has passed, one more read of 1 ms follows, for replies that arrived while a busy
 //!   machine did not run the thread.
@@ -19,8 +20,8 @@
 //!   probe and perhaps a time-out. Only the closure of a transaction can be silent on a connection that has to be used
 //!   again, so its `EXEC` follows a `PING`.
 //! - *Old connections.* A connection is old after a random part of `max_connection_age`, at least three quarters of it.
-//!   It works, so it is used until the next connection is open. The leader of a pipeline waits for that only for a
-//!   short time, and the connector keeps the new connection for later.
+//!   An old connection works, so it is used until the next connection is open. The leader of a pipeline waits only for
+//!   a short time for the next connection, and the connector keeps that connection for later.
 //! - *Stale, suspect and outdated connections*: see [`epoch`].
 
 pub mod connection;

@@ -1,4 +1,4 @@
-//! The steps of attempts to connect. The error of a caller that leaves during an attempt names its step.
+//! The steps of attempts to connect. If a caller leaves during an attempt, its error names the attempt's step.
 
 use std::fmt;
 use std::time::Duration;

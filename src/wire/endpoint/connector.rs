@@ -31,14 +31,14 @@ use crate::wire::endpoint::{Endpoint, REPLACE_WAIT};
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// At most this many attempts are under way at a time.
 const MAX_ATTEMPTS: usize = 3;
-/// How often an attempt checks whether its caller has to leave.
+/// How often a waiting caller checks whether it has to leave.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes connections to one server.
 pub struct Connector {
     manager: Manager,
     attempts: Arc<Attempts>,
-    /// The idle connections of transactions and pings. There are as many as were in use at a time.
+    /// The idle connections of transactions and pings: as many as were in use at the same time.
     idle: Mutex<Vec<Connection>>,
     /// Lets each start of a thread fail.
     #[cfg(test)]

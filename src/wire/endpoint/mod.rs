@@ -231,8 +231,8 @@ impl Endpoint {
     }
 
     /// Asks the user's callback for a login. Returns `info` with the login, and `deadline` plus the time that the
-    /// callback took. Callers connect the socket first, so that the callback is not asked for a server that is away.
-    /// They hold no mutex.
+    /// callback took. Callers hold no mutex. They connect the socket first, so that the callback is not asked for a
+    /// server that is away.
     pub fn with_login<'a>(
         &self,
         info: Cow<'a, ConnectionInfo>,
@@ -253,7 +253,7 @@ impl Endpoint {
     }
 
     /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
-    /// address counts as that of the primary. If the sentinels do not name a primary, this is the last known one.
+    /// address counts as that of the primary. If the sentinels do not name a primary, returns the last known one.
     /// Registers the sockets to sentinels in `queries`.
     pub fn find_server(
         &self,
@@ -303,8 +303,8 @@ impl Endpoint {
         self.opening.close_open();
     }
 
-    /// Returns an error unless `role` is that of a primary. The sentinel that has named such a server is then asked
-    /// last.
+    /// Returns an error unless `role` is that of a primary. After the error, the sentinel that has named the server is
+    /// asked last.
     pub fn check_role(
         &self,
         attempted: ConnectErrors<'_>,
@@ -509,7 +509,7 @@ impl Endpoint {
         Ok(made_in)
     }
 
-    /// Returns an error if the sentinels have named another server since this one.
+    /// Returns an error if the sentinels have named another server since they named the server of `info`.
     fn check_is_named(&self, info: &ConnectionInfo) -> Result<(), Error> {
         let Some(sentinels) = &self.sentinels else {
             return Ok(());
@@ -571,7 +571,7 @@ impl Endpoint {
         }
         handshake.load_missing_scripts()?;
         handshake.check_data()?;
-        // The server may have taken long to reply.
+        // The server may have taken long to reply, so the idle time begins now.
         connection.sender.mark_used();
         Ok(connection)
     }
@@ -591,8 +591,8 @@ impl Endpoint {
     }
 
     /// Registers the socket of an attempt to connect to `info`, so that [`close`](Self::close) and
-    /// [`follow_switch`](Self::follow_switch) can close it. Returns an error if the client has ended, or if the sentinels have
-    /// named another server.
+    /// [`follow_switch`](Self::follow_switch) can close it. Returns an error if the client has ended, or if the
+    /// sentinels have named another server.
     fn register_opening(&self, socket: Closer, info: &ConnectionInfo) -> Result<(), Error> {
         self.opening.register(socket)?;
         // Checked after the registration, because a later switch closes the registered socket.
@@ -652,8 +652,8 @@ impl Endpoint {
         failures.last.as_ref().map(|(error, _)| error.clone())
     }
 
-    /// The error of a caller that leaves without a connection, and whose request was not sent: that the client has
-    /// ended, the error of the last attempt, or the step of an attempt that has hung for a while.
+    /// The error of a caller that leaves without a connection, and whose request was not sent: the client has ended,
+    /// the last attempt has failed, or the current attempt has hung in one step for a while.
     pub fn no_connection(&self) -> Error {
         if let Err(ended) = self.check_open() {
             return ended;

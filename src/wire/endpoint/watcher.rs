@@ -91,7 +91,7 @@ impl SentinelWatcher {
     }
 
     /// Listens to one sentinel until the connection breaks or an answer is late. Sets `since` to the time of the first
-    /// answer. The caller does not distinguish the ends.
+    /// answer. The caller treats an error and `Ok` in the same way.
     fn listen(
         &self,
         sentinels: &Sentinels,
@@ -123,7 +123,7 @@ impl SentinelWatcher {
         loop {
             let now = MonotonicTime::now();
             if replace_at <= now {
-                // The sentinel's name may lead to another one now. The next connection begins with a query.
+                // The sentinel's name may lead to another sentinel now. The next connection begins with a query.
                 return Ok(());
             }
             if queries.is_due(now) {
@@ -162,7 +162,7 @@ impl SentinelWatcher {
                 Err(error) if error.is_timeout() && queries.answer_by.is_none() => {}
                 Err(_) => return Ok(()),
             }
-            // A sentinel that publishes without end may not answer, either.
+            // A sentinel that publishes without end may never answer.
             let answer_by = queries.answer_by;
             if answer_by.is_some_and(|by| by.after(self.timeout) < MonotonicTime::now()) {
                 return Ok(());
@@ -187,7 +187,7 @@ impl SentinelWatcher {
         }
     }
 
-    /// Asks a sentinel other than `sentinel`, which may be cut off. Returns true if the other one knows of a later
+    /// Asks another sentinel, because `sentinel` may be cut off. Returns true if the other one knows of a later
     /// fail-over; it is then asked first.
     fn other_knows_more(&self, sentinels: &Sentinels, sentinel: &HostPort, turn: usize) -> bool {
         let Some(other) = sentinels.other_than(sentinel, turn) else {
@@ -205,7 +205,7 @@ impl SentinelWatcher {
     }
 }
 
-/// The queries on one connection. At most one of them has no answer.
+/// The queries on one connection. At most one query at a time has no answer.
 struct Queries {
     /// The replies to the current query so far.
     replies: Vec<Value>,

@@ -35,7 +35,7 @@ pub struct Encryptor {
 }
 
 impl Encryptor {
-    /// Returns the records to write for `text`, which has at most [`LONGEST_TEXT`].
+    /// Returns the records to write for `text`, which has at most [`LONGEST_TEXT`] bytes.
     pub fn encrypt(&mut self, text: &[u8]) -> io::Result<&[u8]> {
         let mut session = self.session.lock();
         session.writer().write_all(text)?;

@@ -163,7 +163,7 @@ pub fn error_reply(code: &str, detail: Option<&str>) -> Error {
     Error::new(kind, text).with_redirect(Redirect::parse(code, detail))
 }
 
-/// The server's own text, for the middle of a message: without a full stop, and without what may be secret.
+/// The server's own text, for the middle of a message: without a full stop, and without parts that may be secret.
 pub fn server_text(code: &str, detail: &str) -> String {
     let detail = without_arguments(detail);
     let text = without_ids(&format!("{code} {detail}")).into_owned();

@@ -147,7 +147,7 @@ fn connect_to_any(
         let share = deadline.since(now) / u32::try_from(left).unwrap_or(u32::MAX);
         match connect_to(&(*address).into(), now.after(share)) {
             Ok(socket) => return Ok(socket),
-            // A silent server may be starting, so the refusal of another address does not replace its time-out.
+            // A silent server may be starting, so its time-out stays the error, even if another address refuses.
             Err(_) if failure.is_timeout() => {}
             Err(error) => failure = error.into(),
         }
@@ -321,7 +321,7 @@ impl Receiver {
         self.replies.next(limit)
     }
 
-    /// The size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as the limit counts it.
     pub fn last_size(&self) -> usize {
         self.replies.last_size()
     }
@@ -452,7 +452,8 @@ impl Closer {
     }
 }
 
-/// The sockets of one task. Another thread can close all of them. A socket that is registered later is closed at once.
+/// The sockets of one task. Another thread can close all of them. A socket that is registered after that is closed at
+/// once.
 #[derive(Default)]
 pub struct Sockets(Mutex<SocketsState>);
 

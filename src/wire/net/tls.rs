@@ -203,7 +203,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), TimedOut | WouldBlock)
 }
 
-/// Whether the certificate is for another name than that of the server.
+/// Whether the certificate has other names than that of the server.
 pub fn is_about_name(error: &rustls::Error) -> bool {
     use CertificateError::{NotValidForName, NotValidForNameContext};
     matches!(

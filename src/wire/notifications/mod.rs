@@ -11,7 +11,7 @@
 //! | `<lease> <µs> <key>` | the lease was granted the key, under the token of these µs. `?` before them asks the client to confirm the grant |
 //! | `<start> ~ <key>` | the lease is now one of the first in the queue (lua/near.lua) |
 //! | `<start> = <key>` | the lease has to send a request at once, or it loses its place (lua/roll_call.lua) |
-//! | `<start> !<holder> <key>` | this client took the lock away by force |
+//! | `<start> !<holder> <key>` | the client `<holder>` took the lock away by force |
 //!
 //! `<start>` is the first half of the lease id. The key comes last, because it may contain spaces.
 //!
@@ -27,9 +27,8 @@
 //! # Changes
 //!
 //! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
-//! or reports a loss. An old primary or a replica may have answered this read, so a renewal worker confirms each loss
-//! through a pipeline before the lease ends. After a flush of Redis, and on a new connection, the thread wakes the
-//! first waiter of every key and reads all held keys.
+//! or reports a loss. An old primary or a replica may have answered this read, so a renewal worker confirms each loss through a pipeline before the lease ends. After a flush
+//! of Redis, and on a new connection, the thread wakes the first waiter of every key and reads all held keys.
 //!
 //! # Servers that refuse
 //!
@@ -102,8 +101,8 @@ const MAX_KEYS: usize = 256;
 /// At most this many writes have no reply. Beyond that, the client closes the connection, and waiters poll until the
 /// next one is open.
 const MAX_UNANSWERED: usize = 16_384;
-/// At most this many keys have a read that is not sent or has no reply. Beyond that, the client closes the connection.
-/// A server that reports changes of one key without end reaches this bound.
+/// At most this many keys have an unsent read, or a read without a reply. Beyond that, the client closes the
+/// connection. A server that reports changes of one key without end reaches this bound.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
 /// The notification connection of a client.

@@ -336,7 +336,8 @@ impl SetUp<'_> {
             .refused_error(Step::Subscribe, command, error)
     }
 
-    /// Returns an error unless the reply to PING can serve as a sign of life. The error that refuses PING can.
+    /// Returns an error unless the reply to PING shows that the server is alive. An error that refuses PING shows this,
+    /// too.
     fn check_ping(&self, reply: &Value) -> Result<(), Error> {
         match reply {
             Value::ServerError(error) if refuses_command(error) => Ok(()),

@@ -381,7 +381,7 @@ fn notified_by_a_stopped_server() -> (Server, Arc<NotificationConnection>) {
 #[test]
 fn a_server_that_stops_answering_is_given_up() {
     let (_server, notifications) = notified_by_a_stopped_server();
-    // A command that the stopped server has left unanswered for longer than the connection waits.
+    // The stopped server has left this command unanswered for longer than the connection waits.
     let sent_at = MonotonicTime::now().before(4 * HEARTBEAT);
     let mut state = notifications.lock_state();
     state.unanswered.push_back((sent_at, SentCommand::Ping));
@@ -416,7 +416,7 @@ fn a_switch_ends_a_blocked_write() {
     let key = Key::new("p:", &"k".repeat(1000), 1000).unwrap();
     let tracked = TrackedKey { key, lease: None };
     let writing = Arc::clone(&notifications);
-    // The sockets do not take 30 MB.
+    // 30 MB do not fit into the buffers of the sockets, so the write blocks.
     let write = std::thread::spawn(move || writing.track(vec![tracked; 30_000]));
     assert!(eventually(LONG, || notifications.state.is_locked()));
     let switched_at = MonotonicTime::now();
@@ -450,7 +450,7 @@ fn some_closed_logins_do_not_stop_notifications() {
     let listener = Arc::new(ChangeCounter::default());
     notifications.start(&threads, listener).unwrap();
     notifications.request_connection();
-    // An attempt after a refusal comes after `REFUSED_PAUSE`.
+    // After a refusal, the next attempt would come only after `REFUSED_PAUSE`.
     is_subscribed.recv_timeout(REFUSED_PAUSE / 2).unwrap();
     notifications.stop();
 }

@@ -5,8 +5,8 @@
 //!
 //! - The record keeps every lease, and not only the last lease of each key: the next server may still have any of the
 //!   grants that were released shortly before. It also keeps leases that left a queue.
-//! - The repeats are in batches like those of refused releases, newest first. Those of a key go before a request of the
-//!   key.
+//! - The repeats are in batches like those of refused releases, newest first. The repeats for a key go before a request
+//!   of the key.
 //! - When connections become stale (`Epoch::on_stale`), the background connects, so pipelines without requests repeat
 //!   their releases, too.
 //! - On a Cluster, a new slot map brings the releases of moved slots to the new masters.

@@ -81,7 +81,7 @@ enum Call {
     Trial,
     /// The release of one lock by a command instead of a script.
     Delete(CompareAndDelete),
-    /// A trial of this command on the key of the first release, sent behind this release.
+    /// A trial of this command on the key of the batch's first release, sent behind that release.
     DeleteTrial(CompareAndDelete),
     /// `WAIT`, sent behind the script calls of a batch. Its reply is the number of replicas that have the writes of
     /// these calls.
@@ -265,7 +265,7 @@ impl PipelinedConnection {
         self.connection.postpone_replacement();
     }
 
-    /// Whether to replace the connection now, because no reply is missing on it.
+    /// Whether the connection is stale and misses no reply, so that it can be replaced now.
     pub fn is_stale_and_idle(&self) -> bool {
         self.in_flight.is_empty() && self.is_stale()
     }
@@ -464,7 +464,7 @@ impl PipelinedConnection {
         written
     }
 
-    /// Reads all missing replies, oldest first, and passes what follows for each request to `deliver`. Writes calls
+    /// Reads all missing replies, oldest first, and passes the next step of each request to `deliver`. Writes calls
     /// that a reply makes necessary.
     ///
     /// Returns an error if a reply is missing at `due`, or at `reply_by` if that is earlier. Returns false at `until`
@@ -613,7 +613,7 @@ impl PipelinedConnection {
         batch.requests
     }
 
-    /// Delivers the outcomes of a script `call`, and writes acquires again that were too early.
+    /// Delivers the outcomes of a script `call`, and repeats acquires that were too early.
     fn finish_outcomes(
         &mut self,
         context: &ScriptContext,
@@ -672,7 +672,7 @@ impl PipelinedConnection {
         }
     }
 
-    /// Handles the reply to a `WAIT`: passes the requests that waited for it to `deliver`. If too few replicas have
+    /// Handles the reply to a `WAIT`: the requests that waited for this reply go to `deliver`. If too few replicas have
     /// acknowledged a request, its outcome is an error, although the primary may have carried it out.
     fn decide_unacknowledged(
         &mut self,
@@ -720,7 +720,7 @@ impl PipelinedConnection {
     }
 
     /// Repeats the oldest call in flight as calls of `script` with at most `at_once` keys. Acquires that were written
-    /// behind its releases are too early then.
+    /// behind the call's releases are then too early.
     fn repeat_script(
         &mut self,
         context: &ScriptContext,

@@ -22,7 +22,7 @@
 //! - Earlier releases of a request's key are written with the request. So an acquire overtakes no release of its key,
 //!   except repeated undos and releases beyond the batch. It may overtake releases of other keys.
 //! - A thread that drops a guard writes the release only if that cannot block: fewer than [`MAX_UNANSWERED`] releases
-//!   and [`MAX_UNANSWERED_BYTES`] are without a reply. Otherwise the background writes it.
+//!   and [`MAX_UNANSWERED_BYTES`] are without a reply. Otherwise the background writes the release.
 //!
 //! # Submitted requests
 //!
@@ -118,8 +118,8 @@ const SENDER_TIMEOUT: Duration = if cfg!(all(test, not(shuttle))) {
 } else {
     Duration::from_millis(20)
 };
-/// With a shorter command time-out, there are no senders: a reader waits up to 10 ms longer for replies that are due,
-/// and a sender must not wait for one node.
+/// With a shorter command time-out, a pipeline has no senders: a sender must not wait for one node, and a reader waits
+/// up to 10 ms longer for replies that are due.
 const SHORTEST_TIMEOUT_OF_SENDERS: Duration = Duration::from_millis(20);
 
 /// The parts that the pipelines of one client share.
@@ -161,8 +161,8 @@ pub struct Pipeline {
     at_a_time: usize,
     state: Mutex<PipelineState>,
     /// The newest releases that the server has confirmed, to be repeated on the next connection. Empty on a quorum: a
-    /// node that may have lost data grants nothing while its old keys last. A thread that locks both locks `state`
-    /// first.
+    /// node that may have lost data grants nothing while its old keys last. A thread that locks both mutexes locks
+    /// `state` first.
     confirmed: Mutex<ConfirmedReleases>,
     /// The next leader that writes a request for this key panics.
     #[cfg(test)]
@@ -319,8 +319,7 @@ impl Pipeline {
     }
 
     /// Writes a request if the connection is free, and returns it: the caller then reads the reply. Otherwise queues
-    /// the request, as
-    /// [`submit`](Self::submit) does, and returns `None`.
+    /// the request, as [`submit`](Self::submit) does, and returns `None`.
     pub fn send(&self, command: Command, completion: Completion) -> Option<SentRequest<'_>> {
         let mut leadership = self.queue_submitted(vec![(command, completion)], true)?;
         let socket = leadership.write_without_reading()?;
@@ -382,7 +381,7 @@ impl Pipeline {
     fn end_sender_time_and_lead(&self, socket: &SharedSocket) -> Option<Leadership<'_>> {
         let mut state = self.state.lock();
         let connection = state.connection.as_ref();
-        // If the pipeline has another connection by now, that one may have a sender of its own.
+        // If the pipeline has another connection by now, the new connection may have a sender of its own.
         if connection.is_some_and(|connection| !connection.has_socket(socket)) {
             return None;
         }
@@ -437,7 +436,7 @@ impl Pipeline {
         });
     }
 
-    /// Reports a release that no node has carried out as late, because of `error`, and queues it.
+    /// Reports as late, because of `error`, a release that no node has carried out, and queues it.
     pub fn queue_late_release(&self, release: Release, error: &Error) {
         let tracker = ReleaseTracker::new(&self.shared.reports, &release, false);
         let reported_late = tracker.is_some_and(|mut tracker| {
@@ -487,7 +486,7 @@ impl Pipeline {
         !state.is_led && !state.has_work() && is_answered
     }
 
-    /// Passes a redirected release to the store. Returns what is left to do here.
+    /// Passes a redirected release to the store. Returns the step that is left for this pipeline.
     fn reroute(&self, next: Next) -> Next {
         let Next::Elsewhere(request, redirect) = next else {
             return next;
@@ -609,9 +608,9 @@ impl Pipeline {
     }
 }
 
-/// A request that this thread has written, and whose reply it reads. Until this thread has read it, the background does
-/// not read, for at most [`SENDER_TIMEOUT`] after this thread has last read. An earlier drop leaves the reply to the
-/// background: it locks the pipeline, and may write queued releases.
+/// A request that this thread has written, and whose reply this thread reads. Until the reply is read, the background
+/// does not read, at most for [`SENDER_TIMEOUT`] after this thread has last read. A drop before the reply leaves the
+/// reply to the background. Such a drop locks the pipeline, and may write queued releases.
 pub struct SentRequest<'a> {
     pipeline: &'a Pipeline,
     socket: SharedSocket,
@@ -789,9 +788,9 @@ impl<'a> Leadership<'a> {
         true
     }
 
-    /// Replaces a connection that is older than `max_connection_age`, after it has read the missing replies, until
-    /// `until` at the latest. Keeps the connection if no other one can be opened soon. Returns false if the connection
-    /// is not so old.
+    /// Replaces a connection that is older than `max_connection_age`. First reads its missing replies, until `until` at
+    /// the latest. Keeps the connection if no other one can be opened soon. Returns false if the connection is not so
+    /// old.
     fn replace_if_old(&mut self, until: Option<MonotonicTime>) -> bool {
         let connection = self.connection.as_ref();
         if !connection.is_some_and(PipelinedConnection::is_old) {
@@ -804,7 +803,7 @@ impl<'a> Leadership<'a> {
             (Ok(true), Some(old)) => match self.pipeline.shared.connector.connect(REPLACE_WAIT) {
                 Ok(new) => {
                     self.connection = Some(PipelinedConnection::new(new));
-                    // The name of the server may lead to another one now.
+                    // The name of the server may lead to another server now.
                     self.pipeline
                         .repeat_confirmed(&mut self.pipeline.state.lock());
                 }
@@ -817,8 +816,8 @@ impl<'a> Leadership<'a> {
     }
 
     /// Takes the next batch from the queues. Takes nothing if the batch would acquire a key whose release has no reply
-    /// yet and may grant the key to another client: Redis would read both together, and notify the other client only
-    /// after the acquire.
+    /// yet and may grant the key to another client: Redis would read the release and the acquire together, and notify
+    /// the other client only after the acquire.
     fn next_batch(&mut self) -> Vec<PendingRequest> {
         let mut batch = self.empty_batch();
         let mut state = self.pipeline.state.lock();
@@ -933,8 +932,8 @@ impl<'a> Leadership<'a> {
         self.read(until, due)
     }
 
-    /// Connects. If that fails, all waiting callers get the error. But if only the leader had
-    /// too little time to connect, only the leader gets it, and the requests of the others stay queued.
+    /// Connects. If that fails, all waiting callers get the error. But if only the leader had too little time to
+    /// connect, only the leader gets the error, and the requests of the others stay queued.
     fn connect(
         &mut self,
         batch: Vec<PendingRequest>,
@@ -976,8 +975,8 @@ impl<'a> Leadership<'a> {
         Ok(batch)
     }
 
-    /// Completes all requests that were not written with the error, and reports queued releases as late. If the server
-    /// is retired, each caller then sends its request to another one.
+    /// Completes all unwritten requests with the error, and reports queued releases as late. If the server is retired,
+    /// each caller then sends its request to another server.
     fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
         let unsent = state.unsent.take_all();
@@ -1067,8 +1066,8 @@ fn room_of(connection: Option<&PipelinedConnection>) -> usize {
         })
 }
 
-/// How soon the background has to work: at once, or after the pause between attempts to connect. While a sender reads,
-/// later, because the sender requests maintenance when it stops.
+/// How soon the background has to work: at once, or after the pause between attempts to connect. Returns `Soon` while a
+/// sender reads, because the sender requests maintenance when it stops.
 fn urgency_of(state: &PipelineState) -> Urgency {
     if state.may_connect(MonotonicTime::now()) && !state.is_left_to_sender() {
         Urgency::Now

@@ -95,8 +95,8 @@ impl QueuedRelease {
         self.attempts == 0 || now < self.release.until
     }
 
-    /// The greatest length of the release on the wire, in bytes. It contains the key and the lease id. If the lease may
-    /// be queued, it also contains the queue's name, the ttl of the queue entry and the holder id.
+    /// The greatest length of the release on the wire, in bytes. The release contains the key and the lease id. If the
+    /// lease may be queued, the release also contains the queue's name, the ttl of the queue entry and the holder id.
     pub fn bytes(&self) -> usize {
         release_bytes(&self.release.key)
     }
@@ -190,7 +190,7 @@ impl PackedRelease {
         let release = Release {
             key: self.key.take()?,
             lease: self.lease,
-            // `complete` sets those of the few releases that have others.
+            // `complete` sets the mode and the `min_hold` of the few releases that have others.
             mode: Mode::Exclusive,
             min_hold: Duration::ZERO,
             until: self.until,
@@ -229,14 +229,13 @@ pub struct Releases {
     count: usize,
     /// How many of these releases have failed before.
     failed: usize,
-    /// The number of the next slot. Numbers wrap around. A number in the index that is not in use means that there is
-    /// no slot.
+    /// The number of the next slot. Numbers wrap around. A bucket whose number is not in use has no slot.
     next: u32,
-    /// The newest slot of each bucket, by the key's hash.
+    /// The newest slot in each bucket. A key's hash chooses its bucket.
     buckets: Vec<u32>,
     /// An empty chunk for later use.
     spare: Option<Vec<PackedRelease>>,
-    /// The parts of few releases for which a slot has no room.
+    /// The parts of a few releases that do not fit into a slot.
     special: HashMap<LeaseId, Special>,
 }
 

@@ -171,7 +171,7 @@ impl PendingRequest {
             }
             // Plain commands have set the key, and Redis has refused the script that has to delete it.
             (Command::Acquire(_), Err(error)) if self.may_be_set => {
-                // If the acquire were redirected, it would keep its lease id, and this release would end its grant.
+                // A redirected acquire would keep its lease id, and the release below would end its grant.
                 let error = match error.redirect() {
                     Some(Redirect::Moved(_) | Redirect::Ask(_)) => slot_moved(),
                     _ => error.clone().with_redirect(None),
@@ -218,8 +218,8 @@ impl PendingRequest {
             tracker.confirm(loss, is_delivered);
         }
         match self.command {
-            // Other releases are not repeated. After a fail-over to a replica that lacks them, their keys end with the
-            // ttl.
+            // Only usual releases are repeated on the next connection. If a fail-over loses another release, its key
+            // expires with the ttl.
             Command::Release(release) if release.is_usual() => {
                 Next::Released(ConfirmedRelease::new(release))
             }
@@ -227,7 +227,8 @@ impl PendingRequest {
         }
     }
 
-    /// Makes a release of what this acquire or adoption has got.
+    /// Makes a release of the lease for which this acquire or adoption has got a grant or a place in the
+    /// queue.
     fn release_now(self) -> Next {
         let undo = self.command.undo(MonotonicTime::now());
         undo.map_or(Next::Done, |undo| {
@@ -255,7 +256,7 @@ impl PendingRequest {
             self.route.hops += 1;
             return Next::Elsewhere(self, redirect);
         }
-        // The nodes disagree about the slot, it is moving, or it has no master.
+        // The nodes disagree about the slot, the slot is moving, or the slot has no master.
         self.route = Route::default();
         self.attempts += 1;
         match &self.command {
@@ -299,7 +300,7 @@ impl PendingRequest {
         }
     }
 
-    /// Completes a request that was not written with the error. A release is kept, and repeated.
+    /// Completes an unwritten request with the error. A release is kept, and repeated.
     pub fn on_not_sent(mut self, error: &Error) -> Next {
         self.deliver(Err(error.clone()));
         self.attempts += 1;
@@ -332,7 +333,7 @@ impl PendingRequest {
     }
 }
 
-/// The reason why a release is late whose caller has left at its deadline.
+/// The reason why a release is late if its caller has left at the deadline.
 pub fn caller_left() -> Error {
     let message = "the release had no reply at its caller's deadline; the client tries on";
     Error::new(ErrorKind::Timeout, message)

@@ -27,7 +27,7 @@ const FEWEST_TO_CHECK: usize = if cfg!(all(test, shuttle)) { 4 } else { 256 };
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub struct PipelineState {
-    /// Whether a thread leads. It has the connection, and takes the batches from the queues.
+    /// Whether a thread leads. The leader has the connection, and takes the batches from the queues.
     pub is_led: bool,
     pub connection: Option<PipelinedConnection>,
     pub awaited: AwaitedQueue,
@@ -102,7 +102,7 @@ impl PipelineState {
         }
     }
 
-    /// Limits the releases without a caller that the pipeline keeps to this number.
+    /// Sets the greatest number of releases without a caller that the pipeline keeps.
     pub fn with_most_releases(mut self, most: usize) -> Self {
         self.most_releases = most;
         self
@@ -150,8 +150,7 @@ impl PipelineState {
         unsent.into_iter().chain(self.awaited.withdraw(caller))
     }
 
-    /// Completes the caller's releases that were never written with the error, and reports them as late. They stay
-    /// queued.
+    /// Completes the caller's unwritten releases with the error, and reports them as late. The releases stay queued.
     pub fn give_up_unsent_releases(&mut self, caller: &Arc<Caller>, error: &Error) {
         let unsent = &mut self.unsent.requests;
         for request in unsent.iter_mut().chain(&mut self.awaited.requests) {
@@ -199,7 +198,7 @@ impl PipelineState {
         self.most_releases < usize::MAX
     }
 
-    /// How many releases are queued that no caller waits for.
+    /// The number of queued releases that callers do not wait for.
     pub fn releases(&self) -> usize {
         self.release_queues().map(Releases::count).sum()
     }
@@ -284,8 +283,8 @@ impl PipelineState {
         !confirmed.is_empty()
     }
 
-    /// Takes the batch that its leader left here while it connected. Adds at most `at_a_time` releases of the keys of
-    /// its requests in front, so that acquires do not find a key that a repeated release will free.
+    /// Takes the batch that a leader left here while it connected. Adds at most `at_a_time` releases of the batch's
+    /// keys in front, so that acquires do not find a key that a repeated release will free.
     pub fn take_unsent(&mut self, at_a_time: usize) -> Vec<PendingRequest> {
         let now = MonotonicTime::now();
         let (mut batch, mut room) = (Vec::new(), at_a_time);
@@ -322,7 +321,7 @@ impl PipelineState {
             ..
         } = self;
         let mut room = at_a_time;
-        // If the ttl of the release has ended, its drop reports that it is no longer repeated.
+        // If the ttl has ended, the drop of the request reports that the release is no longer repeated.
         let take = |batch: &mut Vec<PendingRequest>, release: QueuedRelease| {
             let is_wanted = release.is_wanted(now);
             let request = PendingRequest::from_release(release, reports);
@@ -365,8 +364,8 @@ impl PipelineState {
 
     /// Takes at most `most` unawaited releases, which together have at most `bytes`.
     ///
-    /// Called when no waiting caller can lead. So it first drops the queued requests of callers that have left, and
-    /// queues their releases as unawaited. Submitted requests stay in their queue.
+    /// Called when no waiting caller can lead. So this call first drops the queued requests of callers that have left,
+    /// and queues their releases as unawaited. Submitted requests stay in their queue.
     pub fn next_releases(
         &mut self,
         most: usize,
@@ -390,7 +389,7 @@ impl PipelineState {
         {
             bytes -= release.bytes();
             let is_wanted = release.is_wanted(now);
-            // If the ttl of the release has ended, its drop reports that it is no longer repeated.
+            // If the ttl has ended, the drop of the request reports that the release is no longer repeated.
             let request = PendingRequest::from_release(release, &self.reports);
             if is_wanted {
                 batch.push(request);
@@ -498,9 +497,9 @@ impl PipelineState {
     }
 }
 
-/// Requests that callers wait for, oldest first. The number of callers' threads bounds them, and on a quorum the number
-/// of held locks: the queue has at most twice as many requests as callers wait for, or [`FEWEST_TO_CHECK`] if that is
-/// more.
+/// Requests that callers wait for, oldest first. The number of callers' threads bounds these requests; on a quorum, the
+/// number of held locks does. The queue has at most twice as many requests as callers wait for, or at most
+/// [`FEWEST_TO_CHECK`] if that is more.
 #[derive(Default)]
 pub struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
@@ -543,7 +542,7 @@ impl AwaitedQueue {
         self.take_if(is_own)
     }
 
-    /// Takes out the releases of these keys for which no caller waits.
+    /// Takes out the unawaited releases of these keys.
     fn take_unawaited(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<PendingRequest> {
         self.take_if(|request| {
             let is_release = matches!(request.command, Command::Release(_));
@@ -660,7 +659,7 @@ mod tests {
         assert_eq!(unbounded.releases(), 100);
     }
 
-    /// The quorum then forgets the release, so the queues of its nodes bound its own records.
+    /// The quorum then forgets the release, so the bound of the nodes' queues also bounds the quorum's records.
     #[test]
     fn a_release_dropped_at_the_bound_is_reported() {
         let texts: Arc<Mutex<Vec<String>>> = Arc::default();

@@ -6,8 +6,8 @@
 //! waiters, `TIME` once a second, `ZADD XX GT` and `ZADD XX INCR` on the fence counter, `EXEC`. A key is granted if its
 //! `SET` has succeeded, the counter exists and is usable, and, for a request that may wait, no key of the batch has a
 //! queue. When the reply to `EXEC` is read, the script acquires all other keys, under the same lease ids. So outcomes
-//! and errors are those of the script. `EXEC` undoes nothing: for a key that its `SET` has set, the script first
-//! deletes the value of this lease that has no token, and then decides as if the key had been free.
+//! and errors are those of the script. `EXEC` undoes nothing. So if a `SET` has set a key without a grant, the script
+//! first deletes the lease's value, which has no token, and then decides as if the key had been free.
 //!
 //! The script acquires from the start:
 //!
@@ -97,8 +97,7 @@ impl ServerClock {
 
     /// A time in µs that the clock of Redis has passed at `now`, unless it was set back. It is behind the clock by the
     /// time that the last reply took to arrive, and by 1 % of the time since then, since clocks run at different
-    /// speeds. `None` after
-    /// [`LONGEST_ESTIMATE`].
+    /// speeds. `None` after [`LONGEST_ESTIMATE`].
     pub fn at(&self, now: MonotonicTime) -> Option<u64> {
         let (micros, seen) = self.shown?;
         let since = now.since(seen);
@@ -256,8 +255,8 @@ impl CompareAndDelete {
         out.held_value(&context.holder, *lease, *held);
     }
 
-    /// Appends a trial of the command, to find out whether the server has it. It compares `key` with a value that locks
-    /// never have.
+    /// Appends a trial of the command, to find out whether the server has it. The trial compares `key` with a value
+    /// that locks never have.
     pub fn encode_trial(self, buffer: &mut Vec<u8>, key: &Key) {
         let mut out = Encoder(buffer);
         self.begin(&mut out, key);
@@ -265,10 +264,10 @@ impl CompareAndDelete {
     }
 }
 
-/// Which command that compares and deletes the server has, as far as a connection knows.
+/// The command with which the server compares and deletes, as far as a connection knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deletes {
-    /// Nothing. A trial of each command follows the next awaited release, unless the server has refused one lately.
+    /// Unknown. A trial of each command follows the next awaited release, unless the server has refused one lately.
     #[default]
     Untried,
     /// Trials are under way.
@@ -343,7 +342,7 @@ pub fn decode_acquires<'a>(
     let unexpected = || error_replies::unexpected_reply("EXEC", reply);
     let parts = match reply {
         Value::Array(parts) => parts,
-        // Redis discards the transaction if it refuses `EXEC`, so it has carried out none of its commands.
+        // If Redis refuses `EXEC`, it discards the transaction, and carries out none of the commands.
         Value::ServerError(error) if is_queued && error_replies::is_redis_code(error.code()) => {
             return Ok(all(KeyOutcome::NotSet));
         }

@@ -10,13 +10,12 @@ const REFUSED_FOR: Duration = Duration::from_secs(600);
 /// A proxy may close the connection instead of refusing a command. This many lost trials in a row count as a refusal.
 const MOST_LOST_TRIALS: u32 = 3;
 
-/// When the commands that a server, a proxy or an ACL has refused may be used again. All connections of a client to the
-/// server share this value.
+/// The time until which refused commands are not used. All connections of a client to the server share this value.
 #[derive(Debug, Default)]
 pub struct Refusals {
     /// The tick until which the commands are not used; zero before the first refusal.
     until: AtomicU64,
-    /// How many connections have ended before the reply to a trial, since the last reply to one.
+    /// How many connections have ended before the reply to a trial, since the last reply to a trial.
     lost_trials: AtomicU32,
 }
 

@@ -1,9 +1,9 @@
-//! Finds the primary of a group of servers under sentinels. Connects to sentinels only. The Sentinel client of redis-rs
-//! has no deadline for a whole reply.
+//! Finds the primary of a group of servers under sentinels. This module connects to sentinels only. The Sentinel client
+//! of redis-rs has no deadline for a whole reply.
 //!
 //! - *Queries.* Each attempt to connect asks a sentinel for three things in one round trip: the address of the primary,
-//!   the number of the last fail-over (`config-epoch`), and the other sentinels. The client asks the sentinel that
-//!   replied last first, and asks a sentinel last that failed or named a wrong server. Each sentinel has a share of the
+//!   the number of the last fail-over (`config-epoch`), and the other sentinels. The client begins with the sentinel of
+//!   the latest answer, and ends with sentinels that failed or named a wrong server. Each sentinel has a share of the
 //!   remaining time.
 //! - *Old answers.* An answer with an older number than the client has seen counts only if all sentinels of the URL
 //!   give such answers. After the message `+switch-master`, the client expects a number that is greater by one, so a
@@ -145,8 +145,8 @@ impl Sentinels {
         self.state.lock().put_last(sentinel);
     }
 
-    /// Whether to report that the sentinels do not name the primary. Returns true once until a sentinel names the
-    /// primary again.
+    /// Whether to report that the sentinels do not name the primary. Returns true once, and again only after a sentinel
+    /// has named the primary.
     pub fn begin_report(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_reported, true)
     }
@@ -157,8 +157,7 @@ impl Sentinels {
     }
 
     /// Records a failed attempt to connect. Returns the time of the next attempt: the pause doubles, up to `longest`
-    /// and up to
-    /// [`LONGEST_PAUSE`]. Several failures in one pause lengthen it once.
+    /// and up to [`LONGEST_PAUSE`]. Several failures in one pause lengthen it once.
     pub fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
         let now = MonotonicTime::now();
         let mut state = self.state.lock();
@@ -235,7 +234,7 @@ impl Sentinels {
         }
         // If all sentinels of the URL give old answers, the group was set up anew, and the newest answer counts.
         // (Sentinels that the client has learned may then be gone.) A silent sentinel of the URL may know of the
-        // fail-over, while the old primary still reports that it is one.
+        // fail-over, while the old primary still reports the role of a primary.
         let is_outdated = |host: &HostPort| outdated.iter().any(|(by, _)| by == host);
         let is_new_group = self.configured.iter().all(is_outdated);
         let newest = outdated.into_iter().max_by_key(|(_, it)| it.epoch);
@@ -252,8 +251,8 @@ impl Sentinels {
         }
     }
 
-    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. Both happen
-    /// under one lock of the mutex.
+    /// Accepts the answer of the sentinel `by` if `is_wanted` returns true. Otherwise returns the answer. The state
+    /// stays locked from the call of `is_wanted` until the answer is accepted.
     pub fn accept_if(
         &self,
         by: &HostPort,
@@ -560,8 +559,8 @@ impl<'a> SentinelConnection<'a> {
         }
     }
 
-    /// Sends the login, if there is one, and selects the protocol. With RESP3, also gives the connection the name of
-    /// one that listens.
+    /// Sends the login, if there is one, and selects the protocol. With RESP3, also names the connection as one that
+    /// listens to messages.
     pub fn log_in(
         &mut self,
         protocol: redis::ProtocolVersion,

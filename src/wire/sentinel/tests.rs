@@ -378,7 +378,7 @@ fn pauses_between_attempts_double_up_to_a_bound() {
             MonotonicTime::now().since(before),
         );
         assert!(again_at >= before.after(pause) && again_at <= before.after(pause + took));
-        // A second failure in the same pause counts as the first.
+        // A second failure in the same pause does not lengthen the pause again.
         let connect_again_at = sentinels.connect_again_at();
         assert_eq!(sentinels.lengthen_pause(LONG), connect_again_at);
         let mut state = sentinels.state.lock();

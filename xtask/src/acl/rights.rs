@@ -1,5 +1,5 @@
-//! The rights that an ACL user of leasehold needs, for each set of features: the one table for `cargo xtask acl`,
-//! docs/redis.md, and the integration tests, which also compile this file. Plain data and text, no I/O.
+//! The rights that an ACL user of leasehold needs, for each feature. This table is the source for `cargo xtask acl`, for
+//! docs/redis.md, and for the integration tests, which also compile this file.
 
 /// A part of the library that needs rights of its own.
 pub struct Feature {
@@ -10,7 +10,7 @@ pub struct Feature {
     pub commands: &'static [Right],
     /// The effect if the user lacks these rights.
     pub without: &'static str,
-    /// Whether a rule contains the feature if the caller chooses none.
+    /// Whether the default rule contains the feature.
     pub is_usual: bool,
 }
 
@@ -18,7 +18,7 @@ pub struct Feature {
 pub struct Right {
     /// As ACL rules name it, in lower case: `client|tracking`.
     pub command: &'static str,
-    /// The oldest servers that accept the rule. Other servers refuse a rule with the command.
+    /// The servers that accept a rule with this command. Other servers refuse the whole rule.
     pub since: Since,
 }
 
@@ -88,7 +88,7 @@ pub const FEATURES: &[Feature] = &[
         title: "`Semaphore`, `RwLock`, besides `locks`",
         commands: &[
             right("pexpireat"),
-            // Redis 6.2 has no such command. Scripts use PTTL there.
+            // Redis 6.2 does not have this command. Scripts use PTTL there.
             Right { command: "pexpiretime", since: Since::Version((7, 0)) },
         ],
         without: "`Denied`",
@@ -177,7 +177,7 @@ pub const FEATURES: &[Feature] = &[
         commands: &[
             Right { command: "ssubscribe", since: Since::Version((7, 0)) },
             Right { command: "spublish", since: Since::Version((7, 0)) },
-            // Redis 6.2 has no such subcommand, but looks for the right to it.
+            // Redis 6.2 does not have this subcommand, but checks the right to it.
             right("pubsub|shardnumsub"),
         ],
         without: "`publish` is used, and the nodes send each message to all nodes",
@@ -205,7 +205,7 @@ pub const FEATURES: &[Feature] = &[
         name: "environment-check",
         title: "`check_environment`, and the check after the first connection",
         commands: &[right("info"), right("config|get")],
-        without: "findings say what was not checked",
+        without: "findings name what was not checked",
         is_usual: false,
     },
     Feature {
@@ -217,7 +217,7 @@ pub const FEATURES: &[Feature] = &[
     },
 ];
 
-/// The rights that a client needs at sentinels. The user there is another one than at the servers.
+/// The rights that a client needs at sentinels. Sentinels have users of their own.
 pub const AT_SENTINELS: &[Feature] = &[
     Feature {
         name: "primary",
@@ -249,7 +249,7 @@ pub const AT_SENTINELS: &[Feature] = &[
     },
 ];
 
-/// The features with these names, among which `usual` and `all` name several. Fails with the first unknown name.
+/// The features with these names; `usual` and `all` name several. Fails with the first unknown name.
 pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str> {
     let mut features = Vec::new();
     for name in names {
@@ -265,12 +265,12 @@ pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str>
     Ok(features)
 }
 
-/// The features of a rule if the caller chooses none.
+/// The features of the default rule.
 pub fn usual() -> Vec<&'static Feature> {
     FEATURES.iter().filter(|feature| feature.is_usual).collect()
 }
 
-/// The commands of `features` that `server` knows, each once, sorted.
+/// The commands of `features` that `server` knows, sorted and without duplicates.
 pub fn commands(features: &[&Feature], server: Server) -> Vec<&'static str> {
     let rights = features.iter().flat_map(|feature| feature.commands);
     let known = rights.filter(|right| right.is_known_to(server));
@@ -280,8 +280,8 @@ pub fn commands(features: &[&Feature], server: Server) -> Vec<&'static str> {
     commands
 }
 
-/// The words of a rule that allows the keys and channels of `prefix`, and `commands`. The rule forbids everything else,
-/// also on Redis 6.2, where new users may use all channels.
+/// The words of a rule that allows the keys and channels of `prefix`, and `commands`. The rule forbids everything else.
+/// (On Redis 6.2, it has to forbid channels, since new users may use all of them.)
 pub fn rule(prefix: &str, commands: &[&str]) -> Vec<String> {
     let prefix = pattern(prefix);
     let mut words = vec![

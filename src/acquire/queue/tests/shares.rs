@@ -1,4 +1,4 @@
-//! Tests of readers and permits: who asks Redis, who joins a lease, and who loses it.
+//! Tests of readers and permits: which of them ask Redis, join a lease, or lose it.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn share(key: &Key, options: Options) -> Arc<Lease> {
     Arc::new(Lease::new(grant, callbacks, None))
 }
 
-/// Gives a waiter with these options a lease of Redis.
+/// Gives a waiter with these options a lease that Redis has granted.
 fn granted(queues: &LocalQueues, key: &Key, options: Options) -> Arc<Lease> {
     let lease = share(key, options);
     let waiter = queues.join(key, options, None);

@@ -31,7 +31,7 @@ impl Fault {
         }
     }
 
-    /// The message of this fault does not add the form of a valid URL.
+    /// A fault whose message does not add the form of a valid URL.
     pub fn without_form(what: impl Into<String>) -> Self {
         Self {
             what: what.into(),

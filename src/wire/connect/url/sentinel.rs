@@ -12,7 +12,7 @@ const DEFAULT_PORT: u16 = 26379;
 /// `redis+sentinel://[user:password@]host[:port][,host..]/group[/database]`, or `rediss+sentinel://..`.
 #[derive(Debug)]
 pub struct SentinelUrl {
-    /// The login, the database and the protocol for the servers. Its address is that of the first sentinel.
+    /// The login, the database and the protocol for the servers. The address in `info` is that of the first sentinel.
     pub info: ConnectionInfo,
     pub hosts: Vec<HostPort>,
     /// The name in `sentinel monitor <name> ..`.

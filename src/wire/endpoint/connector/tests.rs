@@ -135,7 +135,7 @@ fn attempts_that_hang_are_bounded() {
     drop((connection, connector.connect(LONG).unwrap()));
 }
 
-/// An unused client must not log in again and again, and all clients must not connect at once when Redis is back.
+/// An unused client must not log in again and again, and clients must not all connect at once when Redis is back.
 #[test]
 fn no_attempt_begins_without_a_caller() {
     let mut server = Server::start().unwrap();

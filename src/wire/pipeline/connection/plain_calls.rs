@@ -1,5 +1,5 @@
-//! The calls of a connection by plain commands: which requests these can carry out, and what the client does with their
-//! replies. `scripts/plain.rs` encodes the commands.
+//! Calls by plain commands: which requests plain commands can carry out, and how the client handles the replies.
+//! `scripts/plain.rs` encodes the commands.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ const MOST_DELETES: usize = 8;
 /// requests of a waiter (1 to 2 s with hundreds of waiters), so a contended key keeps its entry.
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
-/// The keys that plain commands have not set or deleted lately, because most of them were taken or had waiters.
-/// Different keys may share an entry, and the script then acquires a free key, too.
+/// The keys that plain commands could not set or delete lately. Most of these keys were taken or had waiters. Different
+/// keys may share an entry, and the script then acquires a free key, too.
 #[derive(Default)]
 pub struct ContendedKeys {
     /// When each entry ends. Empty until a key was taken.
@@ -36,7 +36,7 @@ pub struct ContendedKeys {
 }
 
 impl ContendedKeys {
-    /// A prime number, because the hashes of a pipeline's keys have equal remainders for the number of pipelines.
+    /// A prime number, because the hashes of a pipeline's keys all have the same remainder for the number of pipelines.
     const ENTRIES: usize = 251;
 
     pub fn record(&mut self, key: &Key, now: MonotonicTime) {
@@ -226,7 +226,8 @@ impl PipelinedConnection {
         let released = self.in_flight.front().into_iter();
         let now = MonotonicTime::now();
         for key in released.flat_map(InFlightBatch::released_keys) {
-            // Usually, waiters are queued. For a while, the script releases this key at once.
+            // Usually, the command failed because waiters are queued. For a while, the script releases this key at
+            // once.
             self.contended.record(&key, now);
             self.released_late.push(key);
         }

@@ -120,7 +120,7 @@ fn long_write() -> Command {
     })
 }
 
-/// The leader passes its own deadline, but the time-out of the batch ends the write.
+/// The leader's own deadline does not end the write. The time-out of the batch does, later.
 #[test]
 fn a_write_to_a_full_socket_ends_with_the_command_timeout() {
     let timeout = Duration::from_secs(3);
@@ -206,8 +206,8 @@ fn a_flush_whose_leader_leaves_early_is_not_answered() {
     f.server.resume();
 }
 
-/// A proxy to the server. Once `hold` gets a message, it passes on only the first byte of the next reply. The rest
-/// follows after the next message. If that message is `true`, the proxy holds the reply after it in the same way.
+/// Starts a proxy to the server. After a message of the returned sender, the proxy passes on only the first byte of the
+/// next reply, and the rest after the next message. If that message is `true`, the proxy also splits the next reply.
 fn halves_replies(server: &Server) -> (u16, Sender<bool>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());

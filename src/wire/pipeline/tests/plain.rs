@@ -1,4 +1,4 @@
-//! Tests of acquires by plain commands, and of the script calls that follow if these do not decide.
+//! Tests of acquires by plain commands, and of the script calls that follow if plain commands do not decide.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -72,7 +72,8 @@ impl Fixture {
         outcome.expect_err("refused").kind()
     }
 
-    /// A name whose key shares no entry with a contended key. Entries are chosen by hashes with a random seed.
+    /// A name whose key has an unused entry in `ContendedKeys`. A hash with a random seed chooses the entry of a key,
+    /// so no fixed name will do.
     fn uncontended(&self) -> String {
         let state = self.pipeline.state.lock();
         let connection = state.connection.as_ref().unwrap();
@@ -204,7 +205,8 @@ impl Fixture {
 /// A fixture that has found out how its server deletes keys with certain values.
 fn after_releases() -> Fixture {
     let f = warm();
-    // The trials of commands are written behind the first release. Their replies come before that to the second one.
+    // The trials of commands are written behind the first release. Their replies come before the reply to the second
+    // one.
     for _ in 0..2 {
         let release = f.held("k");
         assert_eq!(f.ask(release, LONG).unwrap(), Reply::Done);
@@ -406,8 +408,8 @@ fn tokens_rise_over_a_lost_counter() {
     let (token, is_token_in_value) = f.grant(acquire_of("b"));
     assert!(token > before && is_token_in_value);
     assert_eq!(f.used_since(used), [1, 1], "the script has granted it");
-    // Plain commands never make a counter: theirs could be behind the clock of Redis, and give old tokens to other
-    // clients.
+    // Plain commands never make a counter: such a counter could be behind the clock of Redis, and give old tokens to
+    // other clients.
     f.say(&["DEL", "p:~fence"]);
     f.say(&["ACL", "SETUSER", "default", "-@scripting"]);
     assert_eq!(f.refused("no counter"), ErrorKind::Denied);

@@ -1,4 +1,4 @@
-//! Tests of requests that their sender writes, and whose replies it reads.
+//! Tests of requests whose sender writes them and reads the replies.
 
 use super::*;
 
