@@ -28,6 +28,7 @@ macro_rules! page {
         #[doc = "[guarantees]: guarantees"]
         #[doc = "[in your Redis]: in_your_redis"]
         #[doc = "[observability]: observability"]
+        #[doc = "[performance]: performance"]
         #[doc = "[protocol]: protocol"]
         #[doc = "[quorum]: quorum"]
         #[doc = "[replicas]: replicas"]

@@ -7,7 +7,7 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry};
 use crate::acquire::wait::{Place, Refusal};
 use crate::acquire::{Acquirer, Caller, LockRequest};
-use crate::command::{Acquire, Command, GrantMessage, Mode, QueueMode, QueuePlace, Reply};
+use crate::command::{Acquire, Command, GrantMessage, Mode, Outcome, QueueMode, QueuePlace, Reply};
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -37,7 +37,7 @@ impl SentAcquire {
     }
 }
 
-impl Caller<'_> {
+impl Caller<'_, '_> {
     /// Sends one acquire and waits for its reply, until `deadline` at the latest. Returns an error if another attempt
     /// could not succeed, either.
     pub fn attempt(
@@ -45,28 +45,43 @@ impl Caller<'_> {
         asked_at: MonotonicTime,
         deadline: MonotonicTime,
     ) -> Result<Attempt, Error> {
-        let acquirer = self.acquirer;
-        let LockRequest { key, options, .. } = self.request;
+        let sent = self.choose(asked_at, deadline);
+        let command = self.command(sent);
+        let outcome = self.acquirer.store.execute_one(command, deadline);
+        if let (Ok(_), Some(contention)) = (&outcome, &self.acquirer.contention) {
+            let took = self.acquirer.watchdog.now().since(asked_at);
+            contention.record_attempt(&self.request.key, took);
+        }
+        self.finish(sent, outcome)
+    }
+
+    /// Chooses a lease, and how to ask for it.
+    fn choose(&self, asked_at: MonotonicTime, deadline: MonotonicTime) -> SentAcquire {
         let (lease, queue_mode) = self.choose_lease(asked_at);
-        let sent = SentAcquire {
+        SentAcquire {
             lease,
             queue_mode,
             asked_at,
             deadline,
-            notification_epoch: acquirer.notifications.epoch(key),
-        };
-        let command = Command::Acquire(Acquire {
+            notification_epoch: self.acquirer.notifications.epoch(&self.request.key),
+        }
+    }
+
+    fn command(&self, sent: SentAcquire) -> Command {
+        let LockRequest { key, options, .. } = self.request;
+        Command::Acquire(Acquire {
             key: key.clone(),
-            lease,
+            lease: sent.lease,
             mode: options.mode,
             ttl: options.first_ttl(),
-            queue_mode,
+            queue_mode: sent.queue_mode,
             replicas: options.replicas,
-        });
-        let outcome = acquirer.store.execute_one(command, deadline);
-        if let (Ok(_), Some(contention)) = (&outcome, &acquirer.contention) {
-            contention.record_attempt(key, acquirer.watchdog.now().since(asked_at));
-        }
+        })
+    }
+
+    /// Handles the outcome of an acquire.
+    fn finish(&mut self, sent: SentAcquire, outcome: Outcome) -> Result<Attempt, Error> {
+        let (acquirer, lease) = (self.acquirer, sent.lease);
         let refusal = match outcome {
             Ok(Reply::Granted {
                 token,
@@ -95,7 +110,8 @@ impl Caller<'_> {
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
             Err(error) => return self.failed(sent, error).map(Attempt::Refused),
         };
-        acquirer.outage_of(options).end(|| self.server());
+        let outage = acquirer.outage_of(&self.request.options);
+        outage.end(|| self.server());
         Ok(Attempt::Refused(refusal))
     }
 
@@ -158,8 +174,8 @@ impl Caller<'_> {
         expires_in: Duration,
         shared: Option<u32>,
     ) -> Refusal {
-        let notifications = &self.acquirer.notifications;
         let is_notified = queued.is_some_and(|queued| self.record_place(sent, queued));
+        let notifications = &self.acquirer.notifications;
         if queued.is_none() {
             self.forget_unqueued(sent.lease);
         }

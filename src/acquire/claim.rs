@@ -13,7 +13,7 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::wait::{Call, FIRST_POLL, LONGEST_OUTAGE_POLL, LONGEST_TRUST};
 use crate::acquire::watch::{Bell, Watcher, Woken};
 use crate::acquire::{Acquirer, LockRequest, Until};
-use crate::command::{Claim, Claimed, Command, QueueMode, Reply};
+use crate::command::{Claim, Command, LockAndValue, QueueMode, Reply};
 use crate::config::key::Key;
 use crate::lease::{Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
@@ -24,7 +24,7 @@ use crate::util::clock::MonotonicTime;
 /// The result of a claim.
 pub enum ClaimResult {
     Granted(Arc<Lease>),
-    Found(Box<Claimed>),
+    NotGranted(Box<LockAndValue>),
 }
 
 /// The first pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a
@@ -48,15 +48,10 @@ impl Acquirer {
         request: &LockRequest,
         value: &Key,
         until: Until,
-        is_settled: impl Fn(&Claimed) -> Result<bool, Error>,
+        is_settled: impl Fn(&LockAndValue) -> Result<bool, Error>,
     ) -> Result<Option<ClaimResult>, Error> {
-        let observed = self.observe(&request.key);
-        let call = Call::new(
-            until,
-            observed.started,
-            self.command_timeout,
-            self.outage_timeout,
-        );
+        let observed = self.observe(&request.key, until);
+        let call = observed.call;
         let bell = Arc::new(Bell::new());
         let watcher: Arc<dyn Watcher> = Arc::<Bell>::clone(&bell);
         if call.waits() {
@@ -66,7 +61,7 @@ impl Acquirer {
         if call.waits() {
             self.queues.watches.remove(value, &watcher);
         }
-        if let Ok(Some(ClaimResult::Found(_))) = result {
+        if let Ok(Some(ClaimResult::NotGranted(_))) = result {
             return result;
         }
         self.report(observed, &request.key, result, |claimed| match claimed {
@@ -81,7 +76,7 @@ impl Acquirer {
         value: &Key,
         call: &Call,
         bell: &Bell,
-        is_settled: impl Fn(&Claimed) -> Result<bool, Error>,
+        is_settled: impl Fn(&LockAndValue) -> Result<bool, Error>,
     ) -> Result<Option<ClaimResult>, Error> {
         let cancel = request.cancel.as_ref().filter(|_| call.waits());
         let mut soon = Backoff::new(FIRST_SOON, LONGEST_TRUST);
@@ -94,10 +89,10 @@ impl Acquirer {
             }
             let asked_at = self.watchdog.now();
             let (tracked, untracked) = match self.try_claim(request, value, call, asked_at) {
-                Ok(ClaimResult::Found(found)) => {
+                Ok(ClaimResult::NotGranted(found)) => {
                     outage = None;
                     if is_settled(&found)? {
-                        return Ok(Some(ClaimResult::Found(found)));
+                        return Ok(Some(ClaimResult::NotGranted(found)));
                     }
                     if !call.waits() {
                         return Ok(None);
@@ -137,7 +132,7 @@ impl Acquirer {
         request: &LockRequest,
         value: &Key,
         bell: &Bell,
-        found: &Claimed,
+        found: &LockAndValue,
         soon: &mut Backoff,
         polls: &mut Backoff,
     ) -> (Duration, Duration) {
@@ -189,7 +184,7 @@ impl Acquirer {
         let deadline = call.attempt_deadline(asked_at);
         let token = match self.store.execute_one(command, deadline)? {
             Reply::Granted { token, .. } => token,
-            Reply::Claimed(found) => return Ok(ClaimResult::Found(found)),
+            Reply::LockAndValue(found) => return Ok(ClaimResult::NotGranted(found)),
             other => unreachable!("{other:?} in reply to a claim"),
         };
         let grant = Grant {

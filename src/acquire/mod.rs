@@ -76,7 +76,6 @@ use outage::{CurrentOutage, Outage};
 use places::Places;
 pub use queue::LocalQueues;
 use queue::{QueuePosition, WaiterGuard, WakeReason};
-pub use release::DropOutcome;
 use shutdown::Shutdown;
 use turns::Turns;
 use turns::contention::Contention;
@@ -117,7 +116,7 @@ struct LeasePool {
 /// A call that acquires a key: its tracing span and its time limits.
 struct CallSpan {
     span: observe::WaitSpan,
-    started: MonotonicTime,
+    call: Call,
 }
 
 /// How a caller got its lease.
@@ -183,10 +182,8 @@ impl Acquirer {
         request: &LockRequest,
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
-        let observed = self.observe(&request.key);
-        let (started, end) = (observed.started, self.outage_timeout);
-        let call = Call::new(until, started, self.command_timeout, end);
-        let result = self.wait(request, call);
+        let observed = self.observe(&request.key, until);
+        let result = self.wait(request, observed.call);
         self.report(observed, &request.key, result, Option::as_deref)
     }
 
@@ -198,31 +195,10 @@ impl Acquirer {
             if let Some(lease) = self.join_reader(request, joined_at)? {
                 return Ok(Some(lease));
             }
-            let waiter = match call.waits() {
-                false => match self.queues.join_if_empty(key, *options) {
-                    Some(waiter) => waiter,
-                    None => return self.refuse_behind_others(key, options),
-                },
-                true => self.queues.join(key, *options, request.cancel.as_ref()),
+            let Some(waiter) = self.join(request, call) else {
+                return self.refuse_behind_others(key, options);
             };
-            let mut caller = Caller {
-                acquirer: self,
-                request,
-                call,
-                waiter: &waiter,
-                is_contention_reported: false,
-                is_other_limit_reported: false,
-            };
-            let waited = match &self.contention {
-                None => {
-                    let places = Places::new(&waiter, joined_at);
-                    caller.run(Wait::new(call, places, joined_at), joined_at)
-                }
-                Some(contention) => {
-                    let turns = Turns::new(call, key, &waiter, contention);
-                    caller.run(Wait::new(call, turns, joined_at), joined_at)
-                }
-            };
+            let waited = Caller::new(self, request, call, &waiter).wait(joined_at);
             let (lease, valid_at) = match waited {
                 Ok(Some(NewLease::Granted(lease))) => {
                     self.leave_queue_with(waiter, &lease);
@@ -245,6 +221,15 @@ impl Acquirer {
             // ended.
             self.release(&lease, ONLY_GUARD);
             joined_at = self.watchdog.now();
+        }
+    }
+
+    /// Joins the local queue of the key. Returns `None` if the call does not wait and other threads wait for the lock.
+    fn join<'a>(&'a self, request: &'a LockRequest, call: Call) -> Option<WaiterGuard<'a>> {
+        let LockRequest { key, options, .. } = request;
+        match call.waits() {
+            false => self.queues.join_if_empty(key, *options),
+            true => Some(self.queues.join(key, *options, request.cancel.as_ref())),
         }
     }
 
@@ -275,11 +260,13 @@ impl Acquirer {
         }
     }
 
-    /// Starts the tracing span of a call that acquires `key`.
-    fn observe(&self, key: &Key) -> CallSpan {
+    /// Begins a call that acquires `key`, and its tracing span.
+    fn observe(&self, key: &Key, until: Until) -> CallSpan {
+        let span = observe::WaitSpan::begin(key.name());
+        let started = self.watchdog.now();
         CallSpan {
-            span: observe::WaitSpan::begin(key.name()),
-            started: self.watchdog.now(),
+            span,
+            call: Call::new(until, started, self.command_timeout, self.outage_timeout),
         }
     }
 
@@ -292,10 +279,10 @@ impl Acquirer {
         result: Result<T, Error>,
         lease: impl FnOnce(&T) -> Option<&Lease>,
     ) -> Result<T, Error> {
-        let result = result.map_err(|error| error.with_key(key.name()));
-        // The caller has left its queue before, since the event handler runs user code.
+        let result = result.map_err(|error| error.or_with_key(key.name()));
+        // The caller has already left its queue, since the event handler runs user code.
         if self.callbacks.has_listeners() {
-            let waited = self.watchdog.now().since(observed.started);
+            let waited = self.watchdog.now().since(observed.call.started);
             let granted = result
                 .as_ref()
                 .map(|acquired| lease(acquired).map(Lease::event_lock));
@@ -366,16 +353,47 @@ impl Acquirer {
 }
 
 /// A thread that waits for a lock in its local queue.
-struct Caller<'a> {
-    acquirer: &'a Acquirer,
-    request: &'a LockRequest,
+struct Caller<'a, 'r> {
+    acquirer: &'r Acquirer,
+    request: &'r LockRequest,
     call: Call,
     waiter: &'a WaiterGuard<'a>,
     is_contention_reported: bool,
     is_other_limit_reported: bool,
 }
 
-impl Caller<'_> {
+impl<'a, 'r> Caller<'a, 'r> {
+    fn new(
+        acquirer: &'r Acquirer,
+        request: &'r LockRequest,
+        call: Call,
+        waiter: &'a WaiterGuard<'a>,
+    ) -> Self {
+        Self {
+            acquirer,
+            request,
+            call,
+            waiter,
+            is_contention_reported: false,
+            is_other_limit_reported: false,
+        }
+    }
+
+    /// Waits for the lock.
+    fn wait(&mut self, joined_at: MonotonicTime) -> Result<Option<NewLease>, Error> {
+        let (acquirer, call, waiter) = (self.acquirer, self.call, self.waiter);
+        match &acquirer.contention {
+            None => {
+                let places = Places::new(waiter, joined_at);
+                self.run(Wait::new(call, places, joined_at), joined_at)
+            }
+            Some(contention) => {
+                let turns = Turns::new(call, &self.request.key, waiter, contention);
+                self.run(Wait::new(call, turns, joined_at), joined_at)
+            }
+        }
+    }
+
     /// Carries out the steps of `wait` until this caller has the lock or stops waiting. The wait began at `joined_at`.
     fn run<P: Pace>(
         &mut self,

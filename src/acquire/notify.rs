@@ -94,13 +94,8 @@ impl Listener for NotificationHandler {
             // The client has sent a release for this lease, but Redis may have read that release before it granted the
             // lease.
             self.backend.store.send_release(Release {
-                min_hold: Duration::ZERO,
                 mode,
-                key: key.clone(),
-                lease,
-                until: self.watchdog.now().after(self.max_ttl),
-                held: None,
-                queued: None,
+                ..Release::unheld(key.clone(), lease, self.watchdog.now().after(self.max_ttl))
             });
         }
     }
@@ -171,7 +166,7 @@ impl Listener for NotificationHandler {
                     self.queues.record_turn(key, turn);
                 }
                 self.queues
-                    .record_read(key, server, state.exists(), majority);
+                    .record_read(key, server, state.is_present(), majority);
             }
             None => {
                 // If another client holds the lock and its release will grant the lock to the first waiter, the waiter
@@ -318,7 +313,7 @@ mod tests {
         };
         for by in [holder(), HolderId::of_text("host/2/b")] {
             let value = format!("lh1 {} 1500000000000000 {by}", LeaseId::random());
-            let state = KeyState::new(Some(value.as_bytes()));
+            let state = KeyState::Text(value.as_bytes());
             f.handler.seen(ServerId(0), &tracked, state);
             let turn = waiter.take_turn().map(|turn| turn.holder);
             assert_eq!(turn, (by != holder()).then_some(by));

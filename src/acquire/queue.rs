@@ -157,7 +157,7 @@ pub enum GrantOf {
 }
 
 /// Whether the lease that a waiter asks Redis for is new.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// The entry's lease, which an earlier request may have queued in Redis.
     Existing,
@@ -369,9 +369,8 @@ impl LocalQueues {
             && queue
                 .entry
                 .is_some_and(|entry| entry.lease.start() == lease)
-            && let Some(first) = queue.waiters.front()
         {
-            first.nudge();
+            queue.nudge();
         }
     }
 
@@ -690,6 +689,12 @@ impl KeyQueue {
     fn wake(&self) {
         if let Some(first) = self.waiters.front() {
             first.wake();
+        }
+    }
+
+    fn nudge(&self) {
+        if let Some(first) = self.waiters.front() {
+            first.nudge();
         }
     }
 

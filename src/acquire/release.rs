@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, Held, Mode, Release};
+use crate::command::{Command, Held, Mode, Outcome, Release};
 use crate::config::key::Key;
 use crate::lease::{GuardNumber, Lease, LeaseRemains, ONLY_GUARD, Options};
 use crate::report::error::{Error, ErrorKind};
@@ -45,6 +45,18 @@ pub enum DropOutcome {
     Lost,
 }
 
+impl DropOutcome {
+    /// The name for metrics and spans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HandedOff => "handed_off",
+            Self::Shared => "shared",
+            Self::Sent => "dropped",
+            Self::Lost => "lost",
+        }
+    }
+}
+
 impl Acquirer {
     /// Ends the lease of a dropped guard without waiting for Redis: hands the lock off to the next waiter of this
     /// client, or sends the release. If a reply before the end of the validity reports that the lease does not hold the
@@ -57,26 +69,36 @@ impl Acquirer {
             Some(Err(_)) => return DropOutcome::Lost,
             None => {}
         }
+        let (outcome, release) = self.end_or_hand_off(lease);
+        if let Some(release) = release {
+            self.store.send_release(release);
+            self.remove_holder(lease, outcome);
+        }
+        outcome
+    }
+
+    /// Hands the lock off, or ends the lease and returns the release to send.
+    fn end_or_hand_off(&self, lease: &Arc<Lease>) -> (DropOutcome, Option<Release>) {
         if self.hand_off(lease) {
-            return DropOutcome::HandedOff;
+            return (DropOutcome::HandedOff, None);
         }
         let now = self.watchdog.now();
         self.record_turn_end(lease, now);
-        let ended = self.watchdog.end_lease(lease, now).map(drop);
         // A lost lease is released, too: the server that reported the loss may not be the primary.
-        let valid_until = if ended.is_ok() {
-            lease.valid_until()
-        } else {
-            now
+        let (outcome, valid_until) = match self.watchdog.end_lease(lease, now).map(drop) {
+            Ok(()) => (DropOutcome::Sent, lease.valid_until()),
+            Err(_) => (DropOutcome::Lost, now),
         };
-        self.store.send_release(release_of(lease, valid_until));
-        // The holder is removed after the send, so that Redis gets the release before the request of the next waiter.
+        (outcome, Some(release_of(lease, valid_until)))
+    }
+
+    /// Removes a holder whose release was sent. This comes after the send, so that Redis gets the release before the
+    /// request of the next waiter.
+    fn remove_holder(&self, lease: &Lease, outcome: DropOutcome) {
         self.queues.remove_holder(lease);
-        if ended.is_ok() {
-            return DropOutcome::Sent;
+        if outcome == DropOutcome::Lost {
+            self.forget_lost_entry(lease);
         }
-        self.forget_lost_entry(lease);
-        DropOutcome::Lost
     }
 
     /// Releases the lease in Redis, without a hand-off, and waits for the reply. Returns an error only if the lease was
@@ -94,16 +116,36 @@ impl Acquirer {
             Ok(detached) => {
                 let deadline = now.after(self.command_timeout);
                 let release = release_of(lease, lease.valid_until());
-                match self.store.execute_one(Command::Release(release), deadline) {
-                    Ok(reply) => match reply.loss() {
-                        Some(reason) => self.not_there(lease, detached, reason),
-                        None => Ok(Released::Confirmed),
-                    },
-                    // If a later reply shows a loss, the store reports it, as after the drop of a guard.
-                    Err(error) => Ok(Released::Unconfirmed(error)),
-                }
+                let outcome = self.store.execute_one(Command::Release(release), deadline);
+                self.released(lease, detached, outcome)
             }
         };
+        self.finish_release(lease, result)
+    }
+
+    /// The result of a release with this outcome.
+    fn released(
+        &self,
+        lease: &Lease,
+        detached: LeaseRemains,
+        outcome: Outcome,
+    ) -> Result<Released, Error> {
+        match outcome {
+            Ok(reply) => match reply.loss() {
+                Some(reason) => self.not_there(lease, detached, reason),
+                None => Ok(Released::Confirmed),
+            },
+            // If a later reply shows a loss, the store reports it, as after the drop of a guard.
+            Err(error) => Ok(Released::Unconfirmed(error)),
+        }
+    }
+
+    /// Removes the holder after its release.
+    fn finish_release(
+        &self,
+        lease: &Lease,
+        result: Result<Released, Error>,
+    ) -> Result<Released, Error> {
         self.queues.remove_holder(lease);
         if result.as_ref().is_err_and(Error::is_lease_lost) {
             self.forget_lost_entry(lease);
@@ -116,9 +158,10 @@ impl Acquirer {
         self.queues.add_guard(lease);
     }
 
-    /// Ends one guard of a reader's lease that has more. Returns `None` if it was the last guard, or if the lease is not
-    /// a reader's: the caller releases the lease. Returns the reason as an error if the lease was lost before.
-    fn leave_share(&self, lease: &Lease, guard: GuardNumber) -> Option<Result<(), LossReason>> {
+    /// Ends one guard of a reader's lease if others remain. Returns `None` if the caller has to release the lease: the
+    /// guard was the last one, or the lease is not a reader's. Returns the reason as an error if the lease was lost
+    /// before.
+    pub fn leave_share(&self, lease: &Lease, guard: GuardNumber) -> Option<Result<(), LossReason>> {
         let is_shared = lease.grant().options.mode == Mode::Read;
         if !is_shared || self.queues.remove_guard(lease) {
             return None;
@@ -154,7 +197,7 @@ impl Acquirer {
 
     /// Removes a lost lease from its local queue. If the message of its grant was forged, Redis may still grant the
     /// lease, and the client then releases it.
-    fn forget_lost_entry(&self, lease: &Lease) {
+    pub fn forget_lost_entry(&self, lease: &Lease) {
         let grant = lease.grant();
         self.queues
             .forget_entry(&grant.key, grant.id, grant.options.mode);
@@ -163,8 +206,13 @@ impl Acquirer {
     /// Sends the release of a lease that was lost before `now`: its key may still exist. Returns the error that reports
     /// the loss.
     pub fn release_lost(&self, lease: &Lease, reason: LossReason, now: MonotonicTime) -> Error {
-        self.store.send_release(release_of(lease, now));
+        self.send_late_release(lease, now);
         Error::lost(reason)
+    }
+
+    /// Sends the release of a lease that has ended at `now`. The reply reports no loss.
+    pub fn send_late_release(&self, lease: &Lease, now: MonotonicTime) {
+        self.store.send_release(release_of(lease, now));
     }
 
     /// Hands the lock off to the next waiting thread of this client, if the rules for hand-offs allow it.
@@ -214,18 +262,22 @@ impl Acquirer {
     /// lease from the local queue: a later request must not use its id, since this release would end the grant of that
     /// request.
     pub fn release_unheld(&self, key: Key, lease: LeaseId, options: &Options) {
+        self.store.send_release(self.unheld(key, lease, options));
+    }
+
+    /// Does the same, but returns the release instead of sending it.
+    pub fn unheld(&self, key: Key, lease: LeaseId, options: &Options) -> Release {
         self.queues.forget_entry(&key, lease, options.mode);
         let ttl = options.first_ttl();
-        let until = self.watchdog.now().after(ttl);
-        self.store.send_release(Release {
+        Release {
             min_hold: Duration::ZERO,
             mode: options.mode,
             key,
             lease,
-            until,
+            until: self.watchdog.now().after(ttl),
             held: None,
             queued: Some(ttl),
-        });
+        }
     }
 }
 

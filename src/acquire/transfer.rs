@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use crate::acquire::Acquirer;
 use crate::acquire::wait::{FIRST_POLL, LONGEST_OUTAGE_POLL};
+use crate::acquire::{Acquirer, Until};
 use crate::command::{Adopt, Adoption, Command, Reply};
-use crate::lease::{Grant, Lease, Ticket};
+use crate::lease::{Check, Grant, Lease, Ticket};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
@@ -59,20 +59,22 @@ impl Acquirer {
     /// Adopts a ticket. Repeats a request that did not reach Redis, for at most `outage_timeout`. Does not repeat a
     /// request without a reply: Redis may have carried it out, so the store releases the key.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let observed = self.observe(&ticket.key);
-        let adopted = self.adopt_through_outage(ticket, observed.started);
+        let observed = self.observe(&ticket.key, Until::Forever);
+        let adopted = self.adopt_through_outage(ticket, None, observed.call.started);
         self.report(observed, &ticket.key, adopted, |lease| Some(&**lease))
     }
 
-    fn adopt_through_outage(
+    /// Adopts a ticket, and reports nothing. `check` is the user's check before each renewal: a ticket contains none.
+    pub fn adopt_through_outage(
         &self,
         ticket: &Ticket,
+        check: Option<&Check>,
         started: MonotonicTime,
     ) -> Result<Arc<Lease>, Error> {
         let mut backoff = Backoff::new(FIRST_POLL, LONGEST_OUTAGE_POLL);
         self.check_open()?;
         loop {
-            let error = match self.try_adopt(ticket) {
+            let error = match self.try_adopt(ticket, check) {
                 Err(error) if error.is_unavailable() => error,
                 tried => return tried,
             };
@@ -86,7 +88,7 @@ impl Acquirer {
         }
     }
 
-    fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
+    fn try_adopt(&self, ticket: &Ticket, check: Option<&Check>) -> Result<Arc<Lease>, Error> {
         let key = ticket.key.clone();
         let lease = self.lease_pool(&key).ids.next();
         let asked_at = self.watchdog.now();
@@ -126,7 +128,7 @@ impl Acquirer {
             asked_at,
             since: now,
         };
-        let adopted = self.lease_of(grant, None, true)?;
+        let adopted = self.lease_of(grant, check.cloned(), true)?;
         // The old holder may have extended the ttl beyond the ticket's ttl.
         adopted.extend_key_until(now.after(expires_in));
         self.queues.hold(&adopted);

@@ -208,17 +208,17 @@ mod tests {
     fn a_bell_rings_once_its_key_exists_or_changes() {
         let (watches, key, bell) = watched();
         assert!(bell.begin_tracking() && !bell.begin_tracking());
-        watches.seen(&key, KeyState::new(None));
+        watches.seen(&key, KeyState::Missing);
         assert!(bell.is_tracked());
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
         // The thread sends a claim, so the notification thread does not read the key.
         assert!(!watches.changed(&key));
         assert_eq!(bell.wait(NOW, None), Woken::Rung);
         assert!(bell.begin_tracking());
-        watches.seen(&key, KeyState::of_another_type());
+        watches.seen(&key, KeyState::Other);
         assert_eq!(bell.wait(NOW, None), Woken::Rung);
         // A second read of a tracked key brings no news.
-        watches.seen(&key, KeyState::of_another_type());
+        watches.seen(&key, KeyState::Other);
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
     }
 
@@ -229,10 +229,10 @@ mod tests {
         first.begin_tracking();
         let second = Arc::new(Bell::new());
         watches.add(&key, Arc::<Bell>::clone(&second) as _);
-        watches.seen(&key, KeyState::of_another_type());
+        watches.seen(&key, KeyState::Other);
         assert!(first.is_tracked() && !second.is_tracked());
         assert!(second.begin_tracking());
-        watches.seen(&key, KeyState::of_another_type());
+        watches.seen(&key, KeyState::Other);
         assert_eq!(second.wait(NOW, None), Woken::Rung);
     }
 
@@ -250,7 +250,7 @@ mod tests {
         );
         assert_eq!(watches.missed(&|_| true).len(), 1);
         assert_eq!(bell.wait(NOW, None), Woken::TimedOut);
-        watches.seen(&key, KeyState::new(None));
+        watches.seen(&key, KeyState::Missing);
         assert!(watches.missed(&|_| true).is_empty());
         assert_eq!(bell.wait(NOW, None), Woken::Rung);
         assert!(bell.begin_tracking());

@@ -47,6 +47,9 @@ use crate::wire::Node;
 use crate::wire::endpoint::Endpoint;
 use crate::wire::session::Transactions;
 
+/// The bytes of a claim's reply beside the fenced value, at most.
+const CLAIM_RESERVE: usize = 1_024;
+
 /// A client of a Redis server, of a primary under Sentinel, of a Redis Cluster, or of a [quorum](Client::quorum) of
 /// servers. Make one per process and clone it freely. The drop of the last clone waits for Redis.
 ///
@@ -109,7 +112,7 @@ pub(crate) struct Handle {
     /// The address of the server, for debug output.
     address: String,
     pub(crate) config: Config,
-    backend: Backend,
+    pub(crate) backend: Backend,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) callbacks: Arc<CallbackExecutor>,
     pub(crate) acquirer: Acquirer,
@@ -613,7 +616,7 @@ impl Client {
     }
 
     /// The parts of the client. Fails with `Forked`, or with `Shutdown` after a shutdown.
-    fn running(&self) -> Result<&Handle, Error> {
+    pub(crate) fn running(&self) -> Result<&Handle, Error> {
         let handle = self.live()?;
         handle.acquirer.check_open()?;
         Ok(handle)
@@ -627,6 +630,11 @@ impl Client {
 
     pub(crate) fn config(&self) -> &Config {
         &self.handle().config
+    }
+
+    /// The longest fenced value that a claim can return. Its reply also contains the lock's value and two numbers.
+    pub(crate) fn longest_claimed_value(&self) -> usize {
+        self.config().max_reply_bytes - CLAIM_RESERVE
     }
 
     /// The number of this client. Other clients of this process have other numbers.

@@ -1009,7 +1009,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::slot_map::SlotRange;
-    use crate::command::{Held, Inspect, Mode, Release};
+    use crate::command::{Held, Inspect, Release};
     use crate::config::DEFAULT_MAX_REPLY;
     use crate::store::ReportedReleases;
     use crate::store::observation::NoListener;
@@ -1065,15 +1065,11 @@ mod tests {
     }
 
     fn release(key: &Key) -> Release {
-        Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key.clone(),
-            lease: LeaseId::random(),
-            until: MonotonicTime::now().after(Duration::from_secs(60)),
-            held: None,
-            queued: None,
-        }
+        Release::unheld(
+            key.clone(),
+            LeaseId::random(),
+            MonotonicTime::now().after(Duration::from_secs(60)),
+        )
     }
 
     #[test]

@@ -278,7 +278,7 @@ impl Acquire {
         Release {
             queued,
             mode: self.mode,
-            ..Release::undo(&self.key, self.lease, now.after(self.ttl))
+            ..Release::unheld(self.key.clone(), self.lease, now.after(self.ttl))
         }
     }
 }

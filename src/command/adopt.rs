@@ -119,7 +119,7 @@ fn read(result: &mut Value) -> Option<Outcome> {
 impl Adopt {
     /// The release that undoes this adoption, even if Redis carries the adoption out after the release was sent.
     pub fn undo(&self, now: MonotonicTime) -> Release {
-        Release::undo(&self.key, self.lease, now.after(self.grant.longest))
+        Release::unheld(self.key.clone(), self.lease, now.after(self.grant.longest))
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Claim {
 
 /// The state of a lock and of the fenced value of the same name, as one script has read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claimed {
+pub struct LockAndValue {
     /// The lock's value and its ttl; `None` if the lock is free.
     pub lock: Option<(LockValue, Option<Duration>)>,
     /// The last token of the fenced value. The token outlives a deletion of the value.
@@ -83,48 +83,58 @@ impl Call for Claim {
     /// The outcome is unknown, so the claim is not repeated under its lease id.
     fn if_unanswered(&self, now: MonotonicTime) -> IfUnanswered {
         let until = now.after(self.ttl);
-        IfUnanswered::Undo(Release::undo(&self.key, self.lease, until))
+        IfUnanswered::Undo(Release::unheld(self.key.clone(), self.lease, until))
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
-        keyspace.expire_key(&self.value, step);
-        let (last_token, value) = match keyspace.entries.get(&self.value) {
-            None => (None, None),
-            Some(Entry::Fenced { token, value, .. }) => (Some(*token), value.as_deref()),
-            Some(_) => return Err(no_value()),
-        };
-        let value = value.map(<[u8]>::to_vec);
-        let lock = match keyspace.entries.get(&self.key) {
-            None => None,
-            Some(Entry::Lock(lock)) => {
-                let value = LockValue {
-                    lease: lock.lease,
-                    token: Some(token(lock.micros)),
-                    holder: lock.holder.clone(),
-                    queued: 0,
-                };
-                Some((value, Some(lock.expires_at.since(step.now))))
-            }
-            Some(_) => return Err(no_lock()),
-        };
-        let is_free = lock.is_none() && !keyspace.queues.contains_key(&self.key);
-        if is_free && value.is_none() {
-            let to = Waiter {
-                since: 0,
-                lease: self.lease,
-                mode: Mode::Exclusive,
-                ttl: Some(self.ttl),
-                holder: step.by.clone(),
-            };
-            let micros = keyspace.grant(&self.key, &to, self.ttl, false, step);
-            return Ok(Reply::granted(token(micros)));
+        let found = look(keyspace, &self.key, &self.value, step)?;
+        let is_free = found.lock.is_none() && !keyspace.queues.contains_key(&self.key);
+        if !is_free || found.value.is_some() {
+            return Ok(Reply::LockAndValue(Box::new(found)));
         }
-        Ok(Reply::Claimed(Box::new(Claimed {
-            lock,
-            token: last_token,
-            value,
-        })))
+        let to = Waiter {
+            since: 0,
+            lease: self.lease,
+            mode: Mode::Exclusive,
+            ttl: Some(self.ttl),
+            holder: step.by.clone(),
+        };
+        let token = token(keyspace.grant(&self.key, &to, self.ttl, false, step));
+        Ok(Reply::granted(token))
     }
+}
+
+/// Reads the lock and the fenced value in the model.
+fn look(
+    keyspace: &mut Keyspace,
+    key: &Key,
+    value: &Key,
+    step: &mut Step<'_>,
+) -> Result<LockAndValue, Error> {
+    keyspace.expire_key(value, step);
+    let (last_token, value) = match keyspace.entries.get(value) {
+        None => (None, None),
+        Some(Entry::Fenced { token, value, .. }) => (Some(*token), value.as_deref()),
+        Some(_) => return Err(no_value()),
+    };
+    let lock = match keyspace.entries.get(key) {
+        None => None,
+        Some(Entry::Lock(lock)) => {
+            let value = LockValue {
+                lease: lock.lease,
+                token: Some(token(lock.micros)),
+                holder: lock.holder.clone(),
+                queued: 0,
+            };
+            Some((value, Some(lock.expires_at.since(step.now))))
+        }
+        Some(_) => return Err(no_lock()),
+    };
+    Ok(LockAndValue {
+        lock,
+        token: last_token,
+        value: value.map(<[u8]>::to_vec),
+    })
 }
 
 fn read(result: &mut Value) -> Option<Outcome> {
@@ -162,7 +172,11 @@ fn read(result: &mut Value) -> Option<Outcome> {
             Err(_) => return Some(Err(no_fenced_value("hash"))),
         },
     };
-    Some(Ok(Reply::Claimed(Box::new(Claimed { lock, token, value }))))
+    Some(Ok(Reply::LockAndValue(Box::new(LockAndValue {
+        lock,
+        token,
+        value,
+    }))))
 }
 
 fn read_error(code: &str, detail: &str) -> Option<Outcome> {

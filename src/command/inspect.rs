@@ -96,13 +96,13 @@ fn read(result: &mut Value) -> Option<Outcome> {
     match result {
         Value::Int(0) => Some(Ok(Reply::Missing)),
         Value::BulkString(bytes) => inspection(bytes),
-        Value::Array(parts) => shares(parts).map(|found| Ok(Reply::Shared(Box::new(found)))),
+        Value::Array(parts) => shares(parts),
         _ => None,
     }
 }
 
 /// Reads a result for a shared key: `[<taken>, <length of the queue>, <member>, <ms>, <member>, <ms> ..]`.
-fn shares(parts: &[Value]) -> Option<FoundShares> {
+fn shares(parts: &[Value]) -> Option<Outcome> {
     let [Value::Int(taken), Value::Int(queued), members @ ..] = parts else {
         return None;
     };
@@ -119,10 +119,16 @@ fn shares(parts: &[Value]) -> Option<FoundShares> {
         }
         _ => None,
     };
-    Some(FoundShares {
-        taken: u32::try_from(*taken).ok()?,
-        queued: usize::try_from(*queued).ok()?,
-        shares: members.chunks(2).map(share).collect::<Option<_>>()?,
+    let (taken, queued) = (u32::try_from(*taken).ok()?, usize::try_from(*queued).ok()?);
+    let shares: Option<Vec<FoundShare>> = members.chunks(2).map(share).collect();
+    Some(match shares {
+        Some(shares) => Ok(Reply::Shared(Box::new(FoundShares {
+            taken,
+            queued,
+            shares,
+        }))),
+        // Another user has written such a member. The other keys of the same request are not affected.
+        None => Err(foreign_value(NO_LOCK, "zset")),
     })
 }
 
@@ -152,10 +158,13 @@ fn inspection(bytes: &[u8]) -> Option<Outcome> {
     let ms: i64 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let queued = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let found = words.next()?;
-    let value = LockValue::parse(found, queued);
-    let reply = value.map(|value| Reply::Found {
-        value: Box::new(value),
-        expires_in: (ms >= 0).then(|| millis(ms)),
-    });
-    Some(reply.ok_or_else(|| foreign_value(NO_LOCK, "string")))
+    let expires_in = (ms >= 0).then(|| millis(ms));
+    Some(match LockValue::parse(found, queued) {
+        Some(value) => Ok(Reply::Found {
+            value: Box::new(value),
+            expires_in,
+        }),
+        // The script does not check each part of the value.
+        None => Err(foreign_value(NO_LOCK, "string")),
+    })
 }

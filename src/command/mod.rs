@@ -33,7 +33,7 @@ use crate::util::id::HolderId;
 
 pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place};
 pub use adopt::{Adopt, Adoption};
-pub use claim::{Claim, Claimed};
+pub use claim::{Claim, LockAndValue};
 pub use fenced::{Read, Write};
 pub use inspect::{FoundShare, FoundShares, Inspect};
 pub use mode::Mode;
@@ -290,7 +290,7 @@ pub enum Reply {
     /// A fenced value.
     Value(Vec<u8>),
     /// The state of a lock and its fenced value, which a claim has not changed.
-    Claimed(Box<Claimed>),
+    LockAndValue(Box<LockAndValue>),
 }
 
 impl Reply {

@@ -114,10 +114,10 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Release {
-    /// The release of an exclusive lease that a guard never held, and that is not queued.
-    pub fn undo(key: &Key, lease: LeaseId, until: MonotonicTime) -> Self {
+    /// The release of an exclusive lease that no guard holds, and that is not queued.
+    pub fn unheld(key: Key, lease: LeaseId, until: MonotonicTime) -> Self {
         Self {
-            key: key.clone(),
+            key,
             lease,
             mode: Mode::Exclusive,
             until,

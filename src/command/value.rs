@@ -7,7 +7,6 @@
 
 use std::iter;
 
-use crate::report::loss::LossReason;
 use crate::util::id;
 use crate::util::id::{HolderId, LeaseId};
 
@@ -113,13 +112,6 @@ pub fn parts<'a>(lease: &'a str, micros: &'a str, holder: &'a HolderId) -> [&'a 
 
 pub fn holder_of(value: &[u8]) -> Option<HolderId> {
     LockValue::parse(value, 0).map(|value| value.holder)
-}
-
-/// The reason of a loss, from the current value of the lease's key. `None` stands for a missing key.
-pub fn loss_reason(value: Option<&[u8]>) -> LossReason {
-    value.map_or(LossReason::Deleted, |value| LossReason::TakenOver {
-        by: holder_of(value),
-    })
 }
 
 /// The first fencing token of a grant, from its µs part as text; `None` if the token is greater than [`MAX_TOKEN`].

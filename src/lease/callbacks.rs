@@ -165,15 +165,6 @@ impl CallbackExecutor {
         self.queue_loss(&grant.key, grant.token, reason);
     }
 
-    /// Reports a refused write of a fenced value to tracing, metrics and the client's event handler, on this thread:
-    /// the caller has just waited for Redis.
-    pub fn report_refused_write(&self, value: EventLock<'_>, last_token: u64) {
-        if observe::IS_ON {
-            Observer.write_refused(value, last_token);
-        }
-        self.call_handler(|events| events.write_refused(value, last_token));
-    }
-
     /// Queues the `lost` event of a lock, which is never dropped.
     pub fn queue_loss(&self, key: &Key, fencing_token: u64, reason: LossReason) {
         if let Some(event) = self.lock_event(key, fencing_token, move |events, lock| {
@@ -271,6 +262,14 @@ impl CallbackExecutor {
     /// Whether tracing, metrics or an event handler receive events. If not, callers measure no durations for events.
     pub fn has_listeners(&self) -> bool {
         observe::IS_ON || self.events.is_some()
+    }
+
+    /// Passes an event to tracing, metrics and the client's event handler on this thread.
+    pub fn call_all(&self, event: impl Fn(&dyn EventHandler)) {
+        if observe::IS_ON {
+            event(&Observer);
+        }
+        self.call_handler(event);
     }
 
     /// Calls the client's event handler, if it has one, on this thread, and drops a panic of the handler.

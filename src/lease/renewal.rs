@@ -225,6 +225,14 @@ impl Lease {
         true
     }
 
+    /// Whether a thread waits for the end of a change of the ttl, or has waited for one.
+    #[cfg(test)]
+    pub fn is_ttl_change_awaited(&self) -> bool {
+        let state = self.state.lock();
+        let extras = state.extras.as_ref();
+        extras.is_some_and(|extras| extras.ttl_change_ended.is_some())
+    }
+
     /// Records that Redis has confirmed a change of the ttl: the key lives until `ttl` after `asked_at`, or longer.
     /// Never shortens the validity, and never revives a lost lease.
     pub fn finish_ttl_change(&self, now: MonotonicTime, asked_at: MonotonicTime, ttl: Duration) {

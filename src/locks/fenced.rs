@@ -7,8 +7,11 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::command::{Command, Read, Reply, Write};
 use crate::config::key::Key;
+use crate::locks::mutex::MutexGuard;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::event::EventLock;
+use crate::report::loss::LossReason;
+use crate::util::backoff::{Backoff, jittered};
 
 /// A value in Redis that accepts a write only if its fencing token is not smaller than the token of the last write.
 /// From [`Client::fenced_value`].
@@ -48,10 +51,14 @@ use crate::report::event::EventLock;
 #[derive(Clone)]
 #[must_use = "a fenced value does nothing until it is read or written"]
 pub struct FencedValue {
-    client: Client,
+    pub(crate) client: Client,
     pub(crate) key: Result<Key, Error>,
     ttl: Option<Duration>,
 }
+
+/// The pauses between attempts to write a value while Redis is away.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The bounds of a value's ttl.
 pub const MIN_TTL: Duration = Duration::from_millis(10);
@@ -163,13 +170,41 @@ impl FencedValue {
                     key: key.name(),
                     fencing_token,
                 };
-                self.client.callbacks().report_refused_write(refused, token);
+                let callbacks = self.client.callbacks();
+                callbacks.call_all(|events| events.write_refused(refused, token));
                 let message =
                     format!("{fencing_token} is smaller than {token}, the token of a later holder");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))
             }
             Reply::Done => Ok(()),
             _ => unreachable!("a write has no other reply"),
+        }
+    }
+
+    /// Writes the value, or deletes it if `bytes` is `None`, while `guard` holds the lock of this name. Repeats that
+    /// while Redis is away, for `outage_timeout` at most. A repetition does no harm, since it has the same token.
+    pub(crate) fn change_under(
+        &self,
+        guard: &MutexGuard,
+        fencing_token: u64,
+        bytes: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        let give_up_at = self.client.now().after(self.client.config().outage_timeout);
+        let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let lost = guard.lost_signal();
+        let bytes: Option<Arc<[u8]>> = bytes.map(Into::into);
+        loop {
+            guard.check()?;
+            match self.change(fencing_token, bytes.clone()) {
+                Err(error) if error.is_unavailable() && self.client.now() < give_up_at => {
+                    let _ = lost.recv_timeout(jittered(pauses.next()));
+                }
+                Err(error) if error.kind() == ErrorKind::StaleToken => {
+                    let lost = Error::lost(LossReason::TakenOver { by: None });
+                    return Err(lost.with_source(error).with_key(guard.key()));
+                }
+                changed => return changed,
+            }
         }
     }
 

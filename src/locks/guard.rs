@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::acquire::DropOutcome;
 use crate::client::{Client, Handle};
 use crate::command::Mode;
 use crate::lease::{GuardNumber, Lease, ONLY_GUARD};
@@ -79,6 +78,11 @@ impl Guard {
         self.has_ended = true;
         let acquirer = &self.live()?.acquirer;
         let result = acquirer.release_confirmed(&self.lease, self.number);
+        self.end_unlocked(result)
+    }
+
+    /// Reports the end of a hold that [`unlock`](Self::unlock) has ended. Adds the key to the result.
+    fn end_unlocked(&mut self, result: Result<Released, Error>) -> Result<Released, Error> {
         let outcome = match &result {
             Ok(Released::Confirmed) => "released",
             Ok(Released::Shared) => "shared",
@@ -225,13 +229,8 @@ impl Drop for Guard {
         if self.has_ended {
             return;
         }
-        let outcome = match client.acquirer.release(&self.lease, self.number) {
-            DropOutcome::HandedOff => "handed_off",
-            DropOutcome::Shared => "shared",
-            DropOutcome::Sent => "dropped",
-            DropOutcome::Lost => "lost",
-        };
-        self.report_end(outcome, false);
+        let outcome = client.acquirer.release(&self.lease, self.number);
+        self.report_end(outcome.name(), false);
     }
 }
 

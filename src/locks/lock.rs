@@ -529,7 +529,7 @@ macro_rules! calls {
                 self.$try_lock_for(deadline.saturating_duration_since(std::time::Instant::now()))
             }
 
-            #[doc = concat!("Waits for ", $what, ", runs `work` with its guard, and releases it. The release is that of")]
+            #[doc = concat!("Waits for ", $what, ", runs `work` with its guard, and releases it in the same way as")]
             /// [`Client::with_lock`](crate::Client::with_lock).
             ///
             /// # Errors

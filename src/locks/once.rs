@@ -12,30 +12,23 @@ use crossbeam_channel::Receiver;
 
 use crate::acquire::{ClaimResult, Until};
 use crate::client::Client;
-use crate::command::{Claimed, value};
+use crate::command::{LockAndValue, value};
 use crate::config::key::Key;
 use crate::locks::fenced::{FencedValue, MAX_TTL, MIN_TTL};
 use crate::locks::guard::Guard;
 use crate::locks::lock::{ClosureGuard, Lock, Ttl};
 use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::report::error::{Error, ErrorKind};
-use crate::report::loss::LossReason;
 use crate::report::released::Released;
-use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, number};
 
 /// The default of [`Once::keep`].
 const KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// The pauses between attempts to write a record while Redis is away.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The first word of a record, with the version of its form.
 const VERSION: &str = "once1";
 /// The longest first line of a record: six words, of which the holder has 128 bytes at most.
 const LONGEST_HEAD: usize = 256;
-/// Room for the rest of a reply that contains a record: the lock's value and two numbers.
-const REPLY_RESERVE: usize = 1_024;
 
 /// A piece of work that runs once for its name, no matter how many processes ask for it. From [`Client::once`].
 ///
@@ -610,7 +603,7 @@ impl Once {
         self.check_store()?;
         self.check_keep()?;
         let (client, request) = self.lock.prepare()?;
-        let is_settled = |found: &Claimed| match &found.value {
+        let is_settled = |found: &LockAndValue| match &found.value {
             None => Ok(false),
             Some(bytes) => {
                 let record = Record::decode(bytes)?;
@@ -622,7 +615,7 @@ impl Once {
             .claim(&request, &self.value_key()?, until, is_settled)?;
         let lease = match claim {
             None => return Ok(None),
-            Some(ClaimResult::Found(found)) => {
+            Some(ClaimResult::NotGranted(found)) => {
                 let record = Record::decode(&found.value.unwrap_or_default())?;
                 return Ok(Some(Start::Settled(record)));
             }
@@ -720,7 +713,7 @@ struct Begun<'a> {
 impl Begun<'_> {
     /// Writes the record of the finished work, and releases the lock.
     fn end(mut self, result: &[u8]) -> Result<(), Error> {
-        let longest = self.once.lock.client.config().max_reply_bytes - REPLY_RESERVE;
+        let longest = self.once.lock.client.longest_claimed_value();
         if result.len() > longest {
             let message = format!(
                 "a result of {} bytes: longest result {longest} bytes",
@@ -751,29 +744,9 @@ impl Begun<'_> {
 
     /// Writes the record, or deletes the value if there is none: see [`FencedValue::change_under`].
     fn write(&self, token: u64, record: Option<&Record>) -> Result<(), Error> {
-        let client = &self.once.lock.client;
-        let value = self.once.value();
         let bytes = record.map(Record::encode);
-        let give_up_at = client.now().after(client.config().outage_timeout);
-        let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        let lost = self.guard().lost_signal();
-        loop {
-            self.guard().check()?;
-            let written = match &bytes {
-                Some(bytes) => value.write(token, bytes),
-                None => value.delete(token),
-            };
-            match written {
-                Err(error) if error.is_unavailable() && client.now() < give_up_at => {
-                    let _ = lost.recv_timeout(jittered(pauses.next()));
-                }
-                Err(error) if error.kind() == ErrorKind::StaleToken => {
-                    let lost = Error::lost(LossReason::TakenOver { by: None });
-                    return Err(lost.with_source(error).with_key(self.once.key()));
-                }
-                written => return written,
-            }
-        }
+        let value = self.once.value();
+        value.change_under(self.guard(), token, bytes.as_deref())
     }
 }
 

@@ -339,8 +339,10 @@ impl MemoryServer {
             (value, matches!(entry, Some(Entry::Fenced { .. })))
         });
         let state = match is_fenced {
-            true => KeyState::of_another_type(),
-            false => KeyState::new(value.as_deref().map(str::as_bytes)),
+            true => KeyState::Other,
+            false => value
+                .as_deref()
+                .map_or(KeyState::Missing, |text| KeyState::Text(text.as_bytes())),
         };
         listener.seen(self.id, tracked, state);
     }

@@ -116,15 +116,11 @@ impl Fixture {
     }
 
     fn unlock(&self, client: usize, (lease, _): (LeaseId, u64)) -> Outcome {
-        let release = Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key(),
+        let release = Command::Release(Release::unheld(
+            key(),
             lease,
-            until: self.nodes[0].clock().now().after(TTL),
-            held: None,
-            queued: None,
-        });
+            self.nodes[0].clock().now().after(TTL),
+        ));
         self.ask(client, release)
     }
 

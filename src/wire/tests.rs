@@ -500,15 +500,11 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
     let mut endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
     endpoint.data_check = Some(DataCheck::new("p:", LONG, false));
     let node = node_at(endpoint, Reports::default());
-    let release = Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
-        key: Key::new("p:", "a", 100).unwrap(),
-        lease: LeaseId::random(),
-        until: MonotonicTime::now().after(60 * LONG),
-        held: None,
-        queued: None,
-    };
+    let release = Release::unheld(
+        Key::new("p:", "a", 100).unwrap(),
+        LeaseId::random(),
+        MonotonicTime::now().after(60 * LONG),
+    );
     let pipeline = node.pipeline_of_key(&release.key);
     for _ in 0..MOST_RELEASES_ON_QUORUM + 1_000 {
         let (submitted, mut completions) = Submitted::new(1);
@@ -525,15 +521,11 @@ fn releases_for_a_node_of_a_quorum_have_a_bound() {
 fn releases_of_callers_that_left_stay_queued() {
     let server = Server::start().unwrap();
     let node = node_with(&server.url(), Reports::default());
-    let release = Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
-        key: Key::new("p:", "a", 100).unwrap(),
-        lease: LeaseId::random(),
-        until: MonotonicTime::now(),
-        held: None,
-        queued: None,
-    };
+    let release = Release::unheld(
+        Key::new("p:", "a", 100).unwrap(),
+        LeaseId::random(),
+        MonotonicTime::now(),
+    );
     let pipeline = node.pipeline_of_key(&release.key);
     for count in 1..=1_000 {
         let (submitted, mut completions) = Submitted::new(1);

@@ -6,7 +6,7 @@ use std::thread::{JoinHandle, spawn};
 use super::*;
 use crate::acquire::ClaimResult;
 use crate::acquire::watch::Bell;
-use crate::command::Claimed;
+use crate::command::LockAndValue;
 use crate::command::value::LockValue;
 use crate::store::KeyState;
 use crate::util::backoff::Backoff;
@@ -28,15 +28,16 @@ fn request() -> LockRequest {
     }
 }
 
-/// A lock with the token 7 that another client holds, and the last token of its value.
-fn held(value_token: Option<u64>) -> Claimed {
+/// A reply to a claim: another client holds the lock under token 7, and the last token of the fenced value is
+/// `value_token`.
+fn held(value_token: Option<u64>) -> LockAndValue {
     let lock = LockValue {
         lease: LeaseId::random(),
         token: Some(7),
         holder: HolderId::of_text("host/1/a"),
         queued: 0,
     };
-    Claimed {
+    LockAndValue {
         lock: Some((lock, Some(OPTIONS.ttl))),
         token: value_token,
         value: None,
@@ -47,7 +48,7 @@ fn held(value_token: Option<u64>) -> Claimed {
 fn a_waiter_trusts_its_bell_while_the_lock_is_held() {
     let f = fixture();
     let bell = Bell::new();
-    let pauses = |found: &Claimed| {
+    let pauses = |found: &LockAndValue| {
         let (mut soon, mut polls) = (
             Backoff::new(MILLISECOND, SOON),
             Backoff::new(MILLISECOND, SOON),
@@ -66,7 +67,7 @@ fn a_waiter_trusts_its_bell_while_the_lock_is_held() {
     let (tracked, untracked) = pauses(&held(None));
     assert!(after_expiry.contains(&tracked) && untracked <= MILLISECOND);
     // The holder has deleted the value, or the lock is free: the lock will be granted soon.
-    let free = Claimed {
+    let free = LockAndValue {
         lock: None,
         ..held(None)
     };
@@ -88,7 +89,8 @@ type Outcome = Result<Option<ClaimResult>, Error>;
 
 /// Starts a caller that finds the lock held. Returns once the value is tracked.
 fn start_waiting(f: &Fixture) -> (JoinHandle<()>, Receiver<Outcome>) {
-    f.store.answer(|_| Ok(Reply::Claimed(Box::new(held(None)))));
+    f.store
+        .answer(|_| Ok(Reply::LockAndValue(Box::new(held(None)))));
     let (asks, asked) = channel();
     *f.store.on_track.lock() = Some(Box::new(move || asks.send(()).is_ok()));
     let (acquirer, (ended, outcome)) = (f.acquirer.clone(), channel());
@@ -97,7 +99,7 @@ fn start_waiting(f: &Fixture) -> (JoinHandle<()>, Receiver<Outcome>) {
         ended.send(claimed).unwrap();
     });
     asked.recv_timeout(SOON).unwrap();
-    f.queues.watches.seen(&value_key(), KeyState::new(None));
+    f.queues.watches.seen(&value_key(), KeyState::Missing);
     (caller, outcome)
 }
 

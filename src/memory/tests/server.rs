@@ -841,7 +841,7 @@ impl Twin {
                     == (own.lease, &own.holder, own.queued);
                 near && same && self.same_stored(value.token, own.token)
             }
-            (Ok(Reply::Claimed(found)), Ok(Reply::Claimed(own))) => {
+            (Ok(Reply::LockAndValue(found)), Ok(Reply::LockAndValue(own))) => {
                 let same_lock = match (&found.lock, &own.lock) {
                     (Some((value, Some(left))), Some((own, Some(own_left)))) => {
                         let same = (value.lease, &value.holder) == (own.lease, &own.holder);

@@ -36,7 +36,7 @@ impl Listener for TrackAll {
     fn moved(&self, _: &dyn Fn(&Key) -> bool) {}
 
     fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
-        self.0.lock().push(state.exists());
+        self.0.lock().push(state.is_present());
     }
 
     fn clock_moved(&self) {}

@@ -734,26 +734,8 @@ impl NotificationConnection {
             value => {
                 let answered = self.lock_state().take_answered();
                 match (answered, value) {
-                    (Some(ExpectedReply::Read(tracked)), Value::BulkString(bytes)) => {
-                        // GETRANGE returns '' for a missing key, too.
-                        let value = (!bytes.is_empty()).then_some(&*bytes);
-                        listener.seen(self.server, &tracked, KeyState::new(value));
-                        true
-                    }
-                    (Some(ExpectedReply::Read(tracked)), Value::ServerError(error)) => {
-                        match error.code() {
-                            "WRONGTYPE" => {
-                                let state = KeyState::of_another_type();
-                                listener.seen(self.server, &tracked, state);
-                            }
-                            // This key's value stays unknown, but other keys can be read.
-                            "NOPERM" => {}
-                            // The key's slot has moved to another node of the Cluster. The client reads the key there
-                            // after it has a new slot map.
-                            "MOVED" | "ASK" => self.endpoint.epoch().call_failure_hook(),
-                            _ => return false,
-                        }
-                        true
+                    (Some(ExpectedReply::Read(tracked)), value) => {
+                        self.handle_read(tracked, &value, listener)
                     }
                     (Some(ExpectedReply::Ping), Value::SimpleString(_) | Value::Okay) => true,
                     // The error shows that the server is alive.
@@ -766,6 +748,30 @@ impl NotificationConnection {
                 }
             }
         }
+    }
+
+    /// Handles the reply to the read of a key.
+    fn handle_read(&self, tracked: TrackedKey, reply: &Value, listener: &dyn Listener) -> bool {
+        let state = match reply {
+            // GETRANGE returns '' for a missing key, too.
+            Value::BulkString(bytes) if bytes.is_empty() => KeyState::Missing,
+            Value::BulkString(bytes) => KeyState::Text(bytes),
+            Value::ServerError(error) => match error.code() {
+                "WRONGTYPE" => KeyState::Other,
+                // This key's value stays unknown, but other keys can be read.
+                "NOPERM" => return true,
+                // The key's slot has moved to another node of the Cluster. The client reads the key there after it has
+                // a new slot map.
+                "MOVED" | "ASK" => {
+                    self.endpoint.epoch().call_failure_hook();
+                    return true;
+                }
+                _ => return false,
+            },
+            _ => return false,
+        };
+        listener.seen(self.server, &tracked, state);
+        true
     }
 
     fn handle_invalidation(&self, data: Vec<Value>, listener: &dyn Listener) -> bool {

@@ -71,14 +71,8 @@ impl Listener for ChangeCounter {
 
 #[test]
 fn endless_changes_of_one_key_close_the_connection() {
-    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
-    let notifications = NotificationConnection::new(
-        ServerId::ONLY,
-        endpoint,
-        &HolderId::of_this_process(),
-        "p:",
-        LONG,
-    );
+    let notifications =
+        notifications(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
     let push = || Value::Push {
         kind: PushKind::Invalidate,
@@ -103,15 +97,8 @@ fn endless_changes_of_one_key_close_the_connection() {
 #[test]
 fn too_many_unanswered_commands_close_the_connection() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
-    let holder = HolderId::of_this_process();
-    let notifications = Arc::new(NotificationConnection::new(
-        ServerId::ONLY,
-        endpoint,
-        &holder,
-        "p:",
-        LONG,
-    ));
+    let notifications =
+        notifications(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let threads = ThreadGroup::new();
     notifications
         .start(&threads, Arc::new(ChangeCounter::default()))
@@ -141,15 +128,8 @@ fn too_many_unanswered_commands_close_the_connection() {
 #[test]
 fn reconnects_back_off_while_connections_break_at_once() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
-    let holder = HolderId::of_this_process();
-    let notifications = Arc::new(NotificationConnection::new(
-        ServerId::ONLY,
-        endpoint,
-        &holder,
-        "p:",
-        LONG,
-    ));
+    let notifications =
+        notifications(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     notifications
         .start(&ThreadGroup::new(), Arc::new(ChangeCounter::default()))
         .unwrap();

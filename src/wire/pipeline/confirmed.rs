@@ -136,7 +136,7 @@ mod tests {
 
     fn confirmed(name: &str, until: MonotonicTime) -> ConfirmedRelease {
         let key = Key::new("p:", name, 16).unwrap();
-        ConfirmedRelease::new(Release::undo(&key, LeaseId::random(), until))
+        ConfirmedRelease::new(Release::unheld(key, LeaseId::random(), until))
     }
 
     fn names(releases: &[QueuedRelease]) -> Vec<&str> {
@@ -203,7 +203,7 @@ mod tests {
             Some(Duration::from_secs(86_400)),
         ] {
             let key = Key::new("p:", "k", 16).unwrap();
-            let release = Release::undo(&key, LeaseId::random(), far);
+            let release = Release::unheld(key, LeaseId::random(), far);
             record.push(ConfirmedRelease::new(Release { queued, ..release }));
             assert_eq!(record.take(now, |_| true)[0].release.queued, queued);
         }

@@ -370,15 +370,11 @@ mod tests {
     use crate::wire::net::error_replies::error_reply;
 
     fn release() -> Command {
-        Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: Key::new("p:", "k", 16).unwrap(),
-            lease: LeaseId::random(),
-            until: MonotonicTime::now().after(Duration::from_secs(60)),
-            held: None,
-            queued: None,
-        })
+        Command::Release(Release::unheld(
+            Key::new("p:", "k", 16).unwrap(),
+            LeaseId::random(),
+            MonotonicTime::now().after(Duration::from_secs(60)),
+        ))
     }
 
     fn refusal(code: &str) -> Outcome {

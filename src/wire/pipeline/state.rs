@@ -621,7 +621,7 @@ mod tests {
     fn release(name: &str, is_undo: bool) -> QueuedRelease {
         let far = MonotonicTime::now().after(Duration::from_secs(60));
         QueuedRelease {
-            release: Release::undo(&Key::new("p:", name, 16).unwrap(), LeaseId::random(), far),
+            release: Release::unheld(Key::new("p:", name, 16).unwrap(), LeaseId::random(), far),
             due: far,
             attempts: 0,
             is_undo,

@@ -186,15 +186,7 @@ impl Fixture {
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Release {
-        Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key(name),
-            lease,
-            until: MonotonicTime::now().after(LONG),
-            held: None,
-            queued: None,
-        }
+        Release::unheld(key(name), lease, MonotonicTime::now().after(LONG))
     }
 
     /// The number of calls of scripts by hash, and by text.
@@ -979,15 +971,11 @@ fn refused_releases_do_not_delay_other_requests() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.send_release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key(name),
-            lease: *lease,
-            until: MonotonicTime::now().after(2 * LONG),
-            held: None,
-            queued: None,
-        });
+        f.pipeline.send_release(Release::unheld(
+            key(name),
+            *lease,
+            MonotonicTime::now().after(2 * LONG),
+        ));
     }
     let started = MonotonicTime::now();
     assert!(f.pipeline.run_maintenance(), "the releases have failed");

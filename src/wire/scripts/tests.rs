@@ -44,15 +44,7 @@ fn a_script_call_is_encoded_as_resp() {
     let key = Key::new("p:", "a", 10).unwrap();
     let lease = LeaseId::random();
     let until = MonotonicTime::now();
-    let command = Command::Release(Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
-        key,
-        lease,
-        until,
-        held: None,
-        queued: None,
-    });
+    let command = Command::Release(Release::unheld(key, lease, until));
     let mut buffer = Vec::new();
     let call = ScriptRef::Text("return 1");
     encode(
@@ -136,15 +128,7 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
             replicas: None,
         })
     };
-    let release = Command::Release(Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
-        key: key.clone(),
-        lease,
-        until: MonotonicTime::now(),
-        held: None,
-        queued: None,
-    });
+    let release = Command::Release(Release::unheld(key.clone(), lease, MonotonicTime::now()));
     let tag = key.slot().tag();
     let (counter, queue) = (format!("p:~fence{tag}"), format!("p:~queue{tag}:a"));
     let lease = lease.to_string();
@@ -185,15 +169,11 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
     let one_slot = context(KeyLayout::OneSlot, "{p}:");
     one_slot.set_shard_slot(Some(key.slot()));
     let key = Key::new("{p}:", "a", 10).unwrap();
-    let release = Command::Release(Release {
-        min_hold: Duration::ZERO,
-        mode: Mode::Exclusive,
+    let release = Command::Release(Release::unheld(
         key,
-        lease: LeaseId::decode(&lease).unwrap(),
-        until: MonotonicTime::now(),
-        held: None,
-        queued: None,
-    });
+        LeaseId::decode(&lease).unwrap(),
+        MonotonicTime::now(),
+    ));
     let wanted = [
         "3",
         "{p}:~fence",

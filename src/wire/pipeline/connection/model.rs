@@ -139,15 +139,11 @@ impl Server {
     }
 
     pub fn take_back(&self, key: &Key, lease: LeaseId) {
-        self.state.lock().serve(&Command::Release(Release {
-            min_hold: Duration::ZERO,
-            mode: Mode::Exclusive,
-            key: key.clone(),
+        self.state.lock().serve(&Command::Release(Release::unheld(
+            key.clone(),
             lease,
-            until: MonotonicTime::now(),
-            held: None,
-            queued: None,
-        }));
+            MonotonicTime::now(),
+        )));
     }
 
     pub fn holder(&self, key: &Key) -> Option<LeaseId> {

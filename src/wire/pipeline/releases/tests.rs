@@ -7,8 +7,8 @@ use super::*;
 
 fn release(key: u8, attempts: u32) -> QueuedRelease {
     QueuedRelease {
-        release: Release::undo(
-            &Key::new("p:", &key.to_string(), 100).unwrap(),
+        release: Release::unheld(
+            Key::new("p:", &key.to_string(), 100).unwrap(),
             LeaseId::random(),
             MonotonicTime::now().after(Duration::from_secs(60)),
         ),
