@@ -85,19 +85,28 @@ impl Servers {
         }
     }
 
-    /// The number of the locks in Redis: all keys except fence counters.
-    fn locks(&self) -> Result<usize, Box<dyn Error>> {
-        let mut locks = 0;
+    /// The number of keys in Redis, fence counters included.
+    fn keys(&self) -> Result<usize, Box<dyn Error>> {
+        let mut keys = 0;
         for server in self.all() {
-            let counters = server.command(&["KEYS", &format!("{PREFIX}~fence*")])?;
-            let (Reply::Int(keys), Reply::Array(counters)) =
-                (server.command(&["DBSIZE"])?, counters)
-            else {
-                return Err("unexpected reply to DBSIZE or KEYS".into());
+            let Reply::Int(size) = server.command(&["DBSIZE"])? else {
+                return Err("unexpected reply to DBSIZE".into());
             };
-            locks += usize::try_from(keys)?.saturating_sub(counters.len());
+            keys += usize::try_from(size)?;
         }
-        Ok(locks)
+        Ok(keys)
+    }
+
+    /// The number of fence counters, which stay. Each server looks at all of its keys for this.
+    fn counters(&self) -> Result<usize, Box<dyn Error>> {
+        let mut counters = 0;
+        for server in self.all() {
+            let Reply::Array(keys) = server.command(&["KEYS", &format!("{PREFIX}~fence*")])? else {
+                return Err("unexpected reply to KEYS".into());
+            };
+            counters += keys.len();
+        }
+        Ok(counters)
     }
 }
 
@@ -395,14 +404,20 @@ mod lateness {
 }
 
 /// Drops all guards. Returns how long that took, how long it took until the locks were gone from Redis, and how many
-/// are left there.
-fn release_all(guards: Vec<MutexGuard>, servers: &Servers) -> (Duration, Duration, usize) {
+/// are left there beside the `counters`.
+fn release_all(
+    guards: Vec<MutexGuard>,
+    servers: &Servers,
+    counters: usize,
+) -> (Duration, Duration, usize) {
     let start = Instant::now();
     let mut left = guards.len();
     drop(guards);
     let dropped = start.elapsed();
     let _ = eventually(RELEASE_LIMIT, || {
-        left = servers.locks().unwrap_or(left);
+        left = servers
+            .keys()
+            .map_or(left, |keys| keys.saturating_sub(counters));
         left == 0
     });
     (dropped, start.elapsed(), left)
@@ -436,13 +451,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let end = Reading::take(&servers)?;
     let threads = [threads_before, support::thread_count()];
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    let present = servers.locks()?;
+    let counters = servers.counters()?;
+    let present = servers.keys()? - counters;
     println!("{}\n", costs(&options, [&taken, &end]));
     println!("{}\n", costs_of_servers([&empty, &taken, &end]));
     lateness::print();
     println!("{}\n", memory(&options, key_bytes(&guards), [&empty, &end]));
 
-    let (dropping, releasing, left) = release_all(guards, &servers);
+    let (dropping, releasing, left) = release_all(guards, &servers, counters);
     println!(
         "lost: {lost}; in Redis at the end: {present}; taken in {taking:.1?} by {TAKERS} threads"
     );

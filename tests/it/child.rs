@@ -13,6 +13,8 @@ use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// The maximum time until the last messages of a killed child have been read.
+const SOON: Duration = Duration::from_secs(10);
 /// The environment variable that names the body, set in child processes.
 const VARIABLE: &str = "LEASEHOLD_TEST_BODY";
 /// The test that runs bodies.
@@ -150,6 +152,15 @@ impl Child {
             Ok(message) => serde_json::from_value(message).unwrap(),
             Err(error) => panic!("{error:#}"),
         }
+    }
+
+    /// The remaining messages of a killed child.
+    pub fn rest<T: DeserializeOwned>(&self) -> Vec<T> {
+        let message = || self.0.try_message(SOON).ok().flatten();
+        let messages = std::iter::from_fn(message);
+        messages
+            .map(|message| serde_json::from_value(message).unwrap())
+            .collect()
     }
 
     pub fn id(&self) -> u32 {

@@ -172,14 +172,16 @@ fn a_waiter_after_a_silence_is_notified() {
     let client = client.ttl(LONG_TTL).build().unwrap();
     let guard = lock(&client, "held");
     assert!(eventually(SOON, || notified_clients(&server) == 1));
-    let before = notification_connection(&server);
-    proxy.forget_silent(SILENCE);
+    let before = notification_connection(&server, &client);
+    // Long enough that a PING comes in time although a thread stands still for a second.
+    proxy.forget_silent(3 * SILENCE);
     let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
     let held = lock(&holder, "k");
-    let waiter = Task::start(move || drop(lock(&client, "k")));
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || drop(mutex.lock().unwrap()));
     wait_for_queue(&server, "k", 1);
     // A PING in time has kept the network from forgetting the connection.
-    assert_eq!(notification_connection(&server), before);
+    assert_eq!(notification_connection(&server, &client), before);
     held.unlock().unwrap();
     waiter.within(SOON, "a waiter");
     drop(guard);
@@ -272,13 +274,13 @@ fn old_connections_are_used_while_no_other_one_can_be_opened() {
     let guard = lock(&client, "held");
     client.ping().unwrap();
     assert!(eventually(SOON, || notified_clients(&server) == 1));
-    let before = notification_connection(&server);
+    let before = notification_connection(&server, &client);
     proxy.refuse(true);
     let refused_at = Instant::now();
     use_until(&client, "a failed attempt has ended requests", || {
         refused_at.elapsed() > secs(2)
     });
-    assert_eq!(notification_connection(&server), before);
+    assert_eq!(notification_connection(&server, &client), before);
     assert!(is_held(&server, "held"));
     proxy.refuse(false);
     use_until(&client, "the connections were not replaced", || {

@@ -236,7 +236,7 @@ fn passing_waiters_cost_the_holder_one_read() {
     let mut reads = reads_by_connection(&server, || {
         held = Some(holder.mutex("k").lock().unwrap());
         assert!(eventually(SOON, || tracked(&server) > 0));
-        of_holder = notification_connection(&server);
+        of_holder = notification_connection(&server, &holder);
         for clients in [1, 4] {
             let (stop, stopped) = unbounded();
             let tasks: Vec<_> = (1..=clients)

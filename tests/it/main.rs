@@ -92,6 +92,7 @@ fn a_child_process_runs_the_named_body() {
         guards::signals::ask_for_many_signals,
         leaks::count_threads,
         once::run_until_killed,
+        once::run_with_another_clock,
         public_reports::exit_in_on_lost,
         leaks::use_a_cluster,
         thread_limit::lock_on_many_servers_without_threads,

@@ -1,5 +1,7 @@
 //! Thousands of guards dropped at once: awaited requests go first, and a shutdown waits for all releases.
 
+use std::thread;
+
 use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Proxy, Server};
 
@@ -13,8 +15,18 @@ const MANY: usize = 4000;
 const SLOW: u64 = 300;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
-    let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
-    (0..MANY).map(lock).collect()
+    let lock = |n: &usize| client.mutex(format!("k{n}")).lock().unwrap();
+    let numbers: Vec<usize> = (0..MANY).collect();
+    // The requests of several threads share round trips.
+    thread::scope(|scope| {
+        let lock_all = |part: &[usize]| part.iter().map(lock).collect::<Vec<_>>();
+        let parts = numbers.chunks(MANY / 16);
+        let tasks: Vec<_> = parts
+            .map(|part| scope.spawn(move || lock_all(part)))
+            .collect();
+        let held = tasks.into_iter().map(|task| task.join().unwrap());
+        held.flatten().collect()
+    })
 }
 
 fn keys(server: &Server) -> usize {

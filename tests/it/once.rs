@@ -4,11 +4,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold::crossbeam_channel::bounded;
 use leasehold::{Client, Error, ErrorKind, Run};
-use leasehold_testbed::{Proxy, Reply, Server, eventually};
+use leasehold_testbed::{OwnClock, Proxy, Reply, Server, eventually};
 
 use crate::child::{Child, Parent};
 use crate::steady::steady;
@@ -438,13 +438,87 @@ fn a_record_that_redis_refuses_ends_the_call() {
 }
 
 /// The time of a start is the time of Redis, whatever the clock of the client shows.
+pub fn run_with_another_clock(parent: &Parent) {
+    let client = steady(&parent.url).build().unwrap();
+    for name in ["running", "fired"] {
+        let run = client.once(name).run(|_| Ok::<_, Error>("child")).unwrap();
+        parent.tell((matches!(run, Run::Ran(_)), seconds(SystemTime::now())));
+        parent.wait_to_proceed();
+    }
+}
+
+fn seconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_secs()).unwrap()
+}
+
+/// Each process has its own wall clock, which is set while the process waits.
+#[test]
+fn processes_with_other_clocks_run_the_work_once() {
+    const DAY: i64 = 24 * 60 * 60;
+    let Some(clock) = OwnClock::find() else {
+        return;
+    };
+    let server = server();
+    let client = client(&server);
+    let program = std::env::current_exe().unwrap();
+    let folders = [-DAY, -30, 30, DAY].map(|ahead| {
+        let folder = tempfile::tempdir().unwrap();
+        OwnClock::set(folder.path(), 1_000_000 * ahead).unwrap();
+        (folder, ahead)
+    });
+    let mut children = Vec::new();
+    let run = client.once("running").run(|_| {
+        children.extend(folders.iter().map(|(folder, _)| {
+            let command = clock.command(&program, folder.path());
+            Child::start_by(command, run_with_another_clock, &server.url())
+        }));
+        // The lock of the run, and the value for each process that waits.
+        let waiting = 1 + folders.len() as u64;
+        assert!(eventually(6 * SOON, || is_tracked(&server, waiting)));
+        for (folder, ahead) in &folders {
+            OwnClock::set(folder.path(), -1_000_000 * ahead).unwrap();
+        }
+        Ok::<_, Error>("parent")
+    });
+    assert_eq!(run.unwrap(), Run::Ran("parent"));
+    let mut reports = || -> Vec<bool> {
+        let reports = folders.iter().zip(&mut children);
+        let reports = reports.map(|((_, ahead), child)| {
+            let (has_run, now): (bool, i64) = child.receive(6 * SOON);
+            let set_by = now - seconds(SystemTime::now());
+            assert!(
+                (set_by + ahead).abs() <= 10,
+                "the clock is ahead by {set_by} s"
+            );
+            child.proceed();
+            has_run
+        });
+        reports.collect()
+    };
+    assert_eq!(reports(), [false; 4], "the parent has run it");
+    // The job is short, and the processes come one after another or at the same time.
+    let fired = reports();
+    assert_eq!(fired.iter().filter(|has_run| **has_run).count(), 1);
+    for name in ["running", "fired"] {
+        let record = client.once(name).get().unwrap().unwrap();
+        for time in [record.started_at(), record.ended_at().unwrap()] {
+            let off = seconds(time) - seconds(SystemTime::now());
+            assert!(off.abs() <= 60, "the time of the record is off by {off} s");
+        }
+    }
+    for child in children {
+        child.finish(SOON);
+    }
+}
+
 #[test]
 fn a_record_has_the_times_of_redis() {
     let server = server();
     let client = client(&server);
     let redis_now = || {
         let micros = crate::support::micros_now(&server);
-        std::time::UNIX_EPOCH + Duration::from_micros(micros)
+        UNIX_EPOCH + Duration::from_micros(micros)
     };
     let before = redis_now();
     assert!(matches!(succeed(&client, "k"), Run::Ran(_)));

@@ -1,8 +1,9 @@
-//! Gives test servers clocks of their own, by libfaketime. The clock of the machine stays as it is.
+//! Gives test servers and other programs clocks of their own, by libfaketime. The clock of the machine stays as it is.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::provide::install_faketime;
@@ -17,13 +18,14 @@ const PARENTS: [&str; 4] = [
 ];
 /// The library for programs with several threads.
 const LIBRARY: &str = "faketime/libfaketimeMT.so.1";
-/// The file in a server's directory that the library reads.
+/// The file in the directory of a server or program that the library reads.
 const FILE: &str = "clock";
 /// The offset that a trial sets: much longer than the trial takes.
 const TRIAL: Duration = Duration::from_secs(3600);
 
 /// The library that gives a server a clock of its own: see
-/// [`ServerBuilder::own_clock`](crate::ServerBuilder::own_clock).
+/// [`ServerBuilder::own_clock`](crate::ServerBuilder::own_clock). [`command`](Self::command) does the same for other
+/// programs.
 #[derive(Clone, Debug)]
 pub struct OwnClock {
     library: PathBuf,
@@ -48,6 +50,23 @@ impl OwnClock {
             eprintln!("faketime is not installed: {reason}");
         }
         Self::find()
+    }
+
+    /// A command that runs `program` with the clock of `directory`, which [`set`](Self::set) sets. Call `set` before the
+    /// command starts.
+    pub fn command(&self, program: &Path, directory: &Path) -> Command {
+        let mut command = Command::new("env");
+        command.args(self.environment(directory)).arg(program);
+        command
+    }
+
+    /// Sets the clock of `directory`: how far it is ahead of the machine's clock, in µs. Programs that run see the
+    /// change.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn set(directory: &Path, offset: i64) -> Result<(), Error> {
+        write(directory, offset)
     }
 
     fn works(&self) -> bool {

@@ -272,10 +272,11 @@ impl Cluster {
         self.master_of(self.slot_of(key))
     }
 
-    /// A running replica of the node `master`, even if that node does not run.
+    /// A running replica of the node `master`, even if that node does not run. Waits until there is one: after a
+    /// fail-over, the old master becomes a replica a moment later.
     ///
     /// # Panics
-    /// There is none.
+    /// There is none within a minute.
     pub fn replica_of(&self, master: usize) -> usize {
         let port = format!("master_port:{}", self.nodes[master].port_for_nodes());
         let follows = |node: &Server| {
@@ -283,8 +284,11 @@ impl Cluster {
             let info = info.ok().and_then(|info| info.as_text().map(str::to_owned));
             info.is_some_and(|info| info.lines().any(|line| line.trim_end() == port))
         };
-        let mut running = self.running();
-        let replica = running.find(|(_, node)| follows(node));
+        let mut replica = None;
+        let _ = eventually(AGREE_LIMIT, || {
+            replica = self.running().find(|(_, node)| follows(node));
+            replica.is_some()
+        });
         replica.expect("the node has a replica").0
     }
 

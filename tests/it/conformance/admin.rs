@@ -5,6 +5,7 @@ use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
 use crate::conformance::backend::Backend;
+use crate::conformance::renewals::{assert_renewed, long_ttl};
 use crate::support::{LONG_TTL, SOON, Task, lost_within};
 
 pub fn inspect_names_the_holder(backend: &dyn Backend) {
@@ -114,14 +115,15 @@ pub fn an_unused_ticket_ends_with_its_ttl(backend: &dyn Backend) {
 }
 
 pub fn an_adopted_lock_is_renewed_by_its_adopter(backend: &dyn Backend) {
-    let ttl = backend.ttl();
     let (one, two) = (
-        backend.builder().ttl(ttl).build().unwrap(),
+        backend.builder().ttl(long_ttl(backend)).build().unwrap(),
         backend.client(),
     );
     let ticket = one.mutex("k").lock().unwrap().into_ticket().unwrap();
     drop(one);
-    let guard = two.adopt(&ticket).unwrap();
-    backend.pass(ttl * 5 / 3);
-    guard.unlock().unwrap();
+    let guards = [two.adopt(&ticket).unwrap()];
+    assert_renewed(backend, &guards);
+    for guard in guards {
+        guard.unlock().unwrap();
+    }
 }

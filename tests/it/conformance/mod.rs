@@ -98,7 +98,8 @@ macro_rules! every_behaviour_on {
     };
 }
 
-/// Runs the behaviours that servers have, too, if they vote at once after they have lost their data.
+/// Runs the behaviours that servers have, too, if they vote at once after they have lost their data, and if time passes
+/// for requests as it does for tests: a quorum in memory drops requests that are under way while a test moves its clock.
 macro_rules! every_behaviour_of_servers_that_vote_on {
     ($backend:expr) => {
         every_behaviour_of_a_quorum_on!($backend);

@@ -28,7 +28,10 @@ pub fn limited_login() -> Credentials {
 
 /// Creates the user of [`limited_login`] at a server of a group, with the rights to locks, transactions and `replicas`.
 pub fn create_user_at_server(server: &Server) {
-    let commands = commands(server, &["usual", "transactions", "replicas"]);
+    let commands = commands(
+        server,
+        &["usual", "fenced-values", "transactions", "replicas"],
+    );
     create_limited_user(server, &commands, &[]);
     ask(server, &["ACL", "LOG", "RESET"]);
 }

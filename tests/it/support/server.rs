@@ -71,12 +71,13 @@ pub fn reads_by_connection(server: &Server, work: impl FnOnce()) -> HashMap<Stri
     reads
 }
 
-/// The address of the only notification connection.
+/// The address of the client's only notification connection.
 #[track_caller]
-pub fn notification_connection(server: &Server) -> String {
+pub fn notification_connection(server: &Server, client: &Client) -> String {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
-    let mut found = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
+    let name = format!(" name=leasehold-notifications:{} ", client.holder_id());
+    let mut found = lines.filter(|line| line.contains(&name));
     let line = found.next().expect("there is a notification connection");
     assert!(found.next().is_none(), "there are several");
     let address = line
