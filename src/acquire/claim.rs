@@ -36,11 +36,6 @@ const AFTER_EXPIRY: Duration = Duration::from_millis(20);
 const NOT_TRACKED: Duration = Duration::from_secs(3);
 
 impl Acquirer {
-    /// Whether the client's locks are on a quorum, which has no fenced values.
-    pub fn is_on_quorum(&self) -> bool {
-        self.contention.is_some()
-    }
-
     /// Claims the lock, unless `is_settled` accepts what the claim has found. Returns `None` if another holder had the
     /// lock until the time in `until`.
     pub fn claim(

@@ -325,11 +325,6 @@ impl Acquirer {
         outage.current(|| self.store.server_of(key), now)
     }
 
-    /// Returns an error if the store has no locks of this kind.
-    pub fn check_mode(&self, mode: Mode, min_hold: Duration) -> Result<(), Error> {
-        self.store.check_mode(mode, min_hold)
-    }
-
     /// Returns an error once the client is shut down.
     pub fn check_open(&self) -> Result<(), Error> {
         self.shutdown.check()

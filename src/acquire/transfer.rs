@@ -16,11 +16,6 @@ use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Returns an error if the store does not support tickets.
-    pub fn check_tickets(&self) -> Result<(), Error> {
-        self.store.check_tickets()
-    }
-
     /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. Renews the lease first, unless its ttl is
     /// fixed, so that more time is left for the adoption. If Redis does not reply, the ticket has the rest of the ttl.
     pub fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {

@@ -38,7 +38,8 @@ use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::store::{
-    Backend, LateRelease, Notifications, Report, ReportedReleases, Reports, ServerId, Store,
+    Backend, Feature, LateRelease, Notifications, Report, ReportedReleases, Reports, ServerId,
+    Store,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -358,6 +359,8 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         let client = self.live()?;
         let ticket = Ticket::read(ticket, &client.config)?;
+        let checked = client.check(Feature::Tickets);
+        checked.map_err(|error| error.with_key(ticket.key.name()))?;
         let lease = client.acquirer.adopt(&ticket)?;
         Ok(MutexGuard::new(Guard::new(lease, self.clone())))
     }
@@ -778,6 +781,11 @@ impl Handle {
 
     pub(crate) fn now(&self) -> MonotonicTime {
         self.watchdog.now()
+    }
+
+    /// Returns an error if the client does not have this feature.
+    pub(crate) fn check(&self, feature: Feature) -> Result<(), Error> {
+        self.backend.store.check(feature)
     }
 
     /// Starts the thread that runs the checks of locks, unless it runs already.

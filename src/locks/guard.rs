@@ -16,6 +16,7 @@ use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::report::observe;
 use crate::report::released::Released;
+use crate::store::Feature;
 use crate::util::clock::MonotonicTime;
 use crate::util::text::Shown;
 
@@ -112,7 +113,7 @@ impl Guard {
 
     /// Ends the hold without a release, and returns a ticket. If the store has no tickets, the drop releases the lock.
     pub fn into_ticket(mut self) -> Result<String, Error> {
-        let checked = self.live()?.acquirer.check_tickets();
+        let checked = self.live()?.check(Feature::Tickets);
         checked.map_err(|error| error.with_key(self.key()))?;
         self.has_ended = true;
         let result = self.live()?.acquirer.transfer_out(&self.lease);

@@ -23,6 +23,7 @@ use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
 use crate::locks::guard::Guard;
 use crate::report::error::{Error, ErrorKind};
+use crate::store::Feature;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::sync::park_timeout;
 
@@ -96,17 +97,34 @@ impl Lock {
 
     /// Checks the settings. Returns the parts of the client, and the request for this lock.
     pub fn prepare(&self) -> Result<(&Handle, LockRequest), Error> {
-        let named = |error: Error| error.with_key(self.name());
+        let key = self.key.as_ref().map_err(Clone::clone)?;
+        let named = |error: Error| error.with_key(key.name());
         let client = self.client.live().map_err(named)?;
-        let request = self.request(self.key.clone()?).map_err(named)?;
-        if !self.mode.is_exclusive() || !self.min_hold.is_zero() {
-            let checked = client.acquirer.check_mode(self.mode, self.min_hold);
-            checked.map_err(named)?;
+        let request = self.request(key.clone()).map_err(named)?;
+        self.check_mode(client).map_err(named)?;
+        if !self.min_hold.is_zero() {
+            client.check(Feature::MinHold).map_err(named)?;
         }
         if request.check.is_some() {
             client.start_checks().map_err(named)?;
         }
         Ok((client, request))
+    }
+
+    /// Returns an error if the client has no locks of this mode.
+    fn check_mode(&self, client: &Handle) -> Result<(), Error> {
+        match self.mode {
+            Mode::Exclusive => Ok(()),
+            Mode::Read => client.check(Feature::Readers),
+            Mode::Permits { .. } => client.check(Feature::Permits),
+        }
+    }
+
+    /// Returns an error that ends with `advice` if the client cannot claim the lock.
+    pub fn check_claims(&self, advice: &str) -> Result<(), Error> {
+        self.key.clone()?;
+        let checked = self.client.live()?.check(Feature::Claims);
+        checked.map_err(|error| error.followed_by(advice).with_key(self.name()))
     }
 
     /// Checks the settings, and makes a request of them.
@@ -149,12 +167,9 @@ impl Lock {
     /// Reads the holder or the shares of the key.
     pub fn inspect(&self) -> Result<Reply, Error> {
         let key = self.key.clone()?;
-        if !self.mode.is_exclusive() {
-            let named = |error: Error| error.with_key(self.name());
-            let client = self.client.live().map_err(named)?;
-            let checked = client.acquirer.check_mode(self.mode, self.min_hold);
-            checked.map_err(named)?;
-        }
+        let named = |error: Error| error.with_key(self.name());
+        let client = self.client.live().map_err(named)?;
+        self.check_mode(client).map_err(named)?;
         self.client.ask(Command::Inspect(Inspect { key }))
     }
 

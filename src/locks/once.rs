@@ -656,13 +656,8 @@ impl Once {
     }
 
     fn check_store(&self) -> Result<(), Error> {
-        self.lock.key.clone()?;
-        if self.lock.client.live()?.acquirer.is_on_quorum() {
-            let message = "a quorum of independent servers has no fenced values, so it keeps no records of runs: hold \
-                           a mutex, and store the record in the database that the work changes";
-            return Err(Error::new(ErrorKind::Unsupported, message).with_key(self.key()));
-        }
-        Ok(())
+        let advice = "hold a mutex, and store the record in the database that the work changes";
+        self.lock.check_claims(advice)
     }
 
     fn check_keep(&self) -> Result<(), Error> {

@@ -61,7 +61,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::value::micros_of;
-use crate::command::{Acquire, ForceUnlock, Hold, Mode, Outcome, Probe, Propose, Release, Renew};
+use crate::command::{Acquire, ForceUnlock, Hold, Outcome, Probe, Propose, Release, Renew};
 use crate::command::{Command, QueueMode, Reply, Request};
 use crate::config::key;
 use crate::config::key::Key;
@@ -81,8 +81,8 @@ use crate::report::node_state::NodeState;
 use crate::store::completion::Submitted;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
-    Completion, LateRelease, Listener, Notifications, Report, ReportedReleases, Reports, ServerId,
-    Store, TrackedKey,
+    Completion, Feature, LateRelease, Listener, Notifications, Report, ReportedReleases, Reports,
+    ServerId, Store, TrackedKey,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId};
@@ -114,11 +114,7 @@ const LONGEST_INSPECTION_PAUSE: Duration = Duration::from_millis(50);
 const FENCED_VALUES: &str = "fenced values; compare the fencing token in the database that has the data, or read and \
                              write the value with a client of one server";
 const TICKETS: &str = "tickets; release the lock, and acquire it in the other process";
-
-const PERMITS: &str =
-    "semaphores; use one mutex for each permit, and `try_lock` on one after the other";
 const READERS: &str = "read-write locks; use a mutex for readers and writers";
-const MIN_HOLD: &str = "`min_hold`; hold the lock for that time";
 
 /// The addresses of the nodes of a quorum.
 pub struct QuorumAddress {
@@ -1152,17 +1148,16 @@ impl Store for QuorumStore {
         true
     }
 
-    fn check_tickets(&self) -> Result<(), Error> {
-        Err(Self::unsupported(TICKETS))
-    }
-
-    fn check_mode(&self, mode: Mode, min_hold: Duration) -> Result<(), Error> {
-        match mode {
-            Mode::Permits { .. } => Err(Self::unsupported(PERMITS)),
-            Mode::Read => Err(Self::unsupported(READERS)),
-            Mode::Exclusive if !min_hold.is_zero() => Err(Self::unsupported(MIN_HOLD)),
-            Mode::Exclusive => Ok(()),
-        }
+    fn check(&self, feature: Feature) -> Result<(), Error> {
+        Err(Self::unsupported(match feature {
+            Feature::Readers => READERS,
+            Feature::Permits => {
+                "semaphores; use one mutex for each permit, and `try_lock` on one after the other"
+            }
+            Feature::MinHold => "`min_hold`; hold the lock for that time",
+            Feature::Claims => "fenced values, which `Once` needs",
+            Feature::Tickets => TICKETS,
+        }))
     }
 
     fn end(&self) {

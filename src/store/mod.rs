@@ -13,6 +13,7 @@
 //! not use. The store undoes a grant that comes later.
 
 pub mod completion;
+pub mod features;
 pub mod late_release;
 pub mod maintenance;
 #[cfg(test)]
@@ -26,7 +27,7 @@ pub mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Mode, QueueMode, Release, Reply, Request};
+use crate::command::{Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
@@ -35,6 +36,7 @@ use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 
 pub use completion::Completion;
+pub use features::Feature;
 pub use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
 pub use reports::{LateRelease, Report, ReportedReleases, Reports};
 #[cfg(all(test, not(shuttle)))]
@@ -105,13 +107,8 @@ pub trait Store: Send + Sync {
         false
     }
 
-    /// Returns an error if tickets cannot pass a lock to another client.
-    fn check_tickets(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Returns an error if leases cannot hold keys in this way.
-    fn check_mode(&self, _mode: Mode, _min_hold: Duration) -> Result<(), Error> {
+    /// Returns an error if the store does not have this feature.
+    fn check(&self, _feature: Feature) -> Result<(), Error> {
         Ok(())
     }
 
