@@ -456,7 +456,7 @@ impl Pipeline {
         let mut state = self.state.lock();
         let mut taken = state.take_releases(&keys);
         let now = MonotonicTime::now();
-        taken.append(&mut self.confirmed.lock().take(now, keys));
+        taken.extend(self.confirmed.lock().take(now, keys));
         taken
     }
 

@@ -271,7 +271,7 @@ impl PipelineState {
     }
 
     /// Queues confirmed releases to be repeated on a new connection, whose server may lack them.
-    pub fn repeat_confirmed(&mut self, confirmed: Vec<QueuedRelease>) {
+    pub fn repeat_confirmed(&mut self, confirmed: impl Iterator<Item = QueuedRelease>) {
         for release in confirmed {
             self.refused.push(release);
         }
