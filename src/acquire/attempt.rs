@@ -7,7 +7,9 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry};
 use crate::acquire::wait::{Place, Refusal};
 use crate::acquire::{Acquirer, Caller, LockRequest};
-use crate::command::{Acquire, Command, GrantMessage, Mode, Outcome, QueueMode, QueuePlace, Reply};
+use crate::command::{
+    Acquire, Command, GrantMessage, Mode, Outcome, QueueMode, QueuePlace, Reply, joined_at,
+};
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -127,6 +129,10 @@ impl Caller<'_, '_> {
         if let Some(replaced) = replaced {
             acquirer.release_unheld(key.clone(), replaced.lease, &replaced.options);
         }
+        let entry_kind = match (entry_kind, self.place) {
+            (EntryKind::New, Some(since)) => EntryKind::Rejoin { since },
+            _ => entry_kind,
+        };
         let queue_mode = match (entry_kind, acquirer.notifications.queue_mode(key)) {
             (EntryKind::Existing, mode) => QueueMode::Existing {
                 notified: mode == QueueMode::Notified,
@@ -223,7 +229,9 @@ impl Caller<'_, '_> {
     }
 
     /// Records the lease's place in the queue in Redis. Returns whether Redis will notify the caller of its grant.
-    fn record_place(&self, sent: SentAcquire, queued: QueuePlace) -> bool {
+    fn record_place(&mut self, sent: SentAcquire, queued: QueuePlace) -> bool {
+        // A place in front of all others belongs to a late grant of this key only.
+        self.place = self.place.or(Some(joined_at(queued.since)));
         let SentAcquire {
             lease,
             queue_mode,

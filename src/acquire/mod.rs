@@ -353,6 +353,8 @@ struct Caller<'a, 'r> {
     request: &'r LockRequest,
     call: Call,
     waiter: &'a WaiterGuard<'a>,
+    /// The place at which the caller began to wait in the queue in Redis.
+    place: Option<u64>,
     is_contention_reported: bool,
     is_other_limit_reported: bool,
 }
@@ -369,6 +371,7 @@ impl<'a, 'r> Caller<'a, 'r> {
             request,
             call,
             waiter,
+            place: None,
             is_contention_reported: false,
             is_other_limit_reported: false,
         }

@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::acquire::shares::Shares;
 use crate::acquire::watch::Watches;
 use crate::command::value::micros_of;
-use crate::command::{FIRST_USUAL_PLACE, GrantMessage, Mode, QueueMode, front_place};
+use crate::command::{GrantMessage, Mode, QueueMode, front_place, joined_at};
 use crate::config::HandOffs;
 use crate::config::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
@@ -133,11 +133,7 @@ impl QueueEntry {
         let Some(since) = self.since else {
             return false;
         };
-        let joined = if since < FIRST_USUAL_PLACE {
-            since + FIRST_USUAL_PLACE
-        } else {
-            since
-        };
+        let joined = joined_at(since);
         let waited = (now.since(self.asked_at) + CLOCK_DRIFT).as_micros();
         let latest = joined.saturating_add(u64::try_from(waited).unwrap_or(u64::MAX));
         (joined..=latest).contains(&micros_of(grant.token))

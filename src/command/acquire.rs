@@ -312,6 +312,14 @@ pub fn front_place(since: u64) -> u64 {
     since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
 
+/// The time at which a waiter with this place joined, even if it was moved to the [front](front_place) since.
+pub fn joined_at(place: u64) -> u64 {
+    match place < FIRST_USUAL_PLACE {
+        true => place + FIRST_USUAL_PLACE,
+        false => place,
+    }
+}
+
 impl QueueMode {
     /// Whether the waiter polls instead of being notified.
     pub fn polls(self) -> bool {

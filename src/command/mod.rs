@@ -31,7 +31,7 @@ use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 
-pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place};
+pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place, joined_at};
 pub use adopt::{Adopt, Adoption};
 pub use claim::{Claim, LockAndValue};
 pub use fenced::{Read, Write};

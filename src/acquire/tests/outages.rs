@@ -123,3 +123,20 @@ fn own_reply_counts_more_than_known_outage() {
     let until = Until::At(f.clock.now().after(limit));
     assert!(f.acquire(until).unwrap().is_none());
 }
+
+/// The lease of the request without a reply is released, since Redis may have granted it.
+#[test]
+fn a_waiter_keeps_its_place_after_a_request_without_a_reply() {
+    let f = fixture();
+    f.answer_after(Duration::ZERO, Ok(contended(true)));
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
+    f.answer_after(Duration::ZERO, Ok(Reply::granted(7)));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let at_its_place = QueueMode::Rejoin {
+        since: SINCE,
+        polls: false,
+    };
+    let existing = QueueMode::Existing { notified: true };
+    let asked = [QueueMode::Notified, existing, at_its_place];
+    assert_eq!(*f.store.asked.lock(), asked);
+}
