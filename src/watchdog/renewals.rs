@@ -3,7 +3,7 @@
 //! The workers first renew the lease that ends first (earliest deadline first: Liu and Layland, 1973). So a lease with
 //! a short ttl is not lost while leases with more time left are renewed. Under overload, each lease is renewed just
 //! before its end, and none is lost while the machine manages one renewal per lease and ttl. Confirmations go before
-//! renewals.
+//! renewals, except those after missed messages ([`LossReport::Missed`]).
 //!
 //! On a Cluster, a script call has keys of one slot only. So a worker takes renewals of one slot together, up to
 //! [`SLOT_GROUP`]. The next renewals of these leases are due together, too. Under overload the groups grow, and the
@@ -44,10 +44,12 @@ pub const SLOT_GROUP: usize = 16;
 pub enum LossReport {
     /// A read of the key did not find the lease.
     KeyRead,
-    /// Messages may have been missed, or the server was flushed. Asked for shares, since their keys are not tracked.
-    Missed,
     /// A message reports that a client unlocked the lease by force. Any user may publish such a message.
     ForceMessage,
+    /// Messages may have been missed, or the server was flushed. Used for shares only, since their keys are not
+    /// tracked. Each new notification connection reports all shares of the client, which may be thousands. So these
+    /// confirmations wait while renewals are due, and a renewal finds a loss, too.
+    Missed,
 }
 
 /// Leases to confirm. A client may have several leases of one key.
@@ -154,6 +156,28 @@ impl QueueState {
         }
     }
 
+    /// Takes leases to confirm, if some of them are due now.
+    fn take_confirmations(&mut self, at_a_time: usize) -> Option<RenewalBatch> {
+        let mut first = self.to_confirm.first_entry()?;
+        let report = *first.key();
+        if report != LossReport::Missed {
+            return Some(RenewalBatch::Confirm(report, first.remove()));
+        }
+        if !self.renewals.is_empty() {
+            return None;
+        }
+        let leases = first.get_mut();
+        let rest = match leases.keys().nth(at_a_time).copied() {
+            Some(next) => leases.split_off(&next),
+            None => LeasesById::new(),
+        };
+        let taken = mem::replace(leases, rest);
+        if leases.is_empty() {
+            first.remove();
+        }
+        Some(RenewalBatch::Confirm(report, taken))
+    }
+
     /// Takes the renewals for one round trip, at most `at_a_time`: those of the leases that end first. On a Cluster,
     /// each renewal takes other renewals of its slot along.
     fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
@@ -249,7 +273,7 @@ impl RenewalQueue {
         self.waiting.lock().workers -= 1;
     }
 
-    /// Queues a lease to be confirmed, before all renewals.
+    /// Queues a lease to be confirmed.
     pub fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
         let mut waiting = self.waiting.lock();
         let replaced = if waiting.ended {
@@ -264,7 +288,8 @@ impl RenewalQueue {
         self.changed.notify_one();
     }
 
-    /// Waits for leases to confirm or to renew, at most `at_a_time`. Returns `None` after the queue has ended.
+    /// Waits for leases to confirm or to renew. Returns at most `at_a_time` to renew, or to confirm after missed
+    /// messages. Returns `None` after the queue has ended.
     pub fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
@@ -275,10 +300,9 @@ impl RenewalQueue {
         if waiting.ended {
             return None;
         }
-        let batch = match waiting.to_confirm.pop_first() {
-            Some((report, leases)) => RenewalBatch::Confirm(report, leases),
-            None => RenewalBatch::Renew(waiting.take_renewals(MonotonicTime::now(), at_a_time)),
-        };
+        let batch = waiting.take_confirmations(at_a_time).unwrap_or_else(|| {
+            RenewalBatch::Renew(waiting.take_renewals(MonotonicTime::now(), at_a_time))
+        });
         let are_more = !waiting.is_empty();
         drop(waiting);
         if are_more {

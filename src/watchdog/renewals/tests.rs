@@ -127,6 +127,29 @@ fn confirmations_go_first_and_once() {
     assert_eq!(ttls(&next), [30, 40]);
 }
 
+/// A client may have thousands of shares, and each new notification connection reports all of them.
+#[test]
+fn confirmations_after_missed_messages_wait_for_renewals() {
+    let renewals = RenewalQueue::default();
+    for lease in leases((0..AT_A_TIME + 3).map(|_| 50)) {
+        renewals.queue_confirmation(lease, LossReport::Missed);
+    }
+    renewals.add(leases([30]));
+    let next = || match renewals.wait_for_batch(AT_A_TIME) {
+        Some(RenewalBatch::Renew(leases)) => (None, leases.len()),
+        Some(RenewalBatch::Confirm(report, leases)) => (Some(report), leases.len()),
+        None => panic!("the queue has not ended"),
+    };
+    assert_eq!(next(), (None, 1));
+    assert_eq!(next(), (Some(LossReport::Missed), AT_A_TIME));
+    renewals.queue_confirmation(leases([50]).remove(0), LossReport::ForceMessage);
+    renewals.add(leases([30]));
+    assert_eq!(next(), (Some(LossReport::ForceMessage), 1));
+    assert_eq!(next(), (None, 1));
+    assert_eq!(next(), (Some(LossReport::Missed), 3));
+    assert!(renewals.waiting.lock().is_empty());
+}
+
 #[test]
 fn each_server_has_a_queue_of_its_own() {
     let queues = RenewalQueues::default();
