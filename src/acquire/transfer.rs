@@ -35,7 +35,7 @@ impl Acquirer {
             options.renew_every = None;
         }
         let now = self.watchdog.now();
-        if let Err(reason) = self.watchdog.end_lease(lease, now).map(drop) {
+        if let Err(reason) = self.watchdog.end_transferred(lease, now) {
             let lost = self.release_lost(lease, reason, now);
             self.queues.remove_holder(lease);
             return Err(lost);

@@ -1,4 +1,5 @@
-//! The state of a held lock: held first, then either released or lost.
+//! The state of a held lock: held first, then either released or lost. (A lease that passes to the holder of a ticket
+//! ends as released, but its key is not released.)
 //!
 //! ```text
 //!            released by its holder
@@ -128,6 +129,8 @@ struct ForceReport {
 enum Phase {
     Held,
     Released,
+    /// The lease has passed to the holder of a ticket.
+    Transferred,
     Lost,
 }
 
@@ -281,6 +284,20 @@ impl Lease {
     /// Ends the lease as released, without a request to Redis. Also returns the reason as an error if the lease was
     /// lost before.
     pub fn mark_released(&self, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
+        self.end_as(Phase::Released, now)
+    }
+
+    /// Does the same for a lease that passes to the holder of a ticket: its key is not released.
+    pub fn mark_transferred(&self, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
+        self.end_as(Phase::Transferred, now)
+    }
+
+    /// Whether the holder has released the lease.
+    pub fn is_released(&self) -> bool {
+        self.state.lock().phase == Phase::Released
+    }
+
+    fn end_as(&self, phase: Phase, now: MonotonicTime) -> (LeaseRemains, Result<(), LossReason>) {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
         if state.ttl_changing {
@@ -290,7 +307,7 @@ impl Lease {
         if let Some(reason) = state.loss() {
             return (detached, Err(reason.clone()));
         }
-        state.phase = Phase::Released;
+        state.phase = phase;
         (detached, Ok(()))
     }
 

@@ -293,6 +293,16 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
+    /// The longer of `ttl` and the rest of the validity, rounded up to whole milliseconds. A request with this ttl never
+    /// ends the key before the validity, even if another program has removed the key's ttl.
+    pub fn at_least_validity(&self, ttl: Duration, now: MonotonicTime) -> Duration {
+        let rest = self.state.lock().valid_until.since(now);
+        let millis = rest.as_nanos().div_ceil(1_000_000).max(1);
+        ttl.max(Duration::from_millis(
+            u64::try_from(millis).unwrap_or(u64::MAX),
+        ))
+    }
+
     /// The ttl for a renewal: the full ttl, or the time until `max_hold` ends.
     pub fn renewal_ttl(&self, now: MonotonicTime) -> Duration {
         match self.grant.hold_until() {

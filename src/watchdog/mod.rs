@@ -37,7 +37,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::{Command, Mode, Release, Renew, Reply, Request};
+use crate::command::{Command, Held, Mode, Release, Renew, Reply, Request};
+use crate::config::Replicas;
 use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, DueActions, Grant, Lease, LeaseRemains, TimerHandle};
 use crate::process::threads::ThreadGroup;
@@ -215,7 +216,19 @@ impl Watchdog {
     /// Returns the detached parts, whose listeners are notified if the release finds a loss. If the lease was lost
     /// before, returns the reason as an error.
     pub fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<LeaseRemains, LossReason> {
-        let (detached, outcome) = lease.mark_released(now);
+        self.detach(lease, lease.mark_released(now))
+    }
+
+    /// Does the same for a lease that passes to the holder of a ticket.
+    pub fn end_transferred(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
+        self.detach(lease, lease.mark_transferred(now)).map(drop)
+    }
+
+    fn detach(
+        &self,
+        lease: &Lease,
+        (detached, outcome): (LeaseRemains, Result<(), LossReason>),
+    ) -> Result<LeaseRemains, LossReason> {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
@@ -259,8 +272,8 @@ impl Watchdog {
         }
     }
 
-    /// Asks Redis to set the ttl of the key to `ttl`, unless the key's ttl is longer, and waits for the reply. The wait
-    /// for a renewal that is under way counts towards the time-out.
+    /// Asks Redis to set the ttl of the key to `ttl`, or to the rest of the validity if that is longer, unless the key's
+    /// ttl is longer still. Waits for the reply. The wait for a renewal that is under way counts towards the time-out.
     pub fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         if !lease.begin_ttl_change(deadline, || self.now()) {
@@ -270,6 +283,7 @@ impl Watchdog {
             });
         }
         let asked_at = self.now();
+        let ttl = lease.at_least_validity(ttl, asked_at);
         let outcome = self.store.execute_one(renewal(lease, ttl), deadline);
         let result = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
         self.schedule_or_lose(lease);
@@ -581,11 +595,17 @@ impl Watchdog {
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
-        // If the lease ended during this renewal, the renewal may have set the key again after the release. So the
-        // lease is released once more, after this renewal. This ends no other grant: a lease is not handed off while
-        // its ttl is being changed, so its id is unused.
-        if self.store.renewals_set_keys() && lease.valid_for(now).is_none() {
-            self.store.send_release(release_after_renewal(lease, ttl));
+        // If the lease ended during this renewal, the renewal may have set the key again after the release. And the key
+        // of a lease with a `min_hold` stays after the release, so the renewal may have prolonged it. So the lease is
+        // released once more, after this renewal. This ends no other grant: a lease is not handed off while its ttl is
+        // being changed, so its id is unused.
+        let has_ended = match lease.grant().options.min_hold.is_zero() {
+            true => self.store.renewals_set_keys() && lease.valid_for(now).is_none(),
+            false => lease.is_released(),
+        };
+        if has_ended {
+            self.store
+                .send_release(release_after_renewal(lease, ttl, now));
         }
         match outcome {
             Ok(Reply::Done) => {
@@ -627,6 +647,15 @@ impl Watchdog {
 
 /// The command that renews `lease`.
 fn renewal(lease: &Lease, ttl: Duration) -> Command {
+    renew(lease, ttl, lease.grant().options.replicas)
+}
+
+/// The command that asks whether `lease` holds its key.
+fn confirmation(lease: &Lease) -> Command {
+    renew(lease, CONFIRMING_TTL, None)
+}
+
+fn renew(lease: &Lease, ttl: Duration, replicas: Option<Replicas>) -> Command {
     let grant = lease.grant();
     Command::Renew(Renew {
         key: grant.key.clone(),
@@ -634,33 +663,24 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
         mode: grant.options.mode,
         token: grant.token,
         ttl,
-        replicas: grant.options.replicas,
+        replicas,
     })
 }
 
-/// The release of a lease that ended while it was renewed.
-fn release_after_renewal(lease: &Lease, ttl: Duration) -> Release {
+/// The release of a lease that ended while it was renewed. Its reply reports no loss. The time at which a `min_hold` ends
+/// follows from the token.
+fn release_after_renewal(lease: &Lease, ttl: Duration, now: MonotonicTime) -> Release {
     let grant = lease.grant();
+    let min_hold = grant.options.min_hold;
     Release {
-        min_hold: Duration::ZERO,
-        key: grant.key.clone(),
-        lease: grant.id,
+        min_hold,
         mode: grant.options.mode,
-        until: lease.key_until().after(ttl),
-        held: None,
-        queued: None,
+        held: (!min_hold.is_zero()).then(|| Held {
+            token: grant.token,
+            is_token_in_value: grant.is_token_in_value,
+            others_queued: lease.has_others_queued(),
+            valid_until: now,
+        }),
+        ..Release::unheld(grant.key.clone(), grant.id, lease.key_until().after(ttl))
     }
-}
-
-/// The command that asks whether `lease` holds its key.
-fn confirmation(lease: &Lease) -> Command {
-    let grant = lease.grant();
-    Command::Renew(Renew {
-        key: grant.key.clone(),
-        lease: grant.id,
-        mode: grant.options.mode,
-        token: grant.token,
-        ttl: CONFIRMING_TTL,
-        replicas: None,
-    })
 }

@@ -107,13 +107,27 @@ fn a_renewal_that_finds_a_loss_reports_one() {
     assert_eq!(f.reported.failed.load(Ordering::SeqCst), 0);
 }
 
-/// The renewal may have set the key after the release.
+/// The renewal may have set the key after the release, or prolonged a key that stays for its `min_hold`.
 #[test]
 fn a_lease_released_during_its_renewal_is_released_again() {
-    for sets_keys in [true, false] {
+    let second = Duration::from_secs(1);
+    let cases = [
+        // Whether renewals set keys, the `min_hold`, whether the lease passes to a ticket, and the releases.
+        (true, Duration::ZERO, false, 1),
+        (false, Duration::ZERO, false, 0),
+        (false, second, false, 1),
+        (false, second, true, 0),
+    ];
+    for (sets_keys, min_hold, is_transferred, releases) in cases {
         let f = fixture();
         f.store.renewals_set_keys.store(sets_keys, Ordering::SeqCst);
-        let lease = scheduled_lease(&f);
+        let lease = scheduled_lease_with(
+            &f,
+            Options {
+                min_hold,
+                ..Options::USUAL
+            },
+        );
         let renewed = |outcome: Result<Reply, Error>| {
             let now = f.clock.now();
             assert!(lease.begin_ttl_change(now, || now));
@@ -123,24 +137,37 @@ fn a_lease_released_during_its_renewal_is_released_again() {
         assert_eq!(renewed(Ok(Reply::Done)), []);
         let now = f.clock.now();
         assert!(lease.begin_ttl_change(now, || now));
-        drop(f.watchdog.end_lease(&lease, now).unwrap());
+        match is_transferred {
+            true => f.watchdog.end_transferred(&lease, now).unwrap(),
+            false => drop(f.watchdog.end_lease(&lease, now).unwrap()),
+        }
         let error = Error::new(ErrorKind::Timeout, "");
         let _ = f
             .watchdog
             .end_ttl_change(&lease, now, now, EVERY, Err(error));
-        let released = if sets_keys {
-            vec![lease.grant().id]
-        } else {
-            vec![]
-        };
-        assert_eq!(*f.store.released.lock(), released);
+        assert_eq!(
+            *f.store.released.lock(),
+            vec![lease.grant().id; releases],
+            "{sets_keys} {min_hold:?} {is_transferred}"
+        );
+        let release = release_after_renewal(&lease, EVERY, now);
+        assert_eq!(release.min_hold, min_hold);
+        assert_eq!(release.held.is_some(), !min_hold.is_zero());
         f.callbacks.stop();
     }
 }
 
 /// A scheduled lease whose renewal is not due in these tests.
 fn scheduled_lease(f: &Fixture) -> Arc<Lease> {
-    let grant = Grant::usual(Key::new("", "reported", 16).unwrap(), f.clock.now());
+    scheduled_lease_with(f, Options::USUAL)
+}
+
+fn scheduled_lease_with(f: &Fixture, options: Options) -> Arc<Lease> {
+    let usual = Grant::usual(Key::new("", "reported", 16).unwrap(), f.clock.now());
+    let grant = Grant {
+        options: Arc::new(options),
+        ..usual
+    };
     let lease = Arc::new(Lease::new(grant, Arc::clone(&f.callbacks), None));
     assert!(f.watchdog.schedule(&lease));
     lease
