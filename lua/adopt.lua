@@ -1,12 +1,12 @@
 -- Purpose: move the grant of each ticket to the caller's lease, under a greater token. The ticket's lease holds nothing
---   afterwards, so a ticket can be adopted only once. The mark of a queue stays. A ticket is refused if its token is
---   later than both the clock and the fence counter: such a grant has never existed.
+--   afterwards, so a ticket can be adopted only once. The lock's value keeps the mark ` +` of its queue. A ticket is
+--   refused if its token is later than both the clock and the fence counter: such a grant has never existed.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys
 -- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token with sixteen digits, lease id, and
 --   the ttl in ms, or empty to keep the rest of the ttl. A ttl is never shortened.
 -- Returns: for one lock key its result, for several keys an array of results. A result is an array of a number and a
---   string: adopted, ms until the lock expires, and the µs part of the new token; 0: the key is missing; a string:
---   another lease holds the key, or the ticket is refused, the key's value; an error: refused.
+--   string: adopted, ms until the lock expires, and the µs part of the new token; 0: the key is missing; a string, the
+--   key's value: another lease holds the key, or the ticket is refused; an error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], #KEYS - 1
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])

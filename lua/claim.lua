@@ -6,14 +6,15 @@
 -- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs
 --   part of the fencing token; an array: not granted, the ttl of the lock in ms (-1: none, -2: the lock is free), the
 --   lock's value or '', the token of the fenced value or '', and the bytes of the fenced value or nil; an error FOREIGN
---   and a type: the key holds no lock of this library; an error FOREIGNVALUE and a type: the value key holds no fenced
---   value of this library; an error TOOLARGE: the value is longer than accepted; any other error: refused.
+--   (lua/foreign.lua): the key holds no lock of this library; an error FOREIGNVALUE and a type: the value key holds no
+--   fenced value of this library; an error TOOLARGE: the value is longer than accepted; any other error: refused.
 local counter, holder, longest, n = KEYS[1], ARGV[1], tonumber(ARGV[2]), math.floor((#KEYS - 1) / 3)
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
 local results, result, micros, used, head, tail, refused = n > 1 and {}, nil, nil, nil, nil, nil, nil
+-- part: shares.lua
 
--- The token and the bytes of a fenced value: '' and false if it is missing. Or an error.
+-- Returns the token and the bytes of a fenced value, '' and false if the value is missing, or an error.
 local function read(key)
   -- part: token.lua
   if type(seen) == 'table' then
@@ -29,6 +30,10 @@ for i = 1, n do
   local key, queue, lease, ttl = KEYS[i + 1], KEYS[n + i + 1], ARGV[2 * i + 1], ARGV[2 * i + 2]
   local found = read(KEYS[2 * n + i + 1])
   -- part: stored.lua
+  if value and value.err and string.sub(value.err, 1, 9) == 'WRONGTYPE' and not use_shares().look(key) then
+    -- Leases have shared the key, and all of them have ended, so the key is free.
+    value = false
+  end
   -- part: foreign.lua
   if found.err then
     result = found
@@ -41,7 +46,7 @@ for i = 1, n do
       local text = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
       local set = refused or redis.pcall('SET', key, text, 'NX', 'PX', ttl)
       local written = set.ok and redis.pcall('ZADD', counter, micros, 't')
-      -- If the counter was not written, the token is not safe: undo the grant.
+      -- Undo the grant if the counter was not written, since a later grant could get the same token.
       if type(written) == 'table' then redis.pcall('DEL', key) end
       result = type(written) == 'number' and micros or written or set
       if type(written) == 'number' then used = micros end

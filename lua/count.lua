@@ -1,11 +1,11 @@
--- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the time of the last grant
---   if that is later. A part of the scripts that say `-- part: count.lua`: runs before a key may be granted. A request
---   that only joins the queue of a taken key does not read the counter.
+-- Purpose: set `micros` to the time of the next grant: the time of Redis, but at least one µs after the last grant. A
+--   part of the scripts that say `-- part: count.lua`, run before a key may be granted. A request that only joins the
+--   queue of a taken key does not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used
 if used then
-  -- Adds one to the last six digits, since formatting the whole number takes a µs.
+  -- Adds one to the last six digits: it takes a µs to format the whole number.
   head, tail = head or string.sub(used, 1, 10), (tail or tonumber(string.sub(used, 11))) + 1
   micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
 elseif not micros then

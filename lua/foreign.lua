@@ -1,4 +1,4 @@
--- Purpose: make `value`, which lua/stored.lua has set, an error if it is no lock of this library. A part of
+-- Purpose: replace `value`, which lua/stored.lua has set, by an error if it is not a lock of this library. A part of
 --   lua/join.lua, lua/inspect.lua and lua/claim.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
@@ -7,7 +7,9 @@ if value and value.err then
   if string.sub(value.err, 1, 9) == 'WRONGTYPE' then
     value = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
-elseif value and (#value > 255 or string.sub(value, 1, 4) ~= 'lh1 ') then
-  -- A lock's mark may be behind the bytes that were read, so each waiter would append another mark to a longer value.
+elseif value and (#value > 255 or string.match(value, '^lh1 %x+() %d+ %S') ~= 37) then
+  -- A lease id has 32 digits, so it ends before position 37.
+  -- In a longer value, a lock's mark may come after the bytes that were read. Then each waiter would append another
+  -- mark.
   value = { err = 'FOREIGN string' }
 end

@@ -1,15 +1,15 @@
--- Purpose: make each lock key on this node of a quorum be held by its lease, under at least this fencing token. This is
---   a renewal, or the second step of a grant. Never shortens a ttl, and takes no key from another lease. With a ttl of
---   1, only asks whether the lease holds the key: a key without a ttl stays without one.
+-- Purpose: give each lock key on this node of a quorum to its lease, under at least the given fencing token. This is a
+--   renewal, or the second step of a grant. The script never shortens a ttl, and takes no key from another lease. With
+--   a ttl of 1, the script only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
--- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the fencing token:
---   µs with sixteen digits, and the time until which a missing key is set: such µs, too, or empty if a missing key
+-- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the fencing token in
+--   µs with sixteen digits, and the time until which a missing key is set, in the same form, or empty if a missing key
 --   has to stay missing
--- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of
---   the given token; 0: the key is missing and stays so; an array of a string: another lease holds the key, the key's
---   value; an error QUARANTINE and ms: the node does not vote for this time; an error LATE and the µs of the clock: it
---   is too late to set the missing key; an error AHEAD: the token is later than both the clock and the fence counter by
---   more than a quarantine; an error FOREIGN and a type: the key holds no lock of this library; any other error:
+-- Returns: for one lock key its result, for several keys an array of results. A result is a string: held, the µs of the
+--   given token; 0: the key is missing and stays so; an array of a string, the key's value: another lease holds the
+--   key; an error QUARANTINE and ms: the node abstains for these ms; an error LATE and the µs of the clock: it is too
+--   late to set the missing key; an error AHEAD: the token is later than both the clock and the fence counter by more
+--   than a quarantine; an error FOREIGN (lua/foreign.lua): the key holds no lock of this library; any other error:
 --   refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
@@ -35,7 +35,7 @@ for i = 1, n do
     elseif not value and now > latest then
       result = { err = 'LATE ' .. now }
     elseif tonumber(token) > math.max(now, last) + quarantine * 1000 then
-      -- The fence counter would stay ahead for good, as in lua/propose.lua.
+      -- With this token, the fence counter would stay ahead for good, as in lua/propose.lua.
       result = { err = 'AHEAD of the clock' }
     else
       local written = token > last and redis.pcall('ZADD', counter, token, 't')

@@ -1,14 +1,14 @@
 -- Purpose: return the ttl, the length of the queue and the value of each lock key. If leases share a key, return its
---   shares, as lua/shares.lua describes them. Writes nothing, except a missing or
---   unusable mark of a quorum's node.
+--   shares, as lua/shares.lua describes them. The script writes nothing, except a missing or unusable mark of a
+--   quorum's node.
 -- KEYS: [1 .. n] lock keys, [n+1 .. 2n] their queues, [2n+1] on a node of a quorum, its mark
 -- ARGV: on a node of a quorum, [1] length of a quarantine in ms
 -- Returns: for one lock key its result, for several keys an array of results. A result is 0: the key is missing; a
 --   string: the ttl in ms (-1: none), the length of the queue and the value, separated by spaces; an array for a key
 --   that leases share: the number of readers or permits, the length of the queue, then the first member of each share
 --   and the ms until it ends, for the 100 shares that end first (of the first 1,000 members); an error FOREIGN
---   and a type: the key holds no lock of this library; an error QUARANTINE and ms: the node of a quorum may have lost
---   data; any other error: refused.
+--   (lua/foreign.lua): the key holds no lock of this library; an error QUARANTINE and ms: the node of a quorum may have
+--   lost data; any other error: refused.
 local n = math.floor(#KEYS / 2)
 local mark, quarantine, refused = KEYS[2 * n + 1], tonumber(ARGV[1]), nil
 if mark then
@@ -27,10 +27,15 @@ for i = 1, n do
   -- part: foreign.lua
   result = refused or not is_shared and value
   if is_shared and not refused then
-    -- The key expires a second after its newest share. So the ttl shows the time, even if MIGRATE has moved the key to
-    -- a server with another clock.
-    local left = redis.pcall('PTTL', key)
-    local now_ms = newest[2] - math.max(type(left) == 'number' and left - 1000 or 0, 0)
+    -- The key expires a second after its newest share ends. So the key's ttl gives the time by which the shares end,
+    -- even if MIGRATE has moved the key to a server with another clock. A key without a ttl tells no time.
+    local left, now_ms = redis.pcall('PTTL', key), nil
+    if type(left) == 'number' and left >= 0 then
+      now_ms = math.ceil(newest[2]) + 1000 - left
+    else
+      local time = redis.call('TIME')
+      now_ms = tonumber(time[1] .. string.format('%03d', math.floor(time[2] / 1000)))
+    end
     local members = redis.pcall('ZRANGE', key, now_ms, '+inf', 'BYSCORE', 'LIMIT', 0, 1000, 'WITHSCORES')
     local queued = redis.pcall('ZCARD', queue)
     result = { redis.pcall('ZCOUNT', key, now_ms, '+inf'), type(queued) == 'number' and queued or 0 }

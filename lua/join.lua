@@ -1,10 +1,12 @@
 -- Purpose: confirm a lease that was granted while it was queued. Otherwise add the lease to the queue, or find its
 --   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
 --   If a waiter has not confirmed its grant in time, the next request of another waiter calls the roll
---   (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue.
+--   (lua/roll_call.lua). The first request of a waiter after the roll call serves the queue. For a share, a release
+--   calls the roll, too.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: a result of acquire, which may be an error FOREIGN or MIXED; 0: the key is free; nil: begin again
+-- Returns: a result of acquire, which may be an error FOREIGN or MIXED; 0: the key is free; nil: lua/acquire.lua has to
+--   begin again
 local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
@@ -12,17 +14,18 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   if asked ~= '' then share = use_shares().share_of(asked) end
   if share == false then return { err = 'ERR no mode: ' .. asked } end
   -- The type of the key decides how to read it. A request begins with the type that its own lease would have.
-  if share then set = shares.look(key) end
+  local keeps_late = (mode ~= '' or share) and waiting ~= 0
+  if share then set = known or shares.look(key, keeps_late) end
   if not share or set and set.err then
     -- part: stored.lua
     if not share and value and value.err and string.sub(value.err, 1, 9) == 'WRONGTYPE' then
-      set = use_shares().look(key)
-      -- All shares had ended. lua/acquire.lua grants the free key.
+      set = use_shares().look(key, keeps_late)
+      -- All shares have ended, so the key is free: lua/acquire.lua grants it.
       if not set then return nil end
       if not set.err then value = false end
     end
     if set and set.err then
-      if string.sub(set.err, 1, 9) ~= 'WRONGTYPE' then return set end
+      if string.sub(set.err, 1, 9) ~= 'WRONGTYPE' and set.err ~= 'FOREIGN zset' then return set end
       set = nil
     end
     -- part: foreign.lua
@@ -33,7 +36,7 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   local mark_at, _, doubt = string.find(held or '', ' ([?!])', 55)
   if held and not share and string.sub(held, 5, 36) == lease then
     if string.sub(held, 38, 53) == '0000000000000000' then
-      -- Plain commands have set the key, but the caller cannot use their token. lua/acquire.lua grants the key again.
+      -- Plain commands have set the key, without a token that the caller can use. lua/acquire.lua grants the key again.
       local deleted = redis.pcall('DEL', key)
       return type(deleted) == 'table' and deleted or nil
     end
@@ -52,10 +55,10 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
     grant = function()
       -- part: count.lua
       if refused then return refused end
-      local given = shares.give(key, share, lease, holder, ttl, set)
+      local given = redis.pcall('ZADD', counter, micros, 't')
+      if type(given) == 'number' then given = shares.give(key, share, lease, holder, ttl, set) end
       if given.err then return given end
-      used, own_shares = micros, own_shares or {}
-      own_shares[i] = shares.members_of(share, lease, holder)
+      used = micros
       return micros
     end
   end
@@ -73,7 +76,7 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   if share and not held and not waits and (left == 0 or not left) and (waiting == 0 or type(waiting) == 'table') then
     return grant()
   end
-  if set then left = left or set.ends - shares.now_ms + 1 end
+  if set then left = left or math.max(set.ends - shares.now_ms, 0) + 1 end
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
@@ -138,34 +141,45 @@ local function join_or_confirm(key, lease, ttl, mode, asked, queue, waiting)
   -- A replica may be behind its primary, where the lease may be queued.
   if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
   if refused and not waits then return unqueued(left) end
-  if is_over and doubt == '?' then
-    -- part: roll_call.lua
-  end
-  if is_over then
-    local deleted = redis.pcall('DEL', key)
-    if type(deleted) == 'table' then return deleted end
-    held = false
-  end
   local in_queue = true
-  if not held then
-    ahead = nil
+  if is_over or not held then
     -- part: serve.lua
-    local written = not set and redis.pcall('ZADD', counter, micros, 't')
-    local served, last, own = written, nil, nil
-    if type(written) ~= 'table' then served, last, own, set = serve(key, queue, micros, set, lease, ttl) end
-    -- The next key of this call counts on from here.
-    if last then used, head, tail = last, nil, nil end
-    if own then
-      if share then
-        own_shares = own_shares or {}
-        own_shares[i] = shares.members_of(share, lease, holder)
+    if is_over and doubt == '?' or set and set.late then
+      -- Several shares may be late. A roll call of a moment ago counts for all of them.
+      local is_called, ends = false, set and shares.roll_call_end(key)
+      if not ends then
+        -- part: roll_call.lua
       end
-      return own
+      if set then
+        set = shares.end_late(key, set, is_called, ends)
+      elseif is_called then
+        local called = redis.pcall('SET', key, string.sub(held, 1, mark_at) .. '! +', 'PX', 3500)
+        if called.ok then left, ahead, is_over = 500, nil, false end
+      end
     end
-    -- If the queue cannot be served, lua/acquire.lua grants the free key to the caller.
-    in_queue = type(served) ~= 'table'
-    left = in_queue and served and not set and redis.pcall('PTTL', key) or 0
-    if set then left = shares.wait_for(key, share, set) or set.ends - shares.now_ms + 1 end
+    if is_over then
+      local deleted = redis.pcall('DEL', key)
+      if type(deleted) == 'table' then return deleted end
+      held = false
+    end
+    if not held then
+      ahead = nil
+      local written = not set and redis.pcall('ZADD', counter, micros, 't')
+      local served, last, own = written, nil, nil
+      if type(written) ~= 'table' then served, last, own, set = serve(key, queue, micros, set, lease, ttl) end
+      -- The next key of this call counts on from here.
+      if last then used, head, tail = last, nil, nil end
+      if own then return own end
+      -- If the queue cannot be served, lua/acquire.lua grants the free key to the caller.
+      in_queue = type(served) ~= 'table'
+      if served or not set or set.late or set.called then
+        left = in_queue and served and not set and redis.pcall('PTTL', key) or 0
+        if set then
+          local ends = set.called or set.ends
+          left = shares.wait_for(key, share, set) or math.max(ends - shares.now_ms, 0) + 1
+        end
+      end
+    end
   end
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
   -- The queue has a bound, since it could fill the memory of Redis.

@@ -1,9 +1,11 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 19] = [
+pub const PARTS: [(&str, &str); 21] = [
+    ("acquire_share.lua", include_str!("acquire_share.lua")),
     ("join.lua", include_str!("join.lua")),
     ("release_share.lua", include_str!("release_share.lua")),
+    ("usual_shares.lua", include_str!("usual_shares.lua")),
     ("renew_share.lua", include_str!("renew_share.lua")),
     ("roll_call.lua", include_str!("roll_call.lua")),
     ("quarantine.lua", include_str!("quarantine.lua")),

@@ -1,6 +1,6 @@
 -- Purpose: replace the result of a read by the error READONLY if this server is a replica, which may be behind its
---   primary. A part of the scripts that say `-- part: primary.lua`. It tries a write that changes nothing, since `key`
---   is missing or a string. A replica refuses the write before it reads the key.
+--   primary. A part of the scripts that say `-- part: primary.lua`. This part tries a write that changes nothing, since
+--   `key` is missing or a string. A replica refuses the write before it reads the key.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `result` is an error if the server is a replica

@@ -5,11 +5,11 @@
 -- KEYS: [1] fence counter, [2] mark, [3 .. n+2] lock keys
 -- ARGV: [1] holder, [2] length of a quarantine in ms, then for each lock key: lease id, ttl in ms, the proposal, and
 --   the time until which the client waits for the vote: both µs with sixteen digits.
--- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs
---   of the fencing token; a number: another lease holds the key, ms until the key expires; an error QUARANTINE and
---   ms: the node does not vote for this time; an error LATE and the µs of the clock: the client no longer waits for the
---   vote; an error AHEAD: the proposal is later than both the clock and the fence counter by more than a quarantine; an
---   error FOREIGN and a type: the key holds no lock of this library; any other error: refused.
+-- Returns: for one lock key its result, for several keys an array of results. A result is a string: granted, the µs of
+--   the fencing token; a number: another lease holds the key, ms until the key expires; an error QUARANTINE and ms: the
+--   node abstains for these ms; an error LATE and the µs of the clock: the client no longer waits for the vote; an
+--   error AHEAD: the proposal is later than both the clock and the fence counter by more than a quarantine; an error
+--   FOREIGN (lua/foreign.lua): the key holds no lock of this library; any other error: refused.
 local counter, mark, holder, quarantine, n = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), #KEYS - 2
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
@@ -21,7 +21,8 @@ for i = 1, n do
   local key, lease, ttl = KEYS[i + 2], ARGV[4 * i - 1], ARGV[4 * i]
   local proposal, latest = ARGV[4 * i + 1], ARGV[4 * i + 2]
   result = refused
-  -- A server that was stopped or cut off carries out old requests later. Their keys would not be released.
+  -- A server that was stopped or cut off carries out old requests late. No client would release keys that it granted
+  -- then.
   if not result and now > latest then result = { err = 'LATE ' .. now } end
   if not result then
     -- part: stored.lua

@@ -1,4 +1,4 @@
--- Purpose: set `refused` while this node of a quorum must not vote, because it may have lost locks and would grant them
+-- Purpose: set `refused` while this node of a quorum must not vote, because it may have lost locks and could grant them
 --   a second time. A part of the scripts that say `-- part: quarantine.lua`.
 --   `mark` contains the run id of the server's process, a space, and the time in µs at which the server's data begins.
 --   lua/data.lua compares the run id once for each new connection, since INFO takes long. If the mark is missing, as

@@ -1,11 +1,11 @@
--- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. Never shortens a ttl.
---   Also confirms a grant that its waiter has to confirm.
---   With a ttl of 1, only asks whether the lease holds the key: a key without a ttl stays without one.
+-- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. The script never
+--   shortens a ttl. It also confirms a grant that its waiter has to confirm.
+--   With a ttl of 1, the script only asks whether the lease holds the key: a key without a ttl stays without one.
 -- KEYS: lock keys
--- ARGV: for each lock key: lease id, ttl in ms: the first member of a share (lua/shares.lua) stands for its lease id
--- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result
---   is 1: renewed; 0: the key is missing; a string: another lease holds the key, the key's value; an error FOREIGN and a type:
---   the key holds no shares of this library; any other error: refused.
+-- ARGV: for each lock key: lease id, ttl in ms: for a share, its first member (lua/shares.lua) in place of the lease id
+-- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result is 1:
+--   renewed; 0: the key is missing; a string, the key's value: another lease holds the key; an error FOREIGN and a
+--   type: the key holds no shares of this library; any other error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
 -- MGET returns nil also for keys of other types. GETRANGE then reads such keys again.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
@@ -27,7 +27,7 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) ~= 'lh1 ' .. lease then
       result = string.sub(result, 1, 256)
     else
-      -- A new primary, or a restarted server, may have lost the confirmation of the grant. The holder confirms the
+      -- A new primary, or a restarted server, may have lost the confirmation of the grant. So this script confirms the
       -- grant again: waiters take a key with this mark as soon as its ttl is short.
       local mark_at = string.find(result, ' [?!]', 55)
       if mark_at then

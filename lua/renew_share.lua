@@ -1,12 +1,13 @@
 -- Purpose: set the end of a share to the given ttl from now, unless it ends later. A part of lua/renew.lua.
---   The key's ttl is written first: Redis accepts the second write then even if its memory is full.
+--   The key's ttl is written first: Redis then accepts the second write even if its memory is full.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; sets `result`
 local time = redis.call('TIME')
 local now = string.format('%010d%06d', time[1], time[2])
 -- part: shares.lua
-local set = use_shares().look(key)
+-- A renewal confirms a late grant, too. Other late shares stay, since this script cannot call the roll.
+local set = use_shares().look(key, true)
 if set and set.err then
   result = set
   if string.sub(set.err, 1, 9) == 'WRONGTYPE' then

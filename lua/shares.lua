@@ -4,17 +4,20 @@
 --   each of the permits of a lease. Its score is the time in ms at which it ends. The key expires a second after the
 --   latest end. If it does not, MIGRATE has moved the key to a server with another clock: MIGRATE keeps the ttl of a
 --   key and the scores. Then all ends are moved by the difference, before an end is compared with the clock.
+--   Two fractions of a ms mark a score. `.5`: the waiter has not confirmed its grant; `.75`: the waiter was late, and
+--   another waiter has called the roll (lua/roll_call.lua). The end is then the next whole ms.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; sets `use_shares`, which returns a table of functions, and `shares`, that table or nil. Requests of
---   exclusive leases need them only if leases share the key. A function that returns the shares of a key may return an
---   error FOREIGN and a type instead, or any other error
+--   exclusive leases need the functions only if leases share the key. A function that returns the shares of a key may
+--   return an error FOREIGN and a type instead, or any other error
 local shares
 local function use_shares()
   if shares then return shares end
   local now_ms = tonumber(string.sub(now, 1, 13))
 
-  -- The mode of a request or of a queue's entry: nil if it is exclusive, false if no client writes it.
+  -- Reads the mode of a request or of a queue's entry. Returns nil for an exclusive lease, false if no client writes
+  -- this mode.
   local function share_of(mode)
     if mode == '' then return nil end
     if mode == 'r' then return { kind = 'r', weight = 1, limit = 0, most = 10000 } end
@@ -24,7 +27,7 @@ local function use_shares()
     return { kind = 'p', weight = weight, limit = limit, most = limit }
   end
 
-  -- The members of a share. With `ends`, each follows its end.
+  -- Returns the members of a share. With `ends`, this end stands before each member.
   local function members_of(share, lease, holder, ends)
     local first, last = 'lh1 ' .. lease .. ' ' .. share.kind .. ' ', ' ' .. share.weight .. ' ' .. share.limit .. ' ' .. holder
     local members = {}
@@ -35,33 +38,46 @@ local function use_shares()
     return members
   end
 
-  -- The share and the lease and holder of a member; nil if no client writes it.
-  local function share_in(member)
-    local lease, kind, weight, limit, holder =
-      string.match(#member <= 256 and member or '', '^lh1 (%x+) ([rp]) %d+ (%d+) (%d+) (%S+)$')
+  -- Returns the kind, the limit and the weight of a member, and where its holder begins, or nil if no client writes
+  -- such a member.
+  local function parse(member)
+    local head = string.sub(member, 1, 4) == 'lh1 ' and #member <= 256 and member or ''
+    local kind, weight, limit, holder_at = string.match(head, '^ ([rp]) %d+ (%d+) (%d+) ()%S+$', 37)
     weight, limit = tonumber(weight), tonumber(limit)
-    if not lease or #lease ~= 32 or weight < 1 or weight > 1000 or limit > 10000 then return nil end
-    if kind == 'p' and weight > limit then return nil end
-    return { kind = kind, weight = weight, limit = limit, most = kind == 'r' and 10000 or limit }, lease, holder
+    if not kind or weight < 1 or weight > 1000 or limit > 10000 or kind == 'p' and weight > limit then return nil end
+    return kind, limit, weight, holder_at
+  end
+
+  -- Returns the share, the lease and the holder of a member, or nil if no client writes such a member.
+  local function share_in(member)
+    local kind, limit, weight, holder_at = parse(member)
+    if not kind then return nil end
+    local share = { kind = kind, weight = weight, limit = limit, most = kind == 'r' and 10000 or limit }
+    return share, string.sub(member, 5, 36), string.sub(member, holder_at)
   end
 
   -- Sets `ends` and `limit` of the set to those of its newest member. Returns an error, or nil.
   local function look_at_newest(key, set)
     local newest = redis.pcall('ZRANGE', key, '-1', '-1', 'WITHSCORES')
     if newest.err then return newest end
-    local share = newest[1] and share_in(newest[1])
-    if newest[1] and not share then return { err = 'FOREIGN zset' } end
-    set.kind, set.limit, set.ends = share and share.kind, share and share.limit, tonumber(newest[2] or 0)
+    if newest[1] then
+      set.kind, set.limit = parse(newest[1])
+      if not set.kind then return { err = 'FOREIGN zset' } end
+    end
+    set.ends = math.ceil(newest[2] or 0)
   end
 
-  -- The shares of a key, without those that have ended: nil if there are none; an error, also FOREIGN and a type.
-  local function look(key)
+  -- Removes the shares of a key that have ended. With `keeps_late`, keeps those whose waiters have not confirmed their
+  -- grants in time, and sets `late` to their members. Returns the shares that are left, nil if there are none, or an
+  -- error, such as FOREIGN and a type.
+  local function look(key, keeps_late)
     local set = {}
     local refused = look_at_newest(key, set)
     if refused or not set.kind then return refused end
     local till = redis.pcall('PEXPIRETIME', key)
     if type(till) ~= 'number' then
-      -- Redis before 7.0. TIME stands still while a script runs, and PTTL does not, so an end is never moved back.
+      -- Redis before 7.0. While the script runs, `now_ms` stands still and PTTL does not, so an end is never moved
+      -- back.
       till = redis.pcall('PTTL', key)
       if type(till) ~= 'number' then return till end
       if till >= 0 then till = math.max(now_ms + till, set.ends + 1000) end
@@ -71,7 +87,7 @@ local function use_shares()
       local all, moved = redis.pcall('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
       if #all > 20000 then return { err = 'FOREIGN zset' } end
       for i = 1, #all, 2 do
-        if not share_in(all[i]) then return { err = 'FOREIGN zset' } end
+        if not parse(all[i]) then return { err = 'FOREIGN zset' } end
         moved[i], moved[i + 1] = all[i + 1] + shift, all[i]
       end
       for i = 1, #moved, 1000 do
@@ -82,40 +98,97 @@ local function use_shares()
     end
     if till < 0 then redis.pcall('PEXPIREAT', key, set.ends + 1000) end
     -- Clients never make a larger set, but another user can.
-    for _ = 1, 80 do
-      local ended = redis.pcall('ZRANGE', key, '-inf', '(' .. now_ms, 'BYSCORE', 'LIMIT', '0', '128')
+    local are_ended = redis.pcall('ZCOUNT', key, '-inf', '(' .. now_ms) ~= 0
+    for _ = 1, are_ended and 80 or 0 do
+      local late = set.late or {}
+      local ended = redis.pcall('ZRANGE', key, '-inf', '(' .. now_ms, 'BYSCORE', 'LIMIT', #late, '128', 'WITHSCORES')
       if ended.err then return ended end
-      if not ended[1] then break end
-      for _, member in ipairs(ended) do
-        if not share_in(member) then return { err = 'FOREIGN zset' } end
+      local gone = {}
+      for i = 1, #ended, 2 do
+        if not parse(ended[i]) then return { err = 'FOREIGN zset' } end
+        if keeps_late and ended[i + 1] % 1 == 0.5 then
+          late[#late + 1] = ended[i]
+        else
+          gone[#gone + 1] = ended[i]
+        end
       end
-      local gone = redis.pcall('ZREM', key, unpack(ended))
-      if type(gone) == 'table' then return gone end
-      if #ended < 128 then break end
+      set.late = late[1] and late
+      local removed = gone[1] and redis.pcall('ZREM', key, unpack(gone))
+      if type(removed) == 'table' then return removed end
+      if #ended < 256 then break end
     end
     set.used = redis.pcall('ZCARD', key)
     if type(set.used) ~= 'number' then return set.used end
     return set.used > 0 and set or nil
   end
 
-  -- For how many ms the shares of a key exclude the share, or an exclusive lease; nil if they do not.
-  local function wait_for(key, share, set)
-    if not set then return nil end
-    local ends = set.ends
-    if share and share.kind == set.kind then
-      local over = math.max(set.used + share.weight - share.most, set.used + share.weight - 10000)
-      if over <= 0 then return nil end
-      local last = redis.pcall('ZRANGE', key, over - 1, over - 1, 'WITHSCORES')
-      ends = tonumber(last[2] or ends)
-    end
-    return ends - now_ms + 1
+  -- Returns whether the shares of a key leave room for `share`.
+  local function fits(share, set)
+    return share and share.kind == set.kind and set.used + share.weight <= math.min(share.most, 10000)
   end
 
-  -- Gives a lease its share of the key for `ttl` ms. Returns the shares of the key, or an error.
-  local function give(key, share, lease, holder, ttl, set)
+  -- Returns for how many ms the shares of a key exclude `share`, or an exclusive lease if it is nil. Returns nil if
+  -- they do not.
+  local function wait_for(key, share, set)
+    if not set or fits(share, set) then return nil end
+    local ends = set.ends
+    -- That many have to end. If all have to, the newest one is the last.
+    local over = share and share.kind == set.kind and set.used + share.weight - math.min(share.most, 10000)
+    if over and over < set.used then
+      local last = redis.pcall('ZRANGE', key, over - 1, over - 1, 'WITHSCORES')
+      ends = math.ceil(last[2] or ends)
+    end
+    return math.max(ends - now_ms, 0) + 1
+  end
+
+  -- Ends the late shares that `look` has kept. After a roll call, they end half a second from now, so that all living
+  -- waiters can reply before the others get these shares. During an earlier roll call, they end with it, at `ends`.
+  -- Returns the shares that are left, or nil.
+  local function end_late(key, set, is_called, ends)
+    if is_called then ends = now_ms + 500 - 0.25 end
+    for i = 1, #set.late, 1000 do
+      local part, changed = {}, nil
+      for at = i, math.min(i + 999, #set.late) do
+        if ends then part[#part + 1] = ends end
+        part[#part + 1] = set.late[at]
+      end
+      if ends then
+        changed = redis.pcall('ZADD', key, 'XX', unpack(part))
+      else
+        changed = redis.pcall('ZREM', key, unpack(part))
+        if type(changed) == 'number' then set.used = set.used - changed end
+      end
+    end
+    if set.used == 0 then return nil end
+    if ends and not look_at_newest(key, set) then redis.pcall('PEXPIREAT', key, set.ends + 1000) end
+    return set
+  end
+
+  -- Returns the end of the roll call to which waiters may still reply: the score of its late shares. Returns nil if
+  -- there is none. Late shares end soon, so they are among the first.
+  local function roll_call_end(key)
+    local first = redis.pcall('ZRANGE', key, now_ms, '+inf', 'BYSCORE', 'LIMIT', '0', '128', 'WITHSCORES')
+    for i = 2, #first, 2 do
+      if first[i] % 1 == 0.75 then return first[i] end
+    end
+  end
+
+  -- Returns the own place of the first waiter that may still reply to a roll call, and the end of the roll call in ms.
+  -- Returns nil if there is none.
+  local function first_silent(key, queue)
+    local silent = redis.pcall('ZRANGE', queue, '4000000000000000', 'inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    local ends = silent[2] and roll_call_end(key)
+    if ends then return silent[2] - 4000000000000000, math.ceil(ends) end
+  end
+
+  -- Gives a lease its share of the key for `ttl` ms. With `must_confirm`, marks the share as not confirmed. Returns the
+  -- shares of the key, or an error.
+  local function give(key, share, lease, holder, ttl, set, must_confirm)
     local ends = now_ms + ttl
     set = set or { kind = share.kind, used = 0, ends = 0 }
-    local added = redis.pcall('ZADD', key, 'GT', unpack(members_of(share, lease, holder, ends)))
+    -- A later grant of the same ms to this lease has a greater score without the mark.
+    local score = must_confirm and ends - 0.5 or ends
+    local added = redis.pcall('ZADD', key, 'GT', unpack(members_of(share, lease, holder, score)))
     if type(added) == 'table' then return added end
     set.used = set.used + added
     if ends >= set.ends then
@@ -131,7 +204,8 @@ local function use_shares()
 
   shares = {
     now_ms = now_ms, share_of = share_of, share_in = share_in, members_of = members_of,
-    look_at_newest = look_at_newest, look = look, wait_for = wait_for, give = give,
+    look_at_newest = look_at_newest, look = look, fits = fits, wait_for = wait_for, give = give, end_late = end_late,
+    roll_call_end = roll_call_end, first_silent = first_silent,
   }
   return shares
 end

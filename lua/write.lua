@@ -2,7 +2,7 @@
 --   keeps its token: older tokens stay refused.
 -- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
 -- ARGV: for each value key: token, mode, value. A token has twenty digits. The mode is `-` for a deletion, otherwise
---   empty, and then a ttl in ms for the whole key. Without a ttl in the mode, the key keeps its ttl.
+--   empty; then, if the whole key gets a ttl, this ttl in ms. Without a ttl in the mode, the key keeps its ttl.
 -- Returns: for one value key its result, for several keys an array of results. A result is 1: written or deleted; a
 --   string: unchanged, the greater token; an error FOREIGN and a type: the key holds no fenced value of this library;
 --   any other error: refused.

@@ -102,7 +102,9 @@ impl Call for Acquire {
             holder: step.by.clone(),
         };
         let waits = matches!(queue_mode, QueueMode::Existing { .. });
-        keyspace.look(key, step);
+        let may_wait = self.may_queue() || !self.mode.is_exclusive();
+        let keeps_late = may_wait && keyspace.queues.contains_key(key);
+        keyspace.look(key, keeps_late, step);
         if !self.mode.is_exclusive()
             && let Some(micros) = self.share(keyspace, &own, waits, step)?
         {
@@ -167,12 +169,17 @@ impl Call for Acquire {
         {
             left = keyspace.end_late_grant(key, doubt, &entry, step);
         }
-        if left.is_none()
-            && let Some(micros) = keyspace.serve(key, Some((lease, ttl)), step).own
-        {
-            return Ok(Reply::granted(token(micros)));
-        }
-        let left = left.unwrap_or_else(|| self.left(keyspace, step));
+        keyspace.end_late_shares(key, Some(&entry), step);
+        let left = match left {
+            Some(left) => left,
+            None => {
+                let served = keyspace.serve(key, Some((lease, ttl)), step);
+                if let Some(micros) = served.own {
+                    return Ok(Reply::granted(token(micros)));
+                }
+                self.left(keyspace, served.called_until, step)
+            }
+        };
         let queued = keyspace.stay_queued(key, &entry, left, waits, step.now);
         Ok(self.contended(keyspace, Some(left), queued, step))
     }
@@ -209,8 +216,8 @@ fn read(result: &mut Value) -> Option<Outcome> {
 }
 
 impl Acquire {
-    /// Grants a share, if the lease has it already, or if nobody is queued and no other lease excludes it. Returns the
-    /// µs part of its token.
+    /// Grants a share if the lease already has it, or if the queue is empty and other leases do not exclude it. Returns
+    /// the µs part of the share's token.
     fn share(
         &self,
         keyspace: &mut Keyspace,
@@ -231,16 +238,24 @@ impl Acquire {
             }
             None => is_queue_empty && !waits,
         };
-        Ok(is_granted.then(|| keyspace.give(key, own, self.ttl, step)))
+        Ok(is_granted.then(|| keyspace.give(key, own, self.ttl, None, step)))
     }
 
-    /// For how long the lease cannot have the key.
-    fn left(&self, keyspace: &Keyspace, step: &Step<'_>) -> Duration {
+    /// For how long other leases exclude this lease from the key. If only waiters exclude it, the time until
+    /// `called_until`, the end of a roll call, or until all shares have ended.
+    fn left(
+        &self,
+        keyspace: &Keyspace,
+        called_until: Option<MonotonicTime>,
+        step: &Step<'_>,
+    ) -> Duration {
         match keyspace.entries.get(&self.key) {
             Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
-            Some(Entry::Shares(shares)) => shares
-                .wait_for(self.mode, step.now)
-                .unwrap_or_else(|| shares.newest().ends_at.since(step.now)),
+            Some(Entry::Shares(shares)) => {
+                let until = called_until.unwrap_or(shares.newest().ends_at);
+                let wait = shares.wait_for(self.mode, step.now);
+                wait.unwrap_or_else(|| until.since(step.now))
+            }
             _ => Duration::ZERO,
         }
     }
@@ -260,7 +275,7 @@ impl Acquire {
             _ => None,
         };
         Reply::Contended {
-            expires_in: left.unwrap_or_else(|| self.left(keyspace, step)),
+            expires_in: left.unwrap_or_else(|| self.left(keyspace, None, step)),
             queued,
             shared,
         }

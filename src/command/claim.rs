@@ -112,6 +112,7 @@ fn look(
     step: &mut Step<'_>,
 ) -> Result<LockAndValue, Error> {
     keyspace.expire_key(value, step);
+    keyspace.look(key, false, step);
     let (last_token, value) = match keyspace.entries.get(value) {
         None => (None, None),
         Some(Entry::Fenced { token, value, .. }) => (Some(*token), value.as_deref()),

@@ -61,9 +61,9 @@ impl Call for Inspect {
             None => Ok(Reply::Missing),
             Some(Entry::Fenced { .. }) => Err(no_lock()),
             Some(Entry::Shares(shares)) => {
-                // The clock by which the ends count, even if the key was moved to a server with another clock.
-                let left = shares.expires_at.since(step.now).saturating_sub(KEPT);
-                let now = shares.newest().ends_at.before(left);
+                // The time on the clock that has set the ends: the key may have moved to a server with another clock.
+                let left = shares.expires_at.since(step.now);
+                let now = shares.newest().ends_at.after(KEPT).before(left);
                 let mut live: Vec<&Share> = shares.all.iter().collect();
                 live.retain(|share| share.ends_at >= now);
                 live.sort_by_key(|share| share.ends_at);

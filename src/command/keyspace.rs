@@ -242,27 +242,6 @@ impl Keyspace {
         }
     }
 
-    /// The fence counter; 0 if it is missing.
-    #[cfg(test)]
-    pub fn counter(&self) -> u64 {
-        self.last_micros
-    }
-
-    #[cfg(test)]
-    pub fn set_counter(&mut self, micros: u64) {
-        self.last_micros = micros;
-    }
-
-    #[cfg(test)]
-    pub fn mark(&self) -> Option<Mark> {
-        self.mark
-    }
-
-    #[cfg(test)]
-    pub fn set_mark(&mut self, mark: Option<Mark>) {
-        self.mark = mark;
-    }
-
     /// The value of a lock's key as GET returns it.
     pub fn text(&mut self, key: &Key, step: &mut Step<'_>) -> Option<String> {
         self.expire_key(key, step);
@@ -300,12 +279,6 @@ impl Keyspace {
         if had_mark {
             self.check_data(step);
         }
-    }
-
-    /// Deletes a key without a notification.
-    #[cfg(test)]
-    pub fn remove(&mut self, key: &Key) {
-        self.entries.remove(key);
     }
 
     /// Simulates a clock that was set back by `by`: moves the fence counter ahead.

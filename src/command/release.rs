@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::encoder::Encoder;
+use crate::command::keyspace::queue::Waiter;
 use crate::command::keyspace::shares::Share;
 use crate::command::keyspace::{
     Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros,
@@ -248,8 +249,16 @@ impl EndedLease {
     fn release(&self, keyspace: &mut Keyspace, key: &Key, step: &mut Step<'_>) -> Reply {
         let leaves = self.queued.is_some();
         let is_share = !self.mode.is_exclusive();
+        let queued = self.queued.map(|ttl| Waiter {
+            since: 0,
+            lease: self.lease,
+            mode: self.mode,
+            ttl: Some(ttl),
+            holder: self.holder.clone(),
+        });
         if is_share || leaves {
-            keyspace.look(key, step);
+            keyspace.look(key, true, step);
+            keyspace.end_late_shares(key, queued.as_ref(), step);
         }
         let is_held = match keyspace.entries.get_mut(key) {
             Some(Entry::Lock(lock)) => !is_share && lock.lease == self.lease,
@@ -297,7 +306,7 @@ impl EndedLease {
                 let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
                 (lock.holder.clone(), is_new)
             }
-            // A share has no time of its grant.
+            // A share does not contain the time of its grant, so its grant counts as new.
             _ => (self.holder.clone(), true),
         };
         if let Some(must_notify) = self.must_notify {
@@ -333,6 +342,7 @@ impl EndedLease {
             (Some(Entry::Shares(shares)), Some(until)) => {
                 if let Some(share) = shares.find(self.lease, self.mode, &self.holder) {
                     share.ends_at = until;
+                    share.doubt = None;
                 }
                 keyspace.keep_shares(key, step);
                 keyspace.call_first(key, step);

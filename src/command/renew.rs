@@ -83,7 +83,8 @@ impl Call for Renew {
 
 impl Renew {
     fn renew_share(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Reply {
-        keyspace.look(&self.key, step);
+        // A late confirmation counts until another lease gets the share.
+        keyspace.look(&self.key, true, step);
         let shares = match keyspace.entries.get_mut(&self.key) {
             Some(Entry::Shares(shares)) => shares,
             Some(Entry::Lock(lock)) => {
@@ -96,7 +97,7 @@ impl Renew {
         let Some(share) = shares.find(self.lease, self.mode, step.by) else {
             return Reply::Missing;
         };
-        share.ends_at = share.ends_at.max(step.now.after(self.ttl));
+        share.extend(step.now.after(self.ttl));
         keyspace.keep_shares(&self.key, step);
         Reply::Done
     }

@@ -25,7 +25,7 @@ pub enum Doubt {
 }
 
 impl Doubt {
-    fn mark(self) -> &'static str {
+    pub fn mark(self) -> &'static str {
         match self {
             Self::Unconfirmed => " ?",
             Self::RollCalled => " !",

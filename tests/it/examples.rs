@@ -84,6 +84,12 @@ fn daily_job_is_done_once_a_day() {
 }
 
 #[test]
+fn rate_limit_delays_the_calls_beyond_it() {
+    let printed = run("rate_limit", &[], &server().url());
+    assert_lines(&printed, &["12 calls took two windows at least: true\n"]);
+}
+
+#[test]
 fn reentrant_methods_call_one_another() {
     let printed = run("reentrant", &[], &server().url());
     let lines = [

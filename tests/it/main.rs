@@ -43,6 +43,7 @@ mod mass_releases;
 mod memory_outages;
 mod notifications;
 mod once;
+mod permits;
 mod public_reports;
 mod quorum;
 mod reentrant;
@@ -53,6 +54,7 @@ mod replicas;
 mod scale;
 mod scripts;
 mod sentinel;
+mod share_costs;
 mod shares;
 mod shutdown;
 mod steady;
@@ -72,7 +74,9 @@ mod watchdog;
 #[test]
 fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
+        share_costs::hold_a_permit,
         shares::wait_to_write,
+        shares::read_until_stopped,
         broken_pipe::write_on_closed_connections,
         cancellation::leaks::count_threads,
         child::echo,
@@ -93,6 +97,7 @@ fn a_child_process_runs_the_named_body() {
         leaks::count_threads,
         once::run_until_killed,
         once::run_with_another_clock,
+        permits::start_until_killed,
         public_reports::exit_in_on_lost,
         leaks::use_a_cluster,
         thread_limit::lock_on_many_servers_without_threads,

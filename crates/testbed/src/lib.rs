@@ -1,5 +1,5 @@
-//! Private servers, a proxy that can fail, and child processes, for leasehold's tests, benches and demo. Servers and
-//! sockets are real, and only servers that the testbed started are used.
+//! Private servers, a proxy that can fail, child processes, and checks of who held a key when, for leasehold's tests,
+//! benches and demo. Servers and sockets are real, and only servers that the testbed started are used.
 
 mod builder;
 pub mod child;
@@ -18,6 +18,7 @@ mod relay;
 mod reply;
 mod sentinel;
 mod server;
+pub mod terms;
 mod wait;
 
 pub use builder::{ServerBuilder, TlsFiles};

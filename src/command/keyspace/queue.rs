@@ -15,7 +15,8 @@ use crate::util::id::{HolderId, LeaseId};
 const MAX_QUEUE: usize = 10_000;
 /// This many waiters at the front of a queue send a request each second.
 const NEAR: usize = 8;
-/// A queue's ttl exceeds its lock's ttl by at least this time. A request that finds less sets it to twice this time.
+/// A queue's ttl exceeds its lock's ttl by at least this time. A request that finds a smaller difference sets it to
+/// twice this time.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// The ttl of a grant to a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
@@ -32,17 +33,18 @@ const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_s
 /// The time to confirm for a waiter that confirmed an earlier grant too late.
 const UNCONFIRMED_LATE: Duration = Duration::from_secs(3);
 /// How long waiters have to reply to a roll call.
-const ROLL_CALL: Duration = Duration::from_millis(500);
+pub const ROLL_CALL: Duration = Duration::from_millis(500);
 /// A roll call makes at most this many waiters silent, and removes at most this many earlier silent ones. Redis asks at
 /// most this many waiters to send a request at once.
 const CALLED: usize = 1000;
 /// A roll call adds this to the places of waiters, so that they come last. Their next request subtracts it.
 const SILENT: u64 = 4_000_000_000_000_000;
 
-/// One request grants a key that waiters can share to at most this many: Redis serves no other client meanwhile.
+/// If waiters can share a key, one request grants it to at most this many of them, because other clients of Redis have
+/// to wait for that request.
 const SERVED: usize = 128;
-/// A first waiter that can have the key sooner than this is asked to send a request at once: otherwise it sends one each
-/// second.
+/// If the first waiter can have the key sooner than this, Redis asks it to send a request at once. Otherwise, the
+/// waiter sends a request each second.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The waiters that a request has granted a key.
@@ -52,6 +54,8 @@ pub struct Served {
     pub any: bool,
     /// The µs part of the token, if the sender of the request is one of them.
     pub own: Option<u64>,
+    /// Set if the other waiters have to wait for replies to a roll call: the end of the roll call.
+    pub called_until: Option<MonotonicTime>,
 }
 
 /// The queue of a key. A queue without waiters is removed.
@@ -84,6 +88,11 @@ impl Waiter {
         self.since >= SILENT
     }
 
+    /// The place that a silent waiter had before the roll call.
+    fn own_place(&self) -> u64 {
+        self.since - SILENT
+    }
+
     /// The time for the waiter to confirm a grant; `None` if the waiter need not confirm.
     pub fn time_to_confirm(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
@@ -99,6 +108,12 @@ impl Waiter {
             false => quarter.clamp(shortest, longest),
         };
         (waited > allowed).then(|| time.min(ttl))
+    }
+
+    /// Whether both waiters have the same entry in Redis.
+    fn has_entry_of(&self, other: &Self) -> bool {
+        (self.lease, self.mode, self.ttl, &self.holder)
+            == (other.lease, other.mode, other.ttl, &other.holder)
     }
 
     /// The waiter's entry in the queue, as Redis stores it.
@@ -157,8 +172,9 @@ impl Keyspace {
     }
 
     /// Grants the key to the first waiter that listens for notifications, polls, or sent this request. `own` has the
-    /// lease and the ttl of the request. Grants the key at once to all waiters that can share it, in their order, but to
-    /// [`SERVED`] at most.
+    /// lease and the ttl of the request. If several waiters can share the key, grants it to all of them, in their
+    /// order, but to [`SERVED`] at most. While waiters may still reply to a roll call of a shared key, no waiter is
+    /// granted a share before a silent waiter with an earlier place.
     pub fn serve(
         &mut self,
         key: &Key,
@@ -167,11 +183,18 @@ impl Keyspace {
     ) -> Served {
         let mut served = Served::default();
         let (mut gone, mut shares_given) = (0, 0);
+        let silent = self.first_silent(key, step.now);
         for _ in 0..MAX_QUEUE {
             let Some(queue) = self.queues.get_mut(key) else {
                 return served;
             };
             let first = queue.waiters[0].clone();
+            if let Some((place, called_until)) = silent
+                && first.since >= place
+            {
+                served.called_until = Some(called_until);
+                break;
+            }
             if first.is_silent() {
                 // Silent waiters come last, so all others are silent, too.
                 if let Some(queue) = self.queues.remove(key) {
@@ -189,7 +212,8 @@ impl Keyspace {
             }
             if let Some(Entry::Shares(shares)) = self.entries.get(key) {
                 let wait = shares.wait_for(first.mode, step.now);
-                let is_soon = wait.is_some_and(|wait| wait < SOON) && gone > 0;
+                let has_changed = gone > 0 || own.is_none();
+                let is_soon = wait.is_some_and(|wait| wait < SOON) && has_changed;
                 if (is_soon && own_ttl.is_none()) || (wait.is_none() && shares_given == SERVED) {
                     notify_called(key, &[first], step);
                     break;
@@ -214,7 +238,10 @@ impl Keyspace {
             let is_exclusive = first.mode.is_exclusive();
             let micros = match is_exclusive {
                 true => self.grant(key, &first, ttl, more, step),
-                false => self.give(key, &first, ttl, step),
+                false => {
+                    let doubt = unconfirmed.map(|_| Doubt::Unconfirmed);
+                    self.give(key, &first, ttl, doubt, step)
+                }
             };
             shares_given += usize::from(!is_exclusive);
             served.any = true;
@@ -245,6 +272,15 @@ impl Keyspace {
         served
     }
 
+    /// The own place of the first waiter that may still reply to a roll call of a shared key, and the end of the roll
+    /// call.
+    fn first_silent(&self, key: &Key, now: MonotonicTime) -> Option<(u64, MonotonicTime)> {
+        let ends_at = self.roll_call_end(key, now)?;
+        let mut waiters = self.queues.get(key)?.waiters.iter();
+        let silent = waiters.find(|waiter| waiter.is_silent())?;
+        Some((silent.own_place(), ends_at))
+    }
+
     fn remove_first(&mut self, key: &Key) {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.waiters.remove(0);
@@ -271,35 +307,38 @@ impl Keyspace {
         own: &Waiter,
         step: &mut Step<'_>,
     ) -> Option<Duration> {
-        let left = match doubt {
-            Doubt::Unconfirmed => self.call_roll(key, own, step),
-            Doubt::RollCalled => None,
-        };
-        if left.is_none() {
-            self.entries.remove(key);
-            step.notifications.push(Notification::Changed(key.clone()));
+        let is_called = doubt == Doubt::Unconfirmed && self.call_roll(key, Some(own), step);
+        match self.entries.get_mut(key) {
+            Some(Entry::Lock(lock)) if is_called => {
+                lock.doubt = Some(Doubt::RollCalled);
+                lock.expires_at = step.now.after(ROLL_CALL + KEPT_UNCONFIRMED);
+            }
+            _ => _ = self.entries.remove(key),
         }
-        left
+        step.notifications.push(Notification::Changed(key.clone()));
+        is_called.then_some(ROLL_CALL)
     }
 
-    /// Calls the roll: makes all waiters of the queue silent except `own`, the sender of this request. Returns the time
-    /// for which the key stays granted, or `None` if there are no other waiters.
-    pub fn call_roll(&mut self, key: &Key, own: &Waiter, step: &mut Step<'_>) -> Option<Duration> {
-        let queue = self.queues.get_mut(key)?;
+    /// Calls the roll: makes all waiters of the queue silent except `own`, the sender of this request. Returns false if
+    /// there are no other waiters.
+    pub fn call_roll(&mut self, key: &Key, own: Option<&Waiter>, step: &mut Step<'_>) -> bool {
+        let Some(queue) = self.queues.get_mut(key) else {
+            return false;
+        };
         let mut missing = 0..CALLED;
         queue
             .waiters
             .retain(|waiter| !(waiter.is_silent() && missing.next().is_some()));
-        let is_own = |waiter: &Waiter| {
-            (waiter.lease, waiter.mode, waiter.ttl) == (own.lease, own.mode, own.ttl)
-                && waiter.holder == own.holder
-        };
+        let is_own = |waiter: &Waiter| own.is_some_and(|own| waiter.has_entry_of(own));
         let mut rest = queue.waiters.split_off(CALLED.min(queue.waiters.len()));
         let (own, mut called): (Vec<_>, Vec<_>) = queue.waiters.drain(..).partition(is_own);
         rest.extend(own);
         if called.is_empty() {
             queue.waiters = rest;
-            return None;
+            if queue.waiters.is_empty() {
+                self.queues.remove(key);
+            }
+            return false;
         }
         notify_called(key, &called, step);
         called.iter_mut().for_each(|waiter| waiter.since += SILENT);
@@ -307,12 +346,7 @@ impl Keyspace {
         for waiter in rest {
             queue.insert(waiter);
         }
-        if let Some(Entry::Lock(lock)) = self.entries.get_mut(key) {
-            lock.doubt = Some(Doubt::RollCalled);
-            lock.expires_at = step.now.after(ROLL_CALL + KEPT_UNCONFIRMED);
-            step.notifications.push(Notification::Changed(key.clone()));
-        }
-        Some(ROLL_CALL)
+        true
     }
 
     /// Notifies the waiters that have come among the first [`NEAR`], after `gone` waiters left the queue.
@@ -358,7 +392,7 @@ impl Queue {
         let silent = self.find(entry).filter(|at| self.waiters[*at].is_silent());
         if let Some(at) = silent {
             let mut waiter = self.waiters.remove(at);
-            waiter.since -= SILENT;
+            waiter.since = waiter.own_place();
             self.insert(waiter);
         }
     }
@@ -371,11 +405,8 @@ impl Queue {
     }
 
     pub fn find(&self, entry: &Waiter) -> Option<usize> {
-        let same = |waiter: &Waiter| {
-            (waiter.lease, waiter.mode, waiter.ttl, &waiter.holder)
-                == (entry.lease, entry.mode, entry.ttl, &entry.holder)
-        };
-        self.waiters.iter().position(same)
+        let mut waiters = self.waiters.iter();
+        waiters.position(|waiter| waiter.has_entry_of(entry))
     }
 }
 

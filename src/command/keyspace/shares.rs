@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::command::Mode;
-use crate::command::keyspace::queue::Waiter;
+use crate::command::keyspace::queue::{ROLL_CALL, Waiter};
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step};
+use crate::command::value::Doubt;
 use crate::config::key::Key;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -29,6 +30,8 @@ pub struct Share {
     pub mode: Mode,
     pub holder: HolderId,
     pub ends_at: MonotonicTime,
+    /// Set while the waiter that was granted the share has not confirmed the grant.
+    pub doubt: Option<Doubt>,
 }
 
 impl Share {
@@ -36,12 +39,33 @@ impl Share {
     pub fn weight(&self) -> u32 {
         self.mode.weight()
     }
+
+    /// Sets the end, unless the share ends later. A new end confirms the grant.
+    pub fn extend(&mut self, ends_at: MonotonicTime) {
+        if ends_at >= self.ends_at {
+            self.ends_at = ends_at;
+            self.doubt = None;
+        }
+    }
+
+    /// Whether the share has ended before its waiter confirmed the grant.
+    fn is_late(&self, now: MonotonicTime) -> bool {
+        self.ends_at < now && self.doubt == Some(Doubt::Unconfirmed)
+    }
 }
 
 impl Shares {
     /// The share that ends last.
     pub fn newest(&self) -> &Share {
-        let newest = self.all.iter().max_by_key(|share| share.ends_at);
+        let newest = self.all.iter().max_by_key(|share| {
+            // The marks of doubt are fractions of a ms in Redis, and members with equal scores are sorted by their ids.
+            let confirmed = match share.doubt {
+                Some(Doubt::Unconfirmed) => 0,
+                Some(Doubt::RollCalled) => 1,
+                None => 2,
+            };
+            (share.ends_at, confirmed, share.lease)
+        });
         newest.expect("a key with shares has one")
     }
 
@@ -89,8 +113,8 @@ impl Shares {
 
 impl Keyspace {
     /// Moves the ends of a key's shares if the key was moved to a server with another clock. Then removes the shares
-    /// that have ended.
-    pub fn look(&mut self, key: &Key, step: &mut Step<'_>) {
+    /// that have ended. With `keeps_late`, keeps those that their waiters have not confirmed in time.
+    pub fn look(&mut self, key: &Key, keeps_late: bool, step: &mut Step<'_>) {
         let Some(Entry::Shares(shares)) = self.entries.get_mut(key) else {
             return;
         };
@@ -104,15 +128,67 @@ impl Keyspace {
                 share.ends_at = share.ends_at.after(later).before(sooner);
             }
         }
-        shares.all.retain(|share| share.ends_at >= step.now);
+        let stays = |share: &Share| keeps_late && share.is_late(step.now);
+        shares
+            .all
+            .retain(|share| share.ends_at >= step.now || stays(share));
         if shares.all.is_empty() {
             self.entries.remove(key);
             step.notifications.push(Notification::Changed(key.clone()));
         }
     }
 
-    /// Gives the lease of `to` its share of the key. An end never moves back. Returns the µs of its token.
-    pub fn give(&mut self, key: &Key, to: &Waiter, ttl: Duration, step: &mut Step<'_>) -> u64 {
+    /// Ends the late shares that [`look`](Self::look) has kept. If waiters other than `own` are queued, first calls the
+    /// roll: the shares then stay until the waiters have replied. During an earlier roll call, the shares end with it.
+    pub fn end_late_shares(&mut self, key: &Key, own: Option<&Waiter>, step: &mut Step<'_>) {
+        let now = step.now;
+        let has_late = match self.entries.get(key) {
+            Some(Entry::Shares(shares)) => shares.all.iter().any(|share| share.is_late(now)),
+            _ => false,
+        };
+        if !has_late {
+            return;
+        }
+        // A roll call of a moment ago counts for all late shares.
+        let ends_at = match self.roll_call_end(key, now) {
+            None if self.call_roll(key, own, step) => Some(now.after(ROLL_CALL)),
+            ends_at => ends_at,
+        };
+        if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
+            if let Some(ends_at) = ends_at {
+                for share in shares.all.iter_mut().filter(|share| share.is_late(now)) {
+                    share.ends_at = ends_at;
+                    share.doubt = Some(Doubt::RollCalled);
+                }
+            } else {
+                shares.all.retain(|share| !share.is_late(now));
+            }
+        }
+        self.keep_shares(key, step);
+    }
+
+    /// The end of the roll call of a shared key to which waiters may still reply.
+    pub fn roll_call_end(&self, key: &Key, now: MonotonicTime) -> Option<MonotonicTime> {
+        let Some(Entry::Shares(shares)) = self.entries.get(key) else {
+            return None;
+        };
+        let called = shares
+            .all
+            .iter()
+            .filter(|share| share.doubt == Some(Doubt::RollCalled) && share.ends_at >= now);
+        called.map(|share| share.ends_at).min()
+    }
+
+    /// Gives the lease of `to` its share of the key. The end of a share never moves back. `doubt` is set if the waiter
+    /// has to confirm the grant. Returns the µs of its token.
+    pub fn give(
+        &mut self,
+        key: &Key,
+        to: &Waiter,
+        ttl: Duration,
+        doubt: Option<Doubt>,
+        step: &mut Step<'_>,
+    ) -> u64 {
         self.last_micros = self.next_micros(step);
         let ends_at = step.now.after(ttl);
         if !matches!(self.entries.get(key), Some(Entry::Shares(_))) {
@@ -124,12 +200,13 @@ impl Keyspace {
         }
         if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
             match shares.find(to.lease, to.mode, &to.holder) {
-                Some(share) => share.ends_at = share.ends_at.max(ends_at),
+                Some(share) => share.extend(ends_at),
                 None => shares.all.push(Share {
                     lease: to.lease,
                     mode: to.mode,
                     holder: to.holder.clone(),
                     ends_at,
+                    doubt,
                 }),
             }
             shares.keep();
@@ -152,15 +229,24 @@ impl Keyspace {
 }
 
 #[cfg(test)]
+impl Share {
+    /// The first member in Redis, and the mark of doubt.
+    fn marked_member(&self) -> String {
+        let member = self.mode.member(self.lease, &self.holder);
+        member.unwrap_or_default() + self.doubt.map_or("", Doubt::mark)
+    }
+}
+
+#[cfg(test)]
 impl Keyspace {
-    /// The members of a key that leases share, as in Redis, with their ends, sorted.
+    /// The members of a key that leases share, as in Redis, with a mark of doubt at their end, and with the ends of the
+    /// shares. Sorted.
     pub fn shares(&self, key: &Key) -> Vec<(String, MonotonicTime)> {
         let Some(Entry::Shares(shares)) = self.entries.get(key) else {
             return Vec::new();
         };
         let members = shares.all.iter().flat_map(|share| {
-            let first = share.mode.member(share.lease, &share.holder);
-            let first = first.unwrap_or_default();
+            let first = share.marked_member();
             (1..=share.weight()).map(move |index| {
                 let member = first.replacen(" p 1 ", &format!(" p {index} "), 1);
                 (member, share.ends_at)
@@ -182,16 +268,14 @@ impl Keyspace {
             newest.since(shares.expires_at),
         );
         for share in &mut shares.all {
-            let first = share.mode.member(share.lease, &share.holder);
-            let found = ends
-                .iter()
-                .find(|(member, _)| Some(member) == first.as_ref());
+            let first = share.marked_member();
+            let found = ends.iter().find(|(member, _)| *member == first);
             share.ends_at = found.map_or(share.ends_at, |(_, end)| *end);
         }
         shares.expires_at = shares.newest().ends_at.after(later).before(sooner);
     }
 
-    /// Acts as if a key with shares had moved to a server whose clock is ahead by so many ms.
+    /// Acts as if a key with shares had moved to a server whose clock is ahead by `ahead` ms.
     pub fn shift(&mut self, key: &Key, ahead: i64) {
         if let Some(Entry::Shares(shares)) = self.entries.get_mut(key) {
             let by = Duration::from_millis(ahead.unsigned_abs());

@@ -1,5 +1,6 @@
 //! Generates histories of commands for few keys, leases and clients.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,6 @@ use proptest::option::of;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::LONGEST_PAUSE;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
     Acquire, Adopt, Adoption, Claim, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
@@ -21,6 +21,18 @@ use crate::util::id::{HolderId, LeaseId};
 /// The clients. The last client does not listen for notifications.
 pub const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
 
+/// The longest pause in a history. Some keys expire in it.
+const LONGEST_PAUSE: u64 = 60;
+/// Ages in histories of roll calls, in ms: some are just longer than the time for a roll call, than the time after which a
+/// grant has to be confirmed, or than the time for which a key outlives an unconfirmed grant.
+const AGES_OF_ROLL_CALLS: [u64; 16] = [
+    40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 510, 1_300, 2_010, 3_510,
+];
+
+/// The ttls of waiters that have to confirm their grants soon, in ms. The last one ends during the roll call after the
+/// others.
+const SHORT_TTLS: [u64; 3] = [20, 25, 60];
+
 #[derive(Clone, Debug)]
 pub enum Operation {
     Ask {
@@ -30,8 +42,12 @@ pub enum Operation {
         is_plain: bool,
     },
     Pause(Duration),
+    /// Acts as if that much time had passed: moves times in Redis back, which takes no time. A multiple of 1 ms. The times
+    /// in tokens stay, so ages in histories with forced releases have to be short: a script compares these times.
+    Age(Duration),
     Delete(Key),
-    /// Acts as if the key had moved to a server whose clock is ahead by so many ms: changes the ttl of a key with shares.
+    /// Acts as if the key had moved to a server whose clock is ahead by this many ms: changes the ttl of a key with
+    /// shares.
     Shift(Key, i64),
     /// Simulates a clock that was set back: moves the fence counter ahead.
     PutBack(Duration),
@@ -64,8 +80,10 @@ pub const QUARANTINE: Duration = Duration::from_millis(50);
 pub enum Subject {
     /// One server.
     Locks,
-    /// Those of one server, of leases that hold their keys alone or share them.
+    /// One server, with leases that hold their keys alone or share them.
     Shares,
+    /// Shares of a key, some of whose waiters do not confirm their grants.
+    RollCalls,
     /// A node of a quorum.
     Votes,
 }
@@ -94,26 +112,35 @@ const FUTURE: u64 = 8_000_000_000_000_000;
 /// A time in µs, long before the test. It has sixteen digits, like all times of grants.
 const PAST: u64 = 1_000_000_000_000_001;
 
-/// Replaces the token [`RIGHT`] in a command by the token in `value`, the value of the lock's key.
-pub fn with_right_token(command: &Command, value: Option<&str>) -> Command {
+/// Replaces the token [`RIGHT`] in a command by the token in the value of the lock's key, which `value` reads.
+pub fn with_right_token(command: &Command, value: impl FnOnce() -> Option<String>) -> Command {
     let mut command = command.clone();
-    let lock = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
-    let token = lock.and_then(|lock| lock.token);
+    let token = || LockValue::parse(value()?.as_bytes(), 0)?.token;
     match &mut command {
         Command::Adopt(Adopt { grant, .. }) if grant.token == RIGHT => {
-            grant.token = token.unwrap_or(RIGHT);
+            grant.token = token().unwrap_or(RIGHT);
         }
         Command::Release(Release {
             held: Some(held), ..
         }) if held.token == RIGHT => {
-            held.token = token.unwrap_or(RIGHT);
+            held.token = token().unwrap_or(RIGHT);
         }
         Command::Hold(Hold { micros, .. }) if *micros == RIGHT => {
-            *micros = token.map_or(PAST, micros_of);
+            *micros = token().map_or(PAST, micros_of);
         }
         _ => {}
     }
     command
+}
+
+/// Time that passes. In few histories, the test waits for the clock of Redis.
+fn time_passes(ages: impl Strategy<Value = u64>) -> impl Strategy<Value = Operation> {
+    let age = ages.prop_map(|ms| Operation::Age(Duration::from_millis(ms)));
+    let pause = 1..=LONGEST_PAUSE;
+    prop_oneof![
+        30 => age,
+        1 => pause.prop_map(|ms| Operation::Pause(Duration::from_millis(ms))),
+    ]
 }
 
 /// A command to a node of a quorum.
@@ -155,7 +182,6 @@ fn vote() -> impl Strategy<Value = Command> {
 
 /// Histories of the commands to a node of a quorum. Most of them begin with a node that votes.
 fn votes() -> impl Strategy<Value = Vec<Operation>> {
-    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
     let age = select(vec![
         Age::Past(Duration::ZERO),
         Age::Past(QUARANTINE * 4 / 5),
@@ -164,7 +190,7 @@ fn votes() -> impl Strategy<Value = Vec<Operation>> {
     ]);
     let operation = prop_oneof![
         30 => (0..CLIENTS.len(), vote()).prop_map(|(by, command)| Operation::Ask { by, command, is_plain: false }),
-        2 => pause.prop_map(Operation::Pause),
+        2 => time_passes(1..=LONGEST_PAUSE),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::Count),
         2 => of((any::<bool>(), age)).prop_map(Operation::Mark),
@@ -246,71 +272,89 @@ fn command() -> impl Strategy<Value = Command> {
 
 pub fn histories(subject: Subject) -> BoxedStrategy<Vec<Operation>> {
     match subject {
-        Subject::Locks => locks().boxed(),
-        Subject::Shares => shares().boxed(),
+        Subject::Locks => locks(1, 5).boxed(),
+        Subject::Shares => in_modes(locks(2, 8)).boxed(),
+        Subject::RollCalls => in_modes(unconfirmed(3, 8, 4..24, &AGES_OF_ROLL_CALLS)).boxed(),
         Subject::Votes => votes().boxed(),
     }
 }
 
-/// A grant that its waiter has to confirm within 20 ms, and then requests of waiters around the end of this time.
-fn unconfirmed() -> impl Strategy<Value = Vec<Operation>> {
-    let waiter = |n: usize, queue_mode| Operation::Ask {
+/// Grants that their waiters have to confirm, and then requests of waiters. The waiters have numbers below `end`. The
+/// first `short` waiters have to confirm within [`SHORT_TTLS`]. `later` requests come around the end of these times.
+fn unconfirmed(
+    short: usize,
+    end: usize,
+    later: Range<usize>,
+    ages: &[u64],
+) -> impl Strategy<Value = Vec<Operation>> {
+    let ttl = move |n: usize| match n {
+        n if (1..=short).contains(&n) => Duration::from_millis(SHORT_TTLS[n - 1]),
+        _ => Duration::from_millis(5_000),
+    };
+    let ask = move |n: usize, command| Operation::Ask {
         by: n % 2,
         is_plain: false,
-        command: Command::Acquire(Acquire {
+        command,
+    };
+    let waiter = move |n: usize, queue_mode| {
+        let acquire = Acquire {
             mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
-            ttl: Duration::from_millis(if n == 1 { 20 } else { 5_000 }),
+            ttl: ttl(n),
             queue_mode,
             replicas: None,
-        }),
+        };
+        ask(n, Command::Acquire(acquire))
     };
-    let release = |n: usize| Operation::Ask {
-        by: n % 2,
-        is_plain: false,
-        command: Command::Release(Release {
-            min_hold: Duration::ZERO,
+    let release = move |n: usize, queued| {
+        let release = Release::unheld(key(0), lease(n), MonotonicTime::at_tick(0));
+        ask(n, Command::Release(Release { queued, ..release }))
+    };
+    let renew = move |n: usize| {
+        let renew = Renew {
             mode: Mode::Exclusive,
             key: key(0),
             lease: lease(n),
-            until: MonotonicTime::at_tick(0),
-            held: None,
-            queued: None,
-        }),
+            token: 0,
+            ttl: ttl(n),
+            replicas: None,
+        };
+        ask(n, Command::Renew(renew))
     };
-    let begins = (1..5_usize).prop_map(move |waiters| {
+    let begins = (short..end).prop_map(move |waiters| {
         let joins = (1..=waiters).map(|n| {
             let since = FIRST_USUAL_PLACE + 10 + n as u64;
             let polls = n == 4;
             waiter(n, QueueMode::Rejoin { since, polls })
         });
         let joins = [waiter(0, QueueMode::None)].into_iter().chain(joins);
-        joins.chain([release(0)]).collect::<Vec<_>>()
+        joins.chain([release(0, None)]).collect::<Vec<_>>()
     });
     let asks = move |n| waiter(n, QueueMode::Existing { notified: false });
-    let later = prop_oneof![
-        4 => (1..5_usize).prop_map(asks),
-        1 => (1..5_usize).prop_map(release),
-        1 => Just(waiter(3, QueueMode::Notified)),
-        1 => Just(waiter(3, QueueMode::None)),
-        2 => Just(Operation::Pause(Duration::from_millis(40))),
+    let operation = prop_oneof![
+        8 => (1..end).prop_map(asks),
+        2 => (1..end).prop_map(move |n| release(n, None)),
+        2 => (1..end).prop_map(move |n| release(n, Some(ttl(n)))),
+        2 => (1..end).prop_map(renew),
+        2 => Just(waiter(3, QueueMode::Notified)),
+        2 => Just(waiter(3, QueueMode::None)),
+        4 => time_passes(select(ages.to_vec())),
     ];
-    let later = vec(later, 0..8);
+    let later = vec(operation, later);
     (begins, later).prop_map(|(begins, later)| [begins, later].concat())
 }
 
-fn locks() -> impl Strategy<Value = Vec<Operation>> {
-    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
+fn locks(short: usize, end: usize) -> impl Strategy<Value = Vec<Operation>> {
     let operation = prop_oneof![
         40 => (0..CLIENTS.len(), command(), any::<bool>())
             .prop_map(|(by, command, is_plain)| Operation::Ask { by, command, is_plain }),
         1 => Just(Operation::LoseCounter),
-        1 => pause.prop_map(Operation::Pause),
+        1 => time_passes(1..=LONGEST_PAUSE),
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
     ];
-    // Some histories begin with a long queue, so that waiters come among the first eight.
+    // Some histories begin with a long queue, so that waiters move up to the first eight places.
     let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
@@ -329,14 +373,17 @@ fn locks() -> impl Strategy<Value = Vec<Operation>> {
     let waiters_first = prop_oneof![
         3 => Just(Vec::new()),
         1 => waiters_first,
-        2 => unconfirmed(),
+        2 => unconfirmed(short, end, 0..8, &[40]),
     ];
     (waiters_first, vec(operation, 1..40))
         .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
 }
 
-/// The histories of locks, with the modes of shares in place of exclusive ones.
-fn shares() -> impl Strategy<Value = Vec<Operation>> {
+/// The histories, with the modes of shares in place of exclusive ones. Two waiters in place of one have to confirm their
+/// grants within a short time, and more waiters are queued.
+fn in_modes(
+    histories: impl Strategy<Value = Vec<Operation>>,
+) -> impl Strategy<Value = Vec<Operation>> {
     let permits = |weight, limit| Mode::Permits { weight, limit };
     let modes = select(vec![
         [Mode::Read, Mode::Read, Mode::Exclusive],
@@ -344,7 +391,7 @@ fn shares() -> impl Strategy<Value = Vec<Operation>> {
         [permits(3, 4), permits(1, 3), Mode::Exclusive],
         [Mode::Read, permits(1, 2), Mode::Exclusive],
     ]);
-    (modes, locks(), vec(any::<u16>(), 80)).prop_map(|(modes, history, numbers)| {
+    (modes, histories, vec(any::<u16>(), 80)).prop_map(|(modes, history, numbers)| {
         let mut numbers = numbers.into_iter().map(usize::from).cycle();
         let mut changed = Vec::new();
         for mut operation in history {
@@ -354,11 +401,6 @@ fn shares() -> impl Strategy<Value = Vec<Operation>> {
                 changed.push(Operation::Shift(key(n / 64 % 2), ahead));
             }
             if let Operation::Ask { by, command, .. } = &mut operation {
-                // A claim finds shares that have ended, and does not remove them. They may end between the times of
-                // Redis and of the model.
-                if matches!(command, Command::Claim(_)) {
-                    continue;
-                }
                 // A share is released only by its own client.
                 let own = set_mode(command, modes, n / 5);
                 if let Some(own) = own.filter(|_| !(n / 5).is_multiple_of(4)) {
@@ -396,7 +438,7 @@ fn set_mode(command: &mut Command, modes: [Mode; 3], n: usize) -> Option<usize> 
         }) => {
             *mode = own;
             if let Some(held) = held.as_mut().filter(|_| !n.is_multiple_of(3)) {
-                // The time since the grant in ms, until the test knows the clock.
+                // Until the test knows the clock, this field contains the time since the grant in ms.
                 held.token = [0, 400, 70_000][n % 3];
                 *min_hold = Duration::from_secs([1, 60][n % 2]);
             }

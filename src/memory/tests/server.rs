@@ -1,8 +1,9 @@
 //! Sends the same commands to a real Redis and to a keyspace in memory, and compares replies, values and notifications.
 
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use leasehold_testbed::{Cluster, Server};
@@ -16,7 +17,7 @@ use crate::command::SCRIPTS;
 use crate::command::keyspace::{Keyspace, Notification, Step};
 use crate::command::keyspace::{Mark, clock_micros};
 use crate::command::script::{Script, strip_comments};
-use crate::command::value::{LockValue, doubt_of, has_queue, micros_of, token_of};
+use crate::command::value::{Doubt, LockValue, doubt_of, has_queue, micros_of, token_of};
 use crate::command::{
     Acquire, Command, FIRST_USUAL_PLACE, FoundShare, FoundShares, Hold, Mode, QueuePlace, Release,
     Reply,
@@ -32,44 +33,70 @@ use crate::wire::scripts::plain;
 use crate::wire::scripts::plain::KeyOutcome;
 use crate::wire::scripts::{Decoded, ScriptContext, ScriptRef};
 
-/// The texts of all scripts, and of the data check. A test may plant a difference in one of them.
-pub struct Scripts(Vec<String>, String);
+/// All scripts, and the data check. A test may plant a difference in one of them.
+pub struct Scripts {
+    of_commands: Vec<Loadable>,
+    data_check: Loadable,
+}
+
+/// The text of a script, and its hash.
+#[derive(Clone)]
+struct Loadable {
+    text: String,
+    hash: String,
+}
+
+impl Loadable {
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+
+    /// Replaces `from` by `to` in each place where it occurs.
+    fn plant(&mut self, from: &str, to: &str) {
+        let (from, to) = (strip_comments(from), strip_comments(to));
+        assert!(self.text.contains(&from), "{} has {from:?}", self.text);
+        *self = Self::new(self.text.replace(&from, &to));
+    }
+}
 
 impl Scripts {
     pub fn real() -> Self {
-        let texts = SCRIPTS.map(|script| script.text().to_owned());
-        Self(texts.to_vec(), scripts::data_check().to_owned())
+        let of_commands = SCRIPTS.map(|script| Loadable {
+            text: script.text().to_owned(),
+            hash: script.hash().to_owned(),
+        });
+        Self {
+            of_commands: of_commands.to_vec(),
+            data_check: Loadable::new(scripts::data_check().to_owned()),
+        }
     }
 
     /// The scripts with a first line that makes Redis 7 refuse them access to a second slot.
     pub fn of_one_slot() -> Self {
-        let Self(texts, data_check) = Self::real();
-        let strict = |text: String| format!("#!lua\n{text}");
-        Self(texts.into_iter().map(strict).collect(), data_check)
+        let mut scripts = Self::real();
+        for script in &mut scripts.of_commands {
+            *script = Loadable::new(format!("#!lua\n{}", script.text));
+        }
+        scripts
     }
 
     pub fn are_strict(&self) -> bool {
-        self.0[0].starts_with("#!")
+        self.of_commands[0].text.starts_with("#!")
     }
 
     /// Replaces `from` by `to` in a script, in each place where it occurs.
     pub fn planted(script: &Script, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
-        plant(&mut scripts.0[command::place(script)], from, to);
+        scripts.of_commands[command::place(script)].plant(from, to);
         scripts
     }
 
     pub fn planted_in_data_check(from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
-        plant(&mut scripts.1, from, to);
+        scripts.data_check.plant(from, to);
         scripts
     }
-}
-
-fn plant(text: &mut String, from: &str, to: &str) {
-    let (from, to) = (strip_comments(from), strip_comments(to));
-    assert!(text.contains(&from), "{text} has {from:?}");
-    *text = text.replace(&from, &to);
 }
 
 pub struct Redis {
@@ -79,14 +106,23 @@ pub struct Redis {
     shard_slot: Option<Slot>,
     /// The run id of the server's process.
     run_id: String,
+    /// The hashes of the scripts that the server knows.
+    loaded: HashSet<String>,
+    /// How far the clock of the keyspace is ahead of the clock of Redis: the sum of the ages in this run.
+    ahead: Duration,
     /// A [`Server`] or a [`Cluster`].
     _server: Box<dyn Any>,
 }
 
-/// Redis rounds times to whole milliseconds. The test does not compare a step that takes longer than this.
+/// Redis rounds times to whole milliseconds. If a step takes longer than this, the test does not know in which order
+/// keys expired and the step happened.
 const GRAIN: Duration = Duration::from_millis(2);
-/// How often a history may run. The test repeats it until each step takes less than [`GRAIN`].
-const RUNS: usize = 100;
+/// The test runs a history again if one of its steps takes longer than this.
+const LONGEST_STEP: Duration = Duration::from_millis(20);
+/// How often a history may run. The test repeats a run that found a difference after a step longer than [`GRAIN`].
+const RUNS: usize = 1_000;
+/// The channel of the message that follows those of a step.
+const END_OF_STEP: &str = "end";
 
 /// The reply of Redis and its state after a step.
 struct Found {
@@ -99,6 +135,8 @@ struct Found {
     node: Option<(Option<u64>, Option<Mark>)>,
     /// The µs part of the token in a hold.
     held: Option<u64>,
+    /// How far the times below are ahead of the clock of Redis.
+    ahead: Duration,
     /// The exact times before and after the command. `before` and `after` are rounded to milliseconds.
     command: [MonotonicTime; 2],
     before: MonotonicTime,
@@ -108,7 +146,8 @@ struct Found {
 /// The state of a key after a step.
 struct Looked {
     value: Option<String>,
-    /// The members of a key that leases share, with their ends, sorted.
+    /// The members of a key that leases share, with a mark of doubt at their end, and with the ends of the shares.
+    /// Sorted.
     shares: Vec<(String, MonotonicTime)>,
     /// When the key expires.
     end: Option<MonotonicTime>,
@@ -117,14 +156,23 @@ struct Looked {
 }
 
 impl Looked {
-    fn of(results: &[Value], at: MonotonicTime) -> Self {
+    fn of(results: &[Value], at: MonotonicTime, ahead: Duration) -> Self {
         let [value, left, queue, shares] = results else {
             panic!("{results:?}");
         };
         let left: i64 = redis::from_redis_value_ref(left).unwrap();
         let left = u64::try_from(left).ok();
-        let shares: Vec<(String, u64)> = redis::from_redis_value_ref(shares).unwrap();
-        let ends = |(member, end)| (member, end_of(MonotonicTime::at_tick(end), 0));
+        let shares: Vec<(String, f64)> = redis::from_redis_value_ref(shares).unwrap();
+        // The fraction of a score marks a share that its waiter has not confirmed.
+        let ends = |(member, end): (String, f64)| {
+            let doubt = match end.fract() {
+                0.5 => Doubt::Unconfirmed.mark(),
+                0.75 => Doubt::RollCalled.mark(),
+                _ => "",
+            };
+            let end = MonotonicTime::at_tick(end.floor() as u64);
+            (member + doubt, end_of(end.after(ahead), 0))
+        };
         let mut shares: Vec<_> = shares.into_iter().map(ends).collect();
         shares.sort();
         Self {
@@ -136,12 +184,59 @@ impl Looked {
     }
 }
 
-/// The value of a key, or nothing if it is no string.
-const GET_STRING: &str =
-    "return redis.call('TYPE', KEYS[1]).ok == 'string' and redis.call('GET', KEYS[1])";
-/// The members and scores of a key, or nothing if it is no sorted set.
-const GET_SHARES: &str = "return redis.call('TYPE', KEYS[1]).ok == 'zset' \
-    and redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES') or {}";
+/// Returns four results for each of two keys: its value if it is a string, its ttl, its queue, and its members and
+/// scores if it is a sorted set. The ttl of the fenced value follows. KEYS: the keys, their queues, the fenced value.
+static LOOK: LazyLock<Loadable> = LazyLock::new(|| {
+    Loadable::new(
+        "local found = {}
+    for n = 1, 2 do
+        local key, kind = KEYS[n], redis.call('TYPE', KEYS[n]).ok
+        found[#found + 1] = kind == 'string' and redis.call('GET', key)
+        found[#found + 1] = redis.call('PTTL', key)
+        found[#found + 1] = redis.call('ZRANGE', KEYS[n + 2], 0, -1)
+        found[#found + 1] = kind == 'zset' and redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') or {}
+    end
+    found[#found + 1] = redis.call('PTTL', KEYS[5])
+    return found"
+            .to_owned(),
+    )
+});
+/// Acts as if ARGV[1] ms had passed: shortens all ttls, and moves the ends of shares, the places of waiters and the time
+/// in the mark of a quorum's node back. Places far from the clock stay, because a request has given them. KEYS: as in
+/// [`LOOK`], and the mark on a node of a quorum.
+static AGE: LazyLock<Loadable> = LazyLock::new(|| {
+    Loadable::new(
+        "local ms = tonumber(ARGV[1])
+    local function shorten(key)
+        local till = redis.pcall('PEXPIRETIME', key)
+        if type(till) == 'number' then
+            if till >= 0 then redis.call('PEXPIREAT', key, till - ms) end
+        else
+            local left = redis.call('PTTL', key)
+            if left >= 0 then redis.call('PEXPIRE', key, left - ms) end
+        end
+    end
+    for n = 1, 2 do
+        if redis.call('TYPE', KEYS[n]).ok == 'zset' then
+            local all = redis.call('ZRANGE', KEYS[n], 0, -1, 'WITHSCORES')
+            for i = 1, #all, 2 do redis.call('ZADD', KEYS[n], 'XX', all[i + 1] - ms, all[i]) end
+        end
+        local queue = redis.call('ZRANGE', KEYS[n + 2], 0, -1, 'WITHSCORES')
+        for i = 1, #queue, 2 do
+            local place = tonumber(queue[i + 1])
+            if place % 4000000000000000 >= 1500000000000000 then
+                redis.call('ZADD', KEYS[n + 2], 'XX', string.format('%.0f', place - ms * 1000), queue[i])
+            end
+        end
+    end
+    for n = 1, 5 do shorten(KEYS[n]) end
+    local mark = KEYS[6] and redis.call('GET', KEYS[6])
+    local run, since = string.match(mark or '', '^(%S+) (%d+)$')
+    if run then redis.call('SET', KEYS[6], run .. string.format(' %016.0f', since - ms * 1000), 'KEEPTTL') end
+    return 0"
+            .to_owned(),
+    )
+});
 /// Changes the ttl of a sorted set. Redis before 7.0 cannot do so exactly.
 const SHIFT: &str = "local till = redis.pcall('PEXPIRETIME', KEYS[1])
     if redis.call('TYPE', KEYS[1]).ok ~= 'zset' or type(till) ~= 'number' then return 0 end
@@ -196,6 +291,8 @@ impl Redis {
             layout,
             shard_slot,
             run_id,
+            loaded: HashSet::new(),
+            ahead: Duration::ZERO,
             _server: server,
         }
     }
@@ -211,8 +308,39 @@ impl Redis {
         key::fence_counter("p:") + key(0).fence_tag(self.layout)
     }
 
-    /// Runs a history on Redis and on the keyspace, and returns the first difference as an error. If a step takes too
-    /// long on a busy machine, the test does not know when keys expired, and runs the history again.
+    /// Makes the server know the script.
+    fn load(&mut self, script: &Loadable) {
+        if !self.loaded.contains(&script.hash) {
+            let mut load = redis::cmd("SCRIPT");
+            let hash = load.arg("LOAD").arg(&script.text);
+            let hash: String = hash.query(&mut self.connection).unwrap();
+            assert_eq!(hash, script.hash);
+            self.loaded.insert(hash);
+        }
+    }
+
+    /// A call of [`LOOK`] or [`AGE`].
+    fn call(&mut self, script: &Loadable, has_mark: bool) -> redis::Cmd {
+        self.load(script);
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&script.hash).arg(if has_mark { 6 } else { 5 });
+        let keys = [0, 1].map(key);
+        for key in &keys {
+            call.arg(key.in_redis());
+        }
+        for key in &keys {
+            call.arg(key.queue_parts(self.layout).concat());
+        }
+        call.arg(value_key().in_redis());
+        if has_mark {
+            call.arg(key::data_mark("p:"));
+        }
+        call
+    }
+
+    /// Runs a history on Redis and on the keyspace, and returns the first difference as an error. If steps took long on
+    /// a busy machine, the test does not know when keys expired. If it then finds a difference, it runs the history
+    /// again.
     pub fn compare(
         &mut self,
         subject: Subject,
@@ -224,7 +352,7 @@ impl Redis {
         compared.expect("Redis is not stopped in one of the history's runs")
     }
 
-    /// Runs the history once. Returns `None` if a step took too long.
+    /// Runs the history once. Returns `None` if steps took too long to know whether there is a difference.
     fn compare_once(
         &mut self,
         subject: Subject,
@@ -232,10 +360,13 @@ impl Redis {
         history: &[Operation],
     ) -> Option<Result<(), String>> {
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+        self.ahead = Duration::ZERO;
         let mut twin = Twin::default();
         for (n, operation) in history.iter().enumerate() {
-            if let Err(how) = self.step(subject, scripts, &mut twin, operation)? {
-                return Some(Err(format!("step {n}: {how}")));
+            match self.step(subject, scripts, &mut twin, operation)? {
+                Ok(()) => {}
+                Err(_) if twin.was_slow => return None,
+                Err(how) => return Some(Err(format!("step {n}: {how}"))),
             }
         }
         Some(Ok(()))
@@ -254,13 +385,21 @@ impl Redis {
                 let _ = crossbeam_channel::never::<()>().recv_timeout(*pause);
                 return Some(Ok(()));
             }
+            Operation::Age(by) => {
+                let mut age = self.call(&AGE, subject == Subject::Votes);
+                age.arg(by.as_millis() as u64);
+                age.exec(&mut self.connection).unwrap();
+                self.ahead += *by;
+                return Some(Ok(()));
+            }
             Operation::Delete(key) => {
                 let mut delete = redis::cmd("DEL");
                 delete
                     .arg(key.in_redis())
                     .exec(&mut self.connection)
                     .unwrap();
-                twin.keyspace.remove(key);
+                twin.keyspace.entries.remove(key);
+                twin.values = [None, None];
                 return Some(Ok(()));
             }
             Operation::Shift(key, ahead) => {
@@ -285,7 +424,7 @@ impl Redis {
                 let mut count = redis::cmd("ZADD");
                 count.arg(self.fence_counter()).arg(COUNTED).arg("t");
                 count.exec(&mut self.connection).unwrap();
-                twin.keyspace.set_counter(COUNTED);
+                twin.keyspace.last_micros = COUNTED;
                 return Some(Ok(()));
             }
             Operation::Mark(mark) => {
@@ -294,7 +433,8 @@ impl Redis {
                     since: self.time_of_age(age),
                 });
                 self.set_mark(mark);
-                twin.keyspace.set_mark(mark.map(mark_in_memory));
+                let mark = mark.map(|mark| mark_in_memory(mark, self.ahead));
+                twin.keyspace.mark = mark;
                 return Some(Ok(()));
             }
             Operation::Ask { by, command, .. } => (holder(*by), Some(command)),
@@ -308,20 +448,19 @@ impl Redis {
         })) = command
         {
             // The token of this lock cannot be used. The script deletes the key and grants it again.
-            let mut get = redis::cmd("GET");
-            let value: Option<Vec<u8>> = get
-                .arg(key.in_redis())
-                .query(&mut self.connection)
-                .unwrap_or(None);
-            let stored = value.and_then(|value| LockValue::parse(&value, 0));
+            let value = (0..2).find(|n| self::key(*n) == *key);
+            let value = value.and_then(|n| twin.values[n].as_deref());
+            let stored = value.and_then(|value| LockValue::parse(value.as_bytes(), 0));
             if stored.is_some_and(|stored| stored.lease == *lease && stored.token.is_none()) {
-                twin.keyspace.remove(key);
+                twin.keyspace.entries.remove(key);
             }
         }
         let is_plain = matches!(operation, Operation::Ask { is_plain: true, .. });
         let tried = command.filter(|command| is_plain && plain::can_grant(command));
         let tried = tried.map(|command| self.acquire_plain(&by, command));
         let found = self.find(subject, scripts, &by, command, tried)?;
+        twin.was_slow |= found.after.since(found.before) >= GRAIN;
+        twin.values = found.looked.each_ref().map(|looked| looked.value.clone());
         // A key may have expired before the command, between the command and the reads, or not at all. The keyspace has
         // to agree with Redis in one of these cases.
         let [first, last] = [found.before.before(GRAIN), found.after.after(GRAIN)];
@@ -376,29 +515,25 @@ impl Redis {
                 request
             }
             None => {
-                let mut log_in = redis::cmd("EVAL");
-                log_in.arg(&scripts.1).arg(1).arg(key::data_mark("p:"));
+                self.load(&scripts.data_check);
+                let mut log_in = redis::cmd("EVALSHA");
+                log_in.arg(&scripts.data_check.hash);
+                log_in.arg(1).arg(key::data_mark("p:"));
                 let quarantine = QUARANTINE.as_millis() as u64;
                 log_in.arg(quarantine).get_packed_command()
             }
         };
-        let mut look = redis::pipe();
-        for key in [0, 1].map(key) {
-            let queue = key.queue_parts(self.layout).concat();
-            look.cmd("EVAL").arg(GET_STRING).arg(1).arg(key.in_redis());
-            look.cmd("PTTL").arg(key.in_redis());
-            look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
-            look.cmd("EVAL").arg(GET_SHARES).arg(1).arg(key.in_redis());
-        }
-        look.cmd("PTTL").arg(value_key().in_redis());
+        let mut after = redis::pipe();
+        after.add_command(self.call(&LOOK, false));
         if subject == Subject::Votes {
-            look.cmd("ZSCORE").arg(self.fence_counter()).arg("t");
-            look.cmd("GET").arg(key::data_mark("p:"));
+            after.cmd("ZSCORE").arg(self.fence_counter()).arg("t");
+            after.cmd("GET").arg(key::data_mark("p:"));
         }
+        after.cmd("PUBLISH").arg(END_OF_STEP).arg("");
         let time = redis::cmd("TIME").get_packed_command();
         let [multi, exec] = ["MULTI", "EXEC"].map(|name| redis::cmd(name).get_packed_command());
-        let look = look.get_packed_pipeline();
-        let transaction = [&multi, &time, &request, &look, &time, &exec].map(|part| &part[..]);
+        let after = after.get_packed_pipeline();
+        let transaction = [&multi, &time, &request, &after, &time, &exec].map(|part| &part[..]);
         self.connection
             .send_packed_command(&transaction.concat())
             .unwrap();
@@ -411,18 +546,19 @@ impl Redis {
             }
         };
         let published = self.published();
-        let [begun, reply, looked @ .., ended] = &results[..] else {
+        let [begun, reply, Value::Array(looked), further @ .., ended] = &results[..] else {
             panic!("{results:?}");
         };
-        let command =
-            [begun, ended].map(|time| exact_time_of(redis::from_redis_value_ref(time).unwrap()));
-        let time = |value| time_of(redis::from_redis_value_ref(value).unwrap());
+        let ahead = self.ahead;
+        let command = [begun, ended]
+            .map(|time| exact_time_of(redis::from_redis_value_ref(time).unwrap()).after(ahead));
+        let time = |value| time_of(redis::from_redis_value_ref(value).unwrap()).after(ahead);
         let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
         let before = tried.map_or(before, |(begun, _)| begun);
-        if after.since(before) >= GRAIN {
+        if after.since(before) >= LONGEST_STEP {
             return None;
         }
-        let reply = match script {
+        let mut reply = match script {
             None => Ok(data_check_reply(reply)),
             Some(_) if let Some((_, KeyOutcome::Granted(token))) = tried => Ok(Reply::Granted {
                 token,
@@ -434,14 +570,17 @@ impl Redis {
                 _ => unreachable!("one key, and the script's text is sent"),
             },
         };
+        if let Ok(Reply::TooLate { micros }) = &mut reply {
+            *micros += ahead.as_micros() as u64;
+        }
         let left: i64 = redis::from_redis_value_ref(&looked[8]).unwrap();
         let ms = u64::try_from(left).ok();
         let value = (left != -2, ms.map(|ms| end_of(before, ms)));
         let text =
-            |n: usize| -> Option<String> { redis::from_redis_value_ref(looked.get(n)?).unwrap() };
+            |n: usize| -> Option<String> { redis::from_redis_value_ref(&further[n]).unwrap() };
         let node = (subject == Subject::Votes).then(|| {
-            let counter = text(9).map(|counter| counter.parse().unwrap());
-            let mark = text(10).map(|mark| {
+            let counter = text(0).map(|counter| counter.parse().unwrap());
+            let mark = text(1).map(|mark| {
                 let (run_id, since) = mark.split_once(' ').unwrap();
                 Mark {
                     is_old: run_id != self.run_id,
@@ -450,7 +589,7 @@ impl Redis {
             });
             (counter, mark)
         });
-        let looked = [0, 1].map(|n| Looked::of(&looked[4 * n..][..4], before));
+        let looked = [0, 1].map(|n| Looked::of(&looked[4 * n..][..4], before, ahead));
         Some(Found {
             reply,
             published,
@@ -458,6 +597,7 @@ impl Redis {
             value,
             node,
             held,
+            ahead,
             command,
             before,
             after,
@@ -472,10 +612,13 @@ impl Redis {
         by: &HolderId,
         command: &Command,
     ) -> (Vec<u8>, Command) {
-        let key = command.key().map_or("", Key::in_redis);
-        let value = redis::cmd("GET").arg(key).query(&mut self.connection);
-        // A value that is not text cannot be a lock.
-        let mut command = with_right_token(command, value.unwrap_or(None::<String>).as_deref());
+        let value = || {
+            let key = command.key().map_or("", Key::in_redis);
+            let value = redis::cmd("GET").arg(key).query(&mut self.connection);
+            // A value that is not text cannot be a lock.
+            value.unwrap_or(None::<String>)
+        };
+        let mut command = with_right_token(command, value);
         if let Command::Release(Release {
             held: Some(held),
             min_hold,
@@ -492,13 +635,15 @@ impl Redis {
         }
         names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
-        let call = ScriptRef::Text(&scripts.0[command::place(script)]);
+        let loadable = &scripts.of_commands[command::place(script)];
+        self.load(loadable);
+        let call = ScriptRef::Hash(&loadable.hash);
         scripts::encode(&mut bytes, call, script, &names, [&command].into_iter());
         (bytes, command)
     }
 
     /// Tries an acquire with plain commands, as a connection does before it calls the script. Also returns the time of
-    /// Redis before.
+    /// Redis before the attempt.
     fn acquire_plain(&mut self, by: &HolderId, command: &Command) -> (MonotonicTime, KeyOutcome) {
         let begun = self.time();
         let context = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
@@ -514,10 +659,10 @@ impl Redis {
         }
         let reply = self.connection.recv_response().unwrap();
         let acquires = plain::decode_acquires(commands, asks_time, true, &reply).unwrap();
-        (begun, acquires.outcomes[0])
+        (begun.after(self.ahead), acquires.outcomes[0])
     }
 
-    /// Deletes the fence counter, unless it is later than the clock: tokens would become smaller.
+    /// Deletes the fence counter, unless it is later than the clock: then tokens would become smaller.
     fn lose_counter(&mut self) {
         let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let mut last = redis::cmd("ZSCORE");
@@ -583,10 +728,8 @@ impl Redis {
         time_of(redis::cmd("TIME").query(&mut self.connection).unwrap())
     }
 
-    /// The messages since the last call.
+    /// The messages of a step.
     fn published(&mut self) -> Vec<String> {
-        let ping = redis::cmd("PING").get_packed_command();
-        self.subscriber.send_packed_command(&ping).unwrap();
         let mut published = Vec::new();
         loop {
             let Value::Array(words) = self.subscriber.recv_response().unwrap() else {
@@ -597,7 +740,7 @@ impl Redis {
                 .map(|word| redis::from_redis_value_ref(word).unwrap())
                 .collect();
             match words.as_slice() {
-                [pong, ..] if pong == "pong" => return published,
+                [_, _, channel, _] if channel == END_OF_STEP => return published,
                 [_, _, _, _] => {}
                 [kind, channel, text] => published.push(self.as_plain(kind, channel, text)),
                 other => panic!("{other:?}"),
@@ -612,6 +755,10 @@ struct Twin {
     keyspace: Keyspace,
     tokens: HashMap<u64, u64>,
     greatest: (u64, u64),
+    /// The values of both keys in Redis after the last step.
+    values: [Option<String>; 2],
+    /// Whether a step took longer than [`GRAIN`].
+    was_slow: bool,
 }
 
 impl Twin {
@@ -635,10 +782,8 @@ impl Twin {
             listens: &listens,
             notifications: &mut notifications,
         };
-        let value = command
-            .and_then(Command::key)
-            .and_then(|key| self.keyspace.text(key, &mut step));
-        let mut command = command.map(|command| with_right_token(command, value.as_deref()));
+        let mut value = |key: Option<&Key>| self.keyspace.text(key?, &mut step);
+        let mut command = command.map(|command| with_right_token(command, || value(command.key())));
         if let (Some(Command::Hold(Hold { micros, .. })), Some(held)) = (&mut command, found.held) {
             // Redis or the keyspace may have removed the key since the test read its token.
             let own = self.tokens.get(&(held << 10));
@@ -655,7 +800,8 @@ impl Twin {
             && !min_hold.is_zero()
         {
             // The clock of the keyspace has another start.
-            held.token = token_of(clock_micros(MonotonicTime::at_tick(0)) + micros);
+            let start = clock_micros(MonotonicTime::at_tick(0).after(found.ahead));
+            held.token = token_of(start + micros);
         }
         let reply = match &command {
             Some(command) => self.keyspace.execute(command, &mut step),
@@ -681,17 +827,18 @@ impl Twin {
             if !self.same_value(value.as_deref(), text.as_deref()) {
                 return Err(format!("Redis has {value:?}, memory {text:?}"));
             }
-            let Some(end) = looked.end else { continue };
-            let own = self.keyspace.expires_at(&key(n));
-            if own.is_none_or(|own| own.since(end) + end.since(own) > slack) {
-                return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
-            }
+            // Redis may have no shares, although the reply is that of a keyspace with a share that is about to end.
             let (shares, own) = (&looked.shares, self.keyspace.shares(&key(n)));
             let is_near = |(one, other): (&(String, MonotonicTime), &(String, MonotonicTime))| {
                 one.0 == other.0 && one.1.since(other.1) + other.1.since(one.1) <= slack
             };
             if shares.len() != own.len() || !shares.iter().zip(&own).all(is_near) {
                 return Err(format!("Redis has the shares {shares:?}, memory {own:?}"));
+            }
+            let Some(end) = looked.end else { continue };
+            let until = self.keyspace.expires_at(&key(n));
+            if until.is_none_or(|until| until.since(end) + end.since(until) > slack) {
+                return Err(format!("Redis keeps {n} until {end:?}, memory {until:?}"));
             }
             if !own.is_empty() {
                 self.keyspace.end_shares_at(&key(n), shares);
@@ -700,7 +847,7 @@ impl Twin {
             self.keyspace.expire_at(&key(n), end);
         }
         if let Some((counter, mark)) = found.node {
-            let own = Some(self.keyspace.counter()).filter(|own| *own > 0);
+            let own = Some(self.keyspace.last_micros).filter(|own| *own > 0);
             let is_same = match (counter, own) {
                 (Some(counter), Some(own)) => self.same_token(counter << 10, own << 10),
                 _ => counter == own,
@@ -708,7 +855,8 @@ impl Twin {
             if !is_same {
                 return Err(format!("Redis counts {counter:?}, memory {own:?}"));
             }
-            let (mark, own) = (mark.map(mark_in_memory), self.keyspace.mark());
+            let mark = mark.map(|mark| mark_in_memory(mark, found.ahead));
+            let own = self.keyspace.mark;
             let is_near = |one: Mark, other: Mark| {
                 let apart = Duration::from_micros(one.since.abs_diff(other.since));
                 one.is_old == other.is_old && apart <= slack
@@ -716,7 +864,7 @@ impl Twin {
             if mark != own && !mark.zip(own).is_some_and(|(mark, own)| is_near(mark, own)) {
                 return Err(format!("Redis has the mark {mark:?}, memory {own:?}"));
             }
-            self.keyspace.set_mark(mark);
+            self.keyspace.mark = mark;
         }
         let end = self.keyspace.expires_at(&value_key());
         let value = (value, end);
@@ -733,7 +881,7 @@ impl Twin {
         if let Some(end) = found.value.1 {
             self.keyspace.expire_at(&value_key(), end);
         }
-        // The value of a key that leases share has no token, so only the messages show those of their grants.
+        // If leases share a key, its value contains no token. Only the messages contain the tokens of these grants.
         let given = found.published.iter().filter_map(|text| {
             let micros = text.split(' ').nth(2)?;
             micros.trim_start_matches('?').parse::<u64>().ok()
@@ -928,9 +1076,10 @@ fn data_check_reply(reply: &Value) -> Reply {
     }
 }
 
-/// Converts a mark of Redis to the clock of the keyspace.
-fn mark_in_memory(mark: Mark) -> Mark {
-    let since = clock_micros(MonotonicTime::at_tick(0)) + mark.since;
+/// The mark with its time in the clock of the keyspace, which is `ahead` of that of Redis. Redis has made the mark with
+/// its own clock.
+fn mark_in_memory(mark: Mark, ahead: Duration) -> Mark {
+    let since = clock_micros(MonotonicTime::at_tick(0).after(ahead)) + mark.since;
     Mark { since, ..mark }
 }
 

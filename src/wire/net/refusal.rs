@@ -328,14 +328,14 @@ mod tests {
             says("ERR The user executing the script can't run this command or subcommand"),
             "Redis denies access: the script Renew is refused: ERR The user executing the script can't run this \
              command or subcommand; add the command that ACL LOG names to the user's ACL rule: it is one of exists, \
-             getrange, mget, pexpire, pexpireat, pexpiretime, pttl, set, time, zadd, zcard, zrange, zrem, \
+             getrange, mget, pexpire, pexpireat, pexpiretime, pttl, set, time, zadd, zcard, zcount, zrange, zrem, \
              zscore"
         );
         assert_eq!(
             says("ERR Unknown Redis command called from script"),
             "not supported: the script Renew is refused: ERR Unknown Redis command called from script; the server has \
-             to know EXISTS, GETRANGE, MGET, PEXPIRE, PEXPIREAT, PEXPIRETIME, PTTL, SET, TIME, ZADD, ZCARD, ZRANGE, \
-             ZREM, ZSCORE: see `rename-command`"
+             to know EXISTS, GETRANGE, MGET, PEXPIRE, PEXPIREAT, PEXPIRETIME, PTTL, SET, TIME, ZADD, ZCARD, ZCOUNT, \
+             ZRANGE, ZREM, ZSCORE: see `rename-command`"
         );
         let key = says("NOPERM No permissions to access a key");
         assert!(key.contains("; add `~app:*` to"), "{key}");

@@ -49,6 +49,19 @@ fn a_step_longer_than_a_ttl_loses_every_lock_at_once() {
     assert!(next.fencing_token() > guard.fencing_token());
 }
 
+/// The key of readers outlives them by a second.
+#[test]
+fn an_ended_reader_is_not_shown() {
+    let memory = MemoryStore::new();
+    let client = memory.client().unwrap();
+    let lock = client.rw_lock("k").fixed_ttl(TTL);
+    let reader = lock.read().unwrap();
+    memory.advance(TTL + Duration::from_millis(500));
+    assert!(reader.is_lost());
+    assert_eq!(lock.inspect().unwrap().readers_in_total(), 0);
+    assert!(!client.mutex("k").is_locked().unwrap());
+}
+
 #[test]
 fn waits_end_when_the_clock_passes_their_deadline() {
     let memory = MemoryStore::new();

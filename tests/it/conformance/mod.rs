@@ -84,11 +84,13 @@ macro_rules! every_behaviour_on {
             rw_lock:
                 readers_share_and_writers_exclude
                 a_waiting_writer_keeps_new_readers_out
+                a_writer_enters_when_the_last_reader_ends
                 readers_behind_a_writer_enter_together
                 a_writer_that_leaves_lets_readers_in
                 readers_are_renewed_each_for_itself
                 guards_of_readers_share_a_lease
                 force_unlock_takes_one_reader
+                odd_names_are_locks_of_their_own
                 readers_and_permits_do_not_mix;
             fencing:
                 a_late_holders_write_is_refused

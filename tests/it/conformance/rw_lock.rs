@@ -5,7 +5,7 @@ use leasehold::{ErrorKind, LossReason, Released, RwLock, RwLockReadGuard, RwLock
 use leasehold_testbed::eventually;
 
 use crate::conformance::backend::Backend;
-use crate::support::{SOON, Task, lost_within};
+use crate::support::{SOON, Task, lost_within, millis};
 
 /// The locks of `N` clients with the same key.
 fn locks<const N: usize>(backend: &dyn Backend) -> [RwLock; N] {
@@ -31,7 +31,9 @@ fn start_write(lock: &RwLock) -> Task<RwLockWriteGuard> {
 pub fn readers_share_and_writers_exclude(backend: &dyn Backend) {
     let [one, two, three] = locks(backend);
     let readers = [&one, &two].map(|lock| lock.read().unwrap());
+    let mutex = backend.client().mutex("k");
     assert!(three.try_write().unwrap().is_none());
+    assert!(mutex.try_lock().unwrap().is_none());
     let found = three.inspect().unwrap();
     assert_eq!((found.readers_in_total(), found.readers().len()), (2, 2));
     let mut shown: Vec<String> = found.readers().iter().map(|reader| reader.id()).collect();
@@ -50,6 +52,10 @@ pub fn readers_share_and_writers_exclude(backend: &dyn Backend) {
     let found = one.inspect().unwrap();
     assert!(found.writer().is_some() && found.readers().is_empty());
     writer.unlock().unwrap();
+    let guard = mutex.try_lock().unwrap().unwrap();
+    assert!(one.try_read().unwrap().is_none());
+    assert!(two.try_write().unwrap().is_none());
+    guard.unlock().unwrap();
     one.with_read(|_| ()).unwrap();
 }
 
@@ -70,6 +76,34 @@ pub fn a_waiting_writer_keeps_new_readers_out(backend: &dyn Backend) {
     assert!(!late.is_done());
     writer.unlock().unwrap();
     drop(late.within(SOON, "the grant to the late reader"));
+}
+
+/// Readers with different ttls end in both orders, without a release.
+pub fn a_writer_enters_when_the_last_reader_ends(backend: &dyn Backend) {
+    let clients = [(); 3].map(|()| backend.client());
+    let ttl = backend.ttl();
+    let waiting = [("a", [ttl, 2 * ttl]), ("b", [2 * ttl, ttl])].map(|(key, ttls)| {
+        let [one, two, three] = clients.each_ref().map(|client| client.rw_lock(key));
+        let readers = [one.fixed_ttl(ttls[0]), two.fixed_ttl(ttls[1])];
+        let mut readers = readers.map(|lock| lock.read().unwrap());
+        let writer = start_write(&three);
+        wait_for_queue(&three, 1);
+        if ttls[0] > ttl {
+            readers.reverse();
+        }
+        (readers, writer)
+    });
+    backend.pass(ttl + ttl / 10);
+    for ([ended, lasting], writer) in &waiting {
+        lost_within(SOON, &ended.lost_signal());
+        assert!(!lasting.is_lost() && !writer.is_done());
+    }
+    backend.pass(ttl);
+    for (readers, writer) in waiting {
+        let writer = writer.within(SOON, "the grant to the writer");
+        assert!(readers.iter().all(|reader| reader.is_lost()));
+        writer.unlock().unwrap();
+    }
 }
 
 pub fn readers_behind_a_writer_enter_together(backend: &dyn Backend) {
@@ -100,26 +134,37 @@ pub fn a_writer_that_leaves_lets_readers_in(backend: &dyn Backend) {
 }
 
 pub fn readers_are_renewed_each_for_itself(backend: &dyn Backend) {
+    const READERS: u32 = 50;
     let ttl = backend.ttl();
     let short = || backend.builder().ttl(ttl).build().unwrap();
     let (renewed, crashes, fixed) = (short(), short(), backend.client());
-    let reader = renewed.rw_lock("k").read().unwrap();
+    // Readers of one client with different ttls share no lease.
+    let reader = |n: u32| renewed.rw_lock("k").ttl(ttl + millis(n.into()));
+    let readers = (0..READERS).map(|n| reader(n).read().unwrap());
+    let readers: Vec<_> = readers.collect();
     // For the store this is a crash: no renewal and no release.
     std::mem::forget(crashes.rw_lock("k").read().unwrap());
     crashes.shutdown(SOON).unwrap();
     let ending = fixed.rw_lock("k").fixed_ttl(ttl).read().unwrap();
-    let lost = ending.lost_signal();
+    let writer = fixed.rw_lock("w").fixed_ttl(ttl).write().unwrap();
+    let lost = [ending.lost_signal(), writer.lost_signal()];
     assert_eq!(
         renewed.rw_lock("k").inspect().unwrap().readers_in_total(),
-        3
+        READERS + 2
     );
     backend.pass(ttl + ttl / 10);
-    assert_eq!(lost_within(SOON, &lost), LossReason::Expired);
-    reader.check().unwrap();
-    let [other] = locks(backend);
+    for lost in lost {
+        assert_eq!(lost_within(SOON, &lost), LossReason::Expired);
+    }
+    let other = backend.client();
+    assert!(other.rw_lock("w").try_read_for(SOON).unwrap().is_some());
+    let other = other.rw_lock("k");
     assert!(other.try_write().unwrap().is_none());
-    assert_eq!(other.inspect().unwrap().readers_in_total(), 1);
-    reader.unlock().unwrap();
+    assert_eq!(other.inspect().unwrap().readers_in_total(), READERS);
+    for reader in readers {
+        reader.check().unwrap();
+        reader.unlock().unwrap();
+    }
     assert!(other.try_write_for(SOON).unwrap().is_some());
 }
 
@@ -166,6 +211,45 @@ pub fn force_unlock_takes_one_reader(backend: &dyn Backend) {
     kept.check().unwrap();
     assert_eq!(operator.inspect().unwrap().readers_in_total(), 1);
     kept.unlock().unwrap();
+}
+
+/// Names with braces, blanks and other signs, also those that Redis Cluster reads as hash tags.
+pub fn odd_names_are_locks_of_their_own(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let names = [
+        "{}",
+        "}{",
+        "{a}b",
+        "a{b",
+        "a{}b",
+        "{{a}}",
+        " ",
+        "a b",
+        "%s",
+        "*",
+        "[a]",
+        "\\",
+        "\"",
+        "'",
+        "\u{fffd}",
+        "schl\u{fc}ssel",
+        "\u{1f511}",
+    ];
+    let readers = names.map(|name| (name, one.rw_lock(name).read().unwrap()));
+    for (name, reader) in readers {
+        let lock = two.rw_lock(name);
+        assert!(lock.try_write().unwrap().is_none(), "{name:?}");
+        // The message of the grant contains the name.
+        let writer = start_write(&lock);
+        wait_for_queue(&lock, 1);
+        reader.unlock().unwrap();
+        let writer = writer.within(SOON, "the grant to the writer");
+        assert_eq!(
+            (writer.key(), lock.inspect().unwrap().readers_in_total()),
+            (name, 0)
+        );
+        writer.unlock().unwrap();
+    }
 }
 
 pub fn readers_and_permits_do_not_mix(backend: &dyn Backend) {

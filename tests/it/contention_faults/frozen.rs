@@ -4,14 +4,15 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex as StdMutex};
 use std::time::{Duration, Instant};
 
+use leasehold::Client;
 use leasehold_testbed::{Server, eventually};
 use redis::{Connection, PubSub};
 
 use crate::contention_faults::crashes::Waiter;
 use crate::contention_faults::{KEY, unhurried};
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, micros_now, queue, server,
-    wait_for_queue,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, micros_now, notified_clients,
+    queue, server, wait_for_queue,
 };
 
 /// The delay to allow for on a busy machine.
@@ -45,11 +46,11 @@ impl Frozen {
     }
 }
 
-/// Queues a waiter of each of these frozen clients, behind all others.
-fn queue_frozen(server: &Server, clients: Range<usize>) {
+/// Queues a waiter of each of these frozen clients, behind all others. The waiters ask for the key in these modes.
+fn queue_frozen(server: &Server, clients: Range<usize>, mode: fn(usize) -> &'static str) {
     for n in clients {
         let joined = micros_now(server).to_string();
-        let entry = format!("{n:032x},{},{}", LONG_TTL.as_millis(), holder(n));
+        let entry = format!("{n:032x},{}{},{}", LONG_TTL.as_millis(), mode(n), holder(n));
         let queue = in_redis(&format!("~queue:{KEY}"));
         ask(server, &["ZADD", &queue, &joined, &entry]);
     }
@@ -87,7 +88,7 @@ fn frozen_waiters_delay_the_living_once() {
         let mut subscriber = frozen.subscribe(count);
         let clients = [(); 3].map(|()| unhurried(&server.url()));
         let held = clients[0].mutex(KEY).lock().unwrap();
-        queue_frozen(&server, 0..count / 2);
+        queue_frozen(&server, 0..count / 2, |_| "");
         let served = Arc::new(StdMutex::new(Vec::new()));
         let tasks = [1, 2].map(|n| {
             let (mutex, served) = (clients[n].mutex(KEY), Arc::clone(&served));
@@ -99,7 +100,7 @@ fn frozen_waiters_delay_the_living_once() {
             });
             wait_for_queue(&server, KEY, before + 1);
             if n == 1 {
-                queue_frozen(&server, count / 2..count);
+                queue_frozen(&server, count / 2..count, |_| "");
             }
             task
         });
@@ -115,6 +116,85 @@ fn frozen_waiters_delay_the_living_once() {
         drop(subscriber);
         assert_all_become_free(&server);
     }
+}
+
+/// A key, the modes of the frozen waiters, and a call that holds the key until its result is dropped.
+type Shared = (fn(usize) -> &'static str, fn(&Client) -> Held);
+type Held = Box<dyn Send>;
+
+/// Frozen waiters of a semaphore, and frozen readers between frozen writers. None of them confirms its share.
+#[test]
+fn frozen_waiters_for_shares_delay_the_living_once() {
+    let cases: [Shared; 2] = [
+        (
+            |_| "p1/1",
+            |client| Box::new(client.semaphore(KEY, 1).acquire().unwrap()),
+        ),
+        (
+            |n| if n % 2 == 0 { "r" } else { "" },
+            |client| Box::new(client.rw_lock(KEY).write().unwrap()),
+        ),
+    ];
+    let server = server();
+    let mut frozen = Frozen::connect(&server);
+    for (mode, hold) in cases {
+        let mut subscriber = frozen.subscribe(20);
+        let clients = [(); 2].map(|()| unhurried(&server.url()));
+        let held = hold(&clients[0]);
+        queue_frozen(&server, 0..20, mode);
+        let living = clients[1].clone();
+        let living = Task::start(move || drop(hold(&living)));
+        wait_for_queue(&server, KEY, 21);
+        make_joins_earlier(&server);
+        drop(held);
+        living.within(SLACK, "the share behind the frozen waiters");
+        assert_eq!(grants(&server, &mut subscriber), 1, "{}", mode(0));
+        drop(subscriber);
+        assert_all_become_free(&server);
+    }
+}
+
+/// A writer is first in the queue, and a reader stands behind it. A share that a stopped process was granted ends
+/// without its confirmation, and the reader's client is the first that asks.
+#[test]
+fn a_reader_that_asks_first_does_not_pass_a_writer() {
+    let server = server();
+    let [one, two, three] = [(); 3].map(|()| unhurried(&server.url()).rw_lock(KEY));
+    let held = one.read().unwrap();
+    let entered = Arc::new(StdMutex::new(Vec::new()));
+    let enters = |name, task: Box<dyn FnOnce() -> Held + Send>| {
+        let entered = Arc::clone(&entered);
+        Task::start(move || {
+            let held = task();
+            entered.lock().unwrap().push(name);
+            drop(held);
+        })
+    };
+    let writer = enters("writer", Box::new(move || Box::new(two.write().unwrap())));
+    wait_for_queue(&server, KEY, 1);
+    let reader = enters("reader", Box::new(move || Box::new(three.read().unwrap())));
+    wait_for_queue(&server, KEY, 2);
+    assert!(eventually(SOON, || notified_clients(&server) >= 2));
+    let ended = (micros_now(&server) / 1000 - 1).to_string() + ".5";
+    let late = format!("lh1 {:032x} r 1 1 0 {}", 0, holder(0));
+    ask(&server, &["ZADD", &in_redis(KEY), &ended, &late]);
+    // Asks the reader's client for a request.
+    let entry = queue(&server, KEY).remove(1);
+    let (lease, client) = (&entry[..16], entry.rsplit(',').next().unwrap());
+    let message = format!("{lease} = {}", in_redis(KEY));
+    let channel = in_redis("~to:") + client;
+    ask(&server, &["PUBLISH", &channel, &message]);
+    let end = || ask(&server, &["ZSCORE", &in_redis(KEY), &late]).to_string();
+    assert!(
+        eventually(SOON, || end() != ended),
+        "the roll is not called"
+    );
+    drop(held);
+    for task in [writer, reader] {
+        task.within(SLACK, "its grant");
+    }
+    assert_eq!(*entered.lock().unwrap(), ["writer", "reader"]);
+    assert_all_become_free(&server);
 }
 
 /// The processes continue after others had the lock. They have their turns before a waiter that came later.

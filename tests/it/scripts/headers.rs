@@ -245,10 +245,13 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
                     "join_or_confirm(",
                     &["key, lease, ttl, mode, asked, queue, waiting)"],
                 ),
-                ("look(", &["key)"]),
+                ("look(", &["key)", "key, "]),
+                ("end_late(", &["key, set, is_called, ends)"]),
+                ("roll_call_end(", &["key)"]),
+                ("first_silent(", &["key, queue)"]),
                 ("look_at_newest(", &["key, set)"]),
                 ("wait_for(", &["key, share, set)"]),
-                ("give(", &["key, share, lease, holder, ttl, set)"]),
+                ("give(", &["key, share, lease, holder, ttl, set"]),
             ] {
                 let mut given = line.split(call).skip(1);
                 let fine = given.all(|args| keys.iter().any(|keys| args.starts_with(keys)));

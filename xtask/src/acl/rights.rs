@@ -115,7 +115,7 @@ pub const FEATURES: &[Feature] = &[
         name: "script-cache",
         title: "connections that send only missing scripts",
         commands: &[right("script|exists"), right("script|load")],
-        without: "each connection sends all scripts, some 70 KB; without `script\\|load`, the first calls send them",
+        without: "each connection sends all scripts, some 85 KB; without `script\\|load`, the first calls send them",
         is_usual: true,
     },
     Feature {

@@ -103,7 +103,7 @@ impl Server {
     /// Grants `key` to `lease`, in the same way as a request on another connection.
     pub fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         let mut state = self.state.lock();
-        state.keyspace.remove(key);
+        state.keyspace.entries.remove(key);
         state.serve(&Command::Acquire(Acquire {
             mode: Mode::Exclusive,
             key: key.clone(),
@@ -117,7 +117,7 @@ impl Server {
     /// Deletes `key`; its queue stays.
     pub fn delete(&self, key: &Key) {
         let mut state = self.state.lock();
-        state.keyspace.remove(key);
+        state.keyspace.entries.remove(key);
         state.notifications.push(Notification::Changed(key.clone()));
     }
 
