@@ -53,7 +53,7 @@
 //! | `tracing` | spans of waits and holds, warnings of losses | off |
 //! | `metrics` | counters and histograms | off |
 //! | `tls` | `rediss://` URLs and `TlsConfig`, by rustls | off |
-//! | `serde` | `Serialize` of plain data: [`LockInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
+//! | `serde` | `Serialize` of plain data: [`LockInfo`], [`RwLockInfo`], [`SemaphoreInfo`], [`HolderInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
 //!
 //! [`guide::observability`] lists the names of spans and metrics.
 //!
@@ -98,12 +98,12 @@ pub use config::credentials::Credentials;
 pub use config::tls::TlsConfig;
 pub use locks::fenced::FencedValue;
 pub use locks::guard::LostSignal;
-pub use locks::held::{HeldLock, LockInfo};
+pub use locks::held::{HeldLock, HolderInfo, HolderKind, LockInfo};
 pub use locks::mutex::{Mutex, MutexGuard};
 pub use locks::once::{Once, Record, Recordable, Run};
 pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
-pub use locks::rwlock::{ReaderInfo, RwLock, RwLockInfo, RwLockReadGuard, RwLockWriteGuard};
-pub use locks::semaphore::{PermitInfo, Semaphore, SemaphoreInfo, SemaphorePermit};
+pub use locks::rwlock::{RwLock, RwLockInfo, RwLockReadGuard, RwLockWriteGuard};
+pub use locks::semaphore::{Semaphore, SemaphoreInfo, SemaphorePermit};
 pub use locks::transaction::Committed;
 pub use report::environment::{EnvironmentFinding, EnvironmentWarning};
 pub use report::error::{Error, ErrorKind};

@@ -11,13 +11,65 @@ fn lock_info_is_written_without_its_ticket() {
     let guard = client.mutex("k").lock().unwrap();
     let found = client.mutex("k").inspect().unwrap().unwrap();
     let mut written = to_value(&found).unwrap();
-    let left = written.as_object_mut().unwrap().remove("expires_in_ms");
-    assert!((1..=30_000).contains(&left.as_ref().and_then(Value::as_u64).unwrap()));
+    remove_times(&mut written);
+    let (holder, token) = (
+        client.holder_id().as_str(),
+        guard.fencing_token().to_string(),
+    );
     let expected = json!({
-        "holder": client.holder_id().as_str(),
-        "fencing_token": guard.fencing_token().to_string(),
+        "holder": holder,
+        "fencing_token": token,
+        "holders": [{
+            "kind": "exclusive", "holder": holder, "id": null, "weight": null, "limit": null, "fencing_token": token,
+        }],
         "clients_waiting": 0,
     });
+    assert_eq!(written, expected);
+}
+
+/// Removes the times until holders expire.
+fn remove_times(written: &mut Value) {
+    match written {
+        Value::Object(fields) => {
+            if let Some(left) = fields.remove("expires_in_ms") {
+                assert!((1..=30_000).contains(&left.as_u64().unwrap()));
+            }
+            fields.values_mut().for_each(remove_times);
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(remove_times),
+        _ => {}
+    }
+}
+
+#[test]
+fn shares_are_written_with_their_kind() {
+    let client = MemoryStore::new().client().unwrap();
+    let (lock, semaphore) = (client.rw_lock("r"), client.semaphore("s", 8).weight(3));
+    let (reader, permit) = (lock.read().unwrap(), semaphore.acquire().unwrap());
+    let holder = client.holder_id().as_str();
+    let mut written = [
+        to_value(lock.inspect().unwrap()).unwrap(),
+        to_value(semaphore.inspect().unwrap()).unwrap(),
+    ];
+    written.iter_mut().for_each(remove_times);
+    let expected = [
+        json!({
+            "holders": [{
+                "kind": "reader", "holder": holder, "id": reader.id(), "weight": null, "limit": null,
+                "fencing_token": null,
+            }],
+            "readers": 1,
+            "clients_waiting": 0,
+        }),
+        json!({
+            "holders": [{
+                "kind": "permits", "holder": holder, "id": permit.id(), "weight": 3, "limit": 8, "fencing_token": null,
+            }],
+            "taken": 3,
+            "available": 5,
+            "clients_waiting": 0,
+        }),
+    ];
     assert_eq!(written, expected);
 }
 

@@ -1,11 +1,174 @@
-//! Descriptions of locks, as plain data: the holder of a lock according to Redis, and the locks that this client holds.
+//! Descriptions of locks, as plain data: the holders of a key according to Redis, and the locks that this client holds.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::command::value::LockValue;
+use crate::command::{FoundShare, Mode, Reply, value};
 use crate::util::id::{HolderId, LeaseId};
 
-/// The holder of a lock according to Redis, from [`Mutex::inspect`](crate::Mutex::inspect).
+/// The holders in the reply to an inspection: at most 100, those whose leases end first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    pub listed: Vec<HolderInfo>,
+    /// The number of readers or permits; 1 for an exclusive holder, and 0 for a free key.
+    pub taken: u32,
+    /// The number of waiting clients.
+    pub queued: usize,
+}
+
+impl Holders {
+    pub fn new(reply: Reply) -> Self {
+        match reply {
+            Reply::Found { value, expires_in } => Self {
+                taken: 1,
+                queued: value.queued,
+                listed: vec![HolderInfo {
+                    kind: HolderKind::Exclusive,
+                    holder: value.holder,
+                    lease: value.lease,
+                    token: value.token,
+                    expires_in,
+                }],
+            },
+            Reply::Shared(found) => Self {
+                taken: found.taken,
+                queued: found.queued,
+                listed: found.shares.into_iter().map(HolderInfo::of_share).collect(),
+            },
+            _ => Self::default(),
+        }
+    }
+
+    /// The kind of all holders; `None` if there are none.
+    pub fn kind(&self) -> Option<HolderKind> {
+        self.listed.first().map(HolderInfo::kind)
+    }
+}
+
+/// How a lease holds its key.
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// use leasehold::HolderKind;
+///
+/// let permit = client.semaphore("gpu", 8).weight(3).acquire()?;
+/// for holder in client.mutex("gpu").inspect()?.unwrap().holders() {
+///     match holder.kind() {
+///         HolderKind::Exclusive => println!("{} has the lock alone", holder.holder()),
+///         HolderKind::Reader => println!("{} reads", holder.holder()),
+///         HolderKind::Permits { weight, limit } => assert_eq!((weight, limit), (3, 8)),
+///         _ => {}
+///     }
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HolderKind {
+    /// The holder of a mutex, or the writer of a read-write lock.
+    Exclusive,
+    /// A reader of a read-write lock.
+    Reader,
+    /// The holder of `weight` permits of a semaphore, which asked for them with this limit.
+    Permits {
+        /// The number of permits.
+        weight: u32,
+        /// The limit of the semaphore that the holder used.
+        limit: u32,
+    },
+}
+
+/// One holder of a key according to Redis: a lease of a client. From [`LockInfo::holders`] and the other inspections.
+///
+/// ```
+/// # let client = leasehold::Client::memory()?;
+/// let guard = client.rw_lock("catalog").read()?;
+/// for reader in client.rw_lock("catalog").inspect()?.holders() {
+///     println!("{:?} {} until {:?} from now", reader.kind(), reader.holder(), reader.expires_in());
+///     assert_eq!(reader.id(), guard.id());
+///     assert_eq!(reader.fencing_token(), None, "only exclusive holders show it");
+///     assert_eq!(reader.granted_at(), None, "only exclusive holders show it");
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderInfo {
+    kind: HolderKind,
+    holder: HolderId,
+    lease: LeaseId,
+    token: Option<u64>,
+    expires_in: Option<Duration>,
+}
+
+/// The examples of [`HolderInfo`] and [`HolderKind`] use every method.
+impl HolderInfo {
+    fn of_share(share: FoundShare) -> Self {
+        Self {
+            kind: match share.mode {
+                Mode::Exclusive => HolderKind::Exclusive,
+                Mode::Read => HolderKind::Reader,
+                Mode::Permits { weight, limit } => HolderKind::Permits { weight, limit },
+            },
+            holder: share.holder,
+            lease: share.lease,
+            token: None,
+            expires_in: Some(share.expires_in),
+        }
+    }
+
+    /// Whether this is a reader, a holder of permits, or an exclusive holder.
+    pub fn kind(&self) -> HolderKind {
+        self.kind
+    }
+
+    /// The client: `host/pid/random`.
+    pub fn holder(&self) -> &HolderId {
+        &self.holder
+    }
+
+    /// The lease id in Redis: 32 hexadecimal digits that identify the grant. It is the
+    /// [`RwLockReadGuard::id`](crate::RwLockReadGuard::id) of a reader and the
+    /// [`SemaphorePermit::id`](crate::SemaphorePermit::id) of permits. Keep that of an exclusive holder out of logs: it
+    /// is enough to make a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
+    pub fn id(&self) -> String {
+        self.lease.to_string()
+    }
+
+    /// The fencing token of the grant to an exclusive holder: see [`LockInfo::fencing_token`]. `None` for others.
+    pub fn fencing_token(&self) -> Option<u64> {
+        self.token
+    }
+
+    /// When an exclusive holder was granted the lock, by the clock of Redis. `None` if Redis does not store this time:
+    /// for readers and permits, and if plain commands acquired the lock, as they do for most free locks.
+    pub fn granted_at(&self) -> Option<SystemTime> {
+        let micros = value::micros_of(self.token?);
+        Some(UNIX_EPOCH + Duration::from_micros(micros))
+    }
+
+    /// The time until the lease ends if it is not renewed. `None` if another program has removed the ttl of the key;
+    /// the next request for the lock sets a ttl again.
+    pub fn expires_in(&self) -> Option<Duration> {
+        self.expires_in
+    }
+
+    pub(crate) fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
+    /// The mode and the holder that a forced release of a share names; `None` for an exclusive holder.
+    pub(crate) fn share(&self) -> Option<(Mode, HolderId)> {
+        let mode = match self.kind {
+            HolderKind::Exclusive => return None,
+            HolderKind::Reader => Mode::Read,
+            HolderKind::Permits { weight, limit } => Mode::Permits { weight, limit },
+        };
+        Some((mode, self.holder.clone()))
+    }
+}
+
+/// The holder of a lock according to Redis, from [`Mutex::inspect`](crate::Mutex::inspect). If leases share the key,
+/// there are several holders, and the methods about one holder describe the one whose lease ends first.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -19,54 +182,63 @@ use crate::util::id::{HolderId, LeaseId};
 ///     assert_eq!(token, guard.fencing_token());
 /// }
 /// assert!(found.expires_in() <= Some(std::time::Duration::from_secs(30)));
-/// assert_eq!(found.clients_waiting(), 0);
+/// assert_eq!((found.holders().len(), found.taken(), found.clients_waiting()), (1, 1, 0));
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
-    value: LockValue,
-    expires_in: Option<Duration>,
+    first: HolderInfo,
+    all: Holders,
 }
 
 /// The example of [`LockInfo`] uses every method.
 impl LockInfo {
-    pub(crate) fn new(value: LockValue, expires_in: Option<Duration>) -> Self {
-        Self { value, expires_in }
+    /// `None` if the key has no holder.
+    pub(crate) fn new(all: Holders) -> Option<Self> {
+        let first = all.listed.first()?.clone();
+        Some(Self { first, all })
     }
 
     /// The client that holds the lock: `host/pid/random`.
     pub fn holder(&self) -> &HolderId {
-        &self.value.holder
+        self.first.holder()
     }
 
     /// The lease id in Redis: 32 hexadecimal digits that identify the grant. Keep it out of logs: it is enough to make
     /// a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
     pub fn lease_id(&self) -> String {
-        self.value.lease.to_string()
-    }
-
-    pub(crate) fn lease(&self) -> LeaseId {
-        self.value.lease
+        self.first.id()
     }
 
     /// The fencing token of the grant. The token of the guard is greater by the number of hand-offs within its client
     /// since the grant: Redis does not know of hand-offs.
     ///
     /// `None` if the lock was acquired by plain commands instead of a script: then only its holder knows the token.
+    /// Also `None` if leases share the key.
     pub fn fencing_token(&self) -> Option<u64> {
-        self.value.token
+        self.first.fencing_token()
     }
 
     /// The time until the key expires if it is not renewed. `None` if another program has removed the ttl; the next
     /// request for the lock sets a ttl again.
     pub fn expires_in(&self) -> Option<Duration> {
-        self.expires_in
+        self.first.expires_in()
+    }
+
+    /// All holders, at most 100: one for a mutex; the readers or the holders of permits if leases share the key.
+    pub fn holders(&self) -> &[HolderInfo] {
+        &self.all.listed
+    }
+
+    /// The number of readers or of permits, which may be more than the listed holders have. 1 for an exclusive holder.
+    pub fn taken(&self) -> u32 {
+        self.all.taken
     }
 
     /// The number of clients in the queue of the lock. Each client may have several waiting threads.
     pub fn clients_waiting(&self) -> usize {
-        self.value.queued
+        self.all.queued
     }
 }
 

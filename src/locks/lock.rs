@@ -22,9 +22,9 @@ use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
 use crate::locks::guard::Guard;
+use crate::locks::held::{HolderInfo, Holders};
 use crate::report::error::{Error, ErrorKind};
 use crate::store::Feature;
-use crate::util::id::{HolderId, LeaseId};
 use crate::util::sync::park_timeout;
 
 /// A lock of a client: its key, and the settings to acquire it.
@@ -164,19 +164,21 @@ impl Lock {
         })
     }
 
-    /// Reads the holder or the shares of the key.
-    pub fn inspect(&self) -> Result<Reply, Error> {
+    /// Reads the holders of the key.
+    pub fn inspect(&self) -> Result<Holders, Error> {
         let key = self.key.clone()?;
         let named = |error: Error| error.with_key(self.name());
         let client = self.client.live().map_err(named)?;
         self.check_mode(client).map_err(named)?;
-        self.client.ask(Command::Inspect(Inspect { key }))
+        let found = self.client.ask(Command::Inspect(Inspect { key }))?;
+        Ok(Holders::new(found))
     }
 
-    /// Takes the key from `lease` by force. `share`: its mode and its holder, unless it holds the key alone. Returns
-    /// false if the lease did not hold the key any more.
-    pub fn force(&self, lease: LeaseId, share: Option<(Mode, HolderId)>) -> Result<bool, Error> {
+    /// Takes the key from a holder by force. Returns false if the holder's lease did not hold the key any more.
+    pub fn force(&self, holder: &HolderInfo) -> Result<bool, Error> {
         let (client, key) = (&self.client, self.key.clone()?);
+        let lease = holder.lease();
+        let share = holder.share();
         let command_timeout = client.config().command_timeout;
         let started = Instant::now();
         let mut released_by_some = false;

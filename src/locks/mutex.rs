@@ -7,9 +7,8 @@ use redis::{Pipeline, RedisResult};
 
 use crate::acquire::Until;
 use crate::client::Client;
-use crate::command::Reply;
 use crate::locks::guard::{Guard, guard};
-use crate::locks::held::LockInfo;
+use crate::locks::held::{HolderKind, LockInfo};
 use crate::locks::lock::{Lock, calls, settings};
 use crate::locks::transaction::Committed;
 use crate::report::error::{Error, ErrorKind};
@@ -83,13 +82,13 @@ impl Mutex {
         self
     }
 
-    /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For
-    /// diagnosis only: the result may be out of date when you read it.
+    /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. If
+    /// leases share the key, lists all of them: readers of a [`RwLock`](crate::RwLock), or permits of a
+    /// [`Semaphore`](crate::Semaphore). For diagnosis only: the result may be out of date when you read it.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is
-    /// not a lock, or leases share the key: permits of a [`Semaphore`](crate::Semaphore), or readers of a
-    /// [`RwLock`](crate::RwLock).
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a
+    /// lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -101,15 +100,7 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
-        match self.lock.inspect()? {
-            Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(*value, expires_in))),
-            Reply::Shared(_) => {
-                let message = "leases share the key: permits of a semaphore, or readers";
-                let error = Error::new(ErrorKind::Protocol, message);
-                Err(error.with_key(self.lock.name()))
-            }
-            _ => Ok(None),
-        }
+        Ok(LockInfo::new(self.lock.inspect()?))
     }
 
     /// Whether the lock has a holder, according to Redis. The result may be out of date when you read it: to acquire
@@ -142,8 +133,9 @@ impl Mutex {
     /// no time, and the grant counts as new.)
     ///
     /// # Errors
-    /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was
-    /// taken away: call [`inspect`](Self::inspect).
+    /// The errors of [`inspect`](Self::inspect); `Protocol` if leases share the key: name one of them with
+    /// [`RwLock::force_unlock`](crate::RwLock::force_unlock). After
+    /// `Timeout` or `Unavailable` it is unknown whether the lock was taken away: call [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -159,8 +151,15 @@ impl Mutex {
         let Some(found) = self.inspect()? else {
             return Ok(None);
         };
-        let is_taken = self.lock.force(found.lease(), None)?;
-        Ok(is_taken.then_some(found))
+        let holder = &found.holders()[0];
+        if matches!(
+            holder.kind(),
+            HolderKind::Reader | HolderKind::Permits { .. }
+        ) {
+            let message = "leases share the key: name one of them to the `force_unlock` of a RwLock or Semaphore";
+            return Err(Error::new(ErrorKind::Protocol, message).with_key(self.lock.name()));
+        }
+        Ok(self.lock.force(holder)?.then_some(found))
     }
 }
 

@@ -2,18 +2,16 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::time::Duration;
 
 use crate::acquire::Until;
 use crate::client::Client;
-use crate::command::{FoundShare, Mode, Reply};
+use crate::command::Mode;
 use crate::locks::guard::{Guard, guard};
-use crate::locks::held::LockInfo;
+use crate::locks::held::{HolderInfo, HolderKind, Holders};
 use crate::locks::lock::{ClosureGuard, Lock, calls, settings};
 use crate::locks::mutex::MutexGuard;
-use crate::report::error::{Error, ErrorKind};
+use crate::report::error::Error;
 use crate::report::released::Released;
-use crate::util::id::HolderId;
 
 /// A lock that many readers or one writer hold at a time, over all clients. From [`Client::rw_lock`].
 ///
@@ -91,9 +89,12 @@ impl RwLock {
     /// The writer or the readers according to Redis, and the number of waiting clients. For diagnosis only: the result
     /// may be out of date when you read it. Threads of one client that share a lease count as one reader.
     ///
+    /// If the key holds permits of a [`Semaphore`](crate::Semaphore), [`holders`](RwLockInfo::holders) lists them, and
+    /// there are neither readers nor a writer.
+    ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a lock,
-    /// or the key holds permits of a semaphore; `Unsupported` on a quorum.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a
+    /// lock; `Unsupported` on a quorum.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -108,29 +109,13 @@ impl RwLock {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<RwLockInfo, Error> {
-        let mut info = RwLockInfo::default();
-        match self.lock.inspect()? {
-            Reply::Shared(found) if found.shares.iter().all(|share| share.mode.is_read()) => {
-                (info.total, info.queued) = (found.taken, found.queued);
-                info.readers = found.shares.into_iter().map(ReaderInfo).collect();
-            }
-            Reply::Shared(_) => {
-                let message = "the key holds permits of a semaphore, and no read-write lock";
-                return Err(Error::new(ErrorKind::Protocol, message).with_key(self.lock.name()));
-            }
-            Reply::Found { value, expires_in } => {
-                info.queued = value.queued;
-                info.writer = Some(LockInfo::new(*value, expires_in));
-            }
-            _ => {}
-        }
-        Ok(info)
+        self.lock.inspect().map(RwLockInfo)
     }
 
-    /// Takes the lock away from one reader, as [`inspect`](Self::inspect) found it. Returns false if it has ended before.
-    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) of the same key takes the lock away from the writer.
+    /// Takes the lock away from one holder that [`inspect`](Self::inspect) has found: a reader or the writer. Returns
+    /// false if the holder's lease had already ended.
     ///
-    /// For operators only: the threads of the reader's client may still be reading, and continue until their client
+    /// For operators only: the threads of the holder's client may still be working, and continue until their client
     /// detects the loss, as after [`Semaphore::force_unlock`](crate::Semaphore::force_unlock).
     ///
     /// # Errors
@@ -149,9 +134,8 @@ impl RwLock {
     /// assert!(stuck.unlock().unwrap_err().is_lease_lost());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn force_unlock(&self, reader: &ReaderInfo) -> Result<bool, Error> {
-        let share = (reader.0.mode, reader.0.holder.clone());
-        self.lock.force(reader.0.lease, Some(share))
+    pub fn force_unlock(&self, holder: &HolderInfo) -> Result<bool, Error> {
+        self.lock.force(holder)
     }
 }
 
@@ -317,68 +301,45 @@ impl fmt::Debug for RwLockWriteGuard {
 /// let reader = catalog.read()?;
 /// let found = catalog.inspect()?;
 /// assert!(found.writer().is_none());
+/// assert_eq!(found.holders(), found.readers());
 /// assert_eq!((found.readers().len(), found.readers_in_total(), found.clients_waiting()), (1, 1, 0));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RwLockInfo {
-    writer: Option<LockInfo>,
-    readers: Vec<ReaderInfo>,
-    total: u32,
-    queued: usize,
-}
-
-impl RwLockInfo {
-    /// The writer, if there is one.
-    pub fn writer(&self) -> Option<&LockInfo> {
-        self.writer.as_ref()
-    }
-
-    /// The readers whose leases end first if they are not renewed, at most 100.
-    pub fn readers(&self) -> &[ReaderInfo] {
-        &self.readers
-    }
-
-    /// The number of all readers.
-    pub fn readers_in_total(&self) -> u32 {
-        self.total
-    }
-
-    /// The number of clients in the queue. Each client may have several waiting threads.
-    pub fn clients_waiting(&self) -> usize {
-        self.queued
-    }
-}
-
-/// The lease of a reader, from [`RwLockInfo::readers`].
-///
-/// ```
-/// # let client = leasehold::Client::memory()?;
-/// let guard = client.rw_lock("catalog").read()?;
-/// for reader in client.rw_lock("catalog").inspect()?.readers() {
-///     println!("{} until {:?} from now", reader.holder(), reader.expires_in());
-///     assert_eq!(reader.id(), guard.id());
-/// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ReaderInfo(FoundShare);
+pub struct RwLockInfo(Holders);
 
-impl ReaderInfo {
-    /// The client that reads: `host/pid/random`.
-    pub fn holder(&self) -> &HolderId {
-        &self.0.holder
+impl RwLockInfo {
+    /// The holders, at most 100: the readers whose leases end first, or the writer. Permits of a semaphore, if they
+    /// hold the key.
+    pub fn holders(&self) -> &[HolderInfo] {
+        &self.0.listed
     }
 
-    /// The [`RwLockReadGuard::id`] of the lease.
-    pub fn id(&self) -> String {
-        self.0.lease.to_string()
+    /// The writer, if there is one.
+    pub fn writer(&self) -> Option<&HolderInfo> {
+        let is_writer = self.0.kind() == Some(HolderKind::Exclusive);
+        self.0.listed.first().filter(|_| is_writer)
     }
 
-    /// The time until the lease ends if it is not renewed.
-    pub fn expires_in(&self) -> Duration {
-        self.0.expires_in
+    /// At most 100 readers: those whose leases end first if they are not renewed.
+    pub fn readers(&self) -> &[HolderInfo] {
+        match self.0.kind() {
+            Some(HolderKind::Reader) => &self.0.listed,
+            _ => &[],
+        }
+    }
+
+    /// The number of all readers.
+    pub fn readers_in_total(&self) -> u32 {
+        match self.0.kind() {
+            Some(HolderKind::Reader) => self.0.taken,
+            _ => 0,
+        }
+    }
+
+    /// The number of clients in the queue. Each client may have several waiting threads.
+    pub fn clients_waiting(&self) -> usize {
+        self.0.queued
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::acquire::Until;
 use crate::client::Client;
-use crate::command::{FoundShare, FoundShares, Mode, Reply};
+use crate::command::Mode;
 use crate::locks::guard::{Guard, guard};
+use crate::locks::held::{HolderInfo, HolderKind, Holders};
 use crate::locks::lock::{Lock, calls, settings};
-use crate::report::error::{Error, ErrorKind};
-use crate::util::id::HolderId;
+use crate::report::error::Error;
 
 /// A number of permits under one key, and the settings to acquire them. From [`Client::semaphore`].
 ///
@@ -122,11 +122,12 @@ impl Semaphore {
     }
 
     /// The permits that are held according to Redis, and the number of waiting clients. For diagnosis only: the result
-    /// may be out of date when you read it.
+    /// may be out of date when you read it. While a [`Mutex`](crate::Mutex) or readers of a [`RwLock`](crate::RwLock)
+    /// hold the key, [`holders`](SemaphoreInfo::holders) lists them, and no permit is available.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the key does not hold permits, such
-    /// as that of a mutex; `Unsupported` on a quorum.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a
+    /// lock; `Unsupported` on a quorum.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -138,25 +139,13 @@ impl Semaphore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn inspect(&self) -> Result<SemaphoreInfo, Error> {
-        let found = match self.lock.inspect()? {
-            Reply::Shared(found) if found.shares.iter().any(|share| share.mode.is_read()) => None,
-            Reply::Shared(found) => Some(*found),
-            Reply::Missing => Some(FoundShares::default()),
-            _ => None,
-        };
-        let found = found.ok_or_else(|| {
-            let message = "the key holds a lock, and no permits of a semaphore";
-            Error::new(ErrorKind::Protocol, message).with_key(self.lock.name())
-        })?;
         Ok(SemaphoreInfo {
             limit: self.lock.mode.limit(),
-            taken: found.taken,
-            queued: found.queued,
-            holders: found.shares.into_iter().map(PermitInfo).collect(),
+            holders: self.lock.inspect()?,
         })
     }
 
-    /// Takes the permits of one holder away, as [`inspect`](Self::inspect) found them. The next waiters then get them.
+    /// Takes away the permits of one holder that [`inspect`](Self::inspect) has found. The next waiters then get them.
     /// Returns false if they were released before.
     ///
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
@@ -180,10 +169,8 @@ impl Semaphore {
     /// assert!(stuck.unlock().unwrap_err().is_lease_lost());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn force_unlock(&self, holder: &PermitInfo) -> Result<bool, Error> {
-        let FoundShare { lease, mode, .. } = holder.0;
-        let share = Some((mode, holder.0.holder.clone()));
-        self.lock.force(lease, share)
+    pub fn force_unlock(&self, holder: &HolderInfo) -> Result<bool, Error> {
+        self.lock.force(holder)
     }
 }
 
@@ -262,71 +249,31 @@ impl fmt::Debug for SemaphorePermit {
 #[non_exhaustive]
 pub struct SemaphoreInfo {
     limit: u32,
-    taken: u32,
-    queued: usize,
-    holders: Vec<PermitInfo>,
+    holders: Holders,
 }
 
 impl SemaphoreInfo {
-    /// The holders whose permits end first if they are not renewed, at most 100.
-    pub fn holders(&self) -> &[PermitInfo] {
-        &self.holders
+    /// At most 100 holders: those whose leases end first if they are not renewed.
+    pub fn holders(&self) -> &[HolderInfo] {
+        &self.holders.listed
     }
 
-    /// The number of permits that are held, or that [`min_hold`](Semaphore::min_hold) keeps taken.
+    /// The number of permits that are held, or that [`min_hold`](Semaphore::min_hold) keeps taken. All of them while a
+    /// mutex or readers hold the key.
     pub fn taken(&self) -> u32 {
-        self.taken
+        match self.holders.kind() {
+            Some(HolderKind::Exclusive | HolderKind::Reader) => self.limit,
+            _ => self.holders.taken,
+        }
     }
 
     /// The number of permits that are left under the limit of this semaphore. Clients may be waiting for them.
     pub fn available(&self) -> u32 {
-        self.limit.saturating_sub(self.taken)
+        self.limit.saturating_sub(self.taken())
     }
 
     /// The number of clients in the queue. Each client may have several waiting threads.
     pub fn clients_waiting(&self) -> usize {
-        self.queued
-    }
-}
-
-/// The permits of one holder, from [`SemaphoreInfo::holders`].
-///
-/// ```
-/// # let client = leasehold::Client::memory()?;
-/// let permit = client.semaphore("gpu", 8).weight(3).acquire()?;
-/// for one in client.semaphore("gpu", 8).inspect()?.holders() {
-///     println!("{} until {:?} from now", one.holder(), one.expires_in());
-///     assert_eq!((one.id(), one.weight(), one.limit()), (permit.id(), 3, 8));
-/// }
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PermitInfo(FoundShare);
-
-impl PermitInfo {
-    /// The client that holds the permits: `host/pid/random`.
-    pub fn holder(&self) -> &HolderId {
-        &self.0.holder
-    }
-
-    /// The [`SemaphorePermit::id`] of the grant.
-    pub fn id(&self) -> String {
-        self.0.lease.to_string()
-    }
-
-    /// The number of permits.
-    pub fn weight(&self) -> u32 {
-        self.0.mode.weight()
-    }
-
-    /// The limit of the semaphore that the holder used.
-    pub fn limit(&self) -> u32 {
-        self.0.mode.limit()
-    }
-
-    /// The time until the permits end if they are not renewed.
-    pub fn expires_in(&self) -> Duration {
-        self.0.expires_in
+        self.holders.queued
     }
 }

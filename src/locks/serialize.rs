@@ -1,9 +1,13 @@
 //! Implementations for the feature `serde` that cannot be derived.
 
+use std::time::Duration;
+
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::locks::held::LockInfo;
+use crate::locks::held::{HolderInfo, HolderKind, LockInfo};
+use crate::locks::rwlock::RwLockInfo;
+use crate::locks::semaphore::SemaphoreInfo;
 use crate::util::id::HolderId;
 
 /// Writes the holder as its text.
@@ -23,18 +27,71 @@ impl<'de> Deserialize<'de> for HolderId {
     }
 }
 
+/// Writes `kind` (`exclusive`, `reader` or `permits`), `holder`, `id`, `weight`, `limit`,
+/// `fencing_token` (a string: JSON parsers round a number of that size) and `expires_in_ms`. A field that the holder
+/// does not have is null, and so is the `id` of an exclusive holder, which is enough to make a ticket.
+impl Serialize for HolderInfo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (kind, weight, limit) = match self.kind() {
+            HolderKind::Exclusive => ("exclusive", None, None),
+            HolderKind::Reader => ("reader", None, None),
+            HolderKind::Permits { weight, limit } => ("permits", Some(weight), Some(limit)),
+        };
+        let is_share = matches!(kind, "reader" | "permits");
+        let id = is_share.then(|| self.id());
+        let mut fields = serializer.serialize_struct("HolderInfo", 7)?;
+        fields.serialize_field("kind", kind)?;
+        fields.serialize_field("holder", self.holder())?;
+        fields.serialize_field("id", &id)?;
+        fields.serialize_field("weight", &weight)?;
+        fields.serialize_field("limit", &limit)?;
+        fields.serialize_field("fencing_token", &token_text(self.fencing_token()))?;
+        fields.serialize_field("expires_in_ms", &self.expires_in().map(millis))?;
+        fields.end()
+    }
+}
+
 /// Writes `holder`, `fencing_token` (a string: JSON parsers round a number of that size; null if Redis does not know
-/// it), `expires_in_ms` and `clients_waiting`. Leaves out the lease id, which is enough to make a ticket.
+/// it), `expires_in_ms`, `holders` and `clients_waiting`. Leaves out the lease id, which is enough to make a ticket.
 impl Serialize for LockInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let millis =
-            |left: std::time::Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        let mut fields = serializer.serialize_struct("LockInfo", 4)?;
+        let mut fields = serializer.serialize_struct("LockInfo", 5)?;
         fields.serialize_field("holder", self.holder())?;
-        let token = self.fencing_token().map(|token| token.to_string());
-        fields.serialize_field("fencing_token", &token)?;
+        fields.serialize_field("fencing_token", &token_text(self.fencing_token()))?;
         fields.serialize_field("expires_in_ms", &self.expires_in().map(millis))?;
+        fields.serialize_field("holders", self.holders())?;
         fields.serialize_field("clients_waiting", &self.clients_waiting())?;
         fields.end()
     }
+}
+
+/// Writes `holders`, `readers` (their number) and `clients_waiting`.
+impl Serialize for RwLockInfo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("RwLockInfo", 3)?;
+        fields.serialize_field("holders", self.holders())?;
+        fields.serialize_field("readers", &self.readers_in_total())?;
+        fields.serialize_field("clients_waiting", &self.clients_waiting())?;
+        fields.end()
+    }
+}
+
+/// Writes `holders`, `taken`, `available` and `clients_waiting`.
+impl Serialize for SemaphoreInfo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("SemaphoreInfo", 4)?;
+        fields.serialize_field("holders", self.holders())?;
+        fields.serialize_field("taken", &self.taken())?;
+        fields.serialize_field("available", &self.available())?;
+        fields.serialize_field("clients_waiting", &self.clients_waiting())?;
+        fields.end()
+    }
+}
+
+fn token_text(token: Option<u64>) -> Option<String> {
+    token.map(|token| token.to_string())
+}
+
+fn millis(left: Duration) -> u64 {
+    u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
 }

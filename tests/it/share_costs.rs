@@ -163,7 +163,8 @@ fn a_killed_holders_permit_is_granted_at_its_end() {
         let ends_in = holders
             .find(|holder| holder.id() == id)
             .unwrap()
-            .expires_in();
+            .expires_in()
+            .unwrap();
         let end = Instant::now() + ends_in;
         let before = script_calls(&server);
         let permit = semaphore.acquire().unwrap();

@@ -1,7 +1,9 @@
 //! Readers and writers of a read-write lock.
 
 use leasehold::crossbeam_channel::bounded;
-use leasehold::{ErrorKind, LossReason, Released, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use leasehold::{
+    ErrorKind, HolderKind, LossReason, Released, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use leasehold_testbed::eventually;
 
 use crate::conformance::backend::Backend;
@@ -211,6 +213,17 @@ pub fn force_unlock_takes_one_reader(backend: &dyn Backend) {
     kept.check().unwrap();
     assert_eq!(operator.inspect().unwrap().readers_in_total(), 1);
     kept.unlock().unwrap();
+    // The release of a kind that has ended spares the other kind.
+    let writer = one.write().unwrap();
+    let former = operator.inspect().unwrap();
+    assert!(!operator.force_unlock(reader.unwrap()).unwrap());
+    writer.check().unwrap();
+    writer.unlock().unwrap();
+    let kept = two.read().unwrap();
+    assert!(!operator.force_unlock(former.writer().unwrap()).unwrap());
+    kept.check().unwrap();
+    assert_eq!(operator.inspect().unwrap().readers_in_total(), 1);
+    kept.unlock().unwrap();
 }
 
 /// Names with braces, blanks and other signs, also those that Redis Cluster reads as hash tags.
@@ -258,11 +271,16 @@ pub fn readers_and_permits_do_not_mix(backend: &dyn Backend) {
     let reader = lock.read().unwrap();
     let refused = semaphore.acquire().map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Protocol);
-    assert_eq!(semaphore.inspect().unwrap_err().kind(), ErrorKind::Protocol);
+    let found = semaphore.inspect().unwrap();
+    assert_eq!(found.holders()[0].id(), reader.id());
+    assert_eq!(found.holders()[0].kind(), HolderKind::Reader);
+    assert_eq!(found.available(), 0);
     reader.unlock().unwrap();
     let permit = semaphore.acquire().unwrap();
     let refused = lock.read().map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Protocol);
-    assert_eq!(lock.inspect().unwrap_err().kind(), ErrorKind::Protocol);
+    let found = lock.inspect().unwrap();
+    assert_eq!(found.holders()[0].id(), permit.id());
+    assert!(found.readers().is_empty() && found.writer().is_none());
     permit.unlock().unwrap();
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use leasehold::crossbeam_channel::bounded;
-use leasehold::{Client, ErrorKind, LossReason, Semaphore};
+use leasehold::{Client, ErrorKind, HolderInfo, HolderKind, LossReason, Semaphore};
 use leasehold_testbed::eventually;
 
 use crate::conformance::backend::Backend;
@@ -123,7 +123,11 @@ pub fn the_limit_belongs_to_the_caller(backend: &dyn Backend) {
     assert_eq!(recorder.count(What::LimitsDiffer, "k"), 1);
     let info = two.semaphore("k", 1).inspect().unwrap();
     assert_eq!((info.taken(), info.available()), (3, 0));
-    let mut limits: Vec<u32> = info.holders().iter().map(|holder| holder.limit()).collect();
+    let limit_of = |holder: &HolderInfo| match holder.kind() {
+        HolderKind::Permits { limit, .. } => limit,
+        other => panic!("{other:?}"),
+    };
+    let mut limits: Vec<u32> = info.holders().iter().map(limit_of).collect();
     limits.sort_unstable();
     assert_eq!(limits, [2, 2, 3]);
 }
@@ -242,8 +246,18 @@ pub fn a_mutex_excludes_permits(backend: &dyn Backend) {
     let semaphore = one.semaphore("k", 2);
     let permits = [(); 2].map(|()| semaphore.acquire().unwrap());
     assert!(two.mutex("k").try_lock().unwrap().is_none());
-    let error = two.mutex("k").inspect().unwrap_err();
+    // Each inspection lists the holders, whatever their kind.
+    let found = two.mutex("k").inspect().unwrap().unwrap();
+    let mut shown: Vec<String> = found.holders().iter().map(HolderInfo::id).collect();
+    let mut held = permits.each_ref().map(|permit| permit.id()).to_vec();
+    shown.sort_unstable();
+    held.sort_unstable();
+    assert_eq!(shown, held);
+    let error = two.mutex("k").force_unlock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol);
+    let found = two.rw_lock("k").inspect().unwrap();
+    assert_eq!((found.holders().len(), found.readers().len()), (2, 0));
+    assert!(found.writer().is_none());
     let mutex = two.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&semaphore, 1);
@@ -253,8 +267,9 @@ pub fn a_mutex_excludes_permits(backend: &dyn Backend) {
     }
     let guard = waiter.within(SOON, "the lock");
     assert!(semaphore.try_acquire().unwrap().is_none());
-    let error = semaphore.inspect().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Protocol);
+    let found = semaphore.inspect().unwrap();
+    assert_eq!(found.holders()[0].kind(), HolderKind::Exclusive);
+    assert_eq!((found.taken(), found.available()), (2, 0));
     let waiter = wait_for(&semaphore);
     let found = || two.mutex("k").inspect().unwrap();
     assert!(eventually(SOON, || found()
@@ -275,7 +290,11 @@ pub fn force_unlock_takes_the_permits_of_one_holder(backend: &dyn Backend) {
         .iter()
         .find(|holder| holder.id() == stuck.id());
     let holder = holder.unwrap();
-    assert_eq!((holder.holder(), holder.weight()), (one.holder_id(), 2));
+    let kind = HolderKind::Permits {
+        weight: 2,
+        limit: 3,
+    };
+    assert_eq!((holder.holder(), holder.kind()), (one.holder_id(), kind));
     assert!(semaphore.force_unlock(holder).unwrap());
     assert!(!semaphore.force_unlock(holder).unwrap());
     let by = operator.holder_id().clone();
