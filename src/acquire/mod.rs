@@ -34,6 +34,7 @@
 
 pub mod attempt;
 pub mod claim;
+pub mod convert;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;

@@ -278,6 +278,34 @@ impl LocalQueues {
         shares.is_none_or(|shares| shares.remove_guard(lease))
     }
 
+    /// Whether a reader lease has exactly one guard.
+    pub fn has_one_guard(&self, lease: &Lease) -> bool {
+        let key = &lease.grant().key;
+        let shard = self.shard(key);
+        let shares = shard.shares.get(key);
+        shares.is_some_and(|shares| shares.has_one_guard(lease))
+    }
+
+    /// Replaces `before` by `next`, which a conversion has made of it. If `next` is a reader's lease, the readers at
+    /// the head of the queue join it, within the limits of hand-offs, and the first waiter behind them asks Redis.
+    pub fn replace_converted(&self, before: &Lease, next: &Arc<Lease>, limits: HandOffs) {
+        let (key, now) = (&next.grant().key, self.clock.now());
+        let mut shard = self.shard(key);
+        let removed = shard.remove_holder(before);
+        let mut lost = shard.lost_to(next);
+        lost.extend(shard.insert(next, now));
+        let joined = shard.let_readers_join(key, limits, now);
+        shard.wake_after_share(next);
+        shard.tidy(key);
+        drop(shard);
+        joined.iter().for_each(|reader| reader.ring());
+        drop(removed);
+        for other in lost {
+            // Redis has found no other lease at the key.
+            other.lose(now, LossReason::Deleted);
+        }
+    }
+
     /// Hands the lock off to the first waiter, if there is one and `pass_on` returns a lease for that waiter's options.
     /// Calls `pass_on` under the shard's mutex.
     pub fn hand_off(
@@ -299,7 +327,7 @@ impl LocalQueues {
             queue.waiters.pop_front();
         }
         shard.tidy(key);
-        let before = shard.insert(&next);
+        let before = shard.insert(&next, next.grant().since);
         // The mutex is still locked. A waiter that leaves the queue afterwards finds this lease.
         first.hand_off(next);
         shard.wake_after_share(lease);
@@ -561,14 +589,14 @@ impl Shard {
         }
     }
 
-    /// Adds a holder. Returns the lease that it replaces.
-    fn insert(&mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
+    /// Adds a holder that has held the key in its present mode since this time. Returns the lease that it replaces.
+    fn insert(&mut self, lease: &Arc<Lease>, since: MonotonicTime) -> Option<Arc<Lease>> {
         let (grant, lease) = (lease.grant(), Arc::clone(lease));
         match grant.options.mode {
             Mode::Exclusive => self.holders.insert(lease),
             _ => {
                 let shares = self.shares.entry(grant.key.clone()).or_default();
-                shares.insert(lease)
+                shares.insert(lease, since)
             }
         }
     }
@@ -903,7 +931,7 @@ impl WaiterGuard<'_> {
             forced = queue.forced.take();
         }
         let mut lost = shard.lost_to(lease);
-        lost.extend(shard.insert(lease));
+        lost.extend(shard.insert(lease, now));
         let joined = shard.let_readers_join(self.key, limits, now);
         shard.wake_after_share(lease);
         shard.tidy(self.key);

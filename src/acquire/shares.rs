@@ -26,6 +26,8 @@ struct Share {
     guards: usize,
     /// How many readers have joined.
     joins: u32,
+    /// When this client got the share. A reader may have been a writer before.
+    since: MonotonicTime,
 }
 
 impl Shares {
@@ -47,8 +49,8 @@ impl Shares {
         share.is_some_and(|share| std::ptr::eq(&*share.lease, lease))
     }
 
-    /// Adds a lease with one guard. Returns the lease that had the same id, which was handed off.
-    pub fn insert(&mut self, lease: Arc<Lease>) -> Option<Arc<Lease>> {
+    /// Adds a lease with one guard. Returns the lease with the same id that this one replaces after a hand-off.
+    pub fn insert(&mut self, lease: Arc<Lease>, since: MonotonicTime) -> Option<Arc<Lease>> {
         let (id, mode) = (lease.grant().id, lease.grant().options.mode);
         if mode == Mode::Read {
             self.latest_reader = Some(id);
@@ -57,6 +59,7 @@ impl Shares {
             lease,
             guards: 1,
             joins: 0,
+            since,
         };
         self.leases.insert(id, share).map(|before| before.lease)
     }
@@ -82,7 +85,7 @@ impl Shares {
         let share = self.leases.get_mut(&self.latest_reader?)?;
         let may_join = share.guards > 0
             && share.joins < limits.count
-            && now.since(share.lease.grant().since) < limits.time
+            && now.since(share.since) < limits.time
             && share.lease.may_be_joined(now, options);
         may_join.then(|| {
             share.guards += 1;
@@ -98,7 +101,13 @@ impl Shares {
         }
     }
 
-    /// Removes a guard of the lease. Returns true if it was the last one: its caller releases the lease.
+    /// Whether the lease has exactly one guard.
+    pub fn has_one_guard(&self, lease: &Lease) -> bool {
+        let share = self.leases.get(&lease.grant().id);
+        share.is_some_and(|share| share.guards == 1)
+    }
+
+    /// Removes a guard of the lease. Returns true if it was the last one: the caller then releases the lease.
     pub fn remove_guard(&mut self, lease: &Lease) -> bool {
         let Some(share) = self.leases.get_mut(&lease.grant().id) else {
             return true;

@@ -1,6 +1,7 @@
 //! Tests of one caller's wait, with a clock that the tests move and a store whose replies they set.
 
 pub mod claim;
+pub mod convert;
 pub mod granted;
 pub mod outages;
 pub mod polling;

@@ -4,6 +4,7 @@
 pub mod acquire;
 pub mod adopt;
 pub mod claim;
+pub mod convert;
 pub mod encoder;
 pub mod fenced;
 pub mod inspect;
@@ -34,6 +35,7 @@ use crate::util::id::HolderId;
 pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place, joined_at};
 pub use adopt::{Adopt, Adoption};
 pub use claim::{Claim, LockAndValue};
+pub use convert::Convert;
 pub use fenced::{Read, Write};
 pub use inspect::{FoundShare, FoundShares, Inspect};
 pub use mode::Mode;
@@ -51,6 +53,7 @@ pub enum Command {
     Renew(Renew),
     ForceUnlock(ForceUnlock),
     Adopt(Adopt),
+    Convert(Convert),
     Inspect(Inspect),
     Write(Write),
     Read(Read),
@@ -64,13 +67,14 @@ pub enum Command {
 /// All scripts, in the order in which a batch is written. Releases come before acquires: if a batch releases a key and
 /// acquires it, the acquire finds the key free. Holds come before releases: otherwise a hold would set a key again that
 /// the same batch has released.
-pub static SCRIPTS: [&Script; 11] = [
+pub static SCRIPTS: [&Script; 12] = [
     &vote::HOLD,
     &release::SCRIPT,
     &acquire::SCRIPT,
     &vote::PROPOSE,
     &renew::SCRIPT,
     &adopt::SCRIPT,
+    &convert::SCRIPT,
     &inspect::SCRIPT,
     &fenced::WRITE,
     &fenced::READ,
@@ -143,6 +147,7 @@ macro_rules! with_call {
             Command::Renew($call) => $do,
             Command::ForceUnlock($call) => $do,
             Command::Adopt($call) => $do,
+            Command::Convert($call) => $do,
             Command::Inspect($call) => $do,
             Command::Write($call) => $do,
             Command::Read($call) => $do,
@@ -203,6 +208,7 @@ impl Command {
             Self::Acquire(acquire) => acquire.replicas,
             Self::Renew(renew) => renew.replicas,
             Self::Adopt(adopt) => adopt.grant.replicas,
+            Self::Convert(convert) => convert.replicas,
             Self::Claim(claim) => claim.replicas,
             _ => None,
         }
@@ -213,7 +219,7 @@ impl Command {
         matches!(self, Self::Acquire(acquire) if acquire.may_queue())
     }
 
-    /// The release that undoes this command, if it is an acquire or an adoption.
+    /// The release that undoes this command, if it is an acquire, an adoption or a conversion.
     pub fn undo(&self, now: MonotonicTime) -> Option<Release> {
         match self.if_unanswered(now) {
             IfUnanswered::Undo(release) => Some(release),
@@ -312,7 +318,7 @@ impl Reply {
         }
     }
 
-    /// Whether the caller's lease holds the key after this reply to an acquire, adoption or renewal.
+    /// Whether the caller's lease holds the key after this reply to an acquire, adoption, conversion or renewal.
     pub fn is_success(&self) -> bool {
         matches!(
             self,

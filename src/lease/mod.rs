@@ -27,6 +27,7 @@
 
 pub mod by_key;
 pub mod callbacks;
+pub mod conversion;
 pub mod grant;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -81,6 +82,8 @@ struct State {
     tracked: bool,
     /// Whether a request that changes the ttl is under way. There is one such request at a time.
     ttl_changing: bool,
+    /// Whether the request under way is a conversion, which changes the mode of the lease and its id in Redis.
+    is_converting: bool,
     /// Whether hand-offs of the lease within the client are forbidden.
     no_hand_off: bool,
     /// Whether other clients may be in the key's queue in Redis.
@@ -101,12 +104,17 @@ struct Extras {
     check: Option<Check>,
     /// Whether the check is queued or running.
     checking: bool,
+    /// The lease that a conversion made of this one while the check was queued or running. The check then decides about
+    /// that lease.
+    converted_to: Option<Weak<Lease>>,
     /// When to warn that `max_hold` ends soon.
     warn_at: Option<MonotonicTime>,
     listeners: LossListeners,
     force: ForceReport,
     /// Notified when a change of the ttl has ended.
     ttl_change_ended: Option<Arc<Condvar>>,
+    /// Whether a report during a conversion said that the key does not contain the lease.
+    was_reported_missing: bool,
 }
 
 /// The reports of messages about a `force_unlock` of this lease. Any user may publish such a message, so the lease
@@ -240,6 +248,7 @@ impl Lease {
                 track_at: Some(grant.since.after(TRACK_AFTER)),
                 tracked: false,
                 ttl_changing: false,
+                is_converting: false,
                 no_hand_off: false,
                 others_queued: false,
                 timer: None,
@@ -354,6 +363,7 @@ impl Lease {
             track_at: (!state.tracked).then(|| now.after(TRACK_AFTER)),
             tracked: false,
             ttl_changing: false,
+            is_converting: false,
             no_hand_off: false,
             others_queued: state.others_queued,
             timer: None,
@@ -410,8 +420,17 @@ impl Lease {
 
     /// Ends the lease as lost and notifies its listeners, unless the lease has ended before. The reason is `reason`,
     /// unless the validity had ended at `now`.
+    ///
+    /// Ignores a report that the key does not contain the lease during a conversion: the key may contain the lease that
+    /// this one becomes. The reply to the conversion decides.
     pub fn lose(&self, now: MonotonicTime, reason: LossReason) {
-        self.lose_and_unlock(self.lock_and_expire(now), reason);
+        let mut state = self.lock_and_expire(now);
+        let is_missing = matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. });
+        if state.is_converting && is_missing {
+            state.extras().was_reported_missing = true;
+        } else {
+            self.lose_and_unlock(state, reason);
+        }
     }
 
     /// Ends a released lease as lost, because its release did not find it in Redis, and notifies the `detached`

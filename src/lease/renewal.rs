@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::lease::{Lease, Phase, State, TimerHandle};
 use crate::report::loss::LossReason;
 use crate::util::clock::{MonotonicTime, validity};
-use crate::util::sync::Condvar;
+use crate::util::sync::{Condvar, MutexGuard};
 
 /// The actions that are due for a lease at one time.
 #[derive(Debug, PartialEq, Eq)]
@@ -141,9 +141,7 @@ impl Lease {
     /// Stops renewal: the lease is lost for `reason` when its validity ends. Its holder can still extend it. The first
     /// reason counts.
     pub fn stop_renewing(&self, reason: LossReason) {
-        let mut state = self.state.lock();
-        state.renew_at = None;
-        state.extras().renewal_stopped.get_or_insert(reason);
+        self.state.lock().stop_renewing(reason);
     }
 
     /// Whether [`stop_renewing`](Self::stop_renewing) was called.
@@ -157,17 +155,36 @@ impl Lease {
         state.key_until = state.key_until.max(until);
     }
 
-    /// Runs the user's check on this thread. Returns whether to renew now. If the check returns false, stops renewal
-    /// for good.
-    pub fn run_check(&self) -> bool {
+    /// Runs the user's check on this thread. Returns the lease to renew now: this one, or the one that conversions have
+    /// made of it. If the check returns false, stops renewal for good.
+    pub fn run_check(self: &Arc<Self>) -> Option<Arc<Self>> {
         // A lease that has ended has no check any more, and its renewal has no effect.
-        let check = self.state.lock().extras().check.clone();
+        let (_, check) = self.change_checked(|state| state.extras().check.clone());
         let may = check.is_none_or(Check::run);
-        if !may {
-            self.stop_renewing(LossReason::NotRenewed);
+        let (lease, ()) = self.change_checked(|state| {
+            state.extras().checking = false;
+            if !may {
+                state.stop_renewing(LossReason::NotRenewed);
+            }
+        });
+        may.then_some(lease)
+    }
+
+    /// Calls `change` with the state of this lease, or of the one that conversions have made of it since its check was
+    /// queued. Returns that lease, too.
+    fn change_checked<T>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> T) -> (Arc<Self>, T) {
+        let mut lease = Arc::clone(self);
+        loop {
+            let mut state = lease.state.lock();
+            let converted = state.extras().converted_to.as_ref();
+            let Some(next) = converted.and_then(Weak::upgrade) else {
+                let changed = change(&mut state);
+                drop(state);
+                return (lease, changed);
+            };
+            drop(state);
+            lease = next;
         }
-        self.state.lock().extras().checking = false;
-        may
     }
 
     /// Begins the renewal that is due. Returns how long ago it became due. Returns `None` if renewal was stopped, the
@@ -210,19 +227,28 @@ impl Lease {
         deadline: MonotonicTime,
         clock: impl Fn() -> MonotonicTime,
     ) -> bool {
+        self.lock_for_ttl_change(deadline, clock).is_some()
+    }
+
+    /// The same as [`begin_ttl_change`](Self::begin_ttl_change); returns the locked state.
+    pub(super) fn lock_for_ttl_change(
+        &self,
+        deadline: MonotonicTime,
+        clock: impl Fn() -> MonotonicTime,
+    ) -> Option<MutexGuard<'_, State>> {
         let mut state = self.lock_and_expire(clock());
         while state.ttl_changing && state.phase == Phase::Held {
             let left = deadline.since(clock());
             let ttl_change_ended = state.ttl_change_ended();
             if left.is_zero() || ttl_change_ended.wait_for(&mut state, left).timed_out() {
-                return false;
+                return None;
             }
         }
         if state.phase != Phase::Held {
-            return false;
+            return None;
         }
         state.ttl_changing = true;
-        true
+        Some(state)
     }
 
     /// Whether a thread waits for the end of a change of the ttl, or has waited for one.
@@ -239,22 +265,32 @@ impl Lease {
         let mut state = self.lock_and_expire(now);
         state.ttl_changing = false;
         if state.phase == Phase::Held {
-            let valid_until = self.grant.at_most_hold_until(asked_at.after(validity(ttl)));
-            state.valid_until = state.valid_until.max(valid_until);
-            state.capped |= self.grant.is_capped(asked_at, ttl);
-            state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
-            state.renewal_due = false;
-            // An extension for less than the full ttl does not postpone the renewal.
-            let full_ttl_at = self.full_ttl_at(&state, asked_at);
-            state.renew_at = match state.renewal_stopped() {
-                Some(_) => None,
-                None => self.grant.next_renewal(full_ttl_at, state.capped),
-            };
+            self.record_ttl(&mut state, now, asked_at, ttl);
         }
         state.notify_ttl_change_ended();
     }
 
-    /// When a renewal with the full ttl would have been sent to give the lease its present validity; `latest` at most.
+    pub(super) fn record_ttl(
+        &self,
+        state: &mut State,
+        now: MonotonicTime,
+        asked_at: MonotonicTime,
+        ttl: Duration,
+    ) {
+        let valid_until = self.grant.at_most_hold_until(asked_at.after(validity(ttl)));
+        state.valid_until = state.valid_until.max(valid_until);
+        state.capped |= self.grant.is_capped(asked_at, ttl);
+        state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
+        state.renewal_due = false;
+        // An extension for less than the full ttl does not postpone the renewal.
+        let full_ttl_at = self.full_ttl_at(state, asked_at);
+        state.renew_at = match state.renewal_stopped() {
+            Some(_) => None,
+            None => self.grant.next_renewal(full_ttl_at, state.capped),
+        };
+    }
+
+    /// The time at which a renewal with the full ttl would have given the lease its present validity; at most `latest`.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
@@ -313,12 +349,17 @@ impl Lease {
 }
 
 impl State {
+    fn stop_renewing(&mut self, reason: LossReason) {
+        self.renew_at = None;
+        self.extras().renewal_stopped.get_or_insert(reason);
+    }
+
     /// The condition variable for threads that wait until a change of the ttl ends.
     fn ttl_change_ended(&mut self) -> Arc<Condvar> {
         Arc::clone(self.extras().ttl_change_ended.get_or_insert_default())
     }
 
-    fn notify_ttl_change_ended(&self) {
+    pub(super) fn notify_ttl_change_ended(&self) {
         let extras = self.extras.as_ref();
         if let Some(ended) = extras.and_then(|extras| extras.ttl_change_ended.as_ref()) {
             ended.notify_all();

@@ -12,7 +12,7 @@ use crate::process::threads::ThreadGroup;
 const SECOND: Duration = Duration::from_secs(1);
 
 struct Fixture {
-    lease: Lease,
+    lease: Arc<Lease>,
     asked_at: MonotonicTime,
     callbacks: Arc<CallbackExecutor>,
     threads: ThreadGroup,
@@ -38,7 +38,7 @@ fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Grant)) -> Fixture 
     };
     change(&mut grant);
     Fixture {
-        lease: Lease::new(grant, Arc::clone(&callbacks), check),
+        lease: Arc::new(Lease::new(grant, Arc::clone(&callbacks), check)),
         asked_at,
         callbacks,
         threads,

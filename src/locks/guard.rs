@@ -111,6 +111,24 @@ impl Guard {
         self.unlock().map(drop)
     }
 
+    /// Converts the lease to this mode, and returns the guard of the new lease. Returns this guard if other readers
+    /// hold the key. After an error, the hold has ended.
+    pub fn convert(mut self, mode: Mode) -> Result<Result<Self, Self>, Error> {
+        let client = self.client.clone();
+        let acquirer = &self.live().and_then(|_| client.live())?.acquirer;
+        let (lease, number) = (Arc::clone(&self.lease), self.number);
+        let converted = acquirer.convert(&lease, number, mode, |converted| match converted {
+            Ok(None) => {}
+            Ok(Some(_)) => self.end("converted", true),
+            Err(error) if error.is_lease_lost() => self.end("lost", false),
+            Err(_) => self.end("unconfirmed", false),
+        });
+        Ok(match converted? {
+            Some(lease) => Ok(Self::new(lease, client)),
+            None => Err(self),
+        })
+    }
+
     /// Ends the hold without a release, and returns a ticket. If the store has no tickets, the drop releases the lock.
     pub fn into_ticket(mut self) -> Result<String, Error> {
         let checked = self.live()?.check(Feature::Tickets);
@@ -204,6 +222,12 @@ impl Guard {
     /// Runs `work` in the span of this hold.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         self.observed.run(work)
+    }
+
+    /// Records that the hold has ended, and reports it.
+    fn end(&mut self, outcome: &'static str, confirmed: bool) {
+        self.has_ended = true;
+        self.report_end(outcome, confirmed);
     }
 
     /// Reports the end of the hold to the span, the metrics and the event handler.

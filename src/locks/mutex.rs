@@ -202,6 +202,10 @@ impl MutexGuard {
         Self { guard }
     }
 
+    pub(crate) fn into_guard(self) -> Guard {
+        self.guard
+    }
+
     /// Stops renewal: the lock is lost for `reason` when its validity ends.
     pub(crate) fn stop_renewing(&self, reason: LossReason) {
         self.guard.stop_renewing(reason);

@@ -26,7 +26,8 @@ use crate::report::released::Released;
 ///
 /// A thread that reads must not call [`read`](Self::read) again: if a writer waits in between, the second call waits
 /// for the writer, and the writer waits for the first guard. [Clone](RwLockReadGuard) the guard instead. A thread that
-/// reads must not call [`write`](Self::write) either: it would wait for its own guard.
+/// reads must not call [`write`](Self::write) either: it would wait for its own guard. If it is the only reader, it can
+/// [become the writer](RwLockReadGuard::try_upgrade).
 ///
 /// # Where it works
 ///
@@ -182,6 +183,50 @@ impl RwLockReadGuard {
         self.guard.lease.grant().token
     }
 
+    /// Becomes the writer, without a gap in which another client could write. Returns the guard of the writer if this
+    /// guard is the only reader of the key over all clients. If a clone, another guard of this client, or another
+    /// client reads, too, returns this guard as `Ok(Err(guard))`. Sends one request at most.
+    ///
+    /// Never waits for other holders, so two readers that upgrade at the same time do not deadlock: at most one of them
+    /// becomes the writer. A refused reader may try again later. But if two readers hold their guards and try until
+    /// they succeed, neither of them succeeds. So after a few refusals, drop the guard and call [`RwLock::write`].
+    ///
+    /// Clients that wait for the lock keep their places. A writer that waits for this reader now waits until the new
+    /// writer releases the lock.
+    ///
+    /// The writer has a new token, greater than that of every reader. It has the settings of the reader and is renewed
+    /// as before; a [`fixed_ttl`](RwLock::fixed_ttl) and a [`max_hold`](RwLock::max_hold) count from the grant to the
+    /// reader. The signals and callbacks of this guard end with it, so ask the new guard for its own.
+    ///
+    /// # Errors
+    /// After an error, the lock is not held: this guard has ended.
+    ///
+    /// - `LeaseLost` if the lock was lost before.
+    /// - `Timeout`, `Unavailable`, `Denied`, and the other errors of [`RwLock::try_write`]. Redis may have carried out
+    ///   the request, so the client releases the lock. If the release fails, the lock is free when its ttl has ended.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let catalog = client.rw_lock("catalog");
+    /// let (one, two) = (catalog.read()?, catalog.read()?);
+    /// let Err(one) = one.try_upgrade()? else { panic!("there are two readers") };
+    /// drop(two);
+    ///
+    /// let token = one.fencing_token();
+    /// match one.try_upgrade()? {
+    ///     Ok(writer) => assert!(writer.fencing_token() > token),
+    ///     Err(reader) => drop(reader), // then `catalog.write()?`, and read again
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_upgrade(self) -> Result<Result<RwLockWriteGuard, Self>, Error> {
+        let converted = self.guard.convert(Mode::Exclusive)?;
+        let writer = |guard| RwLockWriteGuard {
+            guard: MutexGuard::new(guard),
+        };
+        Ok(converted.map(writer).map_err(|guard| Self { guard }))
+    }
+
     /// The id of the lease, for logs: 32 hexadecimal digits, which [`inspect`](RwLock::inspect) shows, too.
     ///
     /// ```
@@ -246,7 +291,37 @@ impl RwLockWriteGuard {
         self.guard.unlock()
     }
 
-    /// The guard as that of a mutex, for example for a [ticket](MutexGuard::into_ticket).
+    /// Becomes a reader, without a gap in which another client could write. Readers at the head of the queue enter at
+    /// the same time. A writer at the head of the queue waits for the new reader, and later readers wait behind it.
+    /// The next waiting readers of this client join the new reader, up to
+    /// [`max_hand_offs`](crate::Builder::max_hand_offs) of them. Sends one request.
+    ///
+    /// The reader has a new token, greater than that of this writer. It has the settings of the writer and is renewed
+    /// as before; a [`fixed_ttl`](RwLock::fixed_ttl) and a [`max_hold`](RwLock::max_hold) count from the grant to the
+    /// writer. The signals and callbacks of this guard end with it, so ask the new guard for its own.
+    ///
+    /// # Errors
+    /// The errors of [`try_upgrade`](RwLockReadGuard::try_upgrade). After an error, the lock is not held.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let catalog = client.rw_lock("catalog");
+    /// let writer = catalog.write()?;
+    /// // .. writes, and then publishes what it has written, while other clients cannot change it:
+    /// let reader = writer.downgrade()?;
+    /// assert!(catalog.try_read()?.is_some());
+    /// assert!(catalog.try_write()?.is_none());
+    /// # drop(reader);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn downgrade(self) -> Result<RwLockReadGuard, Error> {
+        match self.guard.into_guard().convert(Mode::Read)? {
+            Ok(guard) => Ok(RwLockReadGuard { guard }),
+            Err(_) => unreachable!("only an upgrade is refused"),
+        }
+    }
+
+    /// Turns this guard into the guard of a mutex, for example to make a [ticket](MutexGuard::into_ticket).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -12,7 +12,7 @@ use std::time::Instant;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use crate::command::script::Script;
-use crate::command::{acquire, adopt, claim, fenced, inspect, release, renew, vote};
+use crate::command::{acquire, adopt, claim, convert, fenced, inspect, release, renew, vote};
 use crate::util::slot::Slot;
 
 use histories::{Operation, Subject, histories, key};
@@ -348,6 +348,15 @@ fn differences_planted_in_shares_are_found() {
         (&release::SCRIPT, "if since then rest =", "if false then rest ="),
         (&release::SCRIPT, "if rest > 0 then", "if false then"),
         (&inspect::SCRIPT, "math.ceil(newest[2]) + 1000 - left", "math.ceil(newest[2]) - left"),
+        // An upgrade beside a second reader, under an old token, or without the mark of its queue.
+        (&convert::SCRIPT, "elseif set.used > 1 then", "elseif false then"),
+        (&convert::SCRIPT, "written = redis.pcall('ZADD', counter, micros, 't')", "written = 1"),
+        (&convert::SCRIPT, "redis.pcall('ZCARD', queue) ~= 0 and ' +' or ''", "''"),
+        (&convert::SCRIPT, "if shift > 5 or shift < -5 then", "if false then"),
+        // A downgrade of another lease, without service of the queue, or with a shorter ttl.
+        (&convert::SCRIPT, "elseif value and share and string.sub(value, 1, 36) == 'lh1 ' .. from then", "elseif value and share then"),
+        (&convert::SCRIPT, "elseif redis.pcall('ZCARD', queue) ~= 0 then", "elseif false then"),
+        (&convert::SCRIPT, "if type(left) == 'number' then ttl = math.max(left, ttl) end", ""),
         (&claim::SCRIPT, "and not use_shares().look(key) then", "and false then"),
     ];
     assert_found(Subject::Shares, plants);

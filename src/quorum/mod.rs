@@ -1045,6 +1045,7 @@ impl Store for QuorumStore {
             Command::Inspect(_) => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
             Command::Adopt(_) => Err(Self::unsupported(TICKETS)),
+            Command::Convert(_) => Err(Self::unsupported(READERS)),
             Command::Read(_) | Command::Write(_) | Command::Claim(_) => {
                 Err(Self::unsupported(FENCED_VALUES))
             }

@@ -385,6 +385,7 @@ const COUNTERS: [CounterSeries; 8] = [
                 "unconfirmed",
                 "dropped",
                 "handed_off",
+                "converted",
                 "shared",
                 "transferred",
                 "lost",

@@ -87,6 +87,14 @@ impl Server {
         self.0.memory.holder(key)
     }
 
+    /// Waits until a client is queued for `key`.
+    pub fn wait_for_queue(&self, key: &Key) {
+        let mut notices = self.0.notices.lock();
+        while self.0.memory.queued(key) == 0 {
+            self.0.changed.wait(&mut notices);
+        }
+    }
+
     /// Ends [`Direct::deliver_all`] once all notifications are delivered.
     pub fn end(&self) {
         self.0.notices.lock().over = true;

@@ -428,7 +428,7 @@ impl Watchdog {
         };
         while let Some(leases) = self.scheduler.checks.wait(next) {
             for lease in leases {
-                if lease.run_check() {
+                if let Some(lease) = lease.run_check() {
                     self.queue_renewals(vec![lease]);
                 }
             }
@@ -458,9 +458,14 @@ impl Watchdog {
     pub fn confirm_shares(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
         for lease in leases {
             if lease.grant().options.mode != Mode::Exclusive {
-                self.queue_report(lease, LossReport::Missed);
+                self.confirm_share(lease);
             }
         }
+    }
+
+    /// Queues a request on a pipeline that asks whether the lease is held.
+    pub fn confirm_share(self: &Arc<Self>, lease: Arc<Lease>) {
+        self.queue_report(lease, LossReport::Missed);
     }
 
     /// Handles a message that `by` unlocked the lease by force. If no other user can publish messages, marks the lease
@@ -574,7 +579,7 @@ impl Watchdog {
     }
 
     /// Schedules a lease again; marks it as lost if the watchdog has stopped.
-    fn schedule_or_lose(&self, lease: &Arc<Lease>) {
+    pub fn schedule_or_lose(&self, lease: &Arc<Lease>) {
         if !self.schedule(lease) {
             lease.lose(self.now(), LossReason::Shutdown);
         }

@@ -7,7 +7,7 @@ use leasehold_testbed::{Proxy, Server};
 use crate::support::{LONG_TTL, SOON, ask, builder, bytes_received, lock, server};
 
 /// The scripts in lua/ that clients of one server call. The other files are scripts of a quorum, or parts of scripts.
-const SCRIPTS: u64 = 8;
+const SCRIPTS: u64 = 9;
 
 /// How many SCRIPT commands the server has carried out.
 pub fn script_commands(server: &Server) -> u64 {

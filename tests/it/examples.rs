@@ -84,6 +84,16 @@ fn daily_job_is_done_once_a_day() {
 }
 
 #[test]
+fn catalog_is_refreshed_by_one_reader() {
+    let server = server();
+    for _ in 0..2 {
+        let printed = run("catalog", &[], &server.url());
+        assert_lines(&printed, &["and 1 of them refreshed it\n"]);
+    }
+    assert!(held_keys(&server).is_empty());
+}
+
+#[test]
 fn rate_limit_delays_the_calls_beyond_it() {
     let printed = run("rate_limit", &[], &server().url());
     assert_lines(&printed, &["12 calls took two windows at least: true\n"]);

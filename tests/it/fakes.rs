@@ -151,12 +151,12 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
         Manner::OtherHashes if request.starts_with(b"*4\r\n$6\r\nCLIENT") => {
             say(stream, b"+OK\r\n+OK\r\n+OK\r\n*0\r\n");
         }
-        Manner::OtherHashes if request.starts_with(b"*10\r\n$6\r\nSCRIPT\r\n$6\r\nEXISTS") => {
-            say(stream, format!("*8\r\n{}", ":0\r\n".repeat(8)).as_bytes());
+        Manner::OtherHashes if request.starts_with(b"*11\r\n$6\r\nSCRIPT\r\n$6\r\nEXISTS") => {
+            say(stream, format!("*9\r\n{}", ":0\r\n".repeat(9)).as_bytes());
         }
         Manner::OtherHashes if request.starts_with(b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD") => {
             let hash = format!("$40\r\n{}\r\n", "0".repeat(40));
-            say(stream, hash.repeat(8).as_bytes());
+            say(stream, hash.repeat(9).as_bytes());
         }
         Manner::Echoing | Manner::EchoingLater => {
             if manner == Manner::EchoingLater {

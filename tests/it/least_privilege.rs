@@ -248,6 +248,11 @@ fn share_permits(trial: &Trial) -> Result<(), Effect> {
         let released = permit.unlock().map_err(text)?;
         expect!(released.is_confirmed(), "not released: {released:?}");
     }
+    let writer = first.rw_lock("r").write().map_err(text)?;
+    let reader = writer.downgrade().map_err(text)?;
+    let writer = reader.try_upgrade().map_err(text)?;
+    let writer = writer.map_err(|reader| format!("{reader:?} is not alone"))?;
+    unlocked(writer.into_mutex_guard())?;
     // Without `pexpiretime`, scripts use a less exact command, which the caller's test of refusals finds.
     Ok(())
 }

@@ -14,6 +14,7 @@ mod connecting;
 mod contention_cost;
 mod contention_faults;
 mod contention_recovery;
+mod conversions;
 mod drop_order;
 mod encryption;
 mod environment;

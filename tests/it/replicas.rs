@@ -250,6 +250,22 @@ fn an_adopted_lock_has_to_be_acknowledged() {
 }
 
 #[test]
+fn a_converted_lock_has_to_be_acknowledged() {
+    let servers = Replicated::start(1);
+    let client = servers.builder(1, secs(2)).outage_timeout(millis(1));
+    let client = client.build().unwrap();
+    let reader = client.rw_lock("k").read().unwrap();
+    let before = servers.waits();
+    let writer = reader.try_upgrade().unwrap().unwrap();
+    let reader = writer.downgrade().unwrap();
+    assert_eq!(servers.waits(), before + 2);
+    servers.cut_off(0);
+    let error = reader.try_upgrade().map(drop).unwrap_err();
+    assert_too_few(&error, "0 of 1");
+    assert_all_become_free(&servers.primary);
+}
+
+#[test]
 fn each_grant_costs_one_wait_only() {
     const LOCKS: u64 = 200;
     let servers = Replicated::start(2);

@@ -30,7 +30,8 @@ fn a_tracked_key_stays_tracked_after_hand_off() {
 fn a_hand_off_keeps_whether_others_are_queued() {
     for others_queued in [false, true] {
         let mut f = lease(|_| {});
-        f.lease = f.lease.with_others_queued(others_queued);
+        let lease = Arc::into_inner(f.lease).unwrap();
+        f.lease = Arc::new(lease.with_others_queued(others_queued));
         let next = hand_off(&f, f.at(1)).unwrap();
         assert_eq!(next.has_others_queued(), others_queued);
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::util::id::LeaseId;
 
 fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
     lease_with(Some(Check::new(check)), |grant| {
@@ -88,12 +89,15 @@ fn a_check_that_fails_once_stops_renewal() {
     let asked = AtomicUsize::new(0);
     let f = checked(move || asked.fetch_add(1, Ordering::SeqCst) != 1);
     f.lease.take_due(f.at(10), set_timer);
-    assert!(f.lease.run_check());
+    assert!(f.lease.run_check().is_some());
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
     f.lease.finish_ttl_change(f.at(10), f.at(10), 30 * SECOND);
     f.lease.take_due(f.at(20), set_timer);
-    assert!(!f.lease.run_check());
-    assert!(f.lease.run_check(), "the check returns true again");
+    assert!(f.lease.run_check().is_none());
+    assert!(
+        f.lease.run_check().is_some(),
+        "the check returns true again"
+    );
     assert!(f.lease.begin_renewal(f.at(20)).is_none(), "too late");
     assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::NotRenewed));
 }
@@ -110,13 +114,153 @@ fn a_running_check_is_not_queued_again() {
     f.lease.finish_ttl_change(f.at(11), f.at(11), 30 * SECOND);
     let end = f.at(11).after(validity(30 * SECOND));
     assert_eq!(f.lease.take_due(f.at(21), set_timer), no_action_before(end));
-    assert!(f.lease.run_check());
+    assert!(f.lease.run_check().is_some());
     f.lease.finish_ttl_change(f.at(22), f.at(22), 30 * SECOND);
     let due = f.lease.take_due(f.at(32), set_timer);
     assert!(
         matches!(due, DueActions::Held { renew: true, .. }),
         "{due:?}"
     );
+}
+
+/// Ends a conversion that Redis has confirmed at `now`.
+fn converted(lease: &Lease, now: MonotonicTime) -> Arc<Lease> {
+    let grant = Grant {
+        id: LeaseId::random(),
+        ..lease.grant().clone()
+    };
+    let converted = lease.convert(grant, now, now, lease.conversion_ttl(now));
+    let (next, detached) = converted.expect("it is held");
+    assert!(detached.check.is_none());
+    next
+}
+
+#[test]
+fn a_queued_check_decides_about_the_converted_lease() {
+    let is_renewed = |due: &DueActions| matches!(due, DueActions::Held { renew: true, .. });
+    for while_running in [true, false] {
+        for may in [true, false] {
+            let old: Arc<Mutex<Option<Arc<Lease>>>> = Arc::default();
+            let next: Arc<Mutex<Option<Arc<Lease>>>> = Arc::default();
+            let (to_convert, is_new) = (Arc::clone(&old), Arc::clone(&next));
+            let convert = move |now| {
+                let Some(old) = to_convert.lock().take() else {
+                    return;
+                };
+                assert!(old.begin_conversion(now, || now));
+                *is_new.lock() = Some(converted(&old, now));
+            };
+            let now = Arc::new(Mutex::new(None));
+            let (at, run) = (Arc::clone(&now), convert.clone());
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = Arc::clone(&asked);
+            let f = checked(move || {
+                count.fetch_add(1, Ordering::SeqCst);
+                if let Some(now) = *at.lock() {
+                    run(now);
+                }
+                may
+            });
+            *old.lock() = Some(Arc::clone(&f.lease));
+            assert!(is_renewed(&f.lease.take_due(f.at(10), set_timer)));
+            match while_running {
+                true => *now.lock() = Some(f.at(10)),
+                false => convert(f.at(10)),
+            }
+            if let Some(next) = &*next.lock() {
+                // The check is queued already.
+                assert!(!is_renewed(&next.take_due(f.at(20), set_timer)));
+            }
+            let renewed = f.lease.run_check();
+            let next = next.lock().take().unwrap();
+            assert_eq!(asked.load(Ordering::SeqCst), 1);
+            assert_eq!(renewed.is_some(), may);
+            if let Some(renewed) = renewed {
+                assert!(Arc::ptr_eq(&renewed, &next));
+                assert_eq!(next.begin_renewal(f.at(20)).is_some(), !while_running);
+                next.finish_ttl_change(f.at(20), f.at(20), 30 * SECOND);
+                assert!(is_renewed(&next.take_due(f.at(30), set_timer)));
+            } else {
+                assert!(!is_renewed(&next.take_due(f.at(30), set_timer)));
+                assert!(next.begin_renewal(f.at(30)).is_none());
+                assert_eq!(next.loss(f.at(40)), Some(LossReason::NotRenewed));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_converted_lease_keeps_its_limits() {
+    let f = lease(|grant| limit(grant, 40 * SECOND));
+    f.lease.finish_ttl_change(f.at(20), f.at(20), 20 * SECOND);
+    let key_until = f.lease.key_until();
+    assert!(f.lease.begin_conversion(f.at(21), || f.at(21)));
+    let next = converted(&f.lease, f.at(21));
+    assert!(next.key_until() >= key_until);
+    assert!(warned(&next.take_due(f.at(36), set_timer)));
+    assert_eq!(next.loss(f.at(40)), Some(LossReason::MaxHold));
+    // Renewal was stopped while Redis converted the lease.
+    let f = lease(|_| {});
+    assert!(f.lease.begin_conversion(f.at(1), || f.at(1)));
+    f.lease.stop_renewing(LossReason::NotRenewed);
+    let next = converted(&f.lease, f.at(1));
+    assert!(next.is_renewal_stopped());
+    assert_eq!(next.loss(f.at(40)), Some(LossReason::NotRenewed));
+}
+
+#[test]
+fn a_conversion_asks_for_the_rest_at_least() {
+    let fixed = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
+    let extended = lease(|_| {});
+    let at = extended.asked_at;
+    extended.lease.finish_ttl_change(at, at, 60 * SECOND);
+    for f in [fixed, extended] {
+        let now = f.asked_at.after(Duration::from_nanos(1));
+        let rest = f.lease.valid_until().since(now);
+        let asked = f.lease.conversion_ttl(now);
+        assert!(asked >= rest && asked < rest + Duration::from_millis(1));
+        assert_eq!(
+            asked.subsec_nanos() % 1_000_000,
+            0,
+            "requests have whole ms"
+        );
+        // Redis deletes a key whose ttl is 0.
+        let late = f.lease.conversion_ttl(f.at(100));
+        assert!(late >= Duration::from_millis(1));
+    }
+}
+
+/// A renewal that became due during a refused conversion is due again, and an extension that waits continues.
+#[test]
+fn a_refused_conversion_restores_renewal() {
+    let f = lease(|_| {});
+    assert!(f.lease.begin_conversion(f.at(9), || f.at(9)));
+    f.lease.take_due(f.at(10), set_timer);
+    assert!(f.lease.begin_renewal(f.at(10)).is_none(), "it converts");
+    assert!(!f.lease.end_conversion());
+    let due = f.lease.take_due(f.at(10), set_timer);
+    assert!(matches!(due, DueActions::Held { renew: true, .. }));
+    assert!(f.lease.begin_renewal(f.at(10)).is_some());
+}
+
+/// An extension waits for a conversion. The old lease ends with it, so the extension fails at once.
+#[test]
+fn a_conversion_wakes_an_extension_that_waits() {
+    let f = lease(|_| {});
+    let (now, far) = (f.at(1), f.at(3600));
+    assert!(f.lease.begin_conversion(far, || now));
+    let lease = Arc::clone(&f.lease);
+    let (ended, begun) = bounded(1);
+    let extension = std::thread::spawn(move || {
+        let begun = lease.begin_ttl_change(far, || now);
+        let _ = ended.send(begun);
+    });
+    while !f.lease.is_ttl_change_awaited() {
+        std::thread::yield_now();
+    }
+    converted(&f.lease, now);
+    assert_eq!(begun.recv_timeout(60 * SECOND), Ok(false));
+    extension.join().unwrap();
 }
 
 #[test]

@@ -11,8 +11,8 @@ use proptest::sample::select;
 
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
-    Acquire, Adopt, Adoption, Claim, Command, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold, Inspect,
-    Mode, Propose, QueueMode, Read, Release, Renew, Write,
+    Acquire, Adopt, Adoption, Claim, Command, Convert, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold,
+    Inspect, Mode, Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::config::key::{Key, KeyLayout};
 use crate::util::clock::MonotonicTime;
@@ -259,6 +259,9 @@ fn command() -> impl Strategy<Value = Command> {
                 Command::Adopt(Adopt { key, lease, grant })
             }
         ),
+        3 => (key(), lease(), lease(), ttl()).prop_map(|(key, from, lease, ttl)| {
+            Command::Convert(Convert { key, from, lease, mode: Mode::Exclusive, ttl, longest: ttl, replicas: None })
+        }),
         1 => key().prop_map(|key| Command::Inspect(Inspect { key })),
         2 => (token, of(vec(any::<u8>(), 0..4)), of(ttl())).prop_map(|(token, value, ttl)| {
             Command::Write(Write { key: value_key(), token, value: value.map(Arc::from), ttl })
@@ -417,6 +420,16 @@ fn in_modes(
 fn set_mode(command: &mut Command, modes: [Mode; 3], n: usize) -> Option<usize> {
     // A lease has one mode.
     let own = match command {
+        Command::Convert(Convert {
+            from, lease, mode, ..
+        }) => {
+            *mode = match modes[client_of(*lease)] {
+                Mode::Read => Mode::Read,
+                _ => Mode::Exclusive,
+            };
+            let own = if mode.is_read() { *lease } else { *from };
+            return Some(client_of(own));
+        }
         Command::Acquire(Acquire { lease, .. })
         | Command::Renew(Renew { lease, .. })
         | Command::Release(Release { lease, .. })

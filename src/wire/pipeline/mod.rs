@@ -40,7 +40,7 @@
 //! | release without a reply | the next leader or the background reads the reply. If the connection breaks, the release is written again on the next connection |
 //! | release that failed | it stays in [`releases`] until its ttl has ended. After a broken connection, it is in the first batches of the next connection. After a refusal, it is written with the next request of its key, or after a pause that doubles |
 //! | release that was confirmed | the next connection may lead to a server without it, so the pipeline repeats it there: [`confirmed`] |
-//! | acquire or adoption without a reply | the caller gets an error. The *undo*, a release of the lease, is written behind it on the same connection before this connection is closed. The request may still arrive late, so the undo is repeated on other connections until it finds the lease or the ttl has passed |
+//! | acquire, adoption or conversion without a reply | the caller gets an error. The *undo*, a release of the lease, is written behind it on the same connection before this connection is closed. The request may still arrive late, so the undo is repeated on other connections until it finds the lease or the ttl has passed |
 //! | grant whose caller has left | the lease is released |
 //! | request that was not written | the caller gets `Unavailable`. There is nothing to undo |
 //! | fenced write without a reply | it is never repeated. The caller gets an error, and can write the same again |

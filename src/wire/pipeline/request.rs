@@ -180,7 +180,7 @@ impl PendingRequest {
                 self.release_now()
             }
             (
-                Command::Acquire(_) | Command::Adopt(_) | Command::Claim(_),
+                Command::Acquire(_) | Command::Adopt(_) | Command::Convert(_) | Command::Claim(_),
                 Ok(
                     Reply::Granted { .. }
                     | Reply::Adopted { .. }
@@ -227,7 +227,7 @@ impl PendingRequest {
         }
     }
 
-    /// Makes a release of the lease for which this acquire or adoption has got a grant or a place in the
+    /// Makes a release of the lease for which this acquire, adoption or conversion has got a grant or a place in the
     /// queue.
     fn release_now(self) -> Next {
         let undo = self.command.undo(MonotonicTime::now());

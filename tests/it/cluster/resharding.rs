@@ -121,6 +121,39 @@ fn permits_move_with_their_slot() {
     moving.assert_free();
 }
 
+/// A conversion is requested while its slot moves. It follows the slot, or it fails and leaves nothing.
+#[test]
+fn a_conversion_follows_its_slot() {
+    for is_moving in [false, true] {
+        let moving = Move::prepare();
+        let client = moving
+            .cluster
+            .settings(steady)
+            .ttl(secs(20))
+            .build()
+            .unwrap();
+        let lock = client.rw_lock(&moving.key);
+        let reader = lock.read().unwrap();
+        if is_moving {
+            moving.begin();
+            let task = Task::start(move || reader.try_upgrade());
+            thread::sleep(millis(300));
+            moving.end();
+            match task.within(2 * SOON, "the upgrade") {
+                Ok(writer) => drop(writer.unwrap().unlock().unwrap()),
+                Err(error) => assert!(error.is_unavailable(), "{error}"),
+            }
+            moving.assert_free();
+            continue;
+        }
+        moving.cluster.move_slot(moving.slot, 1).unwrap();
+        let writer = reader.try_upgrade().unwrap().unwrap();
+        let reader = writer.downgrade().unwrap();
+        assert!(reader.unlock().unwrap().is_confirmed());
+        moving.assert_free();
+    }
+}
+
 #[test]
 fn an_acquire_follows_its_slot() {
     let moving = Move::prepare();

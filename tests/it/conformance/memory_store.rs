@@ -8,6 +8,7 @@ use leasehold::{Client, LossReason, MemoryStore};
 use leasehold_testbed::eventually;
 
 use crate::child::{self, Child, Parent};
+use crate::conformance::rw_lock::upgrade_in_pairs;
 use crate::support::{Recorder, SOON, Task, What, Witness, millis, secs};
 
 /// The default ttl, which users of memory stores have.
@@ -34,6 +35,13 @@ fn steps_of_half_a_ttl_keep_every_lock() {
             }
         }
     }
+}
+
+#[test]
+fn two_upgraders_never_both_write_in_ten_thousand_rounds() {
+    let memory = MemoryStore::new();
+    let pair = [(); 2].map(|()| memory.client().unwrap().rw_lock("k"));
+    upgrade_in_pairs(pair, 10_000);
 }
 
 #[test]

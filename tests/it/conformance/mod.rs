@@ -90,6 +90,10 @@ macro_rules! every_behaviour_on {
                 readers_are_renewed_each_for_itself
                 guards_of_readers_share_a_lease
                 force_unlock_takes_one_reader
+                a_downgrade_lets_readers_in_and_keeps_writers_out
+                a_converted_lock_is_renewed
+                an_upgrade_is_refused_beside_another_reader
+                two_upgraders_never_both_write
                 odd_names_are_locks_of_their_own
                 readers_and_permits_do_not_mix;
             fencing:

@@ -1,5 +1,8 @@
 //! Readers and writers of a read-write lock.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+
 use leasehold::crossbeam_channel::bounded;
 use leasehold::{
     ErrorKind, HolderKind, LossReason, Released, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -226,6 +229,111 @@ pub fn force_unlock_takes_one_reader(backend: &dyn Backend) {
     kept.unlock().unwrap();
 }
 
+pub fn a_downgrade_lets_readers_in_and_keeps_writers_out(backend: &dyn Backend) {
+    let [one, two, three, four] = locks(backend);
+    let writer = one.write().unwrap();
+    let first = start_read(&two);
+    wait_for_queue(&four, 1);
+    let next = start_write(&three);
+    wait_for_queue(&four, 2);
+    let late = start_read(&four);
+    wait_for_queue(&four, 3);
+    let token = writer.fencing_token();
+    let reader = writer.downgrade().unwrap();
+    assert!(reader.fencing_token() > token);
+    // The reader before the waiting writer enters at once; the one behind it waits.
+    let first = first.within(SOON, "the grant beside the former writer");
+    assert!(!next.is_done() && !late.is_done());
+    assert_eq!(one.inspect().unwrap().readers_in_total(), 2);
+    let tokens = [&first, &reader].map(|reader| reader.fencing_token());
+    first.unlock().unwrap();
+    assert!(!next.is_done());
+    reader.unlock().unwrap();
+    let next = next.within(SOON, "the grant to the waiting writer");
+    assert!(tokens.iter().all(|token| *token < next.fencing_token()));
+    next.unlock().unwrap();
+    drop(late.within(SOON, "the grant to the late reader"));
+}
+
+pub fn a_converted_lock_is_renewed(backend: &dyn Backend) {
+    let client = || backend.builder().ttl(backend.ttl()).build().unwrap();
+    let (one, two) = (client().rw_lock("k"), client().rw_lock("k"));
+    let reader = one.write().unwrap().downgrade().unwrap();
+    backend.pass(backend.ttl() + backend.ttl() / 10);
+    reader.check().unwrap();
+    assert!(two.try_write().unwrap().is_none());
+    let writer = reader.try_upgrade().unwrap().unwrap();
+    backend.pass(backend.ttl() + backend.ttl() / 10);
+    writer.check().unwrap();
+    assert!(two.try_read().unwrap().is_none());
+    writer.unlock().unwrap();
+    assert!(two.try_write().unwrap().is_some());
+}
+
+pub fn an_upgrade_is_refused_beside_another_reader(backend: &dyn Backend) {
+    let [one, two, three] = locks(backend);
+    let (reader, other) = (one.read().unwrap(), two.read().unwrap());
+    let reader = reader.try_upgrade().unwrap().unwrap_err();
+    let other = other.try_upgrade().unwrap().unwrap_err();
+    for reader in [&reader, &other] {
+        reader.check().unwrap();
+    }
+    other.unlock().unwrap();
+    // A clone counts, too.
+    let clone = reader.clone();
+    let reader = reader.try_upgrade().unwrap().unwrap_err();
+    drop(clone);
+    // A waiting writer keeps its place.
+    let waiting = start_write(&two);
+    wait_for_queue(&three, 1);
+    let token = reader.fencing_token();
+    let writer = reader.try_upgrade().unwrap().unwrap();
+    assert!(writer.fencing_token() > token);
+    assert!(three.try_read().unwrap().is_none());
+    let found = three.inspect().unwrap();
+    assert_eq!(found.clients_waiting(), 1);
+    assert_eq!(
+        found.writer().map(|writer| writer.fencing_token()),
+        Some(Some(writer.fencing_token()))
+    );
+    assert!(!waiting.is_done());
+    let token = writer.fencing_token();
+    writer.unlock().unwrap();
+    let next = waiting.within(SOON, "the grant to the waiting writer");
+    assert!(next.fencing_token() > token);
+}
+
+/// At most one of two readers that upgrade at the same time becomes the writer.
+pub fn two_upgraders_never_both_write(backend: &dyn Backend) {
+    upgrade_in_pairs(locks(backend), 300);
+}
+
+/// Lets two readers upgrade at the same time, `rounds` times. Returns how many of them became the writer.
+pub fn upgrade_in_pairs(pair: [RwLock; 2], rounds: usize) -> usize {
+    let writers = Arc::new(AtomicUsize::new(0));
+    let both = Arc::new(Barrier::new(2));
+    let upgraders = pair.map(|lock| {
+        let (writers, both) = (Arc::clone(&writers), Arc::clone(&both));
+        Task::start(move || {
+            let mut upgrades = 0;
+            for round in 0..rounds {
+                let reader = lock.read().unwrap();
+                both.wait();
+                if let Ok(writer) = reader.try_upgrade().unwrap() {
+                    assert_eq!(writers.fetch_add(1, Ordering::SeqCst), 0, "{round}");
+                    upgrades += 1;
+                    writers.fetch_sub(1, Ordering::SeqCst);
+                    writer.unlock().unwrap();
+                }
+                both.wait();
+            }
+            upgrades
+        })
+    });
+    let upgrades = upgraders.map(|task| task.within(12 * SOON, "its upgrades"));
+    upgrades.iter().sum()
+}
+
 /// Names with braces, blanks and other signs, also those that Redis Cluster reads as hash tags.
 pub fn odd_names_are_locks_of_their_own(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
@@ -257,11 +365,12 @@ pub fn odd_names_are_locks_of_their_own(backend: &dyn Backend) {
         wait_for_queue(&lock, 1);
         reader.unlock().unwrap();
         let writer = writer.within(SOON, "the grant to the writer");
+        let reader = writer.downgrade().unwrap();
         assert_eq!(
-            (writer.key(), lock.inspect().unwrap().readers_in_total()),
-            (name, 0)
+            (reader.key(), lock.inspect().unwrap().readers_in_total()),
+            (name, 1)
         );
-        writer.unlock().unwrap();
+        reader.try_upgrade().unwrap().unwrap().unlock().unwrap();
     }
 }
 

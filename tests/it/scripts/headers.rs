@@ -2,18 +2,19 @@
 
 use super::parts::PARTS;
 use super::{
-    ACQUIRE, ADOPT, CLAIM, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ, RELEASE,
-    RENEW, Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, CLAIM, CONVERT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ,
+    RELEASE, RENEW, Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 12] = [
+    let scripts: [(&str, &str); 13] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
         ("adopt", &ADOPT),
+        ("convert", &CONVERT),
         ("inspect", &INSPECT),
         ("write", &WRITE),
         ("read", &READ),
@@ -73,6 +74,8 @@ fn scripts_answer_each_key_as_documented() {
         (&**RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
         (&ADOPT, &["host/2/0"], &[ONE, MICROS, TWO, TTL], 0),
         (&ADOPT, &["host/2/0"], &[ONE, MICROS, TWO, ""], 0),
+        (&CONVERT, &["host/2/0"], &[ONE, TWO, TTL, ""], 0),
+        (&CONVERT, &["host/2/0"], &[ONE, TWO, TTL, "r"], 0),
         (&INSPECT, &[], &[], 0),
         (&WRITE, &[], &[token, "", "text"], 1),
         (&WRITE, &[], &[token, "-5000", ""], 1),

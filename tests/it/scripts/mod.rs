@@ -41,6 +41,7 @@ static HOLD: Script = Script::new(|| whole(include_str!("../../../lua/hold.lua")
 static PROBE: Script = Script::new(|| whole(include_str!("../../../lua/probe.lua")));
 static DATA: Script = Script::new(|| whole(include_str!("../../../lua/data.lua")));
 static CLAIM: Script = Script::new(|| whole(include_str!("../../../lua/claim.lua")));
+static CONVERT: Script = Script::new(|| whole(include_str!("../../../lua/convert.lua")));
 static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 
 const FENCE: &str = "p:~fence";
@@ -134,12 +135,13 @@ fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     let queues: Vec<String> = if script == *ACQUIRE {
         let with_mode = locks.zip(modes()).filter(|(_, mode)| !mode.is_empty());
         with_mode.map(|(key, _)| queue_name(key)).collect()
-    } else if [&**RELEASE, &INSPECT].contains(&script) {
+    } else if [&**RELEASE, &INSPECT, &CONVERT].contains(&script) {
         locks.map(|key| queue_name(key)).collect()
     } else {
         Vec::new()
     };
-    let counter = (script == *ADOPT && !keys.contains(&FENCE)).then_some(FENCE);
+    let has_counter = [&**ADOPT, &CONVERT].contains(&script);
+    let counter = (has_counter && !keys.contains(&FENCE)).then_some(FENCE);
     let counter: Vec<&str> = counter.into_iter().collect();
     let mut eval = redis::cmd("EVAL");
     eval.arg(script)
@@ -578,6 +580,13 @@ fn without_memory_held_locks_still_renew_and_release() {
     );
     assert_eq!(ends(&renewed), ["done", "done"]);
     assert!(ask(&server, &["PTTL", "own"]).as_int() > Some(60_000));
-    let released = release(&mut redis, &["own", "own2"], &[ONE, ONE]);
-    assert_eq!(ends(&released), ["done", "done"]);
+    let released = release(&mut redis, &["own2"], &[ONE]);
+    assert_eq!(ends(&released), ["done"]);
+    // A writer becomes a reader, which becomes a writer again.
+    for (from, to, mode) in [(ONE, TWO, "r"), (TWO, ONE, "")] {
+        let args = ["host/1/0", from, to, TTL, mode];
+        granted(&call(&mut redis, &CONVERT, &["own"], &args)[0]);
+    }
+    let released = release(&mut redis, &["own"], &[ONE]);
+    assert_eq!(ends(&released), ["done"]);
 }

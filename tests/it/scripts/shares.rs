@@ -4,8 +4,8 @@ use leasehold_testbed::{Reply, Server};
 use redis::{Commands, Connection, Value};
 
 use super::{
-    ACQUIRE, FENCE, INSPECT, RELEASE, RENEW, TTL, connect, eval, holder, lease, listen, queue_name,
-    received, value,
+    ACQUIRE, CONVERT, FENCE, INSPECT, RELEASE, RENEW, TTL, connect, eval, holder, lease, listen,
+    queue_name, received, value,
 };
 use crate::support::{ask, micros_now, server};
 
@@ -144,6 +144,11 @@ fn a_sorted_set_of_another_user_stays_as_it_is() {
                     vec![format!("keep 0 0 {}", reader(1))],
                 ),
                 (&RENEW, &["k"], vec![reader(1), TTL.to_owned()]),
+                (
+                    &CONVERT,
+                    &[FENCE, "k"],
+                    vec![holder(1), lease(1), lease(9), TTL.to_owned(), String::new()],
+                ),
             ] {
                 let args: Vec<&str> = args.iter().map(String::as_str).collect();
                 let error = eval(script, keys, &args).query::<Value>(&mut redis);
@@ -196,6 +201,73 @@ fn keys_behind_served_waiters_get_greater_tokens() {
         .query(&mut redis)
         .unwrap();
     assert_eq!(last, granted[2]);
+}
+
+/// When a reader becomes the writer, waiters stay out. When a writer becomes a reader, the readers at the head of the
+/// queue are granted the key, too, up to a bound.
+#[test]
+fn a_conversion_keeps_the_queue_in_order() {
+    let server = server();
+    let mut redis = connect(&server);
+    let convert = |redis: &mut Connection, to: usize, mode: &str| {
+        let args = [&*holder(0), &lease(to ^ 1), &lease(to), TTL, mode];
+        let value: Value = eval(&CONVERT, &[FENCE, "k"], &args).query(redis).unwrap();
+        value
+    };
+    assert!(matches!(read(&mut redis, 0, ""), Value::BulkString(_)));
+    let args = [&*holder(200), &lease(200), TTL, "0"];
+    let queued: Value = eval(&ACQUIRE, &[FENCE, "k"], &args)
+        .query(&mut redis)
+        .unwrap();
+    assert!(matches!(queued, Value::Array(_)));
+    for n in 2..132 {
+        assert!(matches!(read(&mut redis, n, "0"), Value::Array(_)));
+    }
+    let Value::BulkString(token) = convert(&mut redis, 1, "") else {
+        panic!("not converted");
+    };
+    let counter = super::counter_of(&server).unwrap();
+    assert_eq!(counter.as_bytes(), token);
+    assert!(super::text_of(&server, "k").unwrap().ends_with(" +"));
+    let queue = || super::queue_of(&server, "k").len();
+    assert_eq!(queue(), 131);
+    // The waiting writer is first.
+    assert!(matches!(convert(&mut redis, 0, "r"), Value::BulkString(_)));
+    assert_eq!((members(&server), queue()), (1, 131));
+    assert!(matches!(convert(&mut redis, 1, ""), Value::BulkString(_)));
+    ask(&server, &["ZPOPMIN", &super::queue_name("k")]);
+    let Value::BulkString(own) = convert(&mut redis, 0, "r") else {
+        panic!("not converted");
+    };
+    assert_eq!((members(&server), queue()), (129, 2));
+    let own: u64 = String::from_utf8(own).unwrap().parse().unwrap();
+    let last: u64 = super::counter_of(&server).unwrap().parse().unwrap();
+    assert_eq!(last, own + 128, "each grant has a token of its own");
+    let Value::Int(left) = convert(&mut redis, 1, "") else {
+        panic!("upgraded beside other readers");
+    };
+    assert!((1..=60_001).contains(&left), "{left}");
+}
+
+/// One request for several keys counts on from the last waiter that entered with the first key's new reader.
+#[test]
+fn conversions_behind_served_readers_get_greater_tokens() {
+    let server = server();
+    let mut redis = connect(&server);
+    for (key, n) in [("k", 0), ("b", 1)] {
+        ask(&server, &["SET", key, &value(&lease(n)), "PX", TTL]);
+    }
+    for n in 2..22 {
+        assert!(matches!(read(&mut redis, n, "0"), Value::Array(_)));
+    }
+    let holder = holder(0);
+    let leases = [0, 30, 1, 31].map(lease);
+    let args = [
+        &*holder, &leases[0], &leases[1], TTL, "r", &leases[2], &leases[3], TTL, "r",
+    ];
+    let keys = [FENCE, "k", "b"];
+    let [first, second]: [u64; 2] = eval(&CONVERT, &keys, &args).query(&mut redis).unwrap();
+    assert_eq!((members(&server), second), (21, first + 21));
 }
 
 /// An ended share is not shown during the second for which its key outlives it. A key without a ttl is judged by the
@@ -254,6 +326,13 @@ fn requests_of_others_change_no_share() {
             let said: i64 = eval(script, keys, &args).query(&mut redis).unwrap();
             assert_eq!(said, 0, "{args:?}");
         }
+    }
+    for (by, from) in [(2, 1), (1, 2)] {
+        let args = [&*holder(by), &lease(from), &lease(9), TTL, ""];
+        let said: i64 = eval(&CONVERT, &[FENCE, "k"], &args)
+            .query(&mut redis)
+            .unwrap();
+        assert_eq!(said, 0);
     }
     // Releases of an exclusive lease with this id.
     for id in [lease(1), value(&lease(1))] {

@@ -89,6 +89,29 @@ fn readers_behind_a_reader_enter_with_it() {
     assert_eq!(last, [false, false, true]);
 }
 
+/// The limits of hand-offs count from the downgrade, however long the writer held the lock.
+#[test]
+fn waiting_readers_enter_with_a_downgraded_writer() {
+    let clock = Clock::movable();
+    let (queues, key) = (LocalQueues::new(clock.clone()), key("a"));
+    let writer = granted(&queues, &key, OPTIONS);
+    let readers = [(); 3].map(|()| queues.join(&key, READ, None));
+    let next = share(&key, READ);
+    clock.advance(OPTIONS.ttl / 6);
+    let limits = HandOffs {
+        time: OPTIONS.ttl / 10,
+        ..LIMITS
+    };
+    queues.replace_converted(&writer, &next, limits);
+    assert_eq!(
+        readers[2].sleep(clock.now()),
+        WakeReason::Woken,
+        "it asks Redis"
+    );
+    let joined = readers.map(|reader| reader.handed_off().is_some());
+    assert_eq!(joined, [true, true, false]);
+}
+
 #[test]
 fn readers_behind_a_writer_do_not_pass_it() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));

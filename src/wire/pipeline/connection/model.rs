@@ -150,6 +150,11 @@ impl Server {
         self.state.lock().holder(key)
     }
 
+    /// The number of waiters in the queue of `key`.
+    pub fn queued(&self, key: &Key) -> usize {
+        self.state.lock().keyspace.queued(key)
+    }
+
     /// Ends the faults.
     pub fn end_faults(&self) {
         self.state.lock().faults = Faults::default();
