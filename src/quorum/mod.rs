@@ -1,6 +1,6 @@
 //! The store of a quorum: a [`QuorumNode`] for each of one to nine independent servers. The store sends each request to
 //! all nodes at once, and takes the outcome from the replies of a majority. docs/protocol.md describes the requests and
-//! why they are safe; `crates/quorum-model/` checks the protocol.
+//! why they are safe; `crates/models/` checks the protocol.
 //!
 //! # One request
 //!

@@ -274,7 +274,7 @@ fn a_home_is_found_at_the_start_of_a_path_only() {
 fn every_test_that_a_page_names_exists() {
     let mut sources = files_ending("tests", "rs");
     sources.extend(files_ending("src", "rs"));
-    sources.extend(files_ending("crates/quorum-model/src", "rs"));
+    sources.extend(files_ending("crates/models/src", "rs"));
     for (page, fewest) in [
         ("docs/conformance.md", 50),
         ("docs/quorum.md", 15),
@@ -374,7 +374,7 @@ fn is_path_of_a_test(word: &str) -> bool {
 }
 
 /// Whether there is a test of this path: an integration test, a test in a program of its own, a unit test, or a test of
-/// the model of a quorum.
+/// a model.
 fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
     let Some((module, test)) = name.rsplit_once("::") else {
         return false;
@@ -383,8 +383,8 @@ fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
         let file = Path::new(folder).join(module.replace("::", "/"));
         [file.with_extension("rs"), file.join("mod.rs")]
     };
-    if let Some(module) = module.strip_prefix("quorum_model::") {
-        let files = of("crates/quorum-model/src", module);
+    if let Some(module) = module.strip_prefix("models::") {
+        let files = of("crates/models/src", module);
         let declared = format!("\nfn {test}(");
         return sources
             .iter()

@@ -8,8 +8,8 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model};
 
 /// Runs the checker until it has found `wanted`, or has visited all states. Returns the properties that it has found:
-/// broken promises, and examples of properties that hold sometimes. Prints how each promise is broken. (The search goes
-/// deep first: it needs less time than the search for the shortest way.)
+/// broken promises, and examples of properties that hold sometimes. Prints the steps that break each promise. (The
+/// search is depth-first: it finds long ways, but takes less time than a search for the shortest one.)
 pub(crate) fn check<M>(
     model: M,
     promises: &[&str],

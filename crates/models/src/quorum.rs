@@ -8,13 +8,14 @@ mod tests;
 
 use stateright::{Model, Property};
 
-use crate::{NODES, START, Tick};
+use crate::{Tick, Token};
 
+const NODES: usize = 3;
 const CLIENTS: usize = 2;
+/// The time at which the model begins. The quarantines of all nodes are over by then.
+const START: Tick = 3;
 /// A token counts in smaller units than a clock, so that nodes can count up within a tick.
 const UNITS_PER_TICK: Token = 8;
-
-type Token = u8;
 
 /// The protocol, and the bounds that it assumes.
 #[derive(Clone, Copy, Debug)]
