@@ -4,7 +4,7 @@
 --   A lease may join the key's queue, which lua/serve.lua describes. The mark ` +` at the end of a lock's value makes
 --   the lock's release serve the queue. The requests of waiters keep the queue for ten to twenty seconds beyond the
 --   lock's ttl. A request that may join the queue and finds the key free serves the queue first.
---   An error of one key does not change the results of the other keys.
+--   An error of one key does not change the results of the other keys, except of those behind it in its set.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each lock key with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode:
 --   empty: the lease does not wait;
@@ -13,6 +13,8 @@
 --   `0` or `+` and µs: the lease joins at the place of this time;
 --   `-`: the lease may be queued already, and does not join;
 --   `-+`: the same, and Redis notifies the holder of the grant even if the lease joined to poll.
+--   `>` at the start: the key belongs to a set. The script skips it unless the same call has granted the key before it;
+--   `&` at the start: the same, and if the key is taken, the script gives back the set's keys before it.
 --   `r` at the end: the lease is a reader. `p<weight>/<limit>` at the end: the lease asks for `<weight>` of the key's
 --   `<limit>` permits. Such a lease shares the key (lua/shares.lua), and never goes past the queue.
 --   Last, on a Cluster: the start of the server's shard channels, to which the script appends the holder.
@@ -20,9 +22,9 @@
 --   the result of the first key: the token of each further key is greater by one. A result is a string: granted, the µs
 --   part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock
 --   expires, the number of waiters before this waiter, and the µs of its place. If leases share the key, a contended
---   result is an array of these ms and the limit of the newest share, and a queued result ends with that limit. An
---   error FOREIGN (lua/foreign.lua): the key holds no lock of this library; an error MIXED: readers and permits cannot
---   share a key; any other error: refused.
+--   result is an array of these ms and the limit of the newest share, and a queued result ends with that limit. Nil:
+--   the key was skipped, or was given back. An error FOREIGN (lua/foreign.lua): the key holds no lock of this library;
+--   an error MIXED: readers and permits cannot share a key; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], math.floor((#ARGV - 1) / 3)
 local shard = ARGV[3 * n + 2]
 local time = redis.call('TIME')
@@ -32,10 +34,15 @@ local now = time[1] .. time[2]
 if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
 local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil
 local granted, behind, refused, is_unwritten = 0, n + 1, nil, false
+-- The first key of the current set, and whether all keys of the set before the current one were granted.
+local first, is_open = nil, false
 
 for i = 1, n do
   local key, lease, ttl, mode = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   local queue, asked, known = nil, '', nil
+  local link = string.byte(mode)
+  -- The bytes are those of `&` and `>`.
+  if link == 38 or link == 62 then mode = string.sub(mode, 2) else first, is_open, link = i, true, nil end
   if mode ~= '' then
     behind = behind + 1
     queue = KEYS[behind]
@@ -48,7 +55,7 @@ for i = 1, n do
   -- A request for a lease that was queued must not acquire a free key: its caller may be gone, and then nothing would
   -- release the key. A request that may join must not acquire a free key while others are queued: the script serves
   -- them first.
-  local waiting = queue and redis.pcall('ZCARD', queue)
+  local waiting = is_open and queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
   if asked ~= '' and waiting == 0 and string.sub(mode, 1, 1) ~= '-' then
@@ -56,7 +63,7 @@ for i = 1, n do
   end
   -- Plain commands (src/wire/scripts/plain.rs) may have set the key for this lease, without a token that its caller can
   -- use. In this case, join.lua deletes the key, and the second pass grants it.
-  for pass = 1, result and 0 or 2 do
+  for pass = 1, (result or not is_open) and 0 or 2 do
     if not is_queued and asked == '' then
       if pass == 1 then
         -- part: count.lua
@@ -82,6 +89,14 @@ for i = 1, n do
   end
   if type(result) == 'table' and result.ok then
     result, used, granted, is_unwritten = micros, micros, granted + 1, true
+  end
+  if is_open and type(result) ~= 'string' then
+    is_open = false
+    if link == 38 and type(redis.pcall('DEL', unpack(KEYS, first + 1, i))) == 'number' then
+      for given = first, i - 1 do results[given] = false end
+    end
+  elseif not is_open then
+    result = false
   end
   if results then results[i] = result end
 end

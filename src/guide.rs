@@ -2,6 +2,7 @@
 //!
 //! - [`guarantees`]: what a lock promises, what it does not, what fencing adds, and what happens in each failure.
 //! - [`shared_locks`]: read-write locks, semaphores, and limits of how often work starts.
+//! - [`several_keys`]: several locks at once, and the safe transfer between two accounts.
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds, and the rules for keys.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
@@ -35,6 +36,7 @@ macro_rules! page {
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]
         #[doc = "[the market]: market"]
+        #[doc = "[several keys]: several_keys"]
         #[doc = "[shared locks]: shared_locks"]
         #[doc = "[topologies]: topologies"]
         #[doc = ""]
@@ -45,6 +47,7 @@ macro_rules! page {
 
 page!(guarantees, "../docs/guarantees.md");
 page!(shared_locks, "../docs/shared_locks.md");
+page!(several_keys, "../docs/several_keys.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");

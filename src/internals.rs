@@ -89,6 +89,7 @@ impl Batch {
                 lease: LeaseId::random(),
                 ttl: TTL,
                 queue_mode: QueueMode::None,
+                link: crate::command::Link::Alone,
                 replicas: None,
                 mode: Mode::Exclusive,
             })

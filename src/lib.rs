@@ -29,6 +29,7 @@
 //! |---|---|
 //! | run a closure under a lock | [`Client::with_lock`] |
 //! | hold a lock for as long as a guard lives | [`Mutex`], [`MutexGuard`] |
+//! | lock several keys together | [`Mutexes`], [`MutexesGuard`] |
 //! | lock again on the same thread | [`ReentrantMutex`] |
 //! | run work once for each name, such as a nightly job | [`Once`] |
 //! | let many readers in, or one writer | [`RwLock`], [`RwLockReadGuard`], [`RwLockWriteGuard`] |
@@ -53,7 +54,7 @@
 //! | `tracing` | spans of waits and holds, warnings of losses | off |
 //! | `metrics` | counters and histograms | off |
 //! | `tls` | `rediss://` URLs and `TlsConfig`, by rustls | off |
-//! | `serde` | `Serialize` of plain data: [`LockInfo`], [`RwLockInfo`], [`SemaphoreInfo`], [`HolderInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
+//! | `serde` | `Serialize` of plain data: [`LockInfo`], [`RwLockInfo`], [`SemaphoreInfo`], [`HolderInfo`], [`HolderId`], [`LossReason`], [`LostKey`], [`ErrorKind`] | off |
 //!
 //! [`guide::observability`] lists the names of spans and metrics.
 //!
@@ -100,6 +101,7 @@ pub use locks::fenced::FencedValue;
 pub use locks::guard::LostSignal;
 pub use locks::held::{HeldLock, HolderInfo, HolderKind, LockInfo};
 pub use locks::mutex::{Mutex, MutexGuard};
+pub use locks::mutexes::{Mutexes, MutexesGuard};
 pub use locks::once::{Once, Record, Recordable, Run};
 pub use locks::reentrant::{ReentrantGuard, ReentrantMutex};
 pub use locks::rwlock::{RwLock, RwLockInfo, RwLockReadGuard, RwLockWriteGuard};
@@ -108,7 +110,7 @@ pub use locks::transaction::Committed;
 pub use report::environment::{EnvironmentFinding, EnvironmentWarning};
 pub use report::error::{Error, ErrorKind};
 pub use report::event::{EventHandler, EventLock};
-pub use report::loss::LossReason;
+pub use report::loss::{LossReason, LostKey};
 pub use report::node_state::{NodeClock, NodeHealth, NodeState};
 pub use report::released::Released;
 pub use util::id::HolderId;

@@ -8,7 +8,7 @@ use crate::acquire::queue::{EntryKind, QueueEntry};
 use crate::acquire::wait::{Place, Refusal};
 use crate::acquire::{Acquirer, Caller, LockRequest};
 use crate::command::{
-    Acquire, Command, GrantMessage, Mode, Outcome, QueueMode, QueuePlace, Reply, joined_at,
+    Acquire, Command, GrantMessage, Link, Mode, Outcome, QueueMode, QueuePlace, Reply, joined_at,
 };
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
@@ -23,11 +23,11 @@ pub enum Attempt {
 
 /// An acquire that the caller has sent.
 #[derive(Clone, Copy)]
-struct SentAcquire {
-    lease: LeaseId,
+pub struct SentAcquire {
+    pub lease: LeaseId,
     queue_mode: QueueMode,
-    asked_at: MonotonicTime,
-    deadline: MonotonicTime,
+    pub asked_at: MonotonicTime,
+    pub deadline: MonotonicTime,
     /// `Notifications::epoch` before the request.
     notification_epoch: u64,
 }
@@ -48,7 +48,11 @@ impl Caller<'_, '_> {
         deadline: MonotonicTime,
     ) -> Result<Attempt, Error> {
         let sent = self.choose(asked_at, deadline);
-        let command = self.command(sent);
+        // While the caller waits for its own key, the keys behind it are not asked for.
+        if !self.rest.is_empty() && (!sent.was_queued() || self.is_confirming) {
+            return self.attempt_set(sent);
+        }
+        let command = self.command(sent, Link::Alone);
         let outcome = self.acquirer.store.execute_one(command, deadline);
         if let (Ok(_), Some(contention)) = (&outcome, &self.acquirer.contention) {
             let took = self.acquirer.watchdog.now().since(asked_at);
@@ -58,7 +62,7 @@ impl Caller<'_, '_> {
     }
 
     /// Chooses a lease, and how to ask for it.
-    fn choose(&self, asked_at: MonotonicTime, deadline: MonotonicTime) -> SentAcquire {
+    pub fn choose(&self, asked_at: MonotonicTime, deadline: MonotonicTime) -> SentAcquire {
         let (lease, queue_mode) = self.choose_lease(asked_at);
         SentAcquire {
             lease,
@@ -69,7 +73,7 @@ impl Caller<'_, '_> {
         }
     }
 
-    fn command(&self, sent: SentAcquire) -> Command {
+    pub fn command(&self, sent: SentAcquire, link: Link) -> Command {
         let LockRequest { key, options, .. } = self.request;
         Command::Acquire(Acquire {
             key: key.clone(),
@@ -77,12 +81,13 @@ impl Caller<'_, '_> {
             mode: options.mode,
             ttl: options.first_ttl(),
             queue_mode: sent.queue_mode,
+            link,
             replicas: options.replicas,
         })
     }
 
     /// Handles the outcome of an acquire.
-    fn finish(&mut self, sent: SentAcquire, outcome: Outcome) -> Result<Attempt, Error> {
+    pub fn finish(&mut self, sent: SentAcquire, outcome: Outcome) -> Result<Attempt, Error> {
         let (acquirer, lease) = (self.acquirer, sent.lease);
         let refusal = match outcome {
             Ok(Reply::Granted {
@@ -98,6 +103,10 @@ impl Caller<'_, '_> {
                 expires_in,
                 shared,
             }) => self.contended(sent, queued, expires_in, shared),
+            Ok(Reply::Skipped) => {
+                self.forget_unqueued(lease);
+                Refusal::NOT_ASKED
+            }
             Ok(Reply::SplitVote {
                 expires_in,
                 may_be_taken,

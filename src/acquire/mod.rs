@@ -18,6 +18,8 @@
 //! [`attempt`] is one request with its reply. Two policies decide when a refused caller asks again: [`places`] on a
 //! server with queues, and [`turns`] on a quorum, whose nodes have no queues.
 //!
+//! A caller may ask for several keys, a *set*: see [`set`].
+//!
 //! # Rules
 //!
 //! - A lease id joins the queue in Redis once, by its first request. Before a client releases a lease id, it removes
@@ -43,6 +45,7 @@ pub mod outage;
 pub mod places;
 pub mod queue;
 pub mod release;
+pub mod set;
 pub mod shares;
 pub mod shutdown;
 #[cfg(test)]
@@ -77,11 +80,12 @@ use outage::{CurrentOutage, Outage};
 use places::Places;
 pub use queue::LocalQueues;
 use queue::{QueuePosition, WaiterGuard, WakeReason};
+use set::Gains;
 use shutdown::Shutdown;
 use turns::Turns;
 use turns::contention::Contention;
 pub use wait::Until;
-use wait::{Call, Pace, Step, Wait};
+use wait::{Call, Pace, Refusal, Step, Wait};
 
 /// The lock that a caller wants.
 #[derive(Clone, Debug)]
@@ -199,7 +203,7 @@ impl Acquirer {
             let Some(waiter) = self.join(request, call) else {
                 return self.refuse_behind_others(key, options);
             };
-            let waited = Caller::new(self, request, call, &waiter).wait(joined_at);
+            let waited = Caller::new(self, request, call, &waiter).wait(joined_at, None);
             let (lease, valid_at) = match waited {
                 Ok(Some(NewLease::Granted(lease))) => {
                     self.leave_queue_with(waiter, &lease);
@@ -354,8 +358,15 @@ struct Caller<'a, 'r> {
     request: &'r LockRequest,
     call: Call,
     waiter: &'a WaiterGuard<'a>,
-    /// The place at which the caller began to wait in the queue in Redis.
+    /// The keys of the caller's set behind this one. Its first request asks for them, too, and so does the request that
+    /// confirms a grant.
+    rest: &'r [LockRequest],
+    /// The result of the request for these keys.
+    gains: Gains<'r>,
+    /// The place at which the caller, or the set that it belongs to, began to wait in a queue in Redis.
     place: Option<u64>,
+    /// Whether a message has reported a grant that the caller has to confirm.
+    is_confirming: bool,
     is_contention_reported: bool,
     is_other_limit_reported: bool,
 }
@@ -372,19 +383,29 @@ impl<'a, 'r> Caller<'a, 'r> {
             request,
             call,
             waiter,
+            rest: &[],
+            gains: Gains::new(acquirer),
             place: None,
+            is_confirming: false,
             is_contention_reported: false,
             is_other_limit_reported: false,
         }
     }
 
-    /// Waits for the lock.
-    fn wait(&mut self, joined_at: MonotonicTime) -> Result<Option<NewLease>, Error> {
+    /// Waits for the lock. `refused`: the caller has sent its first request already, with this result.
+    fn wait(
+        &mut self,
+        joined_at: MonotonicTime,
+        refused: Option<Refusal>,
+    ) -> Result<Option<NewLease>, Error> {
         let (acquirer, call, waiter) = (self.acquirer, self.call, self.waiter);
         match &acquirer.contention {
             None => {
-                let places = Places::new(waiter, joined_at);
-                self.run(Wait::new(call, places, joined_at), joined_at)
+                let mut wait = Wait::new(call, Places::new(waiter, joined_at), joined_at);
+                if let Some(refusal) = refused {
+                    wait.refused_before(refusal, joined_at);
+                }
+                self.run(wait, joined_at)
             }
             Some(contention) => {
                 let turns = Turns::new(call, &self.request.key, waiter, contention);
@@ -415,6 +436,7 @@ impl<'a, 'r> Caller<'a, 'r> {
                 if let Some(lease) = self.accept(entry, *message, now)? {
                     return Ok(Some(NewLease::Granted(lease)));
                 }
+                self.is_confirming = true;
                 wait.ask_now();
             }
             let outage = acquirer.current_outage(key, options, now);

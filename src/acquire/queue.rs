@@ -214,6 +214,18 @@ impl LocalQueues {
         (!shard.waits_for(key)).then(|| self.join_in(shard, key, options, None))
     }
 
+    /// Joins the queue of `key`, but only if no other thread waits for the key, holds it or has a share of it.
+    pub fn join_if_free<'a>(
+        &'a self,
+        key: &'a Key,
+        options: Options,
+        cancel: Option<&'a Receiver<()>>,
+    ) -> Option<WaiterGuard<'a>> {
+        let shard = self.shard(key);
+        let is_free = !shard.waits_for(key) && !shard.is_held(key);
+        is_free.then(|| self.join_in(shard, key, options, cancel))
+    }
+
     fn join_in<'a>(
         &'a self,
         mut shard: MutexGuard<'_, Shard>,
@@ -842,6 +854,14 @@ impl WaiterGuard<'_> {
             joined => !joined.polls(),
         };
         Some(entry.notified)
+    }
+
+    /// Removes `lease`, for which no request was carried out.
+    pub fn remove_unasked_entry(&self, lease: LeaseId) {
+        let mut shard = self.queues.shard(self.key);
+        if let Some(queue) = shard.queues.get_mut(self.key) {
+            queue.entry.take_if(|entry| entry.lease == lease);
+        }
     }
 
     /// Removes `lease`, which is missing from the queue in Redis, and chooses the place of the next lease.

@@ -20,9 +20,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::queue::WaiterGuard;
+use crate::acquire::queue::{QueueEntry, WaiterGuard};
 use crate::acquire::{Acquirer, LockRequest};
-use crate::command::{Command, Held, Mode, Outcome, Release};
+use crate::command::{Command, Held, Mode, Outcome, Release, Request};
 use crate::config::key::Key;
 use crate::lease::{GuardNumber, Lease, LeaseRemains, ONLY_GUARD, Options};
 use crate::report::error::{Error, ErrorKind};
@@ -46,6 +46,11 @@ pub enum DropOutcome {
 }
 
 impl DropOutcome {
+    /// Whether a release has to be sent.
+    fn is_released(self) -> bool {
+        matches!(self, Self::Sent | Self::Lost)
+    }
+
     /// The name for metrics and spans.
     pub fn name(self) -> &'static str {
         match self {
@@ -75,6 +80,30 @@ impl Acquirer {
             self.remove_holder(lease, outcome);
         }
         outcome
+    }
+
+    /// Ends the leases of a dropped guard of several keys, as [`release`](Self::release) does for one key.
+    pub fn release_all(&self, leases: &[Arc<Lease>]) -> Vec<DropOutcome> {
+        let (releases, outcomes) = self.end_all(leases);
+        self.store.send_releases(releases);
+        self.remove_holders(leases, &outcomes);
+        outcomes
+    }
+
+    /// Hands the locks off or ends the leases. Returns the releases to send. Afterwards the caller calls
+    /// [`remove_holders`](Self::remove_holders).
+    pub fn end_all(&self, leases: &[Arc<Lease>]) -> (Vec<Release>, Vec<DropOutcome>) {
+        let ended = leases.iter().map(|lease| self.end_or_hand_off(lease));
+        let (outcomes, releases): (Vec<_>, Vec<_>) = ended.unzip();
+        (releases.into_iter().flatten().collect(), outcomes)
+    }
+
+    pub fn remove_holders(&self, leases: &[Arc<Lease>], outcomes: &[DropOutcome]) {
+        for (lease, outcome) in leases.iter().zip(outcomes) {
+            if outcome.is_released() {
+                self.remove_holder(lease, *outcome);
+            }
+        }
     }
 
     /// Hands the lock off, or ends the lease and returns the release to send.
@@ -121,6 +150,34 @@ impl Acquirer {
             }
         };
         self.finish_release(lease, result)
+    }
+
+    /// Releases several leases in Redis, without a hand-off, and waits for the replies. Each lease has the result of
+    /// [`release_confirmed`](Self::release_confirmed).
+    pub fn release_all_confirmed(&self, leases: &[Arc<Lease>]) -> Vec<Result<Released, Error>> {
+        let now = self.watchdog.now();
+        let ended = leases.iter().map(|lease| {
+            self.record_turn_end(lease, now);
+            self.watchdog.end_lease(lease, now)
+        });
+        let ended: Vec<_> = ended.collect();
+        let deadline = now.after(self.command_timeout);
+        let mut requests: Vec<Request> = Vec::with_capacity(leases.len());
+        for (lease, ended) in leases.iter().zip(&ended) {
+            let until = ended.as_ref().map_or(now, |_| lease.valid_until());
+            let release = Command::Release(release_of(lease, until));
+            requests.push(Request::new(release, deadline));
+        }
+        self.store.execute(&mut requests);
+        let results = leases.iter().zip(ended).zip(requests);
+        let results = results.map(|((lease, ended), request)| {
+            let result = match ended {
+                Err(reason) => Err(Error::lost(reason)),
+                Ok(detached) => self.released(lease, detached, request.into_outcome()),
+            };
+            self.finish_release(lease, result)
+        });
+        results.collect()
     }
 
     /// The result of a release with this outcome.
@@ -238,13 +295,18 @@ impl Acquirer {
     /// Leaves the local queue without a grant. Releases a lease that another thread has handed off to this waiter. If
     /// no other thread waits, also releases the lease that the queue has asked Redis for.
     pub fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
+        if let Some(entry) = self.leave_with_entry(waiter) {
+            self.release_unheld(request.key.clone(), entry.lease, &entry.options);
+        }
+    }
+
+    /// Does the same, but returns the entry whose lease the caller has to release.
+    pub fn leave_with_entry(&self, waiter: WaiterGuard<'_>) -> Option<QueueEntry> {
         let (handed_off, abandoned) = waiter.leave();
         if let Some(lease) = handed_off {
             self.release(&lease, ONLY_GUARD);
         }
-        if let Some(entry) = abandoned {
-            self.release_unheld(request.key.clone(), entry.lease, &entry.options);
-        }
+        abandoned
     }
 
     /// Leaves the local queue with `lease`, which Redis has granted.

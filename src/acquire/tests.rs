@@ -7,6 +7,7 @@ pub mod outages;
 pub mod polling;
 pub mod quorum;
 pub mod release;
+pub mod set;
 pub mod transfer;
 
 use std::sync::atomic::Ordering;

@@ -179,6 +179,14 @@ pub enum Refusal {
     Cut(CurrentOutage),
 }
 
+impl Refusal {
+    /// The refusal of a key that the script has not tried to acquire, because another key of the set is taken.
+    pub const NOT_ASKED: Self = Self::Taken {
+        expires_in: Duration::ZERO,
+        place: Place::None,
+    };
+}
+
 /// The place of a refused caller in the queue in Redis.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
@@ -323,6 +331,12 @@ impl<P: Pace> Wait<P> {
             is_attempt_owed: call.has_time(joined_at),
             is_outage: false,
         }
+    }
+
+    /// Handles the result of an attempt that the caller made before this wait.
+    pub fn refused_before(&mut self, refusal: Refusal, now: MonotonicTime) {
+        self.is_attempt_owed = false;
+        self.refused(refusal, now);
     }
 
     /// Makes the next step an acquire, which confirms a grant that a message has reported.

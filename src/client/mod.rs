@@ -24,6 +24,7 @@ use crate::locks::fenced::FencedValue;
 use crate::locks::guard::Guard;
 use crate::locks::held::HeldLock;
 use crate::locks::mutex::{Mutex, MutexGuard};
+use crate::locks::mutexes::Mutexes;
 use crate::locks::once::Once;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rwlock::RwLock;
@@ -176,7 +177,8 @@ impl Client {
     /// fail-over would be a loss of data that the clients do not see.
     ///
     /// [`try_lock`](Mutex::try_lock) returns `Ok(None)` if a majority votes and a node reports that the lock is taken.
-    /// [Reentrant mutexes](Self::reentrant_mutex) work as on one server, and the fencing tokens of guards rise. Everything that needs the data of a single server is
+    /// [Sets](Self::mutexes) and [reentrant mutexes](Self::reentrant_mutex) work as on one server, and the fencing
+    /// tokens of guards rise. Everything that needs the data of a single server is
     /// [`Unsupported`](ErrorKind::Unsupported): transactions, [fenced values](Self::fenced_value),
     /// [tickets](Self::adopt), [read-write locks](Self::rw_lock), [semaphores](Self::semaphore), `min_hold`,
     /// [`once`](Self::once) and [`Mutex::replicas`](Mutex::replicas).
@@ -258,6 +260,21 @@ impl Client {
     /// ```
     pub fn mutex(&self, key: impl AsRef<str>) -> Mutex {
         Mutex::new(self.clone(), key.as_ref())
+    }
+
+    /// Several keys that are locked together: 1 to 128 different names, in any order. Does no I/O. For an invalid or
+    /// repeated key, the calls on the set fail with `InvalidKey`, and for another number of keys with `InvalidConfig`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let both = client.mutexes(["account:1", "account:2"]).lock()?;
+    /// assert!(client.mutex("account:2").try_lock()?.is_none());
+    /// both.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn mutexes(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> Mutexes {
+        Mutexes::new(self.clone(), keys)
     }
 
     /// The read-write lock named `key`. Does no I/O. For an invalid key, the calls on the lock fail with `InvalidKey`.
@@ -758,7 +775,7 @@ impl Handle {
             config.hand_offs,
         );
         let transactions = TransactionRunner::new(
-            transactions,
+            check_transactions(transactions),
             Arc::clone(&watchdog),
             config.max_transactions,
             config.connect_timeout,
@@ -932,6 +949,16 @@ fn reports(
         Report::NodeClockRead(node) => {
             callbacks.queue_observation(move || observe::record_clock(&node));
         }
+    })
+}
+
+/// Returns an error if the store has no transactions.
+fn check_transactions(
+    transactions: Option<Arc<dyn Transactions>>,
+) -> Result<Arc<dyn Transactions>, Error> {
+    transactions.ok_or_else(|| {
+        let message = "a transaction needs one server or a Cluster, not a memory store or a quorum";
+        Error::new(ErrorKind::Unsupported, message)
     })
 }
 

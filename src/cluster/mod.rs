@@ -810,6 +810,21 @@ impl Store for ClusterStore {
         }
     }
 
+    fn send_releases(&self, releases: Vec<Release>) {
+        let mut groups: Vec<(Arc<Master>, Vec<Release>)> = Vec::new();
+        for release in releases {
+            match self.open_owner(&release.key) {
+                Some(owner) => push_to_group(&mut groups, owner, release),
+                None => self.send_release(release),
+            }
+        }
+        for (owner, releases) in groups {
+            if let Some(node) = owner.node() {
+                node.send_releases(releases);
+            }
+        }
+    }
+
     /// Does nothing: each node has a maintenance thread of its own.
     fn run_maintenance(&self) -> bool {
         false

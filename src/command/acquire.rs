@@ -26,6 +26,7 @@ pub struct Acquire {
     pub mode: Mode,
     pub ttl: Duration,
     pub queue_mode: QueueMode,
+    pub link: Link,
     /// If set, this many replicas have to acknowledge the grant. If they do not, the outcome is `Unavailable`, and the
     /// store releases the grant.
     pub replicas: Option<Replicas>,
@@ -80,9 +81,14 @@ impl Call for Acquire {
                 &place
             }
         };
+        let link = match self.link {
+            Link::Alone | Link::First => "",
+            Link::Next => ">",
+            Link::NextOrNone => "&",
+        };
         match self.mode {
-            Mode::Exclusive => out.text(queue_mode),
-            mode => out.text(&format!("{queue_mode}{mode}")),
+            Mode::Exclusive => out.parts(&[link, queue_mode]),
+            mode => out.text(&format!("{link}{queue_mode}{mode}")),
         }
     }
 
@@ -188,6 +194,7 @@ impl Call for Acquire {
 fn read(result: &mut Value) -> Option<Outcome> {
     Some(Ok(match result {
         Value::BulkString(micros) => return Some(granted(micros)),
+        Value::Nil => Reply::Skipped,
         Value::Int(ms) => Reply::Contended {
             expires_in: millis(*ms),
             queued: None,
@@ -294,6 +301,61 @@ impl Acquire {
             queued,
             mode: self.mode,
             ..Release::unheld(self.key.clone(), self.lease, now.after(self.ttl))
+        }
+    }
+}
+
+/// The place of an acquire in a *set*: acquires of several keys for one caller. The acquires of a set follow one
+/// another in one call of the store, and so usually in one call of the script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The acquire belongs to no set.
+    Alone,
+    /// The first acquire of a set.
+    First,
+    /// The script acquires the key only if the same call has granted the key before it. Otherwise the script changes
+    /// nothing for this key, and the reply is [`Reply::Skipped`].
+    Next,
+    /// The same as [`Next`](Self::Next). If the key is taken, the script also gives back the keys of the set that the
+    /// same call has granted, and their replies are [`Reply::Skipped`], too.
+    NextOrNone,
+}
+
+impl Link {
+    /// Whether the acquire depends on the one before it.
+    pub fn is_next(self) -> bool {
+        matches!(self, Self::Next | Self::NextOrNone)
+    }
+}
+
+/// The progress of a call with acquires of sets, in the model. The model skips the same keys as the script.
+#[derive(Default)]
+pub struct SetProgress {
+    /// The places, in the call, of the set's keys that were granted. `None` before a set, and after the first key of
+    /// the set that was not granted.
+    granted: Option<Vec<usize>>,
+}
+
+impl SetProgress {
+    /// Begins an acquire. Returns whether the model carries it out.
+    pub fn begin(&mut self, link: Link) -> bool {
+        if !link.is_next() {
+            self.granted = Some(Vec::new());
+        }
+        self.granted.is_some()
+    }
+
+    /// Records the outcome of the acquire at `place`. Returns the places of the acquires to undo.
+    pub fn end(&mut self, link: Link, place: usize, outcome: &Outcome) -> Vec<usize> {
+        let granted = self.granted.take();
+        if matches!(outcome, Ok(Reply::Granted { .. })) {
+            self.granted = granted;
+            self.granted.get_or_insert_default().push(place);
+            return Vec::new();
+        }
+        match link {
+            Link::NextOrNone => granted.unwrap_or_default(),
+            _ => Vec::new(),
         }
     }
 }

@@ -32,7 +32,9 @@ use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 
-pub use acquire::{Acquire, FIRST_USUAL_PLACE, QueueMode, QueuePlace, front_place, joined_at};
+pub use acquire::{
+    Acquire, FIRST_USUAL_PLACE, Link, QueueMode, QueuePlace, SetProgress, front_place, joined_at,
+};
 pub use adopt::{Adopt, Adoption};
 pub use claim::{Claim, LockAndValue};
 pub use convert::Convert;
@@ -62,6 +64,9 @@ pub enum Command {
     /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. `Store::flush` sends
     /// it.
     Flush,
+    /// Does nothing. Its outcome comes after the replies to the releases of this key that its pipeline has written or
+    /// queued before. An acquire of the key in another pipeline waits for it.
+    Settle(Key),
 }
 
 /// All scripts, in the order in which a batch is written. Releases come before acquires: if a batch releases a key and
@@ -153,20 +158,23 @@ macro_rules! with_call {
             Command::Read($call) => $do,
             Command::Claim($call) => $do,
             Command::Probe($call) => $do,
-            Command::Flush => $flush,
+            Command::Flush | Command::Settle(_) => $flush,
         }
     };
 }
 
 impl Command {
-    /// The script that carries the command out; `None` for a flush.
+    /// The script that carries the command out; `None` for a flush or a settle.
     pub fn script(&self) -> Option<&'static Script> {
         with_call!(self, call => Some(call.script()), None)
     }
 
     /// The key; `None` for a flush.
     pub fn key(&self) -> Option<&Key> {
-        with_call!(self, call => Some(call.key()), None)
+        match self {
+            Self::Settle(key) => Some(key),
+            other => with_call!(other, call => Some(call.key()), None),
+        }
     }
 
     /// See [`Call::has_queue_key`].
@@ -248,6 +256,9 @@ pub enum Reply {
         /// Set if leases share the key: the limit of the newest permit, or 0 for readers.
         shared: Option<u32>,
     },
+    /// The acquire was not carried out, or was undone: the same call has not granted another key of its set. Nothing has
+    /// changed for this key.
+    Skipped,
     /// No lease got the votes of a majority of a quorum's nodes, because several leases asked for the key at the same
     /// time.
     SplitVote {

@@ -41,6 +41,27 @@ impl Options {
         self.held_ttl().max(self.min_hold)
     }
 
+    /// Whether a hold with these options may end by itself.
+    pub fn has_limits(&self) -> bool {
+        self.renew_every.is_none() || self.max_hold.is_some() || self.checked
+    }
+
+    /// The same first ttl, renewed for as long as the lease is held.
+    pub fn without_limits(self) -> Self {
+        if !self.has_limits() {
+            return self;
+        }
+        let ttl = self.first_ttl();
+        let renew_every = self.renew_every.unwrap_or(ttl).min(ttl / 3);
+        Self {
+            ttl,
+            renew_every: Some(renew_every),
+            max_hold: None,
+            checked: false,
+            ..self
+        }
+    }
+
     /// When the last tenth of `max_hold` begins, for a hold that began at `since`.
     pub fn hold_warning_at(&self, since: MonotonicTime) -> Option<MonotonicTime> {
         self.max_hold.map(|hold| since.after(hold - hold / 10))

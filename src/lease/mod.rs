@@ -39,6 +39,7 @@ pub mod ticket;
 
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::command::Mode;
 use crate::report::event::EventLock;
-use crate::report::loss::LossReason;
+use crate::report::loss::{LossReason, LostKey};
 use crate::util::clock::{MonotonicTime, validity};
 use crate::util::id::HolderId;
 use crate::util::sync::{Condvar, Mutex, MutexGuard};
@@ -93,11 +94,16 @@ struct State {
     extras: Option<Box<Extras>>,
 }
 
+/// The number of the next loss of a lease.
+static NEXT_LOSS: AtomicU64 = AtomicU64::new(1);
+
 /// State that few leases have, or that a lease has only for a moment.
 #[derive(Default)]
 struct Extras {
     /// Why the lease was lost. `None` unless it was lost.
     loss: Option<LossReason>,
+    /// The place of the loss in the order of all losses.
+    loss_number: u64,
     /// Set if renewal was stopped. Becomes the loss reason when the validity ends.
     renewal_stopped: Option<LossReason>,
     /// The user's check (`renew_while`), which decides whether the lease is renewed.
@@ -162,9 +168,30 @@ struct LossListeners {
 struct LossChannel {
     /// The guard whose holder listens.
     guard: GuardNumber,
-    sender: Sender<LossReason>,
+    sender: LossSender,
     /// Counts the owners of the receiver, each of which keeps a clone of the `Arc`.
-    receiver: Weak<Sender<LossReason>>,
+    receiver: Weak<LossSender>,
+}
+
+/// The sender of a channel that has room for one loss.
+#[derive(Clone, Debug)]
+pub enum LossSender {
+    OfLock(Sender<LossReason>),
+    /// The leases of several keys share the channel, which receives the first loss among them.
+    OfSet(Sender<LostKey>),
+}
+
+impl LossSender {
+    /// Sends the loss, unless the channel is full. The receiver may be gone.
+    pub fn send(&self, key: &str, reason: LossReason) {
+        let _ = match self {
+            Self::OfLock(sender) => sender.try_send(reason).is_ok(),
+            Self::OfSet(sender) => {
+                let key = key.to_owned();
+                sender.try_send(LostKey { key, reason }).is_ok()
+            }
+        };
+    }
 }
 
 impl LossListeners {
@@ -288,6 +315,12 @@ impl Lease {
     /// The reason if the lease is lost. If the validity has ended at `now`, first ends the lease as lost.
     pub fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
         self.lock_and_expire(now).loss().cloned()
+    }
+
+    /// The place of this lease's loss in the order of all losses of this process. Zero if the lease was not lost.
+    pub fn loss_number(&self) -> u64 {
+        let state = self.state.lock();
+        state.extras.as_ref().map_or(0, |extras| extras.loss_number)
     }
 
     /// Ends the lease as released, without a request to Redis. Also returns the reason as an error if the lease was
@@ -488,21 +521,30 @@ impl Lease {
         &self,
         now: MonotonicTime,
         guard: GuardNumber,
-    ) -> (Arc<Sender<LossReason>>, Receiver<LossReason>) {
+    ) -> (Arc<LossSender>, Receiver<LossReason>) {
         let (sender, receiver) = bounded(1);
-        let keep = Arc::new(sender.clone());
+        let keep = Arc::new(LossSender::OfLock(sender));
+        self.report_loss_to(&keep, now, guard);
+        (keep, receiver)
+    }
+
+    /// Sends the loss of this lease to a channel, when it is lost or now.
+    pub fn report_loss_to(
+        &self,
+        channel: &Arc<LossSender>,
+        now: MonotonicTime,
+        guard: GuardNumber,
+    ) {
         let mut state = self.lock_and_expire(now);
         if let Some(reason) = state.loss() {
-            let _ = sender.try_send(reason.clone());
+            channel.send(self.grant.key.name(), reason.clone());
         } else if state.phase == Phase::Held {
-            let receiver = Arc::downgrade(&keep);
             state.extras().listeners.add(LossChannel {
                 guard,
-                sender,
-                receiver,
+                sender: LossSender::clone(channel),
+                receiver: Arc::downgrade(channel),
             });
         }
-        (keep, receiver)
     }
 
     /// Adds a callback that runs on the callback thread when the lease is lost. Queues the callback now if the lease is
@@ -576,8 +618,7 @@ impl Lease {
     /// Sends the reason to the loss channels, and queues the callbacks and the event. Called once for each lost lease.
     fn notify_lost(&self, listeners: LossListeners, reason: &LossReason) {
         for channel in listeners.channels {
-            // The channel has room for the reason, its only message. The receiver may be gone.
-            let _ = channel.sender.try_send(reason.clone());
+            channel.sender.send(self.grant.key.name(), reason.clone());
         }
         for (_, callback) in listeners.callbacks {
             let reason = reason.clone();
@@ -602,7 +643,9 @@ impl State {
         }
         self.phase = Phase::Lost;
         self.renew_at = None;
-        self.extras().loss = Some(reason.clone());
+        let extras = self.extras();
+        extras.loss = Some(reason.clone());
+        extras.loss_number = NEXT_LOSS.fetch_add(1, Ordering::Relaxed);
         reason
     }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::client::{Client, Handle};
 use crate::command::Mode;
-use crate::lease::{GuardNumber, Lease, ONLY_GUARD};
+use crate::lease::{GuardNumber, Lease, LossSender, ONLY_GUARD};
 use crate::process::fork::Process;
 use crate::report::error::Error;
-use crate::report::loss::LossReason;
+use crate::report::loss::{LossReason, LostKey};
 use crate::report::observe;
 use crate::report::released::Released;
 use crate::store::Feature;
@@ -100,6 +100,82 @@ impl Guard {
         }
     }
 
+    /// Releases the locks of several guards, and waits for the replies. Returns the error of the first loss, if there is
+    /// one, or the first release that was not confirmed.
+    pub fn unlock_all(mut guards: Vec<Self>) -> Result<Released, Error> {
+        let Some(first) = guards.first() else {
+            return Ok(Released::Confirmed);
+        };
+        let live = first.client.live().map(|client| &client.acquirer);
+        let acquirer = live.map_err(|error| error.with_key(first.key()))?;
+        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
+        let results = acquirer.release_all_confirmed(&leases);
+        let mut released = Released::Confirmed;
+        let mut first_loss: Option<(u64, Error)> = None;
+        for (guard, result) in guards.iter_mut().zip(results) {
+            guard.has_ended = true;
+            match guard.end_unlocked(result) {
+                Ok(result) if released.is_confirmed() => released = result,
+                Ok(_) => {}
+                Err(lost) => {
+                    let number = guard.lease.loss_number();
+                    if first_loss.as_ref().is_none_or(|(first, _)| number < *first) {
+                        first_loss = Some((number, lost));
+                    }
+                }
+            }
+        }
+        first_loss.map_or(Ok(released), |(_, lost)| Err(lost))
+    }
+
+    /// Ends several guards after a closure, as [`finish`](Self::finish) ends one.
+    pub fn finish_all(mut guards: Vec<Self>) -> Result<(), Error> {
+        for guard in &mut guards {
+            if guard.live()?.acquirer.hand_off(&guard.lease) {
+                guard.has_ended = true;
+                guard.report_end("handed_off", false);
+            }
+        }
+        guards.retain(|guard| !guard.has_ended);
+        Self::unlock_all(guards).map(drop)
+    }
+
+    /// Drops several guards, and sends their releases together.
+    pub fn drop_all(mut guards: Vec<Self>) {
+        let Some(client) = guards.first().map(|first| first.client.clone()) else {
+            return;
+        };
+        let Ok(live) = client.live() else {
+            // In a forked child, each guard's own drop sends nothing.
+            return;
+        };
+        guards.retain(|guard| !guard.has_ended);
+        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
+        let outcomes = live.acquirer.release_all(&leases);
+        for (guard, outcome) in guards.iter_mut().zip(outcomes) {
+            guard.has_ended = true;
+            guard.report_end(outcome.name(), false);
+        }
+    }
+
+    /// Extends the locks of several guards with one request for each slot. Returns the first error.
+    pub fn extend_all(guards: &[Self], duration: Duration) -> Result<(), Error> {
+        let Some(first) = guards.first() else {
+            return Ok(());
+        };
+        let client = first.live()?;
+        for guard in guards {
+            let checked = guard.check_extension(client, duration);
+            checked.map_err(|error| error.with_key(guard.key()))?;
+        }
+        let leases: Vec<Arc<Lease>> = guards.iter().map(|it| Arc::clone(&it.lease)).collect();
+        let results = client.watchdog.extend_all(&leases, duration);
+        for (guard, result) in guards.iter().zip(results) {
+            result.map_err(|error| error.with_key(guard.key()))?;
+        }
+        Ok(())
+    }
+
     /// Ends the hold of a closure: hands the lock off to a waiting thread of this client, as a drop does, or releases
     /// it as [`unlock`](Self::unlock) does. A lock that is known to be lost is never handed off.
     pub fn finish(mut self) -> Result<(), Error> {
@@ -169,10 +245,37 @@ impl Guard {
             Ok(client) => self.lease.loss_channel(client.now(), self.number),
             Err(_) => {
                 let (sender, receiver) = bounded(1);
-                let _ = sender.try_send(LossReason::Forked);
-                (Arc::new(sender), receiver)
+                let keep = LossSender::OfLock(sender);
+                keep.send(self.key(), LossReason::Forked);
+                (Arc::new(keep), receiver)
             }
         };
+        LostSignal {
+            receiver,
+            keep,
+            process: Process::current(),
+        }
+    }
+
+    /// The guard whose lock was lost first, if one was lost.
+    pub fn first_lost(guards: &[Self]) -> Option<&Self> {
+        let lost = guards.iter().filter(|guard| guard.is_lost());
+        lost.min_by_key(|guard| guard.lease.loss_number())
+    }
+
+    /// A signal of the first loss among several guards.
+    pub fn lost_signal_of_all(guards: &[Self]) -> LostSignal<LostKey> {
+        let (sender, receiver) = bounded(1);
+        let keep = Arc::new(LossSender::OfSet(sender));
+        // The channel takes only the first message.
+        for guard in Self::first_lost(guards).into_iter().chain(guards) {
+            match guard.client.live() {
+                Ok(client) => guard
+                    .lease
+                    .report_loss_to(&keep, client.now(), guard.number),
+                Err(_) => keep.send(guard.key(), LossReason::Forked),
+            }
+        }
         LostSignal {
             receiver,
             keep,
@@ -441,7 +544,8 @@ macro_rules! guard {
 pub(crate) use guard;
 
 /// A channel that receives the reason when a lock is lost, from
-/// [`MutexGuard::lost_signal`](crate::MutexGuard::lost_signal).
+/// [`MutexGuard::lost_signal`](crate::MutexGuard::lost_signal). The signal of several keys
+/// ([`MutexesGuard::lost_signal`](crate::MutexesGuard::lost_signal)) receives a [`LostKey`](crate::LostKey).
 ///
 /// A `LostSignal` dereferences to a [`Receiver`]: use it in `select!`, or with `recv_timeout`. Keep this value itself,
 /// not a clone of the receiver: once this value is dropped, a release disconnects the channel, which makes it ready.
@@ -456,13 +560,13 @@ pub(crate) use guard;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct LostSignal {
-    receiver: Receiver<LossReason>,
-    keep: Arc<Sender<LossReason>>,
+pub struct LostSignal<T = LossReason> {
+    receiver: Receiver<T>,
+    keep: Arc<LossSender>,
     process: Process,
 }
 
-impl Drop for LostSignal {
+impl<T> Drop for LostSignal<T> {
     fn drop(&mut self) {
         if !self.process.is_current() {
             // The channel has mutexes. A thread of the parent may have held one of them at the fork.
@@ -471,8 +575,8 @@ impl Drop for LostSignal {
     }
 }
 
-impl Deref for LostSignal {
-    type Target = Receiver<LossReason>;
+impl<T> Deref for LostSignal<T> {
+    type Target = Receiver<T>;
 
     fn deref(&self) -> &Self::Target {
         &self.receiver
@@ -487,7 +591,7 @@ mod tests {
     fn a_signal_of_another_process_is_leaked() {
         for (process, is_left) in [(Process::another(), true), (Process::current(), false)] {
             let (sender, receiver) = bounded(1);
-            let keep = Arc::new(sender);
+            let keep = Arc::new(LossSender::OfLock(sender));
             let left = Arc::downgrade(&keep);
             drop(LostSignal {
                 receiver,

@@ -205,10 +205,9 @@ impl Lock {
         }
     }
 
-    /// Adds the key and the settings to the debug output of a public type.
+    /// Adds the settings to the debug output of a public type.
     pub fn debug_fields(&self, output: &mut DebugStruct<'_, '_>) {
         output
-            .field("key", &self.name())
             .field("ttl", &self.ttl)
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
@@ -259,12 +258,39 @@ pub fn run_under<G: ClosureGuard, T>(guard: G, work: impl FnOnce(&G) -> T) -> Re
     guard.finish().map(|()| value)
 }
 
-/// Implements the settings of a public type around a [`Lock`], its `key` and its debug output.
+/// Implements the settings of a public type around a [`Lock`], its `key` and its debug output. With `settings of` before
+/// the arguments, it implements the settings only.
 ///
 /// `settings!(Mutex, client.mutex("k"), lock, MutexGuard::extend)` names the type, an expression that makes a lock for
 /// the examples, the call that waits for the lock, and the method that extends it.
 macro_rules! settings {
     ($Type:ident, $example:expr, $lock:ident, $Guard:ident::$extend:ident) => {
+        $crate::locks::lock::settings!(settings of $Type, $example, $lock, $Guard::$extend);
+
+        /// # Its name
+        impl $Type {
+            /// The name of the lock, as it was given; empty if it is not a valid key.
+            ///
+            /// ```
+            /// # let client = leasehold::Client::memory()?;
+            #[doc = concat!("assert_eq!(", stringify!($example), ".key(), \"k\");")]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn key(&self) -> &str {
+                self.lock.name()
+            }
+        }
+
+        impl std::fmt::Debug for $Type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let mut output = f.debug_struct(stringify!($Type));
+                output.field("key", &self.lock.name());
+                self.lock.debug_fields(&mut output);
+                output.finish()
+            }
+        }
+    };
+    (settings of $Type:ident, $example:expr, $lock:ident, $Guard:ident::$extend:ident) => {
         /// # How long a lock lasts
         ///
         /// | call | ttl in Redis | renewed | ends by itself |
@@ -427,25 +453,6 @@ macro_rules! settings {
                 self.lock.cancel = Some(cancel);
                 self
             }
-
-            /// The name of the lock, as it was given; empty if it is not a valid key.
-            ///
-            /// ```
-            /// # let client = leasehold::Client::memory()?;
-            #[doc = concat!("assert_eq!(", stringify!($example), ".key(), \"k\");")]
-            /// # Ok::<(), leasehold::Error>(())
-            /// ```
-            pub fn key(&self) -> &str {
-                self.lock.name()
-            }
-        }
-
-        impl std::fmt::Debug for $Type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let mut output = f.debug_struct(stringify!($Type));
-                self.lock.debug_fields(&mut output);
-                output.finish()
-            }
         }
     };
 }
@@ -557,7 +564,7 @@ macro_rules! calls {
             /// ```
             /// # let client = leasehold::Client::memory()?;
             #[doc = concat!("let sum = ", stringify!($example), ".", stringify!($with), "(|guard| {")]
-            ///     println!("{} is held", guard.key());
+            ///     println!("held for at least {:?}", guard.remaining());
             ///     1 + 1
             /// })?;
             /// assert_eq!(sum, 2);
@@ -576,8 +583,8 @@ macro_rules! calls {
             ///
             /// ```
             /// # let client = leasehold::Client::memory()?;
-            #[doc = concat!("match ", stringify!($example), ".", stringify!($try_with), "(|guard| guard.key().len())? {")]
-            ///     Some(length) => println!("{length} characters"),
+            #[doc = concat!("match ", stringify!($example), ".", stringify!($try_with), "(|guard| guard.remaining())? {")]
+            ///     Some(left) => println!("{left:?} were left"),
             ///     None => println!("another holder has it"),
             /// }
             /// # Ok::<(), leasehold::Error>(())

@@ -6,6 +6,7 @@ pub mod guard;
 pub mod held;
 pub mod lock;
 pub mod mutex;
+pub mod mutexes;
 pub mod once;
 pub mod reentrant;
 pub mod rwlock;

@@ -350,7 +350,7 @@ impl MutexGuard {
         body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
     ) -> Result<Committed<T>, Error> {
         let transactions = &self.guard.live()?.transactions;
-        let result = transactions.run(&self.guard.lease, body);
+        let result = transactions.run(&[&self.guard.lease], body);
         result.map_err(|failed| failed.into_read_failed(self.key()))
     }
 
@@ -413,7 +413,7 @@ impl MutexGuard {
         body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
     ) -> Result<Committed<T>, E> {
         let transactions = &self.guard.live()?.transactions;
-        let result = transactions.run(&self.guard.lease, body);
+        let result = transactions.run(&[&self.guard.lease], body);
         result.map_err(|failed| failed.into_error(self.key()))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
+use smallvec::SmallVec;
 
 use crate::config::key::Key;
 use crate::lease::{Lease, ONLY_GUARD};
@@ -14,6 +15,7 @@ use crate::process::fork::Process;
 use crate::report::error::{Error, ErrorKind};
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
 use crate::util::slot::Redirect;
 use crate::watchdog::Watchdog;
 use crate::wire::session::{
@@ -93,7 +95,7 @@ impl<E> TransactionFailure<E> {
     {
         match self {
             Self::Body(error) => error,
-            Self::Other(error) => error.with_key(key).into(),
+            Self::Other(error) => error.or_with_key(key).into(),
         }
     }
 }
@@ -101,11 +103,10 @@ impl<E> TransactionFailure<E> {
 impl TransactionFailure<RedisError> {
     /// The error for a caller whose closure returns errors of redis-rs.
     pub(crate) fn into_read_failed(self, key: &str) -> Error {
-        let error = match self {
-            Self::Body(error) => read_failed(error),
-            Self::Other(error) => error,
-        };
-        error.with_key(key)
+        match self {
+            Self::Body(error) => read_failed(error).with_key(key),
+            Self::Other(error) => error.or_with_key(key),
+        }
     }
 }
 
@@ -116,8 +117,8 @@ const MAX_REDIRECTS: u32 = 3;
 
 /// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
 pub(crate) struct TransactionRunner {
-    /// `None` if the store has no transactions.
-    transactions: Option<Arc<dyn Transactions>>,
+    /// An error if the client has no transactions.
+    transactions: Result<Arc<dyn Transactions>, Error>,
     /// The process of the client.
     process: Process,
     watchdog: Arc<Watchdog>,
@@ -140,7 +141,7 @@ impl Drop for Permit<'_> {
 
 impl TransactionRunner {
     pub(crate) fn new(
-        transactions: Option<Arc<dyn Transactions>>,
+        transactions: Result<Arc<dyn Transactions>, Error>,
         watchdog: Arc<Watchdog>,
         max_running: usize,
         connect_timeout: Duration,
@@ -156,19 +157,20 @@ impl TransactionRunner {
         }
     }
 
-    /// Runs `body`, and executes the commands that `body` put into the pipeline if `lease` is still held. Repeats both
-    /// steps as long as other clients change watched keys, up to [`MAX_TRIES`] times.
+    /// Runs `body`, and executes the commands that `body` put into the pipeline if all `leases` are still held. Repeats
+    /// both steps as long as watched keys change in between, up to [`MAX_TRIES`] times. The keys of the leases have one
+    /// slot.
     pub(crate) fn run<T, E>(
         &self,
-        lease: &Lease,
+        leases: &[&Arc<Lease>],
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
     ) -> Result<Committed<T>, TransactionFailure<E>> {
         // Declared before the connection, so that the connection is dropped first.
         let mut connect_by = self.connect_by();
-        let permit = self.permit(lease)?;
+        let permit = self.permit(leases[0])?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
-            let mut conn = self.watching_connection(lease, connection.take(), connect_by)?;
+            let mut conn = self.watching_connection(leases, connection.take(), connect_by)?;
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(TransactionFailure::Body);
             if let Err(forked) = self.process.check() {
@@ -178,20 +180,20 @@ impl TransactionRunner {
             }
             // After the end of the validity, the transaction is not written, even if Redis still has the key.
             match self
-                .check(lease)
+                .check(leases)
                 .map_err(TransactionFailure::Other)
                 .and(read)
             {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).map_err(|error| {
-                        // The commands may still reach Redis, so other holders must not get the lock before its key
-                        // changes.
-                        lease.forbid_hand_off();
-                        self.handle_failure(&lease.grant().key, &error);
+                        // The commands may still reach Redis. A hand-off does not change the lock's key, so Redis would
+                        // execute them while another thread holds the lock.
+                        leases.iter().for_each(|lease| lease.forbid_hand_off());
+                        self.handle_failure(&leases[0].grant().key, &error);
                         redirected(error, conn.address())
                     })?;
                     if let TransactionOutcome::Committed(replies) = written {
-                        let key = lease.grant().key.clone();
+                        let key = leases[0].grant().key.clone();
                         return Ok(Committed {
                             value,
                             replies,
@@ -208,7 +210,7 @@ impl TransactionRunner {
             connect_by = self.connect_by();
         }
         // If the lock was lost, the caller gets this error instead of the conflict.
-        self.watching_connection(lease, connection, connect_by)?
+        self.watching_connection(leases, connection, connect_by)?
             .unwatch();
         let message = format!(
             "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
@@ -221,51 +223,57 @@ impl TransactionRunner {
         MonotonicTime::now().after(self.connect_timeout)
     }
 
-    /// Returns a connection that watches the lock's key, after it has read that the lease holds the key. If
-    /// `connection` is `None`, connects until `connect_by`.
+    /// Returns a connection that watches the locks' keys, after it has read that the leases hold them. If `connection`
+    /// is `None`, connects until `connect_by`.
     fn watching_connection(
         &self,
-        lease: &Lease,
+        leases: &[&Arc<Lease>],
         connection: Option<TransactionConnection>,
         connect_by: MonotonicTime,
     ) -> Result<TransactionConnection, Error> {
-        self.check(lease)?;
-        let grant = lease.grant();
+        self.check(leases)?;
+        let first = &leases[0].grant().key;
+        let watched = leases
+            .iter()
+            .map(|lease| (&lease.grant().key, lease.grant().id));
+        let watched: SmallVec<[(&Key, LeaseId); 1]> = watched.collect();
         let mut conn = match connection {
             Some(conn) => conn,
-            None => self.connection(&grant.key, connect_by)?,
+            None => self.connection(first, connect_by)?,
         };
-        let mut seen = conn.watch_and_check(&grant.key, grant.id);
+        let mut seen = conn.watch_and_check(&watched);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. It is replaced by a new connection.
             drop(conn);
-            conn = self.connection(&grant.key, connect_by)?;
-            seen = conn.watch_and_check(&grant.key, grant.id);
+            conn = self.connection(first, connect_by)?;
+            seen = conn.watch_and_check(&watched);
         }
         for _ in 0..MAX_REDIRECTS {
             match &seen {
-                // The slot of the key has moved to another node.
-                Err(error) if error.redirect().is_some() => self.handle_failure(&grant.key, error),
+                // The slot of the keys has moved to another node.
+                Err(error) if error.redirect().is_some() => self.handle_failure(first, error),
                 _ => break,
             }
             drop(conn);
-            conn = self.connection(&grant.key, connect_by)?;
-            seen = conn.watch_and_check(&grant.key, grant.id);
+            conn = self.connection(first, connect_by)?;
+            seen = conn.watch_and_check(&watched);
         }
-        if seen.map_err(|error| as_unavailable(error, conn.address()))? {
+        let Some(lost) = seen.map_err(|error| as_unavailable(error, conn.address()))? else {
             return Ok(conn);
-        }
+        };
         conn.unwatch();
         // This connection may lead to an old primary, so a pipeline has to confirm the loss.
-        self.watchdog.confirm(lease)?;
+        let lost = leases[lost];
+        let confirmed = self.watchdog.confirm(lost);
+        confirmed.map_err(|error| error.with_key(lost.grant().key.name()))?;
         let message = "the connection of the transaction does not lead to the primary, and is replaced; try \
                        again";
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
     fn handle_failure(&self, key: &Key, error: &Error) {
-        if let Some(transactions) = &self.transactions {
+        if let Ok(transactions) = &self.transactions {
             transactions.handle_failure(key, error);
         }
     }
@@ -275,19 +283,18 @@ impl TransactionRunner {
         key: &Key,
         connect_by: MonotonicTime,
     ) -> Result<TransactionConnection, Error> {
-        match &self.transactions {
-            Some(transactions) => transactions.transaction_connection(key, connect_by),
-            None => {
-                let message =
-                    "a transaction needs one server or a Cluster, not a memory store or a quorum";
-                Err(Error::new(ErrorKind::Unsupported, message))
-            }
-        }
+        let transactions = self.transactions.as_ref().map_err(Clone::clone)?;
+        transactions.transaction_connection(key, connect_by)
     }
 
-    fn check(&self, lease: &Lease) -> Result<(), Error> {
-        let lost = lease.loss(self.watchdog.now());
-        lost.map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    fn check(&self, leases: &[&Arc<Lease>]) -> Result<(), Error> {
+        let now = self.watchdog.now();
+        let lost = leases
+            .iter()
+            .find_map(|lease| Some((lease, lease.loss(now)?)));
+        lost.map_or(Ok(()), |(lease, reason)| {
+            Err(Error::lost(reason).with_key(lease.grant().key.name()))
+        })
     }
 
     fn permit(&self, lease: &Lease) -> Result<Permit<'_>, Error> {

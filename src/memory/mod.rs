@@ -22,7 +22,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros};
-use crate::command::{Command, QueueMode, Release, Reply, Request};
+use crate::command::{Command, Link, QueueMode, Release, Reply, Request, SetProgress};
 use crate::config::key::Key;
 use crate::config::key::KeyMap;
 use crate::process::fork::Process;
@@ -434,8 +434,26 @@ impl Drop for MemoryNode {
 
 impl Store for MemoryNode {
     fn execute(&self, requests: &mut [Request]) {
-        for request in requests {
-            request.outcome = Some(self.carry_out(&request.command, Some(request.deadline)));
+        let mut progress = SetProgress::default();
+        for place in 0..requests.len() {
+            let Request {
+                command, deadline, ..
+            } = &requests[place];
+            let link = match command {
+                Command::Acquire(acquire) => acquire.link,
+                _ => Link::Alone,
+            };
+            let outcome = match progress.begin(link) {
+                true => self.carry_out(command, Some(*deadline)),
+                false => Ok(Reply::Skipped),
+            };
+            for undone in progress.end(link, place, &outcome) {
+                if let Some(undo) = requests[undone].command.undo(self.server.clock.now()) {
+                    self.send_release(undo);
+                }
+                requests[undone].outcome = Some(Ok(Reply::Skipped));
+            }
+            requests[place].outcome = Some(outcome);
         }
     }
 

@@ -69,6 +69,7 @@ impl Fixture {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         (lease, self.ask(client, acquire))

@@ -1044,6 +1044,7 @@ impl Store for QuorumStore {
             }
             Command::Inspect(_) => self.inspect(&command, deadline),
             Command::Flush => self.flush(deadline).map(|()| Reply::Done),
+            Command::Settle(_) => Ok(Reply::Done),
             Command::Adopt(_) => Err(Self::unsupported(TICKETS)),
             Command::Convert(_) => Err(Self::unsupported(READERS)),
             Command::Read(_) | Command::Write(_) | Command::Claim(_) => {

@@ -134,6 +134,7 @@ impl Fixture {
             lease,
             ttl,
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         (lease, self.store.execute_one(acquire, deadline))
@@ -924,6 +925,7 @@ fn a_majority_that_continues_late_grants_nothing() {
         lease: LeaseId::random(),
         ttl,
         queue_mode: QueueMode::None,
+        link: crate::command::Link::Alone,
         replicas: None,
     });
     let deadline = MonotonicTime::now().after(config.command_timeout);
@@ -1337,6 +1339,7 @@ fn other_requests_are_not_supported() {
         lease: LeaseId::random(),
         ttl: TTL,
         queue_mode: QueueMode::None,
+        link: crate::command::Link::Alone,
         replicas: crate::config::Replicas::new(1, TTL),
     });
     assert_eq!(kind(acquire), ErrorKind::Unsupported);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::util::id::HolderId;
+use crate::util::text::printable;
 
 /// Why a held lock was lost. More reasons may be added.
 ///
@@ -42,6 +43,34 @@ pub enum LossReason {
     Shutdown,
     /// This process is a fork, and its parent holds the lock.
     Forked,
+}
+
+/// The first key of a set that was lost, and the reason. From [`MutexesGuard`](crate::MutexesGuard).
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let both = client.mutexes(["account:1", "account:2"]).lock()?;
+/// client.mutex("account:2").force_unlock()?;
+/// let lost = both.lost_signal().recv().unwrap();
+/// assert_eq!(lost.key, "account:2");
+/// println!("{lost}"); // account:2: unlocked by force by ..
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct LostKey {
+    /// The name of the key.
+    pub key: String,
+    /// Why the key was lost.
+    pub reason: LossReason,
+}
+
+impl fmt::Display for LostKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", printable(&self.key, usize::MAX), self.reason)
+    }
 }
 
 impl fmt::Display for LossReason {

@@ -85,6 +85,13 @@ pub trait Store: Send + Sync {
     /// the reply. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Release);
 
+    /// Does the same for several releases, with as few writes as possible.
+    fn send_releases(&self, releases: Vec<Release>) {
+        for release in releases {
+            self.send_release(release);
+        }
+    }
+
     /// Reads replies that callers do not wait for, and writes queued releases. Returns true if work is left for later.
     /// Other comments call the thread that calls this method "the background".
     fn run_maintenance(&self) -> bool {

@@ -293,6 +293,42 @@ impl Watchdog {
         }
     }
 
+    /// Extends several leases with one request to the store, as [`extend`](Self::extend) does for one lease.
+    pub fn extend_all(&self, leases: &[Arc<Lease>], ttl: Duration) -> Vec<Result<(), Error>> {
+        let deadline = self.now().after(self.command_timeout);
+        let begun = leases
+            .iter()
+            .map(|lease| lease.begin_ttl_change(deadline, || self.now()));
+        let begun: Vec<bool> = begun.collect();
+        let asked_at = self.now();
+        let ttls = leases
+            .iter()
+            .map(|lease| lease.at_least_validity(ttl, asked_at));
+        let asked: Vec<_> = leases.iter().zip(ttls).zip(begun).collect();
+        let begun = asked.iter().filter(|(_, begun)| *begun);
+        let mut requests: Vec<Request> = begun
+            .map(|((lease, ttl), _)| Request::new(renewal(lease, *ttl), deadline))
+            .collect();
+        self.store.execute(&mut requests);
+        let mut outcomes = requests.into_iter().map(Request::into_outcome);
+        let results = asked.into_iter().map(|((lease, ttl), begun)| {
+            let outcome = begun.then(|| outcomes.next()).flatten();
+            let result = match outcome {
+                None => Err(Error::new(ErrorKind::Timeout, "a renewal is under way")),
+                Some(outcome) => {
+                    let ended = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
+                    self.schedule_or_lose(lease);
+                    ended
+                }
+            };
+            match lease.loss(self.now()) {
+                Some(reason) => Err(Error::lost(reason)),
+                None => result,
+            }
+        });
+        results.collect()
+    }
+
     fn run_timer(self: &Arc<Self>) {
         while let Some(due) = self.scheduler.wait_for_due_timers() {
             let (to_renew, to_track) = self.process_due(due);

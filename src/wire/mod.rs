@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::command::{Command, Outcome, QueueMode, Release, Reply, Request};
+use crate::command::{Acquire, Command, Outcome, QueueMode, Release, Reply, Request};
 use crate::config::Config;
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
@@ -164,7 +164,31 @@ impl Node {
     ) {
         let by_pipeline = self.by_pipeline(requests, |request| &request.command);
         for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            self.settle(pipeline, &requests);
             pipeline.execute(&mut requests, route);
+        }
+    }
+
+    /// Waits for the releases of a set's keys in other pipelines than that of the set: the set must not find a key taken
+    /// by a lock that this client has released.
+    fn settle(&self, pipeline: &Pipeline, requests: &[&mut Request]) {
+        let deadline = requests.iter().map(|request| request.deadline).max();
+        let in_sets = requests
+            .iter()
+            .filter_map(|request| match &request.command {
+                Command::Acquire(Acquire { key, link, .. }) if link.is_next() => Some(key),
+                _ => None,
+            });
+        for other in &self.pipelines[..self.for_callers] {
+            let keys = in_sets.clone();
+            let own = keys.filter(|key| std::ptr::eq(self.pipeline_of_key(key), other));
+            let own: Vec<&Key> = own.collect();
+            if let Some(deadline) = deadline
+                && !own.is_empty()
+                && !std::ptr::eq(other, pipeline)
+            {
+                other.settle(&own, deadline);
+            }
         }
     }
 
@@ -273,7 +297,8 @@ impl Node {
         self.pipeline_of(&command).send(command, completion)
     }
 
-    /// Groups the requests by their pipelines.
+    /// Groups the requests by their pipelines. The acquires of a set use the pipeline of its first key, so that they share
+    /// a script call, and so do the releases of several keys.
     fn by_pipeline<T>(
         &self,
         requests: impl IntoIterator<Item = T>,
@@ -282,14 +307,21 @@ impl Node {
         let mut by_pipeline = Vec::new();
         by_pipeline.resize_with(self.pipelines.len(), Vec::new);
         let mut renewals = Vec::new();
+        let (mut of_set, mut of_releases) = (None, None);
         for request in requests {
-            match command(&request) {
-                Command::Renew(_) => renewals.push(request),
-                of_key => {
-                    let pipeline = of_key.key().map_or(0, |key| key.shard(self.for_callers));
-                    by_pipeline[pipeline].push(request);
+            let of_call = command(&request);
+            let own = || of_call.key().map_or(0, |key| key.shard(self.for_callers));
+            let pipeline = match of_call {
+                Command::Renew(_) => {
+                    renewals.push(request);
+                    continue;
                 }
-            }
+                Command::Acquire(acquire) if acquire.link.is_next() => of_set.unwrap_or_else(own),
+                Command::Acquire(_) => *of_set.insert(own()),
+                Command::Release(_) => *of_releases.get_or_insert_with(own),
+                _ => own(),
+            };
+            by_pipeline[pipeline].push(request);
         }
         // All renewals of this call go through one pipeline, so that they share a round trip.
         if !renewals.is_empty() {
@@ -372,6 +404,15 @@ impl Store for Node {
 
     fn send_release(&self, release: Release) {
         self.pipeline_of_key(&release.key).send_release(release);
+    }
+
+    /// A later acquire of one of the keys must not overtake its release, so each key uses its own pipeline.
+    fn send_releases(&self, mut releases: Vec<Release>) {
+        for pipeline in &self.pipelines[..self.for_callers] {
+            let is_here =
+                |release: &mut Release| std::ptr::eq(self.pipeline_of_key(&release.key), pipeline);
+            pipeline.send_releases(releases.extract_if(.., is_here).collect::<Vec<_>>());
+        }
     }
 
     fn run_maintenance(&self) -> bool {

@@ -1,5 +1,5 @@
-//! The connection of one transaction, from `WATCH` to `EXEC`: a `WATCH` holds for its own connection only. Refuses the
-//! caller's commands that would end the `WATCH`.
+//! The connection of one transaction, from `WATCH` to `EXEC`: a `WATCH` holds for its own connection only. This
+//! connection refuses the caller's commands that would end the `WATCH`.
 //!
 //! 1. An empty `MULTI`, `EXEC`: Redis refuses a user without the right to them before anything is written. `WATCH` and
 //!    `GET` of the lock's key follow, and the value is compared with the lease.
@@ -11,11 +11,11 @@
 //! and the lease is lost. Otherwise the closure runs again: the lock was renewed, the first waiter joined the queue, or
 //! a key that the closure watches has changed.
 //!
-//! - An `EXEC` without a reply is a `Timeout`, and so is one whose reply came from an old primary. It may still arrive,
-//!   and Redis carries it out only if the lock's key is unchanged. A hand-off would leave the key unchanged, so the
-//!   lease is never handed off afterwards. Before the `EXEC` is sent, each failure has a known outcome: the transaction
-//!   was not written.
-//! - On a Cluster, a node checks the slots of the commands in step 4 only. So these begin with an `EXISTS` of the
+//! - An `EXEC` without a reply ends in a `Timeout`, and so does one whose reply came from an old primary. The `EXEC`
+//!   may still arrive, and Redis carries it out only if the lock's key is unchanged. A hand-off would leave the key
+//!   unchanged, so the lease is never handed off afterwards. Before the `EXEC` is sent, each failure has a known
+//!   outcome: the transaction was not written.
+//! - On a Cluster, a node checks the slots of the commands in step 4 only. So step 4 begins with an `EXISTS` of the
 //!   lock's key.
 //! - The client keeps the connection for later transactions only if it watches no keys and all replies were read.
 //! - A transaction takes its permit (`max_transactions`) before its connection, and returns it after the connection.
@@ -40,8 +40,8 @@ use crate::wire::net::refusal::command_refused;
 use crate::wire::net::replies::TOO_LARGE;
 use crate::wire::scripts::encode_words;
 
-/// Lends connections for transactions. Only stores implement this that keep locks on the server of the transactions'
-/// data.
+/// Lends connections for transactions. A store implements this trait only if it keeps locks on the server of the
+/// transactions' data.
 pub trait Transactions: Send + Sync {
     /// Takes an idle connection to the server of `key`, the lock's key, or connects until `deadline`.
     fn transaction_connection(
@@ -136,49 +136,57 @@ impl TransactionConnection {
         }
     }
 
-    /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds the key.
-    pub(crate) fn watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
-        let seen = self.try_watch_and_check(key, lease);
+    /// Sends `WATCH` for the keys of some leases, all in one slot, and `GET` for each key. Returns the place of the first
+    /// lease that does not hold its key; `None` if all do.
+    pub(crate) fn watch_and_check(
+        &mut self,
+        leases: &[(&Key, LeaseId)],
+    ) -> Result<Option<usize>, Error> {
+        let seen = self.try_watch_and_check(leases);
         seen.map_err(|error| self.named(error))
     }
 
-    fn try_watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
+    fn try_watch_and_check(&mut self, leases: &[(&Key, LeaseId)]) -> Result<Option<usize>, Error> {
         self.is_clean = false;
-        self.slot_of = self.is_in_cluster.then(|| key.clone());
-        let key = key.in_redis();
+        let first = leases.first().filter(|_| self.is_in_cluster);
+        self.slot_of = first.map(|(key, _)| (*key).clone());
         let mut bytes = Vec::with_capacity(128);
         // An empty transaction comes first. If the server refuses MULTI, it would later carry out the writes one by
         // one, even if the lock is lost.
-        let commands: [(&str, &[&str]); 4] = [
-            ("MULTI", &[]),
-            ("EXEC", &[]),
-            ("WATCH", &[key]),
-            ("GET", &[key]),
-        ];
-        for (command, words) in commands {
-            encode_words(&mut bytes, command, words.iter().copied());
+        encode_words(&mut bytes, "MULTI", std::iter::empty());
+        encode_words(&mut bytes, "EXEC", std::iter::empty());
+        let keys = leases.iter().map(|(key, _)| key.in_redis());
+        encode_words(&mut bytes, "WATCH", keys.clone());
+        for key in keys {
+            encode_words(&mut bytes, "GET", std::iter::once(key));
         }
         let deadline = self.reply_deadline();
         self.connection.send(&bytes, deadline)?;
-        for (command, _) in &commands[..3] {
-            let contents = ReplyContents::Internal;
+        let contents = ReplyContents::Internal;
+        for command in ["MULTI", "EXEC", "WATCH"] {
             match self.connection.receive(command, deadline, contents)? {
                 Value::ServerError(error) => return Err(self.refused(command, &error)),
                 Value::Okay | Value::Array(_) => {}
                 other => return Err(self.unexpected(command, &other)),
             }
         }
-        let contents = ReplyContents::Internal;
-        match self.connection.receive("GET", deadline, contents)? {
-            Value::Nil => Ok(false),
-            Value::BulkString(value) => Ok(is_held_by(&value, lease)),
-            // A lock's value is a short string, so this key holds no lock.
-            Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
-                Ok(false)
+        let mut lost = None;
+        for (place, (_, lease)) in leases.iter().enumerate() {
+            let is_held = match self.connection.receive("GET", deadline, contents)? {
+                Value::Nil => false,
+                Value::BulkString(value) => is_held_by(&value, *lease),
+                // A lock's value is a short string, so this key holds no lock.
+                Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
+                    false
+                }
+                Value::ServerError(error) => return Err(self.refused("GET", &error)),
+                other => return Err(self.unexpected("GET", &other)),
+            };
+            if !is_held {
+                lost.get_or_insert(place);
             }
-            Value::ServerError(error) => Err(self.refused("GET", &error)),
-            other => Err(self.unexpected("GET", &other)),
         }
+        Ok(lost)
     }
 
     /// Carries out the commands of `pipe` in one transaction, unless a watched key has changed.
@@ -282,7 +290,7 @@ impl TransactionConnection {
         Ok(match done {
             Value::Nil => Ok(TransactionOutcome::Aborted),
             Value::Array(mut replies) if replies.len() == commands => {
-                // If this is an old primary, it has written everything, and the new one may lack it.
+                // An old primary has written everything, and the new primary may lack it.
                 self.connection.check_primary()?;
                 replies.drain(..own);
                 command_outcomes(pipe, replies)
@@ -298,7 +306,7 @@ impl TransactionConnection {
         })
     }
 
-    /// Sends `UNWATCH`, and keeps the connection for later callers. If that fails, closes it.
+    /// Sends `UNWATCH`, and keeps the connection for later callers. If `UNWATCH` fails, closes the connection.
     pub(crate) fn unwatch(mut self) {
         if self.connection.broken || self.connection.was_idle() {
             return;
@@ -449,7 +457,7 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// The error for replies to a transaction that could not be read. Everything was written.
+/// The error for unreadable replies to a transaction. The transaction was written.
 pub(crate) fn reply_unread(error: RedisError) -> Error {
     let kind = match classify(&error) {
         ErrorKind::TooLarge => ErrorKind::TooLarge,
@@ -533,7 +541,7 @@ fn outcome_unknown(error: Error) -> Error {
 }
 
 /// The outcome of a transaction, from the replies to its commands. If Redis refuses one command, it still carries out
-/// the others. A reply that is too large only cannot be read: its command was carried out.
+/// the others. The command of a reply that is too large was carried out, although the reply cannot be read.
 fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = replies.len();
     for (index, reply) in replies.iter().enumerate() {

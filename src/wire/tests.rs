@@ -79,7 +79,7 @@ fn transaction_at(
 ) -> TransactionConnection {
     let connection = pipeline::connection::connector(endpoint).exclusive_connection(LONG);
     let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, layout);
-    assert!(transaction.watch_and_check(lock, lease).unwrap());
+    assert_eq!(transaction.watch_and_check(&[(lock, lease)]).unwrap(), None);
     transaction
 }
 
@@ -478,6 +478,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
         lease: LeaseId::random(),
         ttl: 10 * LONG,
         queue_mode: QueueMode::None,
+        link: crate::command::Link::Alone,
         replicas: None,
     }));
     assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));

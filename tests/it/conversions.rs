@@ -173,14 +173,17 @@ fn a_removed_ttl_comes_back_whole() {
     let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let writer = client.rw_lock("k").fixed_ttl(LONG_TTL).write().unwrap();
     let mutex = client.mutex("m").lock().unwrap();
-    let keys = ["k", "m"];
+    let set = client.mutexes(["a", "b"]).lock().unwrap();
+    let keys = ["k", "m", "a", "b"];
     for key in keys {
         assert_eq!(ask(&server, &["PERSIST", &in_redis(key)]), Reply::Int(1));
     }
     let reader = writer.downgrade().unwrap();
     mutex.extend(secs(1)).unwrap();
+    set.extend(secs(1)).unwrap();
     let left = keys.map(|key| ask(&server, &["PTTL", &in_redis(key)]).as_int().unwrap());
-    let relied = [reader.remaining(), mutex.remaining()];
+    let set_left = set.remaining();
+    let relied = [reader.remaining(), mutex.remaining(), set_left, set_left];
     for ((key, left), relied) in keys.iter().zip(left).zip(relied) {
         assert!(relied > LONG_TTL / 2, "{key}: {relied:?}");
         // PTTL rounds.

@@ -63,6 +63,13 @@ fn counter_loses_no_update() {
 }
 
 #[test]
+fn transfers_keep_the_sum() {
+    let server = server();
+    let printed = run("transfer", &[], &server.url());
+    assert_lines(&printed, &["the sum is 500, as before\n"]);
+}
+
+#[test]
 fn leader_is_deposed_and_replaced() {
     let server = server();
     let printed = run("leader", &[], &server.url());

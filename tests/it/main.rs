@@ -42,6 +42,7 @@ mod loss_events;
 mod loss_notification;
 mod mass_releases;
 mod memory_outages;
+mod mutexes;
 mod notifications;
 mod once;
 mod permits;
@@ -78,6 +79,7 @@ fn a_child_process_runs_the_named_body() {
         share_costs::hold_a_permit,
         shares::wait_to_write,
         shares::read_until_stopped,
+        mutexes::wait_for_a_set,
         broken_pipe::write_on_closed_connections,
         cancellation::leaks::count_threads,
         child::echo,

@@ -4,7 +4,7 @@ use super::*;
 use crate::command::{Acquire, Command};
 
 /// A grant whose token is later than the waiter's place.
-const GRANT: GrantMessage = GrantMessage {
+pub const GRANT: GrantMessage = GrantMessage {
     token: (SINCE + 1) << 10,
     to_confirm: false,
 };
@@ -16,7 +16,7 @@ impl Fixture {
         self.grant(GRANT, later, meanwhile);
     }
 
-    fn grant(
+    pub fn grant(
         &self,
         grant: GrantMessage,
         later: Duration,

@@ -237,7 +237,7 @@ fn command() -> impl Strategy<Value = Command> {
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
         6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
-            Command::Acquire(Acquire { mode: Mode::Exclusive, key, lease, ttl, queue_mode, replicas: None })
+            Command::Acquire(Acquire { mode: Mode::Exclusive, key, lease, ttl, queue_mode, link: crate::command::Link::Alone, replicas: None })
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release(Release { min_hold: Duration::ZERO, mode: Mode::Exclusive, key, lease, until: MonotonicTime::at_tick(0), held: None, queued })
@@ -306,6 +306,7 @@ fn unconfirmed(
             lease: lease(n),
             ttl: ttl(n),
             queue_mode,
+            link: crate::command::Link::Alone,
             replicas: None,
         };
         ask(n, Command::Acquire(acquire))
@@ -368,6 +369,7 @@ fn locks(short: usize, end: usize) -> impl Strategy<Value = Vec<Operation>> {
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
                 queue_mode: QueueMode::Notified,
+                link: crate::command::Link::Alone,
                 replicas: None,
             }),
         };

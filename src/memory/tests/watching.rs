@@ -64,6 +64,7 @@ fn a_key_is_tracked_until_it_changes() {
             lease: LeaseId::random(),
             ttl,
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         store.execute_one(command, MonotonicTime::now()).unwrap();
@@ -93,6 +94,7 @@ fn a_submitted_request_hangs_until_the_outage_ends() {
             lease: LeaseId::random(),
             ttl: Duration::from_secs(30),
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         store.submit(vec![(command, completions.remove(0))]);

@@ -416,6 +416,39 @@ impl Pipeline {
         }
     }
 
+    /// Queues several releases, and writes them together: see [`send_release`](Self::send_release).
+    pub fn send_releases(&self, releases: impl IntoIterator<Item = Release>) {
+        let mut releases = releases.into_iter();
+        let Some(last) = releases.next() else {
+            return;
+        };
+        {
+            let mut state = self.state.lock();
+            for release in releases {
+                state.enqueue_release(QueuedRelease::new(release));
+            }
+        }
+        self.send_release(last);
+    }
+
+    /// Waits until the releases of these keys that this pipeline has written or queued have their replies, until
+    /// `deadline` at the latest. Sends nothing else.
+    pub fn settle(&self, keys: &[&Key], deadline: MonotonicTime) {
+        let is_settled = {
+            let state = self.state.lock();
+            let connection = state.connection.as_ref();
+            let is_answered = connection.is_none_or(|connection| connection.unanswered() == 0);
+            !state.is_led && !state.has_work() && is_answered
+        };
+        if !is_settled {
+            let barriers: Vec<Command> = keys
+                .iter()
+                .map(|key| Command::Settle((*key).clone()))
+                .collect();
+            self.run(barriers.into_iter(), deadline, Route::default());
+        }
+    }
+
     /// Queues a release that another node has refused or has not carried out. The leader or the background writes it.
     pub fn adopt_release(&self, release: QueuedRelease) {
         let urgency = {
@@ -738,11 +771,11 @@ impl<'a> Leadership<'a> {
     /// requests then get the error.
     fn write_without_reading(&mut self) -> Option<SharedSocket> {
         let mut batch = self.next_batch();
-        // A flush ends only after all replies, so it is left in the queue for the background.
-        let flushes = batch.extract_if(.., |request| request.is_flush());
-        let flushes: Vec<PendingRequest> = flushes.collect();
-        if !flushes.is_empty() {
-            self.pipeline.state.lock().awaited.extend(flushes);
+        // A barrier ends only after all replies, so it is left in the queue for the background.
+        let barriers = batch.extract_if(.., |request| request.is_barrier());
+        let barriers: Vec<PendingRequest> = barriers.collect();
+        if !barriers.is_empty() {
+            self.pipeline.state.lock().awaited.extend(barriers);
         }
         if batch.is_empty() {
             return None;
@@ -875,27 +908,27 @@ impl<'a> Leadership<'a> {
         deadline: MonotonicTime,
         until: Option<MonotonicTime>,
     ) -> bool {
-        let flushes: Vec<PendingRequest> =
-            batch.extract_if(.., |request| request.is_flush()).collect();
+        let barriers = batch.extract_if(.., |request| request.is_barrier());
+        let barriers: Vec<PendingRequest> = barriers.collect();
         let result = self
             .exchange(batch, deadline, until)
             .inspect_err(|error| self.lose_connection(error));
-        if !flushes.is_empty() {
+        if !barriers.is_empty() {
             let mut state = self.pipeline.state.lock();
-            for flush in flushes {
+            for barrier in barriers {
                 let next = match &result {
-                    // Replies are missing, and a flush ends only after the replies to all earlier requests.
-                    Ok(false) => Next::RetryNow(flush),
-                    Ok(true) if state.has_refused_releases() => {
+                    // Replies are missing, and a barrier ends only after the replies to all earlier requests.
+                    Ok(false) => Next::RetryNow(barrier),
+                    Ok(true) if barrier.is_flush() && state.has_refused_releases() => {
                         let message = format!(
                             "{} refuses releases; the event `release_delayed` has the reasons",
                             self.pipeline.shared.endpoint.address_of_server()
                         );
-                        flush.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
+                        barrier.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
                     }
-                    Ok(true) => flush.on_reply(Ok(Reply::Done)),
+                    Ok(true) => barrier.on_reply(Ok(Reply::Done)),
                     Err(error) => {
-                        flush.on_connection_lost(error, error.kind() == ErrorKind::Unavailable)
+                        barrier.on_connection_lost(error, error.kind() == ErrorKind::Unavailable)
                     }
                 };
                 state.apply(next);
@@ -904,7 +937,7 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Writes a batch without flushes and reads its replies: see [`write_and_read`](Self::write_and_read). Returns false
+    /// Writes a batch without barriers and reads its replies: see [`write_and_read`](Self::write_and_read). Returns false
     /// at `until` if replies are missing.
     fn exchange(
         &mut self,

@@ -99,6 +99,7 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::Notified,
+            link: crate::command::Link::Alone,
             replicas: self.replicas,
         });
         let deadline = MonotonicTime::now().after(limit);
@@ -127,6 +128,7 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: self.replicas,
         });
         let completion = completions.pop().unwrap();

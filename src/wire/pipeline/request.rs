@@ -139,6 +139,11 @@ impl PendingRequest {
         matches!(self.command, Command::Flush)
     }
 
+    /// Whether this request is not written: it ends when the replies to earlier requests have come.
+    pub fn is_barrier(&self) -> bool {
+        matches!(self.command, Command::Flush | Command::Settle(_))
+    }
+
     /// Handles the reply of Redis.
     pub fn on_reply(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
@@ -437,6 +442,7 @@ mod tests {
             lease: LeaseId::random(),
             ttl: Duration::from_secs(60),
             queue_mode: crate::command::QueueMode::Notified,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         let caller = Caller::new(1);

@@ -111,6 +111,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
         lease,
         ttl: LONG,
         queue_mode: crate::command::QueueMode::None,
+        link: crate::command::Link::Alone,
         replicas: None,
     })
 }
@@ -291,6 +292,7 @@ fn foreign_values_cost_no_connection() {
             lease,
             ttl: LONG,
             queue_mode: crate::command::QueueMode::Existing { notified: false },
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         let outcome = f.ask(command, LONG);

@@ -50,7 +50,7 @@ use smallvec::smallvec;
 use crate::command::encoder::Encoder;
 use crate::command::value;
 use crate::command::value::{MAX_MICROS, NO_TOKEN};
-use crate::command::{Acquire, Command, Mode, QueueMode, Release};
+use crate::command::{Acquire, Command, Link, Mode, QueueMode, Release};
 use crate::config::key::Key;
 use crate::report::error::Error;
 use crate::store::completion::Few;
@@ -114,6 +114,7 @@ pub fn can_grant(command: &Command) -> bool {
         Command::Acquire(Acquire {
             mode: Mode::Exclusive,
             queue_mode: QueueMode::None | QueueMode::Polling | QueueMode::Notified,
+            link: Link::Alone,
             ..
         })
     )
@@ -441,6 +442,7 @@ mod tests {
                 lease: LeaseId::random(),
                 ttl: Duration::from_secs(1),
                 queue_mode,
+                link: crate::command::Link::Alone,
                 replicas: None,
             })
         };

@@ -125,6 +125,7 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
             lease,
             ttl,
             queue_mode,
+            link: crate::command::Link::Alone,
             replicas: None,
         })
     };
@@ -220,8 +221,12 @@ fn only_reads_may_reply_that_a_string_is_too_large() {
 
 #[test]
 fn a_reply_of_the_wrong_type_is_unexpected() {
-    for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
-        let decoded = decode(&acquire::SCRIPT, 1, value, "p:");
+    for (script, value) in [
+        (&acquire::SCRIPT, Value::Okay),
+        (&acquire::SCRIPT, Value::Array(vec![Value::Int(1)])),
+        (&release::SCRIPT, Value::Nil),
+    ] {
+        let decoded = decode(script, 1, value, "p:");
         assert!(matches!(decoded, Decoded::Unexpected(_)));
     }
     let short = Value::Array(vec![Value::Int(1)]);

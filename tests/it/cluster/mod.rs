@@ -9,6 +9,7 @@ mod fail_over;
 mod resharding;
 pub mod rights;
 mod servers;
+mod sets;
 #[cfg(feature = "tls")]
 mod tls;
 mod under_load;

@@ -17,6 +17,7 @@ mod releases;
 mod renewals;
 mod rw_lock;
 mod server_faults;
+mod sets;
 mod shares;
 mod validity;
 mod waiting;
@@ -96,6 +97,8 @@ macro_rules! every_behaviour_on {
                 two_upgraders_never_both_write
                 odd_names_are_locks_of_their_own
                 readers_and_permits_do_not_mix;
+            sets:
+                one_of_ten_gets_the_set;
             fencing:
                 a_late_holders_write_is_refused
                 a_deleted_value_refuses_late_holders
@@ -116,6 +119,10 @@ macro_rules! every_behaviour_of_servers_that_vote_on {
                 a_holder_renews_no_lock_but_its_own;
             losses:
                 a_loss_is_reported_in_every_way;
+            sets:
+                a_lost_key_is_named
+                a_fixed_ttl_counts_from_the_last_grant
+                a_limit_of_a_hold_counts_from_the_last_grant;
         }
     };
 }
@@ -177,6 +184,14 @@ macro_rules! every_behaviour_of_a_quorum_on {
                 a_reentrant_lock_excludes_other_threads;
             fencing:
                 tokens_rise_with_every_grant;
+            sets:
+                a_set_has_all_keys_or_none
+                a_set_needs_different_keys
+                sets_in_opposite_order_finish
+                a_waiting_set_holds_the_keys_before
+                a_set_that_gives_up_leaves_nothing
+                sets_and_single_locks_exclude_each_other
+                a_set_is_renewed_and_extended;
         }
     };
 }

@@ -190,6 +190,8 @@ fn undeclared(code: &str) -> Vec<&str> {
                 ["'NUMSUB'", "'SHARDNUMSUB'"].contains(&first) && args.next() == Some(channel)
             }
             "'MGET'" => first == "unpack(KEYS",
+            // The keys of a set.
+            "'DEL'" if first == "unpack(KEYS" => true,
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }

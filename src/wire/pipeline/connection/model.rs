@@ -110,6 +110,7 @@ impl Server {
             lease,
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         }));
     }

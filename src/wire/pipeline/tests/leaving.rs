@@ -20,6 +20,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::command::QueueMode::None,
+            link: crate::command::Link::Alone,
             replicas: None,
         });
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
@@ -290,4 +291,24 @@ fn a_stale_connection_is_read_to_the_end_before_it_is_replaced() {
     while f.pipeline.run_maintenance() {}
     assert!(!f.exists("first"));
     assert_ne!(f.connection(), before);
+}
+
+/// An acquire of the key in another pipeline comes after these releases.
+#[test]
+fn settle_reads_the_replies_to_the_releases_of_its_key() {
+    let f = fixture();
+    let lease = LeaseId::random();
+    f.ask(acquire_under(lease, "k"), LONG).unwrap();
+    f.server.stop();
+    f.pipeline.send_release(f.release("k", lease));
+    assert!(!f.pipeline.is_idle(), "the release has no reply");
+    f.server.resume();
+    let deadline = MonotonicTime::now().after(LONG);
+    f.pipeline.settle(&[&key("k")], deadline);
+    assert!(f.pipeline.is_idle());
+    f.pipeline.settle(&[&key("k")], deadline);
+    assert!(matches!(
+        f.ask(acquire_of("k"), LONG),
+        Ok(Reply::Granted { .. })
+    ));
 }
