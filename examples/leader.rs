@@ -1,5 +1,6 @@
-//! Leader election among several candidates. A leader that loses the lock becomes a candidate again. So there is a new
-//! leader soon after the old leader crashed, was cut off, or was deposed.
+//! Leader election among several candidates. A leader that loses its term becomes a candidate again. So there is a new
+//! leader soon after the old leader crashed, was cut off, or was deposed. An observer follows the election: it always
+//! knows the address of the leader.
 //!
 //! Here the candidates are threads, each with its own client; in production they would be processes on several
 //! machines. `main` plays an operator: it deposes three leaders, and then ends the election.
@@ -11,8 +12,8 @@ use std::error::Error;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::Client;
-use leasehold::crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
+use leasehold::crossbeam_channel::{Receiver, bounded, select};
+use leasehold::{Client, ErrorKind, LeaderState};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
@@ -22,58 +23,74 @@ fn main() -> Result<(), Box<dyn Error>> {
             .build()
     };
     let (stop, stopped) = bounded(0);
-    let (tell, elected) = unbounded();
     let mut candidates = Vec::new();
-    for name in ["north", "south"] {
-        let (client, stopped, tell) = (client()?, stopped.clone(), tell.clone());
-        candidates.push(thread::spawn(move || stand(name, &client, &stopped, &tell)));
+    for address in ["10.0.0.7:80", "10.0.0.8:80"] {
+        let (client, stopped) = (client()?, stopped.clone());
+        candidates.push(thread::spawn(move || stand(address, &client, &stopped)));
     }
 
     let operator = client()?;
-    for _ in 0..3 {
-        let name = elected.recv()?;
-        println!("{name} is deposed");
-        operator.mutex("leader").force_unlock()?;
+    let mut last_token = 0;
+    let mut deposed = 0;
+    for state in operator.election("leader").observe()? {
+        match state {
+            LeaderState::Leader(leader) => {
+                // A leader whose value has not been written yet has none.
+                let Some(address) = leader.value().map(String::from_utf8_lossy) else {
+                    continue;
+                };
+                assert!(leader.fencing_token() >= last_token, "tokens never fall");
+                last_token = leader.fencing_token();
+                println!("{address} is the leader");
+                if deposed == 3 {
+                    break;
+                }
+                println!("{address} is deposed");
+                operator.mutex("leader").force_unlock()?;
+                deposed += 1;
+            }
+            LeaderState::Vacant => println!("there is no leader"),
+            LeaderState::Unknown => println!("Redis does not answer"),
+        }
     }
-    elected.recv()?;
     drop(stop);
     for candidate in candidates {
         candidate.join().expect("the candidate does not panic")?;
     }
     println!(
-        "the lock is free: {:?}",
-        operator.mutex("leader").inspect()?
+        "there is no leader: {:?}",
+        operator.election("leader").leader()?
     );
     Ok(())
 }
 
 fn stand(
-    name: &'static str,
+    address: &'static str,
     client: &Client,
     stopped: &Receiver<()>,
-    tell: &Sender<&'static str>,
 ) -> Result<(), leasehold::Error> {
-    let mutex = client.mutex("leader");
+    let election = client.election("leader").cancelled_by(stopped.clone());
     loop {
-        // `lock()` would return as soon as there is no leader. Polling instead leaves the thread free for other work.
-        let Some(guard) = mutex.try_lock()? else {
-            select! {
-                recv(stopped) -> _ => return Ok(()),
-                default(Duration::from_millis(200)) => continue,
-            }
+        // Waits until this candidate leads. Candidates lead in the order in which they asked.
+        let term = match election.campaign(address) {
+            Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
+            Err(error) if error.is_lease_lost() => continue, // deposed before its address was written
+            term => term?,
         };
-        println!("{name} leads, with token {}", guard.fencing_token());
-        let _ = tell.send(name);
-        let lost = guard.lost_signal();
+        println!("{address} leads, with token {}", term.fencing_token());
+        let lost = term.lost_signal();
         loop {
             select! {
                 // The channel is ready when the validity ends, at the latest, even if Redis cannot be reached. Until
                 // then no other candidate can lead.
                 recv(lost) -> reason => {
-                    println!("{name} steps down: {}", reason.expect("the channel stays open"));
+                    println!("{address} steps down: {}", reason.expect("the channel stays open"));
                     break;
                 }
-                recv(stopped) -> _ => return Ok(()), // dropping the guard releases the lock
+                recv(stopped) -> _ => {
+                    term.resign()?; // the next candidate leads at once
+                    return Ok(());
+                }
                 default(Duration::from_millis(50)) => {
                     // A small piece of the leader's work. Short pieces let the leader notice a loss soon.
                 }

@@ -18,7 +18,8 @@
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
-//! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock.
+//! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock, and the elections of Curator,
+//!   etcd and client-go.
 
 /// Makes a module from a page. If a link is defined twice, the first definition counts. So links between pages lead to
 /// modules in the API docs, and to files on a code host.

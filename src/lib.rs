@@ -32,6 +32,7 @@
 //! | lock several keys together | [`Mutexes`], [`MutexesGuard`] |
 //! | lock again on the same thread | [`ReentrantMutex`] |
 //! | run work once for each name, such as a nightly job | [`Once`] |
+//! | elect a leader among processes, and observe who leads | [`Election`], [`Leader`], [`Observer`] |
 //! | let many readers in, or one writer | [`RwLock`], [`RwLockReadGuard`], [`RwLockWriteGuard`] |
 //! | let n holders in at a time | [`Semaphore`], [`SemaphorePermit`] |
 //! | limit how often something starts | [`Semaphore::min_hold`], [`Mutex::min_hold`] |
@@ -90,6 +91,7 @@ mod util;
 mod watchdog;
 mod wire;
 
+pub use acquire::{LeaderInfo, LeaderState};
 pub use client::Client;
 pub use client::address::{QuorumNode, ServerAddress};
 pub use client::builder::Builder;
@@ -97,6 +99,7 @@ pub use client::memory_store::{MemoryQuorum, MemoryStore};
 pub use config::credentials::Credentials;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;
+pub use locks::election::{Election, Leader, Observer};
 pub use locks::fenced::FencedValue;
 pub use locks::guard::LostSignal;
 pub use locks::held::{HeldLock, HolderInfo, HolderKind, LockInfo};

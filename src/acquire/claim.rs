@@ -5,6 +5,10 @@
 //! its turn, read the value, and release the lock. It watches the fenced value, and claims the lock again when the
 //! value changes. A holder that fails changes the value, too: it deletes the value, and the token stays. Then one of
 //! the waiters gets the lock. After a crash, the waiters claim the lock again when it has expired.
+//!
+//! A candidate of an election ([`Acquirer::campaign`]) claims the lock once, and writes its value with the grant. If
+//! the lock is taken, or other threads of this client wait for it, the candidate waits in the lock's queue, and its
+//! caller writes the value after the grant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +29,12 @@ use crate::util::clock::MonotonicTime;
 pub enum ClaimResult {
     Granted(Arc<Lease>),
     NotGranted(Box<LockAndValue>),
+}
+
+/// The lease of a candidate that was elected.
+pub struct Campaign {
+    pub lease: Arc<Lease>,
+    pub is_value_written: bool,
 }
 
 /// The first pause of a waiter while the lock is about to become free: its holder has deleted the fenced value, or a
@@ -83,7 +93,7 @@ impl Acquirer {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
             let asked_at = self.watchdog.now();
-            let (tracked, untracked) = match self.try_claim(request, value, call, asked_at) {
+            let (tracked, untracked) = match self.try_claim(request, value, None, call, asked_at) {
                 Ok(ClaimResult::NotGranted(found)) => {
                     outage = None;
                     if is_settled(&found)? {
@@ -158,11 +168,71 @@ impl Acquirer {
         (tracked, untracked.min(tracked))
     }
 
+    /// Acquires the lock of an election for a candidate. If the lock is free, writes the candidate's value, `term`,
+    /// with the grant. Otherwise the caller has to write it: see [`Campaign::is_value_written`]. Returns `None` if
+    /// another holder had the lock until the time in `until`.
+    pub fn campaign(
+        &self,
+        request: &LockRequest,
+        value: &Key,
+        term: Arc<[u8]>,
+        until: Until,
+    ) -> Result<Option<Campaign>, Error> {
+        self.check_open()
+            .map_err(|error| error.with_key(request.key.name()))?;
+        let observed = self.observe(&request.key, until);
+        let (call, started) = (observed.call, observed.call.started);
+        // A claim would go past other threads of this client that wait.
+        let has_others = self.queues.has_waiters(&request.key);
+        let claim = || self.try_claim(request, value, Some(term), &call, started);
+        match (!has_others).then(claim) {
+            Some(Ok(ClaimResult::Granted(lease))) => {
+                let lease =
+                    self.report(observed, &request.key, Ok(lease), |lease| Some(&**lease))?;
+                return Ok(Some(Campaign {
+                    lease,
+                    is_value_written: true,
+                }));
+            }
+            // If the lock is free, the waiters in its queue may be gone, and an acquire may get it.
+            Some(Ok(ClaimResult::NotGranted(found))) if found.lock.is_some() && !call.waits() => {
+                return Ok(None);
+            }
+            None | Some(Ok(ClaimResult::NotGranted(_))) => {}
+            Some(Err(error)) if error.is_unavailable() && call.waits() => {
+                self.report_unavailable(&request.key, &error);
+            }
+            Some(Err(error)) => return Err(error.with_key(request.key.name())),
+        }
+        let Some(mut lease) = self.acquire(request, until)? else {
+            return Ok(None);
+        };
+        if !lease.grant().is_token_in_value {
+            // The lock became free after the claim, and plain commands granted it. Observers need the token in the
+            // lock's value, and an adoption writes it. The lock stays held in between.
+            let named = |error: Error| error.with_key(request.key.name());
+            let mut ticket = self.transfer_out(&lease).map_err(named)?;
+            ticket.options.renew_every = request.options.renew_every;
+            let started = self.watchdog.now();
+            let adopted = self.adopt_through_outage(&ticket, request.check.as_ref(), started);
+            lease = adopted.map_err(|error| {
+                // The adoption may not have reached Redis. Then the key still has the lease of the ticket.
+                self.release_unheld(request.key.clone(), ticket.lease, &ticket.options);
+                named(error)
+            })?;
+        }
+        Ok(Some(Campaign {
+            lease,
+            is_value_written: false,
+        }))
+    }
+
     /// Sends one claim and waits for its reply.
     fn try_claim(
         &self,
         request: &LockRequest,
         value: &Key,
+        term: Option<Arc<[u8]>>,
         call: &Call,
         asked_at: MonotonicTime,
     ) -> Result<ClaimResult, Error> {
@@ -174,6 +244,7 @@ impl Acquirer {
             value: value.clone(),
             lease: id,
             ttl: options.first_ttl(),
+            term,
             replicas: options.replicas,
         });
         let deadline = call.attempt_deadline(asked_at);

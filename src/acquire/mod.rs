@@ -37,6 +37,7 @@
 pub mod attempt;
 pub mod claim;
 pub mod convert;
+pub mod leaders;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
@@ -74,7 +75,8 @@ use crate::util::id::LeaseIds;
 use crate::watchdog::Watchdog;
 
 use attempt::Attempt;
-pub use claim::ClaimResult;
+pub use claim::{Campaign, ClaimResult};
+pub use leaders::{LeaderInfo, LeaderState, Leaders, ObserverId};
 pub use notify::NotificationHandler;
 use outage::{CurrentOutage, Outage};
 use places::Places;
@@ -142,6 +144,8 @@ pub struct Acquirer {
     outage: Outage,
     /// The outages of requests that replicas have to acknowledge. Requests without replicas may succeed during these.
     outage_of_replicas: Outage,
+    /// The elections that this client observes.
+    pub leaders: Arc<Leaders>,
     /// How busy the keys of a quorum are. `None` on servers with queues.
     contention: Option<Contention>,
     shutdown: Shutdown,
@@ -164,6 +168,12 @@ impl Acquirer {
         Self {
             store: Arc::clone(&backend.store),
             notifications: Arc::clone(&backend.notifications),
+            leaders: Leaders::new(
+                backend,
+                Arc::clone(&watchdog),
+                Arc::clone(&queues),
+                command_timeout,
+            ),
             watchdog,
             callbacks,
             queues,
@@ -349,6 +359,7 @@ impl Acquirer {
         }
         self.queues.wake_all();
         self.queues.watches.wake_all();
+        self.leaders.stop();
     }
 }
 

@@ -208,6 +208,11 @@ impl LocalQueues {
         self.join_in(self.shard(key), key, options, cancel)
     }
 
+    /// Whether a thread waits for `key`.
+    pub fn has_waiters(&self, key: &Key) -> bool {
+        self.shard(key).waits_for(key)
+    }
+
     /// Joins the queue of `key`, but only if no other thread waits for it.
     pub fn join_if_empty<'a>(&'a self, key: &'a Key, options: Options) -> Option<WaiterGuard<'a>> {
         let shard = self.shard(key);

@@ -1,5 +1,6 @@
-//! Keys that threads of this client watch: the fenced values of runs that have begun elsewhere. The server reports a
-//! change of a watched key only if the key was read after the last report.
+//! The keys that this client watches: the fenced values of `Once`s whose work another caller runs, and the keys of
+//! observed elections ([`leaders`](crate::acquire::leaders)). The server reports a change of a watched key only if the
+//! key was read after the last report.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,16 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex as PlainMutex;
 
-use crate::acquire::{Acquirer, LocalQueues, NotificationHandler};
+use crate::acquire::{Acquirer, LeaderState, LocalQueues, NotificationHandler, ObserverId};
 use crate::client::address::QuorumNode;
 use crate::client::address::ServerAddress;
 use crate::client::builder::Builder;
 use crate::cluster::{ClusterAddress, ClusterStore};
 use crate::command::{Command, Reply};
 use crate::config::Config;
+use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, Lease, Ticket};
+use crate::locks::election::Election;
 use crate::locks::fenced::FencedValue;
 use crate::locks::guard::Guard;
 use crate::locks::held::HeldLock;
@@ -65,9 +68,9 @@ const CLAIM_RESERVE: usize = 1_024;
 /// | a [quorum](Client::quorum) | four, and two for each node |
 /// | a [`MemoryStore`](crate::MemoryStore) | three |
 ///
-/// Callbacks and an event handler have one more thread, locks with [`renew_while`](Mutex::renew_while) have one, and a
-/// `redis+sentinel://` address has one. While connections are being made, up to three threads make them. The
-/// environment check has a thread while it runs.
+/// Callbacks and an event handler have one more thread, locks with [`renew_while`](Mutex::renew_while) have one, all
+/// [observers](Election::observe) of elections share one, and a `redis+sentinel://` address has one. While connections
+/// are being made, up to three threads make them. The environment check has a thread while it runs.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -181,7 +184,7 @@ impl Client {
     /// tokens of guards rise. Everything that needs the data of a single server is
     /// [`Unsupported`](ErrorKind::Unsupported): transactions, [fenced values](Self::fenced_value),
     /// [tickets](Self::adopt), [read-write locks](Self::rw_lock), [semaphores](Self::semaphore), `min_hold`,
-    /// [`once`](Self::once) and [`Mutex::replicas`](Mutex::replicas).
+    /// [`once`](Self::once), [elections](Self::election) and [`Mutex::replicas`](Mutex::replicas).
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if fewer than a majority of the nodes answer; its message has the answer of
@@ -339,6 +342,21 @@ impl Client {
     /// ```
     pub fn once(&self, name: impl AsRef<str>) -> Once {
         Once::new(self.clone(), name.as_ref())
+    }
+
+    /// The election named `name`, of one leader among processes. Does no I/O. For an invalid name, the calls on the
+    /// election fail with `InvalidKey`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let term = client.election("scheduler").campaign("10.0.0.7:80")?;
+    /// println!("leads, with token {}", term.fencing_token());
+    /// term.resign()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.clone(), name.as_ref())
     }
 
     /// Adopts a lock from a ticket that another client made with
@@ -808,6 +826,17 @@ impl Handle {
     /// Starts the thread that runs the checks of locks, unless it runs already.
     pub(crate) fn start_checks(&self) -> Result<(), Error> {
         self.watchdog.start_checks(&self.threads)
+    }
+
+    /// Adds an observer of an election. The first one starts the thread of all observers.
+    pub(crate) fn observe(
+        &self,
+        lock: &Key,
+        value: &Key,
+        ttl: Duration,
+    ) -> Result<(ObserverId, Receiver<LeaderState>), Error> {
+        let leaders = &self.acquirer.leaders;
+        leaders.observe(lock, value, ttl, &self.threads)
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {

@@ -1,12 +1,14 @@
-//! Grants a lock if the fenced value of the same name is missing. Otherwise reads both.
+//! Grants a free lock, depending on the fenced value of the same name: the value has to be missing, or the grant writes
+//! it. Otherwise reads both.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::queue::Waiter;
-use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, no_value, token};
+use crate::command::keyspace::{Entry, Keyspace, Notification, Step, no_lock, no_value, token};
 use crate::command::results::{foreign_lock, foreign_value, granted, millis};
 use crate::command::script::{Layout, Results, Script};
 use crate::command::value::{LockValue, NO_FENCED_VALUE, NO_LOCK};
@@ -17,8 +19,8 @@ use crate::report::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 
-/// Grants a lock to the lease, provided that the lock is free, its queue is empty, and the fenced value is missing or
-/// deleted. Otherwise reads both.
+/// Grants a lock to the lease, provided that the lock is free and its queue is empty. Otherwise reads the lock and the
+/// fenced value. `term` decides how the grant depends on the fenced value.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub key: Key,
@@ -26,8 +28,19 @@ pub struct Claim {
     pub value: Key,
     pub lease: LeaseId,
     pub ttl: Duration,
+    /// `None` grants the lock only if the fenced value is missing or deleted. `Some` writes these bytes as the value,
+    /// under the token of the grant. If the lock is not granted, a claim with `Some` does not read the value.
+    pub term: Option<Arc<[u8]>>,
     /// As for [`Acquire`](crate::command::Acquire).
     pub replicas: Option<Replicas>,
+}
+
+/// Reads a lock and the fenced value of the same name, in one step.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub key: Key,
+    /// The key of the fenced value. It shares the slot of `key`.
+    pub value: Key,
 }
 
 /// The state of a lock and of the fenced value of the same name, as one script has read it.
@@ -48,7 +61,7 @@ pub static SCRIPT: Script = Script::new(
         counter: true,
         holder: true,
         limit: true,
-        arguments: 2,
+        arguments: 3,
         ..Layout::KEYS_ONLY
     },
     Results {
@@ -78,6 +91,10 @@ impl Call for Claim {
     fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
         out.lease(self.lease);
         out.millis(self.ttl);
+        match &self.term {
+            None => out.text(""),
+            Some(term) => out.bytes(&[b"+", &term[..]].concat()),
+        }
     }
 
     /// The outcome is unknown, so the claim is not repeated under its lease id.
@@ -87,9 +104,14 @@ impl Call for Claim {
     }
 
     fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
-        let found = look(keyspace, &self.key, &self.value, step)?;
+        let mut found = look(keyspace, &self.key, &self.value, step)?;
+        if self.term.is_some() {
+            found.value = None;
+        }
         let is_free = found.lock.is_none() && !keyspace.queues.contains_key(&self.key);
-        if !is_free || found.value.is_some() {
+        let last = found.token.filter(|_| self.term.is_some());
+        let is_stale = last.is_some_and(|last| last > token(keyspace.next_micros(step)));
+        if !is_free || is_stale || found.value.is_some() {
             return Ok(Reply::LockAndValue(Box::new(found)));
         }
         let to = Waiter {
@@ -100,7 +122,50 @@ impl Call for Claim {
             holder: step.by.clone(),
         };
         let token = token(keyspace.grant(&self.key, &to, self.ttl, false, step));
+        if let Some(term) = &self.term {
+            let expires_at = match keyspace.entries.get(&self.value) {
+                Some(Entry::Fenced { expires_at, .. }) => *expires_at,
+                _ => None,
+            };
+            let value = Entry::Fenced {
+                token,
+                value: Some(Arc::clone(term)),
+                expires_at,
+            };
+            keyspace.entries.insert(self.value.clone(), value);
+            let changed = Notification::Changed(self.value.clone());
+            step.notifications.push(changed);
+        }
         Ok(Reply::granted(token))
+    }
+}
+
+impl Call for Look {
+    fn script(&self) -> &'static Script {
+        &SCRIPT
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn has_queue_key(&self) -> bool {
+        true
+    }
+
+    fn value_key(&self) -> Option<&Key> {
+        Some(&self.value)
+    }
+
+    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
+        out.text("");
+        out.millis(Duration::ZERO);
+        out.text("");
+    }
+
+    fn model(&self, keyspace: &mut Keyspace, step: &mut Step<'_>) -> Outcome {
+        let found = look(keyspace, &self.key, &self.value, step)?;
+        Ok(Reply::LockAndValue(Box::new(found)))
     }
 }
 

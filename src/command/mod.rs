@@ -36,7 +36,7 @@ pub use acquire::{
     Acquire, FIRST_USUAL_PLACE, Link, QueueMode, QueuePlace, SetProgress, front_place, joined_at,
 };
 pub use adopt::{Adopt, Adoption};
-pub use claim::{Claim, LockAndValue};
+pub use claim::{Claim, LockAndValue, Look};
 pub use convert::Convert;
 pub use fenced::{Read, Write};
 pub use inspect::{FoundShare, FoundShares, Inspect};
@@ -60,6 +60,7 @@ pub enum Command {
     Write(Write),
     Read(Read),
     Claim(Claim),
+    Look(Look),
     Probe(Probe),
     /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. `Store::flush` sends
     /// it.
@@ -157,6 +158,7 @@ macro_rules! with_call {
             Command::Write($call) => $do,
             Command::Read($call) => $do,
             Command::Claim($call) => $do,
+            Command::Look($call) => $do,
             Command::Probe($call) => $do,
             Command::Flush | Command::Settle(_) => $flush,
         }
@@ -306,7 +308,7 @@ pub enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
-    /// The state of a lock and its fenced value, which a claim has not changed.
+    /// The state of a lock and its fenced value, which a claim has not changed, or which a look has read.
     LockAndValue(Box<LockAndValue>),
 }
 

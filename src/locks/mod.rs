@@ -1,6 +1,7 @@
 //! The types that users lock with: locks of all kinds and their guards, work that runs once, transactions, fenced
 //! values, and descriptions of locks.
 
+pub mod election;
 pub mod fenced;
 pub mod guard;
 pub mod held;

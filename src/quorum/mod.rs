@@ -1047,7 +1047,7 @@ impl Store for QuorumStore {
             Command::Settle(_) => Ok(Reply::Done),
             Command::Adopt(_) => Err(Self::unsupported(TICKETS)),
             Command::Convert(_) => Err(Self::unsupported(READERS)),
-            Command::Read(_) | Command::Write(_) | Command::Claim(_) => {
+            Command::Read(_) | Command::Write(_) | Command::Claim(_) | Command::Look(_) => {
                 Err(Self::unsupported(FENCED_VALUES))
             }
             Command::Propose(_) | Command::Hold(_) | Command::Probe(_) => {
@@ -1157,7 +1157,7 @@ impl Store for QuorumStore {
                 "semaphores; use one mutex for each permit, and `try_lock` on one after the other"
             }
             Feature::MinHold => "`min_hold`; hold the lock for that time",
-            Feature::Claims => "fenced values, which `Once` needs",
+            Feature::Claims => "fenced values, which `Once` and elections need",
             Feature::Tickets => TICKETS,
         }))
     }

@@ -8,7 +8,7 @@ pub enum Feature {
     /// Semaphores.
     Permits,
     MinHold,
-    /// `Once`.
+    /// `Once` and elections.
     Claims,
     Tickets,
 }

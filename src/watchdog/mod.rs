@@ -55,6 +55,7 @@ use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch, RenewalQueu
 use crate::watchdog::tracked::{TrackedLeases, tracked_key};
 
 pub use scheduler::Scheduler;
+pub use tracked::MAX_TRACKED;
 #[cfg(leasehold_internals)]
 pub use wheel::Wheel;
 

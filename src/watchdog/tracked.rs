@@ -11,10 +11,10 @@ use crate::lease::{Lease, LeasesByKey};
 use crate::store::TrackedKey;
 use crate::util::sync::Mutex;
 
-/// The largest number of tracked leases of one client. Redis tracks a million keys for all clients together
-/// (`tracking-table-max-keys`), and drops random keys beyond that. Also, each renewal of a tracked key costs a
-/// notification and a read of the key.
-const MAX_TRACKED: usize = 10_000;
+/// The largest number of tracked leases of one client, and of elections whose keys it has tracked for observers. Redis
+/// tracks a million keys for all clients together (`tracking-table-max-keys`), and drops random keys beyond that. Also,
+/// each renewal of a tracked key costs a notification and a read of the key.
+pub const MAX_TRACKED: usize = 10_000;
 
 /// The tracked leases of a client, by key.
 #[derive(Default)]

@@ -76,7 +76,8 @@ fn leader_is_deposed_and_replaced() {
     assert!(count(&printed, " leads, with token ") >= 4, "{printed}");
     assert_eq!(count(&printed, " is deposed"), 3);
     assert!(count(&printed, " steps down: ") >= 1, "{printed}");
-    assert_lines(&printed, &["the lock is free: None\n"]);
+    assert!(count(&printed, " is the leader") >= 4, "{printed}");
+    assert_lines(&printed, &["there is no leader: None\n"]);
 }
 
 #[test]

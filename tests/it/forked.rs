@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use fork::{Fork, waitpid_nohang};
 use leasehold::{
-    Client, Error, ErrorKind, LossReason, LostSignal, MemoryStore, MutexGuard, ReentrantGuard,
+    Client, Error, ErrorKind, LeaderState, LossReason, LostSignal, MemoryStore, MutexGuard,
+    Observer, ReentrantGuard,
 };
 use leasehold_testbed::{Reply, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -93,6 +94,11 @@ fn try_client(client: &Client) {
     assert_forked_of("another", value.write(u64::MAX, "a child's"));
     assert_forked_of("another", value.read());
     assert_forked(client.adopt("any text: the ticket is not read"));
+    let election = client.election("another");
+    assert_forked(election.campaign("a child's"));
+    assert_forked(election.adopt("any text: the ticket is not read", "a child's"));
+    assert_forked(election.leader());
+    assert_forked(election.observe());
     assert!(client.held_locks().is_empty());
     // A new lock fails, too.
     assert_forked(Client::builder("redis://localhost").build_lazy());
@@ -148,6 +154,7 @@ struct Family {
     again: ReentrantGuard,
     renewed: MutexGuard,
     lost: LostSignal,
+    states: Observer,
 }
 
 /// A client with held and renewed locks and all its connections.
@@ -166,6 +173,7 @@ fn family(url: &str) -> Family {
         renewed: renewed.lock().unwrap(),
         again: again.lock().unwrap(),
         lost: held.lost_signal(),
+        states: client.election("election").observe().unwrap(),
         client,
         recorder,
         held,
@@ -187,7 +195,9 @@ pub fn a_parent(parent: &Parent) {
         again,
         renewed,
         lost,
+        mut states,
     } = family(&parent.url);
+    assert_eq!(states.next(), Some(LeaderState::Vacant));
     let before = connections(&parent.url);
     let mut seen = None;
     let value = client.with_lock("with", || {
@@ -205,7 +215,8 @@ pub fn a_parent(parent: &Parent) {
             try_client(&client);
             try_guards(held, handed_over);
             try_again(&client, again);
-            drop((dropped, renewed, client));
+            assert_eq!(states.next(), None);
+            drop((dropped, renewed, states, client));
         });
     };
     assert_eq!(value.unwrap(), 1);
@@ -229,6 +240,9 @@ pub fn a_parent(parent: &Parent) {
     parent.tell("unharmed");
     // The test deletes one of the keys: without notifications the client would see that in twenty seconds.
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
+    let term = client.election("election").campaign("a parent's").unwrap();
+    assert!(matches!(states.next(), Some(LeaderState::Leader(_))));
+    drop(term);
     renewed.unlock().unwrap();
     again.unlock().unwrap();
     drop((dropped, handed_over));

@@ -16,6 +16,7 @@ mod contention_faults;
 mod contention_recovery;
 mod conversions;
 mod drop_order;
+mod election;
 mod encryption;
 mod environment;
 mod events;
@@ -84,6 +85,8 @@ fn a_child_process_runs_the_named_body() {
         cancellation::leaks::count_threads,
         child::echo,
         child::panic,
+        election::lead_until_killed,
+        election::observe_and_tell,
         conformance::memory_store::use_and_count_what_is_left,
         contention_faults::crashes::enter_once,
         contention_faults::crashes::hold_until_killed,

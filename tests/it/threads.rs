@@ -125,7 +125,11 @@ pub fn count_threads_of_clients(parent: &Parent) {
     let checked = client.mutex("checked").renew_while(|| true);
     let guard = checked.lock().unwrap();
     assert_eq!(child::threads().unwrap(), without_callbacks + more + 1);
-    drop((guards, guard, checked, client));
+    let before = child::threads().unwrap();
+    let observers = [(); 3].map(|()| client.election("observed").observe().unwrap());
+    let one_thread = before + 1;
+    assert_eq!(child::threads().unwrap(), one_thread, "three observers");
+    drop((guards, guard, checked, observers, client));
     assert_more(0..=0, "no client");
     let listened = Client::builder(&parent.url).event_handler(Arc::new(NoEvents));
     let listened = listened.build().unwrap();

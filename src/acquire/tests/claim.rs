@@ -4,8 +4,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{JoinHandle, spawn};
 
 use super::*;
-use crate::acquire::ClaimResult;
+use crate::acquire::tests::granted::GRANT;
 use crate::acquire::watch::Bell;
+use crate::acquire::{Campaign, ClaimResult};
 use crate::command::LockAndValue;
 use crate::command::value::LockValue;
 use crate::store::KeyState;
@@ -112,4 +113,74 @@ fn a_shutdown_ends_the_wait_for_a_value() {
     assert_eq!(claimed.err().unwrap().kind(), ErrorKind::Shutdown);
     caller.join().unwrap();
     assert!(f.queues.watches.is_empty());
+}
+
+impl Fixture {
+    /// The next request acquires the lock by plain commands, so its value in Redis contains no token. The request after
+    /// that renews the lock. Returns the lease id of the acquire.
+    fn grant_without_token(&self) -> Receiver<LeaseId> {
+        let (send, sent) = channel();
+        self.answer(move |request| {
+            let Command::Acquire(Acquire { lease, .. }) = &request.command else {
+                panic!("{request:?}");
+            };
+            send.send(*lease).unwrap();
+            Ok(Reply::Granted {
+                token: GRANT.token,
+                is_token_in_value: false,
+            })
+        });
+        self.answer_after(Duration::ZERO, Ok(Reply::Done));
+        sent
+    }
+
+    fn campaign_until(&self, until: Until) -> Result<Option<Campaign>, Error> {
+        let term = Arc::from(&b"a"[..]);
+        self.acquirer
+            .campaign(&request(), &value_key(), term, until)
+    }
+
+    fn campaign(&self) -> Result<Option<Campaign>, Error> {
+        self.campaign_until(Until::Forever)
+    }
+}
+
+/// Without a request: the other thread asks Redis.
+#[test]
+fn a_candidate_passes_no_waiting_thread() {
+    let f = fixture();
+    let lock = key();
+    let _other = f.queues.join(&lock, OPTIONS, None);
+    let campaign = f.campaign_until(Until::Now);
+    assert!(campaign.unwrap().is_none());
+}
+
+/// The request that writes the token has no reply.
+#[test]
+fn a_campaign_that_fails_releases_its_lock() {
+    let f = fixture();
+    f.answer(|_| Ok(Reply::LockAndValue(Box::new(held(None)))));
+    let sent = f.grant_without_token();
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Timeout)));
+    let failed = f.campaign().map(drop).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Timeout);
+    assert_eq!(*f.store.released.lock(), [sent.recv().unwrap()]);
+}
+
+/// The candidate has waited for longer than the `outage_timeout`. The outage begins when it writes the token.
+#[test]
+fn a_long_wait_shortens_no_outage_timeout() {
+    let f = fixture();
+    f.answer(|_| Ok(Reply::LockAndValue(Box::new(held(None)))));
+    f.answer_after(2 * OUTAGE_TIMEOUT, Ok(contended(true)));
+    let _sent = f.grant_without_token();
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
+    let adopted = Reply::Adopted {
+        expires_in: OPTIONS.ttl,
+        token: GRANT.token + 1024,
+    };
+    f.answer_after(Duration::ZERO, Ok(adopted));
+    let campaign = f.campaign().unwrap().unwrap();
+    assert!(!campaign.is_value_written);
+    assert_eq!(campaign.lease.grant().token, GRANT.token + 1024);
 }

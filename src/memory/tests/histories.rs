@@ -12,7 +12,7 @@ use proptest::sample::select;
 use crate::command::value::{LockValue, micros_of};
 use crate::command::{
     Acquire, Adopt, Adoption, Claim, Command, Convert, FIRST_USUAL_PLACE, ForceUnlock, Held, Hold,
-    Inspect, Mode, Propose, QueueMode, Read, Release, Renew, Write,
+    Inspect, Look, Mode, Propose, QueueMode, Read, Release, Renew, Write,
 };
 use crate::config::key::{Key, KeyLayout};
 use crate::util::clock::MonotonicTime;
@@ -268,8 +268,13 @@ fn command() -> impl Strategy<Value = Command> {
         }),
         1 => Just(Command::Read(Read { key: value_key() })),
         3 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Claim(Claim { key, value: value_key(), lease, ttl, replicas: None })
+            Command::Claim(Claim { key, value: value_key(), lease, ttl, term: None, replicas: None })
         }),
+        2 => (key(), lease(), ttl(), vec(any::<u8>(), 0..4)).prop_map(|(key, lease, ttl, term)| {
+            let term = Some(Arc::from(term));
+            Command::Claim(Claim { key, value: value_key(), lease, ttl, term, replicas: None })
+        }),
+        1 => key().prop_map(|key| Command::Look(Look { key, value: value_key() })),
     ]
 }
 

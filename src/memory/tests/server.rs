@@ -921,6 +921,11 @@ impl Twin {
         was_given || redis > last && memory > own_last
     }
 
+    /// Compares the tokens of two fenced values, which a write has, or the grant of a candidate.
+    fn same_written(&mut self, redis: u64, memory: u64) -> bool {
+        redis == memory || self.tokens.get(&redis) == Some(&memory)
+    }
+
     /// Compares the tokens in two values. After a grant by plain commands, the value of Redis has no token.
     fn same_stored(&mut self, redis: Option<u64>, memory: Option<u64>) -> bool {
         redis.is_none_or(|redis| memory.is_some_and(|memory| self.same_token(redis, memory)))
@@ -998,7 +1003,14 @@ impl Twin {
                     (None, None) => true,
                     _ => false,
                 };
-                same_lock && (found.token, &found.value) == (own.token, &own.value)
+                let same_token = match (found.token, own.token) {
+                    (Some(token), Some(own)) => self.same_written(token, own),
+                    (token, own) => token == own,
+                };
+                same_lock && same_token && found.value == own.value
+            }
+            (Ok(Reply::Stale { token }), Ok(Reply::Stale { token: own })) => {
+                self.same_written(*token, *own)
             }
             (Ok(Reply::Abstained { for_another }), Ok(Reply::Abstained { for_another: own })) => {
                 near(for_another, own)

@@ -10,6 +10,7 @@ use leasehold_testbed::{Cluster, Proxy, eventually};
 use super::servers::has_shard_channels;
 use super::{TestCluster, announce_proxies, has_queue, in_slot_of, key_on, keys, server_of};
 use crate::bad_input::messages::assert_says;
+use crate::conformance::election::Watched;
 use crate::steady::steady;
 use crate::support::{
     Recorder, SOON, Task, What, ask, builder, in_redis, lock, millis, secs, tracked,
@@ -96,6 +97,29 @@ fn a_lock_is_renewed_while_its_slot_moves() {
     moving.end();
     assert!(guard.unlock().unwrap().is_confirmed());
     moving.assert_free();
+}
+
+/// Observers of another client see each change, before, while and after the slot moves.
+#[test]
+fn observers_follow_a_moved_slot() {
+    let moving = Move::prepare();
+    let client = |ttl| moving.cluster.settings(steady).ttl(ttl).build().unwrap();
+    let (leader, observing) = (client(secs(20)), client(secs(3)));
+    let mut states = Watched::new(&observing, &moving.key);
+    let term = leader.election(&moving.key).campaign("before").unwrap();
+    states.wait_for("before");
+    moving.begin();
+    // While keys of the slot are on two nodes, scripts with several keys wait.
+    moving.end();
+    term.proclaim("after").unwrap();
+    states.wait_for("after");
+    term.resign().unwrap();
+    states.wait_until_vacant();
+    let _term = observing.election(&moving.key).campaign("next").unwrap();
+    states.wait_for("next");
+    assert_eq!(server_of(&moving.cluster, &moving.key).port(), {
+        moving.cluster.nodes()[1].port()
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod admin;
 mod backend;
 mod counterexamples;
+pub mod election;
 mod fencing;
 mod grants;
 mod losses;
@@ -67,6 +68,15 @@ macro_rules! every_behaviour_on {
                 work_of_a_crashed_process_runs_again_or_is_interrupted
                 a_long_run_is_not_taken_over
                 a_late_record_is_refused;
+            election:
+                observers_see_each_leader_and_its_values
+                one_candidate_leads_at_a_time
+                a_crashed_leader_is_replaced
+                a_term_outlives_its_ttl
+                a_term_is_handed_over_without_a_vacancy
+                elections_of_similar_names_are_independent
+                a_cancelled_campaign_leaves_nothing
+                a_flush_ends_the_term_and_observers_know;
             shares:
                 a_semaphore_admits_its_number_and_no_more
                 permits_are_granted_together_or_not_at_all

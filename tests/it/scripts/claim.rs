@@ -8,6 +8,11 @@ const TOKEN: &str = "00000000000000000017";
 
 /// The results for these lock keys, each with the queue `<key>q` and the value `<key>v`.
 fn claim(redis: &mut Connection, keys: &[&str]) -> Vec<Value> {
+    call(redis, keys, TTL, "")
+}
+
+/// Calls the script with this ttl and this value of a candidate.
+fn call(redis: &mut Connection, keys: &[&str], ttl: &str, term: &str) -> Vec<Value> {
     let mut call = redis::cmd("EVAL");
     call.arg(CLAIM.as_str()).arg(1 + 3 * keys.len()).arg(FENCE);
     for suffix in ["", "q", "v"] {
@@ -17,7 +22,7 @@ fn claim(redis: &mut Connection, keys: &[&str]) -> Vec<Value> {
     }
     call.arg("host/1/a").arg("5");
     for n in 0..keys.len() {
-        call.arg([ONE, TWO][n]).arg(TTL);
+        call.arg([ONE, TWO][n]).arg(ttl).arg(term);
     }
     match call.query(redis) {
         Ok(Value::Array(results)) if keys.len() > 1 => results,
@@ -52,6 +57,65 @@ fn a_claim_grants_free_keys_without_a_value() {
         assert_eq!(claim(&mut redis, &[key]), [free]);
         assert_eq!(ask(&server, &["EXISTS", key]).as_int(), Some(0));
     }
+}
+
+/// The value is written under the token of the grant, which has twenty digits.
+#[test]
+fn a_candidates_claim_writes_its_value() {
+    let server = server();
+    let mut redis = connect(&server);
+    ask(
+        &server,
+        &[
+            "HSET",
+            "bv",
+            "token",
+            TOKEN,
+            "value",
+            "longer than accepted",
+        ],
+    );
+    let granted = call(&mut redis, &["a", "b"], TTL, "+me");
+    let [Value::BulkString(first), Value::BulkString(second)] = &granted[..] else {
+        panic!("{granted:?}");
+    };
+    for (key, micros) in [("av", first), ("bv", second)] {
+        let micros: u64 = std::str::from_utf8(micros).unwrap().parse().unwrap();
+        let token = ask(&server, &["HGET", key, "token"]);
+        assert_eq!(token.as_text(), Some(&*format!("{:020}", micros << 10)));
+        assert_eq!(ask(&server, &["HGET", key, "value"]).as_text(), Some("me"));
+    }
+    // A later token refuses the candidate, and a foreign value stays.
+    let later = "18446744073709551615";
+    ask(&server, &["HSET", "cv", "token", later]);
+    ask(&server, &["SET", "dv", "theirs"]);
+    let free = Value::Array(vec![Value::Int(-2), bytes(""), bytes(later), Value::Nil]);
+    assert_eq!(call(&mut redis, &["c"], TTL, "+me"), [free]);
+    let refused = format!("{:?}", call(&mut redis, &["d"], TTL, "+me"));
+    assert!(refused.contains("FOREIGNVALUE"), "{refused}");
+    for key in ["c", "d"] {
+        assert_eq!(ask(&server, &["EXISTS", key]).as_int(), Some(0));
+    }
+}
+
+#[test]
+fn a_read_grants_and_changes_nothing() {
+    let server = server();
+    let mut redis = connect(&server);
+    let held = value(TWO);
+    ask(&server, &["SET", "a", &held]);
+    ask(&server, &["HSET", "av", "token", TOKEN, "value", "done"]);
+    let found = Value::Array(vec![
+        Value::Int(-1),
+        bytes(&held),
+        bytes(TOKEN),
+        bytes("done"),
+    ]);
+    assert_eq!(call(&mut redis, &["a"], "0", ""), [found]);
+    let free = Value::Array(vec![Value::Int(-2), bytes(""), bytes(""), Value::Nil]);
+    assert_eq!(call(&mut redis, &["b"], "0", ""), [free]);
+    assert_eq!(ask(&server, &["PTTL", "a"]).as_int(), Some(-1));
+    assert_eq!(ask(&server, &["DBSIZE"]).as_int(), Some(2));
 }
 
 #[test]

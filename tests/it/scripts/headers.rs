@@ -198,7 +198,7 @@ fn undeclared(code: &str) -> Vec<&str> {
             // All waiters that are left were silent.
             "'DEL'" if first == "queue" => code.contains("table.insert(hinted, 1, first[1])"),
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
-                ["key", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
+                ["key", "value_key", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
             }
             "'HSTRLEN'" | "'HDEL'" | "'SETRANGE'" => first == "key",
             // Reads up to a length.

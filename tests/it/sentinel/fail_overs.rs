@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
+use crate::conformance::election::Watched;
 use crate::faults_hold::assert_closed_connections_end_no_hold_or_wait;
 use crate::replicas::assert_too_few;
 use crate::support::{
-    SOON, Task, ask, held_keys, is_held, lock, lost_within, millis, notified_clients, queued,
+    SOON, Task, ask, held_keys, is_held, lock, lost_within, millis, notified_clients, queued, secs,
     wait_for_queue,
 };
 
@@ -91,6 +92,32 @@ fn locks_survive_a_planned_fail_over() {
     group.wait_until_whole().unwrap();
     assert_ne!(after, 0);
     assert_locks_survive(&mut group, |group, _| group.fail_over().unwrap());
+}
+
+/// The term of the leader outlives the fail-over. Its observers may not know in between, and see no earlier state.
+#[test]
+fn observers_follow_a_fail_over() {
+    let mut group = Group::start();
+    let (leader, next) = (group.client(), group.client());
+    // Observers report an outage after this ttl.
+    let mut states = Watched::of(next.election("k").ttl(secs(5)).observe().unwrap());
+    let term = leader.election("k").campaign("first").unwrap();
+    states.wait_for("first");
+    group.wait_for_copies("k");
+    group.wait_for_copies("~value:k");
+    let before = group.primary().unwrap();
+    group.server_mut(before).kill();
+    let after = group.wait_for_switch(before).unwrap();
+    assert!(eventually(4 * SOON, || term.proclaim("second").is_ok()));
+    states.wait_for("second");
+    let token = term.fencing_token();
+    term.resign().unwrap();
+    states.wait_until_vacant();
+    let term = next.election("k").campaign("third").unwrap();
+    assert!(term.fencing_token() > token);
+    states.wait_for("third");
+    assert!(is_held(&group.servers()[after], "k"));
+    drop(term);
 }
 
 /// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.

@@ -141,7 +141,7 @@ pub const FEATURES: &[Feature] = &[
     },
     Feature {
         name: "fenced-values",
-        title: "`FencedValue`, and `Once` besides `locks`",
+        title: "`FencedValue`, and `Once` and `Election` besides `locks`",
         commands: &[
             right("evalsha"), right("eval"),
             right("hget"), right("hset"), right("hstrlen"), right("hdel"), right("pexpire"), right("exists"),
