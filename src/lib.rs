@@ -41,7 +41,7 @@
 //! | change data in the same Redis only while the lock is held | [`MutexGuard::transaction`] |
 //! | refuse late writes | [`MutexGuard::fencing_token`], [`FencedValue`] |
 //! | pass a held lock to another process | [`MutexGuard::into_ticket`], [`Client::adopt`] |
-//! | inspect or take away a lock | [`Mutex::inspect`], [`Client::held_locks`], [`Mutex::force_unlock`] |
+//! | inspect or take away a lock | [`Mutex::inspect`], [`Client::held_locks`], [`Client::locks`], [`Mutex::force_unlock`] |
 //! | check the settings of Redis | [`Client::check_environment`] |
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
@@ -103,6 +103,7 @@ pub use locks::election::{Election, Leader, Observer};
 pub use locks::fenced::FencedValue;
 pub use locks::guard::LostSignal;
 pub use locks::held::{HeldLock, HolderInfo, HolderKind, LockInfo};
+pub use locks::listing::{FoundLock, FoundLocks};
 pub use locks::mutex::{Mutex, MutexGuard};
 pub use locks::mutexes::{Mutexes, MutexesGuard};
 pub use locks::once::{Once, Record, Recordable, Run};

@@ -26,6 +26,7 @@ use crate::locks::election::Election;
 use crate::locks::fenced::FencedValue;
 use crate::locks::guard::Guard;
 use crate::locks::held::HeldLock;
+use crate::locks::listing::FoundLocks;
 use crate::locks::mutex::{Mutex, MutexGuard};
 use crate::locks::mutexes::Mutexes;
 use crate::locks::once::Once;
@@ -184,7 +185,8 @@ impl Client {
     /// tokens of guards rise. Everything that needs the data of a single server is
     /// [`Unsupported`](ErrorKind::Unsupported): transactions, [fenced values](Self::fenced_value),
     /// [tickets](Self::adopt), [read-write locks](Self::rw_lock), [semaphores](Self::semaphore), `min_hold`,
-    /// [`once`](Self::once), [elections](Self::election) and [`Mutex::replicas`](Mutex::replicas).
+    /// [`once`](Self::once), [elections](Self::election), [`locks`](Self::locks) and
+    /// [`Mutex::replicas`](Mutex::replicas).
     ///
     /// # Errors
     /// [`NoQuorum`](ErrorKind::NoQuorum) if fewer than a majority of the nodes answer; its message has the answer of
@@ -429,6 +431,35 @@ impl Client {
         let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
         all.sort_by_key(|held| std::cmp::Reverse(held.age));
         all
+    }
+
+    /// The locks in Redis under this client's prefix whose names begin with `start`, in no order: of all clients, with
+    /// their holders. For diagnosis only: a lock that is acquired or released during the list may be in it or not, and
+    /// a lock may be in it twice.
+    ///
+    /// The list is read part by part (`SCAN`, for 500 keys at a time), so it delays other clients by less than a
+    /// millisecond at a time. Redis visits *all* keys of its database, so the list takes time if the database has
+    /// millions of other keys. On a Cluster, the masters are read one after another.
+    ///
+    /// The user needs the right to call `SCAN`, which `cargo xtask acl --features usual,list` contains.
+    ///
+    /// # Errors
+    /// `Unsupported` on a quorum, whose nodes have different keys; else those of
+    /// [`Mutex::inspect`](crate::Mutex::inspect). Values of other programs are left out.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory()?;
+    /// let guards = ["invoice:1", "invoice:2", "report"].map(|key| client.mutex(key).lock().unwrap());
+    /// let mut keys = Vec::new();
+    /// for found in client.locks("invoice:") {
+    ///     keys.push(found?.key().to_owned());
+    /// }
+    /// keys.sort();
+    /// assert_eq!(keys, ["invoice:1", "invoice:2"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn locks(&self, start: impl AsRef<str>) -> FoundLocks {
+        FoundLocks::new(self.clone(), start.as_ref())
     }
 
     /// The lock named `key`, which its holder's thread can lock again. The same as [`Mutex::reentrant`].

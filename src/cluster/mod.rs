@@ -81,8 +81,8 @@ use crate::store::completion::Submitted;
 use crate::store::late_release::ReleaseTracker;
 use crate::store::maintenance::MaintenanceRequests;
 use crate::store::{
-    Completion, Listener, Notifications, RenewalLimits, Report, Reports, ServerId, Store,
-    TrackedKey,
+    Completion, Listener, Notifications, RenewalLimits, Report, Reports, Scan, ScannedKeys,
+    ServerId, Store, TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -793,6 +793,25 @@ impl Store for ClusterStore {
             Some(error) if have_all_failed => Err(error),
             _ => Ok(Some(found)),
         }
+    }
+
+    /// The masters that serve slots.
+    fn servers_to_scan(&self) -> Result<Vec<ServerId>, Error> {
+        // Asks for a slot map if there is none yet.
+        self.owner_or_refresh(Slot::of(""), self.deadline_with_connect())?;
+        let mut masters = self.masters.all();
+        masters.retain(|master| master.serves_slots());
+        Ok(masters.iter().map(|master| master.id()).collect())
+    }
+
+    fn scan(&self, server: ServerId, scan: &Scan) -> Result<ScannedKeys, Error> {
+        let deadline = self.deadline_with_connect();
+        let Some(master) = self.masters.get(server) else {
+            let message = "a master of the Cluster is gone; list the locks again";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
+        let scanned = self.node_or_open(&master)?.scan_by(scan, deadline);
+        scanned.inspect_err(|_| self.refresher.request())
     }
 
     fn send_release(&self, release: Release) {

@@ -5,6 +5,7 @@ pub mod election;
 pub mod fenced;
 pub mod guard;
 pub mod held;
+pub mod listing;
 pub mod lock;
 pub mod mutex;
 pub mod mutexes;

@@ -30,7 +30,8 @@ use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::late_release::ReleaseTracker;
 use crate::store::{
-    Completion, KeyState, Listener, Notifications, Reports, ServerId, Store, TrackedKey, Urgency,
+    Completion, KeyState, Listener, Notifications, Reports, Scan, ScannedKeys, ServerId, Store,
+    TrackedKey, Urgency,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -242,6 +243,13 @@ impl MemoryServer {
         for listener in self.listeners() {
             listener.all_changed(self.id);
         }
+    }
+
+    /// All keys, as Redis would store them.
+    fn keys(&self) -> Vec<String> {
+        let keyspace = self.keyspace.lock();
+        let keys = keyspace.entries.keys();
+        keys.map(|key| key.in_redis().to_owned()).collect()
     }
 
     fn listeners(&self) -> Vec<Arc<dyn Listener>> {
@@ -476,6 +484,19 @@ impl Store for MemoryNode {
 
     fn ping(&self) -> Result<Duration, Error> {
         self.server.check_reachable().map(|()| Duration::ZERO)
+    }
+
+    /// Returns all keys in one part.
+    fn scan(&self, _: ServerId, scan: &Scan) -> Result<ScannedKeys, Error> {
+        self.server.check_reachable()?;
+        let keys = self.server.keys();
+        Ok(ScannedKeys {
+            keys: keys
+                .into_iter()
+                .filter(|key| key.starts_with(&scan.start))
+                .collect(),
+            next: 0,
+        })
     }
 
     fn send_release(&self, release: Release) {

@@ -1056,6 +1056,11 @@ impl Store for QuorumStore {
         }
     }
 
+    /// Refuses to list locks: each node has other keys.
+    fn servers_to_scan(&self) -> Result<Vec<ServerId>, Error> {
+        Err(Self::unsupported("list of its locks"))
+    }
+
     /// Refuses the requests. Callers do not submit requests to a quorum.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (_, completion) in requests {

@@ -21,6 +21,7 @@ pub mod maintenance;
 pub mod model;
 pub mod observation;
 pub mod reports;
+pub mod scan;
 #[cfg(all(test, not(shuttle)))]
 pub mod scripted;
 
@@ -31,7 +32,7 @@ use crate::command::{Command, QueueMode, Release, Reply, Request};
 use crate::config::key::Key;
 use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
-use crate::report::error::Error;
+use crate::report::error::{Error, ErrorKind};
 use crate::report::node_state::NodeState;
 use crate::util::clock::MonotonicTime;
 
@@ -39,6 +40,7 @@ pub use completion::Completion;
 pub use features::Feature;
 pub use observation::{KeyState, Listener, ServerId, TrackedKey, Turn};
 pub use reports::{LateRelease, Report, ReportedReleases, Reports};
+pub use scan::{Scan, ScannedKeys};
 #[cfg(all(test, not(shuttle)))]
 pub use scripted::Scripted;
 
@@ -79,6 +81,17 @@ pub trait Store: Send + Sync {
     /// The nodes of a quorum; none for other stores.
     fn nodes(&self) -> Vec<NodeState> {
         Vec::new()
+    }
+
+    /// The servers that have to be scanned to find all keys.
+    fn servers_to_scan(&self) -> Result<Vec<ServerId>, Error> {
+        Ok(vec![ServerId::ONLY])
+    }
+
+    /// Returns a part of the keys of `server`.
+    fn scan(&self, _server: ServerId, _scan: &Scan) -> Result<ScannedKeys, Error> {
+        let message = "this store cannot list its locks";
+        Err(Error::new(ErrorKind::Unsupported, message))
     }
 
     /// Writes a release to the socket, or queues it for the background, which repeats it if it fails. Does not wait for

@@ -35,7 +35,8 @@ use crate::process::threads::ThreadGroup;
 use crate::report::environment::EnvironmentFinding;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{
-    Completion, Listener, Notifications, RenewalLimits, Reports, ServerId, Store, TrackedKey,
+    Completion, Listener, Notifications, RenewalLimits, Reports, Scan, ScannedKeys, ServerId,
+    Store, TrackedKey,
 };
 use crate::util::backoff::Backoff;
 use crate::util::clock::MonotonicTime;
@@ -358,6 +359,17 @@ impl Node {
         }
     }
 
+    /// Returns a part of the server's keys, by `deadline`.
+    pub fn scan_by(&self, scan: &Scan, deadline: MonotonicTime) -> Result<ScannedKeys, Error> {
+        let left = deadline.since(MonotonicTime::now());
+        let connect_timeout = left.min(self.shared.connect_timeout);
+        let mut connection = self
+            .shared
+            .connector
+            .exclusive_connection(connect_timeout)?;
+        connection.scan(scan, deadline)
+    }
+
     /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut flushed = Ok(());
@@ -400,6 +412,12 @@ impl Store for Node {
             ..
         } = &*self.shared;
         self.environment.run(endpoint, *command_timeout).map(Some)
+    }
+
+    fn scan(&self, _: ServerId, scan: &Scan) -> Result<ScannedKeys, Error> {
+        let shared = &*self.shared;
+        let timeout = shared.connect_timeout + shared.command_timeout;
+        self.scan_by(scan, MonotonicTime::now().after(timeout))
     }
 
     fn send_release(&self, release: Release) {

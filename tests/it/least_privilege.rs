@@ -161,6 +161,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     ),
     (&["replicas", "locks"], wait_for_replicas),
     (&["inspect"], inspect),
+    (&["list", "inspect"], list),
     (&["ping", "locks"], ping),
     (
         &["environment-check", "locks", "script-cache"],
@@ -428,6 +429,12 @@ fn inspect_with(trial: &Trial) -> Result<(), Effect> {
     expect!(error.contains("list"), "the type is not named: {error}");
     ask(&trial.server, &["SCRIPT", "FLUSH"]);
     client.mutex("k").inspect().map(drop).map_err(text)
+}
+
+fn list(trial: &Trial) -> Result<(), Effect> {
+    inspect(trial)?;
+    let mut locks = trial.client()?.locks("");
+    locks.try_for_each(|found| found.map(drop).map_err(text))
 }
 
 fn ping(trial: &Trial) -> Result<(), Effect> {

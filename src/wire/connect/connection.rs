@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionInfo, Pipeline, RedisResult, ServerError, Value};
+use redis::{ConnectionInfo, Pipeline, RedisResult, ServerError, Value, from_redis_value_ref};
 use socket2::Socket;
 
 use crate::report::error::{Error, ErrorKind};
+use crate::store::scan::KEYS_AT_A_TIME;
+use crate::store::{Scan, ScannedKeys};
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::epoch::{ConnectionEpoch, Epoch};
 use crate::wire::connect::errors::no_reply;
@@ -163,6 +165,25 @@ impl Connection {
                 Err(unexpected_reply("PING", &other).at(&self.address))
             }
         }
+    }
+
+    /// Returns a part of the server's keys. Leaves out keys that are not UTF-8.
+    pub fn scan(&mut self, scan: &Scan, deadline: MonotonicTime) -> Result<ScannedKeys, Error> {
+        let (cursor, count) = (scan.cursor.to_string(), KEYS_AT_A_TIME.to_string());
+        let words = [&cursor, "MATCH", &scan.pattern(), "COUNT", &count];
+        let reply = self.ask("SCAN", &words, deadline, ReplyContents::Values(1))?;
+        let Ok((next, keys)) = from_redis_value_ref::<(u64, Vec<Value>)>(&reply) else {
+            self.discard_and_suspect_all();
+            return Err(unexpected_reply("SCAN", &reply).at(&self.address));
+        };
+        let keys = keys.into_iter().filter_map(|key| match key {
+            Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+            _ => None,
+        });
+        Ok(ScannedKeys {
+            keys: keys.collect(),
+            next,
+        })
     }
 
     /// Does the same as [`send`](Self::send), but returns the error of redis-rs.

@@ -4,9 +4,10 @@ mod force_unlock;
 mod held_locks;
 mod manual_unlock;
 
+use std::collections::BTreeSet;
 use std::thread;
 
-use leasehold::ErrorKind;
+use leasehold::{Client, ErrorKind};
 use leasehold_testbed::eventually;
 
 use crate::steady::{handing_off as client, steady};
@@ -14,6 +15,54 @@ use crate::support::{
     LONG_TTL, SOON, Task, ask, changes, expires_in, in_redis, lease_of, lock, millis, secs, server,
     value_of, wait_for_queue, within,
 };
+
+/// The list is read in several pages, and leaves out keys that are not locks.
+#[test]
+fn locks_are_listed_part_by_part() {
+    let server = server();
+    let prefix = r"a*?[b]-^\:";
+    let client = Client::builder(server.url())
+        .prefix(prefix)
+        .build()
+        .unwrap();
+    let guards: Vec<_> = (0..1_200)
+        .map(|n| lock(&client, &format!("k{n}")))
+        .collect();
+    for other in ["foreign", "k?", "~odd"] {
+        ask(&server, &["SET", &format!("{prefix}{other}"), "no lock"]);
+    }
+    ask(&server, &["SET", "abc:k1", "another prefix"]);
+    let before = server.calls("scan").unwrap();
+    let mut first = client.locks("");
+    assert!(first.next().is_some());
+    assert_eq!(
+        server.calls("scan").unwrap() - before,
+        1,
+        "one part has a lock"
+    );
+    let found: BTreeSet<String> = client
+        .locks("")
+        .map(|found| found.unwrap().key().to_owned())
+        .collect();
+    let expected: BTreeSet<String> = guards.iter().map(|guard| guard.key().to_owned()).collect();
+    assert_eq!(found, expected);
+    assert!(server.calls("scan").unwrap() - before > 2);
+}
+
+#[test]
+fn a_list_ends_with_its_error() {
+    let mut server = server();
+    let client = client(&server);
+    let _guard = lock(&client, "k");
+    server.kill();
+    let mut locks = client.locks("");
+    let error = locks.next().unwrap().unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(locks.next().is_none());
+    let quorum = leasehold::MemoryQuorum::new(3).client().unwrap();
+    let error = quorum.locks("").next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
 
 #[test]
 fn inspect_shows_holder_token_and_ttl() {

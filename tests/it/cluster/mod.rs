@@ -79,8 +79,9 @@ impl Login {
 }
 
 /// The features of `cargo xtask acl` that these tests use, as docs/redis.md says.
-const RIGHTS: [&str; 7] = [
+const RIGHTS: [&str; 8] = [
     "usual",
+    "list",
     "shares",
     "fenced-values",
     "transactions",

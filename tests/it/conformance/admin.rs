@@ -1,7 +1,7 @@
 //! Administration of a lock: who holds it, who waits, how to take it away and how to pass it to another
 //! process.
 
-use leasehold::{ErrorKind, LossReason};
+use leasehold::{ErrorKind, FoundLock, HolderKind, LossReason};
 use leasehold_testbed::eventually;
 
 use crate::conformance::backend::Backend;
@@ -52,6 +52,46 @@ pub fn held_locks_lists_the_clients_locks(backend: &dyn Backend) {
     drop(second);
     first.unlock().unwrap();
     assert!(keys().is_empty());
+}
+
+pub fn locks_lists_the_locks_of_all_clients(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let _guards = ["a:1", "a:2", "b:1"].map(|key| one.mutex(key).lock().unwrap());
+    let _reader = two.rw_lock("a:3").read().unwrap();
+    let _permits = two.semaphore("a:4", 7).weight(3).acquire().unwrap();
+    let value = two.fenced_value("a:5");
+    value.write(1, "no lock").unwrap();
+    let listed = |start: &str| -> Vec<FoundLock> {
+        let mut found: Vec<_> = two.locks(start).map(|found| found.unwrap()).collect();
+        found.sort_by(|one, other| one.key().cmp(other.key()));
+        found
+    };
+    let found = listed("a:");
+    let keys: Vec<&str> = found.iter().map(FoundLock::key).collect();
+    assert_eq!(keys, ["a:1", "a:2", "a:3", "a:4"]);
+    let kinds: Vec<_> = found
+        .iter()
+        .map(|lock| {
+            let holder = &lock.info().holders()[0];
+            (holder.kind(), holder.holder().clone(), lock.info().taken())
+        })
+        .collect();
+    let (first, second) = (one.holder_id().clone(), two.holder_id().clone());
+    let permits = HolderKind::Permits {
+        weight: 3,
+        limit: 7,
+    };
+    assert_eq!(
+        kinds,
+        [
+            (HolderKind::Exclusive, first.clone(), 1),
+            (HolderKind::Exclusive, first, 1),
+            (HolderKind::Reader, second.clone(), 1),
+            (permits, second, 3),
+        ]
+    );
+    assert_eq!(listed("").len(), 5);
+    assert!(listed("c").is_empty());
 }
 
 pub fn force_unlock_grants_the_next_waiter(backend: &dyn Backend) {

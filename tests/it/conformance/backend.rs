@@ -318,7 +318,7 @@ impl RedisUnderSentinel {
         let server = &group.servers()[0];
         let commands = commands(
             server,
-            &["usual", "shares", "fenced-values", "transactions"],
+            &["usual", "list", "shares", "fenced-values", "transactions"],
         );
         create_limited_user(server, &commands, KEYS_OF_THE_SUITE);
         create_user_at_sentinel(&group.sentinels()[0], None);

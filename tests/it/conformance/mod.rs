@@ -57,6 +57,7 @@ macro_rules! every_behaviour_on {
                 a_busy_client_starves_no_other
                 shutdown_ends_waits_and_keeps_locks_in_redis;
             admin:
+                locks_lists_the_locks_of_all_clients
                 force_unlock_grants_the_next_waiter
                 a_transferred_lock_stays_held_until_adopted
                 an_unused_ticket_ends_with_its_ttl

@@ -195,6 +195,13 @@ pub const FEATURES: &[Feature] = &[
         is_usual: false,
     },
     Feature {
+        name: "list",
+        title: "`Client::locks`, besides `inspect`",
+        commands: &[right("scan")],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
         name: "ping",
         title: "`Client::ping`",
         commands: &[right("ping")],
