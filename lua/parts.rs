@@ -1,7 +1,8 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 21] = [
+pub const PARTS: [(&str, &str); 22] = [
+    ("release.lua", include_str!("release.lua")),
     ("acquire_share.lua", include_str!("acquire_share.lua")),
     ("join.lua", include_str!("join.lua")),
     ("release_share.lua", include_str!("release_share.lua")),

@@ -18,8 +18,10 @@
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
+//! - [`other_libraries`]: locks that services with redis-py, redsync, Redlock and others take, too.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock, and the elections of Curator,
 //!   etcd and client-go.
+//! - [`migration`]: the steps from another lock library to this one, while services of both run.
 
 /// Makes a module from a page. If a link is defined twice, the first definition counts. So links between pages lead to
 /// modules in the API docs, and to files on a code host.
@@ -28,8 +30,10 @@ macro_rules! page {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]
         #[doc = "[failures]: failures"]
         #[doc = "[guarantees]: guarantees"]
+        #[doc = "[migration]: migration"]
         #[doc = "[in your Redis]: in_your_redis"]
         #[doc = "[observability]: observability"]
+        #[doc = "[other libraries]: other_libraries"]
         #[doc = "[performance]: performance"]
         #[doc = "[protocol]: protocol"]
         #[doc = "[quorum]: quorum"]
@@ -64,4 +68,6 @@ page!(market, "../docs/market.md");
 page!(testing, "../docs/testing.md");
 page!(tokio, "../docs/tokio.md");
 page!(conformance, "../docs/conformance.md");
+page!(other_libraries, "../docs/other_libraries.md");
 page!(coming_from, "../docs/coming_from.md");
+page!(migration, "../docs/migration.md");

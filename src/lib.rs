@@ -42,6 +42,7 @@
 //! | refuse late writes | [`MutexGuard::fencing_token`], [`FencedValue`] |
 //! | pass a held lock to another process | [`MutexGuard::into_ticket`], [`Client::adopt`] |
 //! | inspect or take away a lock | [`Mutex::inspect`], [`Client::held_locks`], [`Client::locks`], [`Mutex::force_unlock`] |
+//! | exclude the locks of other libraries | [`Builder::compatible_with`], [`OtherLibrary`] |
 //! | check the settings of Redis | [`Client::check_environment`] |
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
@@ -97,6 +98,7 @@ pub use client::address::{QuorumNode, ServerAddress};
 pub use client::builder::Builder;
 pub use client::memory_store::{MemoryQuorum, MemoryStore};
 pub use config::credentials::Credentials;
+pub use config::other_library::OtherLibrary;
 #[cfg(feature = "tls")]
 pub use config::tls::TlsConfig;
 pub use locks::election::{Election, Leader, Observer};

@@ -10,6 +10,7 @@ use crate::acquire::{Acquirer, Caller, LockRequest};
 use crate::command::{
     Acquire, Command, GrantMessage, Link, Mode, Outcome, QueueMode, QueuePlace, Reply, joined_at,
 };
+use crate::config::MAX_TTL;
 use crate::lease::{Check, Grant, Lease};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -103,6 +104,11 @@ impl Caller<'_, '_> {
                 expires_in,
                 shared,
             }) => self.contended(sent, queued, expires_in, shared),
+            Ok(Reply::Foreign(found)) => {
+                self.report_foreign(found);
+                // A key without a ttl counts as taken for long. The waiter is notified once it is free.
+                self.contended(sent, None, found.expires_in.unwrap_or(MAX_TTL), None)
+            }
             Ok(Reply::Skipped) => {
                 self.forget_unqueued(lease);
                 Refusal::NOT_ASKED
@@ -163,6 +169,7 @@ impl Caller<'_, '_> {
         is_token_in_value: bool,
     ) -> Result<Attempt, Error> {
         let acquirer = self.acquirer;
+        acquirer.foreign_holders.forget(&self.request.key);
         let grant = self.grant(sent.lease, token, is_token_in_value, sent.asked_at);
         match acquirer.lease_of(grant, self.request.check.clone(), sent.was_queued()) {
             Ok(lease) => {

@@ -16,7 +16,7 @@
 //!
 //! The state machine [`wait`] decides what a caller does next, without I/O. `Caller::run` carries out its steps. An
 //! [`attempt`] is one request with its reply. Two policies decide when a refused caller asks again: [`places`] on a
-//! server with queues, and [`turns`] on a quorum, whose nodes have no queues.
+//! server with queues, and [`turns`] without queues: on a quorum, and beside [another library](foreign).
 //!
 //! A caller may ask for several keys, a *set*: see [`set`].
 //!
@@ -37,6 +37,7 @@
 pub mod attempt;
 pub mod claim;
 pub mod convert;
+pub mod foreign;
 pub mod leaders;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -62,7 +63,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::command::Mode;
+use crate::command::{Foreign, Mode};
 use crate::config::HandOffs;
 use crate::config::key::Key;
 use crate::lease::{CallbackExecutor, Check, Lease, ONLY_GUARD, Options, SharedOptions};
@@ -76,6 +77,7 @@ use crate::watchdog::Watchdog;
 
 use attempt::Attempt;
 pub use claim::{Campaign, ClaimResult};
+use foreign::ForeignHolders;
 pub use leaders::{LeaderInfo, LeaderState, Leaders, ObserverId};
 pub use notify::NotificationHandler;
 use outage::{CurrentOutage, Outage};
@@ -146,8 +148,9 @@ pub struct Acquirer {
     outage_of_replicas: Outage,
     /// The elections that this client observes.
     pub leaders: Arc<Leaders>,
-    /// How busy the keys of a quorum are. `None` on servers with queues.
+    /// How busy the keys are, on a quorum or beside another library. `None` if waiters queue in Redis.
     contention: Option<Contention>,
+    foreign_holders: ForeignHolders,
     shutdown: Shutdown,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -184,6 +187,7 @@ impl Acquirer {
                 .notifications
                 .free_servers()
                 .map(|_| Contention::default()),
+            foreign_holders: ForeignHolders::default(),
             shutdown: Shutdown::default(),
             command_timeout,
             outage_timeout,
@@ -492,6 +496,17 @@ impl<'a, 'r> Caller<'a, 'r> {
             let lock = not_granted(&self.request.key);
             let callbacks = &self.acquirer.callbacks;
             callbacks.call_handler(|events| events.contended(lock, expires_in));
+        }
+    }
+
+    /// Reports that another library holds the key, once for each holder.
+    fn report_foreign(&self, found: Foreign) {
+        let (key, acquirer) = (&self.request.key, self.acquirer);
+        if acquirer.callbacks.has_listeners() && acquirer.foreign_holders.record(key, found) {
+            let lock = not_granted(key);
+            acquirer.callbacks.call_all(|events| {
+                events.foreign_holder(lock, found.redis_type, found.expires_in);
+            });
         }
     }
 

@@ -82,15 +82,29 @@ struct Watch {
     turn: Option<Turn>,
     /// Whether another client has had the key at any time since the watch began.
     was_taken: bool,
-    /// Whether a majority of the servers has reported that another client released the key. A renewal looks the same.
+    /// Whether a majority of the servers has reported that another client released the key. On a quorum, a renewal looks
+    /// the same.
     was_released: bool,
+    /// Recorded only if one server stores the key.
+    renewal: Renewal,
 }
 
-/// A set of servers, one bit for each.
+/// Whether a watched key has changed and the lock has stayed the same, as after a renewal.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Renewal {
+    #[default]
+    None,
+    /// The key has changed, and has not been read since then.
+    Unread,
+    /// After a change, a read has found the same lock.
+    Read,
+}
+
+/// A set of servers, one bit for each node of a quorum. On a Cluster, one server stores the key, and any bit counts it.
 type ServerSet = u16;
 
 fn set_of(server: ServerId) -> ServerSet {
-    1 << server.0
+    1 << (u32::from(server.0) % ServerSet::BITS)
 }
 
 fn is_majority(servers: ServerSet, majority: usize) -> bool {
@@ -508,21 +522,39 @@ impl LocalQueues {
         let mut shard = self.shard(key);
         let queue = shard.queues.get_mut(key);
         if let Some(watch) = queue.and_then(|queue| queue.watch.as_mut()) {
-            watch.turn = Some(turn);
+            let before = watch.turn.replace(turn);
+            let is_same = |now: &Turn| before.is_some_and(|before| before.lease == now.lease);
+            if !watch.turn.as_ref().is_some_and(is_same) {
+                watch.renewal = Renewal::None;
+            }
         }
     }
 
-    /// Records a change of a watched key on `server`. If the key was there before, the change counts as its release,
-    /// although it may be a renewal: another client may have acquired the key again by the time it is read. Returns
-    /// true if the key should be read: a waiter watches it, and no majority lacks it.
+    /// Records a change of a watched key on `server`. Returns true if the key should be read: a waiter watches it, and
+    /// it is not known to be missing on a majority.
+    ///
+    /// On a quorum, if the key was there before, the change counts as its release, although it may be a renewal: another
+    /// client may have acquired the key again before this client reads it. If one server stores the key (`majority` is
+    /// 1), only a read that finds the key missing counts. If the key changes again after such a read has found the same
+    /// lock, it is not read at once, and the waiter is nudged to pause before it reads the key: other keys that are read
+    /// may push this one out of the server's tracking table, or the key may hold data that are written often.
     pub fn record_change(&self, key: &Key, server: ServerId, majority: usize) -> bool {
         let mut shard = self.shard(key);
         let Some(queue) = shard.queues.get_mut(key) else {
             return false;
         };
-        let was_present = |watch: &Watch| watch.present_on & set_of(server) != 0;
-        if queue.watch.as_ref().is_some_and(was_present) {
-            queue.record_presence(server, false, majority);
+        let Some(watch) = &mut queue.watch else {
+            return false;
+        };
+        if watch.present_on & set_of(server) != 0 {
+            match (majority, watch.renewal) {
+                (1, Renewal::Read) => {
+                    queue.nudge();
+                    return false;
+                }
+                (1, _) => watch.renewal = Renewal::Unread,
+                _ => queue.record_presence(server, false, majority),
+            }
         }
         let watch = queue.watch.as_ref();
         watch.is_some_and(|watch| !is_majority(watch.missing_on, majority))
@@ -751,6 +783,9 @@ impl KeyQueue {
             false => watch.missing_on |= set_of(server),
         }
         watch.was_taken |= is_majority(watch.present_on, majority);
+        if exists && watch.renewal == Renewal::Unread {
+            watch.renewal = Renewal::Read;
+        }
         if !was_missing && is_majority(watch.missing_on, majority) {
             watch.was_released = watch.was_taken;
             self.wake();
@@ -917,8 +952,8 @@ impl WaiterGuard<'_> {
         watch.turn.take()
     }
 
-    /// Whether a majority of the servers has reported a release of the key since the watch began. A renewal looks the
-    /// same.
+    /// Whether a majority of the servers has reported a release of the key since the watch began. On a quorum, a renewal
+    /// looks the same.
     pub fn was_released(&self) -> bool {
         let shard = self.queues.shard(self.key);
         let queue = shard.queues.get(self.key);

@@ -36,7 +36,7 @@
 //!   each slot, and waits for the replies. In an outage, the background sends these releases. If the keys need
 //!   acknowledgements of replicas, the caller also waits for the releases of keys that too few replicas have
 //!   acknowledged.
-//! - *Without queues*, on a quorum, the caller asks for one key after another.
+//! - *Without queues*, on a quorum and beside another library, the caller asks for one key after another.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! The policy for a quorum: when a waiter asks again. A quorum has no queue, so waiters watch the key and take turns.
-//! Each waiter counts the turns that it has missed, and pauses according to the client's records of the
-//! [contention](self::contention).
+//! The policy without queues: when a waiter asks again. A quorum has no queue, and beside another library the key has to
+//! become free, so waiters watch the key and take turns. Each waiter counts the turns that it has missed, and pauses
+//! according to the client's records of the [contention](self::contention).
 
 pub mod contention;
 #[cfg(test)]
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::wait::{Call, LONGEST_TRUST, Pace, Place, Retry, Until};
 use crate::config::key::Key;
-use crate::util::backoff::jittered;
+use crate::util::backoff::{Backoff, jittered};
 use crate::util::clock::MonotonicTime;
 
 use contention::{Contention, WaitSoFar};
@@ -20,6 +20,11 @@ use contention::{Contention, WaitSoFar};
 /// The pause of a starving waiter while the current turn is young. As a turn gets older, the pause grows to half of the
 /// turn's age. The pauses are random, so some attempts find the key free before other clients are notified.
 const STARVING_POLL: Duration = Duration::from_millis(10);
+
+/// The pauses before a waiter beside another library reads a key again that changes often, but stays taken. They double
+/// until the waiter asks.
+const FIRST_REREAD: Duration = Duration::from_millis(10);
+const LONGEST_REREAD: Duration = Duration::from_millis(100);
 
 /// A caller that does not wait stops after this many split votes.
 const MAX_SPLIT_VOTES: u32 = 4;
@@ -38,6 +43,8 @@ pub struct Turns<'a> {
     turns_read: usize,
     /// When this wait first read the current turn.
     turn_since: MonotonicTime,
+    /// The pauses of [`Pace::nudged`].
+    rereads: Backoff,
 }
 
 /// How a waiter spends the time between two attempts.
@@ -69,6 +76,7 @@ impl<'a> Turns<'a> {
             is_turn_counted: false,
             turns_read: 0,
             turn_since: call.started,
+            rereads: Backoff::new(FIRST_REREAD, LONGEST_REREAD),
         }
     }
 
@@ -160,6 +168,7 @@ impl Pace for Turns<'_> {
     fn taken(&mut self, _: Place, expires_at: MonotonicTime, now: MonotonicTime) -> Retry {
         self.contention.record_other_client(self.key, now);
         self.so_far.split_votes = 0;
+        self.rereads.reset();
         self.count_turn();
         match self.call.waits() {
             true => self.start_watching(Some(expires_at), now),
@@ -217,6 +226,17 @@ impl Pace for Turns<'_> {
                 self.start_pause(now)
             }
             Phase::Watching(_) => Retry::Now,
+        }
+    }
+
+    /// The key changes often, but stays taken. The waiter reads it again after a pause.
+    fn nudged(&mut self, now: MonotonicTime) {
+        if let Phase::Watching(ask_at) = self.phase {
+            let until = now.after(jittered(self.rereads.next()));
+            self.phase = Phase::Pausing {
+                until: until.min(ask_at),
+                reads_first: true,
+            };
         }
     }
 

@@ -250,7 +250,8 @@ pub trait Pace {
     /// Handles a wake-up of the waiter during the current pause.
     fn woken(&mut self, now: MonotonicTime) -> Retry;
 
-    /// Handles a message that the waiter is now one of the first in the queue in Redis.
+    /// Handles a message that the waiter is now one of the first in the queue in Redis. Without queues, handles repeated
+    /// changes of a key that stays taken.
     fn nudged(&mut self, _now: MonotonicTime) {}
 
     /// Handles the end of a sleep at `now`, which may be before the end of the current pause.

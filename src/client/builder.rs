@@ -8,6 +8,7 @@ use crate::client::{Client, Server};
 use crate::cluster::ClusterAddress;
 use crate::config::credentials::{Credentials, CredentialsCallback};
 use crate::config::key::KeyLayout;
+use crate::config::other_library::{OtherLibrary, PYTHON_PREFIX};
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::config::{Config, QUORUM_MAX_TTL, Replicas};
@@ -70,6 +71,10 @@ use crate::wire::endpoint::Endpoint;
 pub struct Builder {
     address: Address,
     config: Config,
+    /// Whether the caller has set the prefix.
+    has_prefix: bool,
+    /// Whether the caller has set the number of hand-offs.
+    has_max_hand_offs: bool,
     credentials: Option<CredentialsCallback>,
     sentinel_login: Option<Credentials>,
     #[cfg(feature = "tls")]
@@ -102,6 +107,8 @@ impl Builder {
         Self {
             address,
             config: Config::default(),
+            has_prefix: false,
+            has_max_hand_offs: false,
             credentials: None,
             sentinel_login: None,
             #[cfg(feature = "tls")]
@@ -120,6 +127,7 @@ impl Builder {
     /// beginning of `t10:`. The empty prefix is the beginning of every other prefix.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.to_owned();
+        self.has_prefix = true;
         self
     }
 
@@ -245,9 +253,10 @@ impl Builder {
     /// from one thread of this client to the next waiting thread, without a request to Redis. The drop of a guard and
     /// the end of `with_lock` and its relatives hand the lock off;
     /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) does not. 0 to 1,023; 0 switches hand-offs off. Defaults to
-    /// 256.
+    /// 256, and to 0 with [`compatible_with`](Self::compatible_with).
     pub fn max_hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
+        self.has_max_hand_offs = true;
         self
     }
 
@@ -284,6 +293,41 @@ impl Builder {
     /// ```
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
         self.config.replicas = Replicas::new(count, timeout);
+        self
+    }
+
+    /// Makes this client and another library exclude each other: the client waits while that library holds a key, and
+    /// that library finds the client's keys taken. Prefix and name together have to be the key of the other library.
+    /// Defaults to none: a key of another program is then an error ([`Protocol`](ErrorKind::Protocol)).
+    ///
+    /// Building the client fails with [`InvalidConfig`](ErrorKind::InvalidConfig)
+    ///
+    /// - on a [quorum](Client::quorum);
+    /// - with [`PlainKeys`](OtherLibrary::PlainKeys) without an explicit [`prefix`](Self::prefix);
+    /// - with [`PythonRedisLock`](OtherLibrary::PythonRedisLock) on a Cluster, or with a prefix that does not begin with
+    ///   `lock:`, its default.
+    ///
+    /// Waiters do not queue in Redis, and [`max_hand_offs`](Self::max_hand_offs) defaults to 0, since the other library
+    /// could not get a lock that passes from one client to the next. [`EventHandler::foreign_holder`] names the keys
+    /// that another library holds. The guide's page on [other libraries](crate::guide::other_libraries) lists the
+    /// libraries, and all that is weaker.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let mut redis = leasehold::redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    /// use leasehold::redis::cmd;
+    /// use leasehold::{Client, OtherLibrary};
+    ///
+    /// let builder = Client::builder(&server.url()).prefix("");
+    /// let client = builder.compatible_with(OtherLibrary::PlainKeys).build()?;
+    /// cmd("SET").arg("invoice:42").arg("5f1c0b1e").exec(&mut redis).unwrap(); // as redis-py does
+    /// assert!(client.mutex("invoice:42").try_lock()?.is_none());
+    /// cmd("DEL").arg("invoice:42").exec(&mut redis).unwrap();
+    /// assert!(client.mutex("invoice:42").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn compatible_with(mut self, other: OtherLibrary) -> Self {
+        self.config.other_library = Some(other);
         self
     }
 
@@ -421,6 +465,7 @@ impl Builder {
 
     /// Checks the settings, and makes the address of the servers.
     fn check(mut self) -> Result<(Server, Config), Error> {
+        self.adapt_to_other_library();
         self.config.validate()?;
         let server = match self.address.clone() {
             Address::Url(url) => self.server_of_url(&url)?,
@@ -432,7 +477,46 @@ impl Builder {
             Address::Quorum(nodes) => self.quorum(nodes)?,
             Address::MemoryQuorum(nodes) => self.memory(Server::MemoryQuorum(nodes))?,
         };
+        self.check_other_library(&server)?;
         Ok((server, self.config))
+    }
+
+    /// Sets the defaults that differ beside another library.
+    fn adapt_to_other_library(&mut self) {
+        let Some(other) = self.config.other_library else {
+            return;
+        };
+        if other == OtherLibrary::PythonRedisLock && !self.has_prefix {
+            self.config.prefix = PYTHON_PREFIX.to_owned();
+        }
+        if !self.has_max_hand_offs {
+            self.config.hand_offs.count = 0;
+        }
+    }
+
+    /// Returns an error if the server or a setting does not fit to the other library.
+    fn check_other_library(&self, server: &Server) -> Result<(), Error> {
+        use OtherLibrary::{PlainKeys, PythonRedisLock};
+        let Some(other) = self.config.other_library else {
+            return Ok(());
+        };
+        let message = match (other, server) {
+            (_, Server::Quorum(_) | Server::MemoryQuorum(_)) => {
+                "a quorum cannot take part in the locks of other libraries"
+            }
+            (PlainKeys, _) if !self.has_prefix => {
+                "set `prefix` to the start of the other library's keys; it is \"\" if the names of the locks are the keys"
+            }
+            (PythonRedisLock, Server::Cluster(_)) => {
+                "python-redis-lock needs keys of two slots for each lock, so it does not run on a Cluster"
+            }
+            (PythonRedisLock, _) if !self.config.prefix.starts_with(PYTHON_PREFIX) => {
+                "the keys of python-redis-lock begin with `lock:`, so `prefix` has to, too"
+            }
+            _ => return Ok(()),
+        };
+        let message = format!("compatible_with: {message}");
+        Err(Error::new(ErrorKind::InvalidConfig, message))
     }
 
     /// The time to connect, and the size of the largest reply.

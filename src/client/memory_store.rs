@@ -238,6 +238,32 @@ impl MemoryStore {
         self.0.live().is_ok_and(|server| server.delete(key))
     }
 
+    /// Sets one key, as another library does when it acquires a lock; `None` is no ttl. `key` is the full name in Redis,
+    /// with the prefix. A client with [`Builder::compatible_with`] then finds its lock taken by a hash, and waits until
+    /// the key expires or a test [deletes](Self::delete) it. For other clients, the key is an error (`Protocol`). A
+    /// holder of the key loses its lock.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use leasehold::{MemoryStore, OtherLibrary};
+    ///
+    /// let memory = MemoryStore::new();
+    /// let builder = memory.builder().prefix("");
+    /// let client = builder.compatible_with(OtherLibrary::PlainKeys).build()?;
+    /// memory.set_foreign("invoice:42", Some(Duration::from_secs(8)));
+    /// let mutex = client.mutex("invoice:42");
+    /// assert!(mutex.try_lock()?.is_none());
+    /// let waiter = std::thread::spawn(move || mutex.lock());
+    /// memory.advance(Duration::from_secs(9));
+    /// waiter.join().unwrap()?.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn set_foreign(&self, key: &str, expires_in: Option<Duration>) {
+        if let Ok(server) = self.0.live() {
+            server.set_foreign(key, expires_in);
+        }
+    }
+
     /// Restarts the server with its data.
     fn restart(&self) {
         if let Ok(server) = self.0.live() {

@@ -44,7 +44,7 @@ use crate::report::node_state::NodeState;
 use crate::report::observe;
 use crate::store::{
     Backend, Feature, LateRelease, Notifications, Report, ReportedReleases, Reports, ServerId,
-    Store,
+    Store, features,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -851,6 +851,7 @@ impl Handle {
 
     /// Returns an error if the client does not have this feature.
     pub(crate) fn check(&self, feature: Feature) -> Result<(), Error> {
+        features::check_beside(self.config.other_library, feature)?;
         self.backend.store.check(feature)
     }
 
@@ -1049,7 +1050,7 @@ fn backend_of(
             with_transactions(ClusterStore::new(*address, config, holder, reports))
         }
         Server::Memory(memory) => {
-            let node = MemoryNode::new(memory, holder, reports);
+            let node = MemoryNode::new(memory, holder, reports).beside(config.other_library);
             (Backend::new(Arc::new(node)), None)
         }
         Server::Quorum(address) => {

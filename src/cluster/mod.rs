@@ -961,6 +961,10 @@ impl Notifications for ClusterStore {
         node.map_or(QueueMode::None, |node| node.queue_mode(key))
     }
 
+    fn free_servers(&self) -> Option<usize> {
+        self.config.other_library.map(|_| 1)
+    }
+
     /// The epoch contains the master's number, so it changes when the key's slot moves.
     fn epoch(&self, key: &Key) -> u64 {
         let master = self.open_owner(key);

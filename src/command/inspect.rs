@@ -7,10 +7,10 @@ use redis::Value;
 use crate::command::encoder::Encoder;
 use crate::command::keyspace::shares::{KEPT, Share};
 use crate::command::keyspace::{Entry, Keyspace, Step, no_lock, token};
-use crate::command::results::{foreign_lock, foreign_value, millis, quarantine};
+use crate::command::results::{foreign_lock, millis, quarantine};
 use crate::command::script::{Layout, Results, Script};
-use crate::command::value::{LockValue, NO_LOCK};
-use crate::command::{Call, CallContext, Mode, Outcome, Reply};
+use crate::command::value::LockValue;
+use crate::command::{Call, CallContext, Foreign, Mode, Outcome, Reply};
 use crate::config::key::Key;
 use crate::util::id::{HolderId, LeaseId};
 
@@ -121,15 +121,19 @@ fn shares(parts: &[Value]) -> Option<Outcome> {
     };
     let (taken, queued) = (u32::try_from(*taken).ok()?, usize::try_from(*queued).ok()?);
     let shares: Option<Vec<FoundShare>> = members.chunks(2).map(share).collect();
-    Some(match shares {
-        Some(shares) => Ok(Reply::Shared(Box::new(FoundShares {
+    Some(Ok(match shares {
+        Some(shares) => Reply::Shared(Box::new(FoundShares {
             taken,
             queued,
             shares,
-        }))),
+        })),
         // Another user has written such a member. The other keys of the same request are not affected.
-        None => Err(foreign_value(NO_LOCK, "zset")),
-    })
+        None => Reply::Foreign(Foreign {
+            redis_type: "zset",
+            expires_in: None,
+            mark: 0,
+        }),
+    }))
 }
 
 /// The shares of a key.
@@ -159,12 +163,16 @@ fn inspection(bytes: &[u8]) -> Option<Outcome> {
     let queued = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let found = words.next()?;
     let expires_in = (ms >= 0).then(|| millis(ms));
-    Some(match LockValue::parse(found, queued) {
-        Some(value) => Ok(Reply::Found {
+    Some(Ok(match LockValue::parse(found, queued) {
+        Some(value) => Reply::Found {
             value: Box::new(value),
             expires_in,
-        }),
+        },
         // The script does not check each part of the value.
-        None => Err(foreign_value(NO_LOCK, "string")),
-    })
+        None => Reply::Foreign(Foreign {
+            redis_type: "string",
+            expires_in,
+            mark: 0,
+        }),
+    }))
 }

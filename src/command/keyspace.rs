@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::command::keyspace::queue::{Queue, Waiter};
 use crate::command::keyspace::shares::Shares;
 use crate::command::value::Doubt;
-use crate::command::{Command, GrantMessage, Outcome, Reply, value};
+use crate::command::{Command, Foreign, GrantMessage, Outcome, Reply, value};
 use crate::config::key::{Key, KeyMap};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -270,6 +270,29 @@ impl Keyspace {
         self.entries.remove(&key);
         step.notifications.push(Notification::Changed(key));
         true
+    }
+
+    /// Sets a key as another program does. The model has no other foreign values than hashes.
+    pub fn set_foreign(&mut self, key: &Key, expires_in: Option<Duration>, step: &mut Step<'_>) {
+        let foreign = Entry::Fenced {
+            token: 0,
+            value: None,
+            expires_at: expires_in.map(|left| step.now.after(left)),
+        };
+        self.entries.insert(key.clone(), foreign);
+        step.notifications.push(Notification::Changed(key.clone()));
+    }
+
+    /// The value of another program that the key of a lock holds.
+    pub fn foreign(&self, key: &Key, now: MonotonicTime) -> Option<Foreign> {
+        let Some(Entry::Fenced { expires_at, .. }) = self.entries.get(key) else {
+            return None;
+        };
+        Some(Foreign {
+            redis_type: "hash",
+            expires_in: expires_at.map(|at| at.since(now)),
+            mark: 0,
+        })
     }
 
     /// Deletes all keys, including the fence counter. On a node of a quorum, a quarantine begins.

@@ -7,6 +7,7 @@ pub mod claim;
 pub mod convert;
 pub mod encoder;
 pub mod fenced;
+pub mod foreign;
 pub mod inspect;
 pub mod keyspace;
 mod mode;
@@ -27,6 +28,7 @@ use crate::command::script::Script;
 use crate::command::value::LockValue;
 use crate::config::Replicas;
 use crate::config::key::Key;
+use crate::config::other_library::OtherLibrary;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
@@ -39,6 +41,7 @@ pub use adopt::{Adopt, Adoption};
 pub use claim::{Claim, LockAndValue, Look};
 pub use convert::Convert;
 pub use fenced::{Read, Write};
+pub use foreign::Foreign;
 pub use inspect::{FoundShare, FoundShares, Inspect};
 pub use mode::Mode;
 pub use release::{ForceUnlock, Held, Release};
@@ -87,6 +90,14 @@ pub static SCRIPTS: [&Script; 12] = [
     &claim::SCRIPT,
     &vote::PROBE,
 ];
+
+/// The script that carries out the commands of `usual` for a client beside another library.
+pub fn script_beside(other: Option<OtherLibrary>, usual: &'static Script) -> &'static Script {
+    match other {
+        Some(OtherLibrary::PythonRedisLock) if usual == &release::SCRIPT => &release::WITH_SIGNAL,
+        _ => usual,
+    }
+}
 
 /// The index of `script` in [`SCRIPTS`].
 pub fn place(script: &Script) -> usize {
@@ -291,6 +302,8 @@ pub enum Reply {
     TooFarAhead,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
+    /// Another library holds the key. Only for a client with [`Builder::compatible_with`](crate::Builder).
+    Foreign(Foreign),
     /// The adoption has moved the grant to the caller's lease.
     Adopted {
         expires_in: Duration,

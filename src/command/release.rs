@@ -11,7 +11,7 @@ use crate::command::keyspace::{
     Entry, KEPT_UNCONFIRMED, Keyspace, Notification, Step, clock_micros,
 };
 use crate::command::results::{quarantine, taken, wrong_type};
-use crate::command::script::{Layout, Results, Script};
+use crate::command::script::{FurtherKeys, Layout, Results, Script};
 use crate::command::{Call, CallContext, Mode, Outcome, Reply, value};
 use crate::config::key::Key;
 use crate::report::loss::LossReason;
@@ -38,21 +38,36 @@ pub struct Release {
 /// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 
+const LAYOUT: Layout = Layout {
+    counter: true,
+    mark_at_end: true,
+    arguments: 1,
+    shard_channel: true,
+    ..Layout::KEYS_ONLY
+};
+
+const RESULTS: Results = Results {
+    read,
+    read_error: |code, detail| wrong_type(code, detail).or_else(|| quarantine(code, detail)),
+    one_for_all: true,
+};
+
 pub static SCRIPT: Script = Script::new(
     "Release",
     include_str!("../../lua/release.lua"),
+    LAYOUT,
+    RESULTS,
+);
+
+/// The release of a client beside python-redis-lock: it also wakes a waiter of that library.
+pub static WITH_SIGNAL: Script = Script::new(
+    "Release",
+    include_str!("../../lua/release_with_signal.lua"),
     Layout {
-        counter: true,
-        mark_at_end: true,
-        arguments: 1,
-        shard_channel: true,
-        ..Layout::KEYS_ONLY
+        further: Some(FurtherKeys::Signals),
+        ..LAYOUT
     },
-    Results {
-        read,
-        read_error: |code, detail| wrong_type(code, detail).or_else(|| quarantine(code, detail)),
-        one_for_all: true,
-    },
+    RESULTS,
 );
 
 impl Call for Release {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::command::value::NO_LOCK;
-use crate::command::{Outcome, Reply, value};
+use crate::command::{Foreign, Outcome, Reply, value};
 use crate::report::error::{Error, ErrorKind};
 use crate::util::text::without_ids;
 
@@ -26,10 +26,10 @@ pub fn wrong_type(code: &str, _: &str) -> Option<Outcome> {
     matches!(code, "WRONGTYPE" | "FOREIGN").then_some(Ok(Reply::Taken { by: None }))
 }
 
-/// Reads the error `FOREIGN`: another program has written a value of the type `found` to the key. Returns `None` for
-/// another `code`.
-pub fn foreign_lock(code: &str, found: &str) -> Option<Outcome> {
-    (code == "FOREIGN").then(|| Err(foreign_value(NO_LOCK, found)))
+/// Reads the error `FOREIGN`: another program has written a value to the key. For a client that excludes no other
+/// library, the decoder of replies makes an error of it. Returns `None` for another `code`.
+pub fn foreign_lock(code: &str, detail: &str) -> Option<Outcome> {
+    (code == "FOREIGN").then(|| Ok(Reply::Foreign(Foreign::parse(detail))))
 }
 
 /// Reads the error `QUARANTINE`: the node of a quorum does not vote for `ms` milliseconds. Returns `None` for another

@@ -28,6 +28,8 @@ pub struct Layout {
     pub mark: bool,
     /// Whether the last key is the mark and the last argument the length of a quarantine, on a node of a quorum.
     pub mark_at_end: bool,
+    /// The last keys, one for each lock key.
+    pub further: Option<FurtherKeys>,
     /// Whether the first argument is the holder.
     pub holder: bool,
     /// Whether the next argument is the length of the longest value that the client accepts.
@@ -38,12 +40,20 @@ pub struct Layout {
     pub shard_channel: bool,
 }
 
+/// The keys of another library for its locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FurtherKeys {
+    /// The signals of python-redis-lock.
+    Signals,
+}
+
 impl Layout {
     /// A call with one key for each command, and no arguments.
     pub const KEYS_ONLY: Self = Self {
         counter: false,
         mark: false,
         mark_at_end: false,
+        further: None,
         holder: false,
         limit: false,
         arguments: 0,
@@ -52,7 +62,7 @@ impl Layout {
 
     /// Whether a call has one key for each command, and no other key.
     pub fn has_one_key_each(&self) -> bool {
-        !(self.counter || self.mark || self.mark_at_end)
+        !(self.counter || self.mark || self.mark_at_end || self.further.is_some())
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod credentials;
 pub mod key;
+pub mod other_library;
 #[cfg(feature = "tls")]
 pub mod tls;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::key::{KeyLayout, RESERVED};
+use crate::config::other_library::OtherLibrary;
 use crate::report::error::Error;
 use crate::report::event::EventHandler;
 use crate::util::clock::MonotonicTime;
@@ -116,6 +118,8 @@ pub struct Config {
     pub max_transactions: usize,
     pub hand_offs: HandOffs,
     pub replicas: Option<Replicas>,
+    /// The library whose locks the client also excludes and waits for.
+    pub other_library: Option<OtherLibrary>,
     pub environment_check: bool,
     pub assume_durable_nodes: bool,
     pub event_handler: Option<Arc<dyn EventHandler>>,
@@ -143,6 +147,7 @@ impl Default for Config {
                 time: Duration::from_millis(5),
             },
             replicas: None,
+            other_library: None,
             environment_check: true,
             assume_durable_nodes: false,
             event_handler: None,

@@ -2,7 +2,8 @@
 //! library never waits for this thread, and a panic in user code does not end it. Without an event handler, tracing and
 //! metrics, the thread starts with the first callback.
 //!
-//! Events that a call causes (`acquired`, `contended`, `limits_differ`, `unavailable`, `released`, `write_refused`) run on the caller's thread. All other events are queued for the callback thread. The caller's
+//! Events that a call causes (`acquired`, `contended`, `limits_differ`, `foreign_holder`, `unavailable`, `released`,
+//! `write_refused`) run on the caller's thread. All other events are queued for the callback thread. The caller's
 //! thread records the metrics of waits and holds, the callback thread those of renewals and retries.
 //!
 //! Callbacks and losses need no bound: there is one callback for each call of `on_lost`, and one loss for each held

@@ -44,7 +44,7 @@ use crate::report::released::Released;
 /// | Redis loses its data, or a replica without the term takes over | loses its term within milliseconds as a rule | `Vacant`, or the next leader. A state older than a reported one counts as no answer |
 /// | the client is shut down | loses its term; Redis keeps it until the leader is dropped, or until the ttl ends | the channel is disconnected |
 ///
-/// On a [quorum](Client::quorum), every call fails with
+/// On a [quorum](Client::quorum), and beside [another library](crate::Builder::compatible_with), every call fails with
 /// [`Unsupported`](ErrorKind::Unsupported), without a request.
 ///
 /// ```

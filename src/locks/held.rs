@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::command::{FoundShare, Mode, Reply, value};
+use crate::command::{Foreign, FoundShare, Mode, Reply, value};
 use crate::util::id::{HolderId, LeaseId};
 
 /// The holders in the reply to an inspection: at most 100, those whose leases end first.
@@ -24,7 +24,7 @@ impl Holders {
                 listed: vec![HolderInfo {
                     kind: HolderKind::Exclusive,
                     holder: value.holder,
-                    lease: value.lease,
+                    lease: Some(value.lease),
                     token: value.token,
                     expires_in,
                 }],
@@ -33,6 +33,11 @@ impl Holders {
                 taken: found.taken,
                 queued: found.queued,
                 listed: found.shares.into_iter().map(HolderInfo::of_share).collect(),
+            },
+            Reply::Foreign(found) => Self {
+                taken: 1,
+                queued: 0,
+                listed: vec![HolderInfo::of_another_library(found)],
             },
             _ => Self::default(),
         }
@@ -75,6 +80,12 @@ pub enum HolderKind {
         /// The limit of the semaphore that the holder used.
         limit: u32,
     },
+    /// Another library, whose lock the client respects:
+    /// [`Builder::compatible_with`](crate::Builder::compatible_with).
+    OtherLibrary {
+        /// The type of the key as `TYPE` names it: `string` or `hash`, for example. `other` for a type of a module.
+        redis_type: &'static str,
+    },
 }
 
 /// One holder of a key according to Redis: a lease of a client. From [`LockInfo::holders`] and the other inspections.
@@ -95,7 +106,8 @@ pub enum HolderKind {
 pub struct HolderInfo {
     kind: HolderKind,
     holder: HolderId,
-    lease: LeaseId,
+    /// `None` for another library.
+    lease: Option<LeaseId>,
     token: Option<u64>,
     expires_in: Option<Duration>,
 }
@@ -110,18 +122,29 @@ impl HolderInfo {
                 Mode::Permits { weight, limit } => HolderKind::Permits { weight, limit },
             },
             holder: share.holder,
-            lease: share.lease,
+            lease: Some(share.lease),
             token: None,
             expires_in: Some(share.expires_in),
         }
     }
 
-    /// Whether this is a reader, a holder of permits, or an exclusive holder.
+    fn of_another_library(found: Foreign) -> Self {
+        let redis_type = found.redis_type;
+        Self {
+            kind: HolderKind::OtherLibrary { redis_type },
+            holder: HolderId::of_text(&format!("another-library/{redis_type}")),
+            lease: None,
+            token: None,
+            expires_in: found.expires_in,
+        }
+    }
+
+    /// Whether this is a reader, a holder of permits, an exclusive holder, or another library.
     pub fn kind(&self) -> HolderKind {
         self.kind
     }
 
-    /// The client: `host/pid/random`.
+    /// The client: `host/pid/random`. For another library: `another-library/` and the type of the key.
     pub fn holder(&self) -> &HolderId {
         &self.holder
     }
@@ -130,8 +153,10 @@ impl HolderInfo {
     /// [`RwLockReadGuard::id`](crate::RwLockReadGuard::id) of a reader and the
     /// [`SemaphorePermit::id`](crate::SemaphorePermit::id) of permits. Keep that of an exclusive holder out of logs: it
     /// is enough to make a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
+    /// Empty for another library, whose value in Redis is its secret.
     pub fn id(&self) -> String {
-        self.lease.to_string()
+        self.lease
+            .map_or_else(String::new, |lease| lease.to_string())
     }
 
     /// The fencing token of the grant to an exclusive holder: see [`LockInfo::fencing_token`]. `None` for others.
@@ -147,19 +172,20 @@ impl HolderInfo {
     }
 
     /// The time until the lease ends if it is not renewed. `None` if another program has removed the ttl of the key;
-    /// the next request for the lock sets a ttl again.
+    /// the next request for the lock sets a ttl again. Also `None` for a lock of another library that has no ttl.
     pub fn expires_in(&self) -> Option<Duration> {
         self.expires_in
     }
 
-    pub(crate) fn lease(&self) -> LeaseId {
+    /// `None` for another library.
+    pub(crate) fn lease(&self) -> Option<LeaseId> {
         self.lease
     }
 
     /// The mode and the holder that a forced release of a share names; `None` for an exclusive holder.
     pub(crate) fn share(&self) -> Option<(Mode, HolderId)> {
         let mode = match self.kind {
-            HolderKind::Exclusive => return None,
+            HolderKind::Exclusive | HolderKind::OtherLibrary { .. } => return None,
             HolderKind::Reader => Mode::Read,
             HolderKind::Permits { weight, limit } => Mode::Permits { weight, limit },
         };
@@ -200,13 +226,15 @@ impl LockInfo {
         Some(Self { first, all })
     }
 
-    /// The client that holds the lock: `host/pid/random`.
+    /// The client that holds the lock: `host/pid/random`. If another library holds it: `another-library/` and the type of
+    /// its key, and [`HolderInfo::kind`] tells the two cases apart.
     pub fn holder(&self) -> &HolderId {
         self.first.holder()
     }
 
     /// The lease id in Redis: 32 hexadecimal digits that identify the grant. Keep it out of logs: it is enough to make
-    /// a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
+    /// a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits. Empty if another
+    /// library holds the lock.
     pub fn lease_id(&self) -> String {
         self.first.id()
     }
@@ -221,7 +249,7 @@ impl LockInfo {
     }
 
     /// The time until the key expires if it is not renewed. `None` if another program has removed the ttl; the next
-    /// request for the lock sets a ttl again.
+    /// request for the lock sets a ttl again. Also `None` for a lock of another library that has no ttl.
     pub fn expires_in(&self) -> Option<Duration> {
         self.first.expires_in()
     }

@@ -177,7 +177,11 @@ impl Lock {
     /// Takes the key from a holder by force. Returns false if the holder's lease did not hold the key any more.
     pub fn force(&self, holder: &HolderInfo) -> Result<bool, Error> {
         let (client, key) = (&self.client, self.key.clone()?);
-        let lease = holder.lease();
+        let Some(lease) = holder.lease() else {
+            let message = "another library holds the lock, and its client would not learn of the loss: release the lock \
+                           with that library, or delete the key";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_key(self.name()));
+        };
         let share = holder.share();
         let command_timeout = client.config().command_timeout;
         let started = Instant::now();

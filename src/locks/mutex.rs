@@ -64,7 +64,8 @@ impl Mutex {
     /// After the release, [`inspect`](Self::inspect) still shows the former holder, and
     /// [`force_unlock`](Self::force_unlock) ends the rest of the time. The client never hands such a lock off to
     /// another of its threads. A [ticket](MutexGuard::into_ticket) does not contain the setting, so the adopter's
-    /// release frees the lock at once. On a [quorum](Client::quorum), the calls fail with `Unsupported`.
+    /// release frees the lock at once. On a [quorum](Client::quorum), and beside python-redis-lock
+    /// ([`Builder::compatible_with`](crate::Builder::compatible_with)), the calls fail with `Unsupported`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -88,7 +89,8 @@ impl Mutex {
     ///
     /// # Errors
     /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `InvalidKey`; `Protocol` if the value under the key is not a
-    /// lock.
+    /// lock. With [`Builder::compatible_with`](crate::Builder::compatible_with), such a value is a holder instead, of
+    /// the kind [`HolderKind::OtherLibrary`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -134,7 +136,8 @@ impl Mutex {
     ///
     /// # Errors
     /// The errors of [`inspect`](Self::inspect); `Protocol` if leases share the key: name one of them with
-    /// [`RwLock::force_unlock`](crate::RwLock::force_unlock). After
+    /// [`RwLock::force_unlock`](crate::RwLock::force_unlock). `Unsupported` if another library holds the lock
+    /// ([`Builder::compatible_with`](crate::Builder::compatible_with)): its client would not learn of the loss. After
     /// `Timeout` or `Unavailable` it is unknown whether the lock was taken away: call [`inspect`](Self::inspect).
     ///
     /// ```

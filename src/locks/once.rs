@@ -71,7 +71,8 @@ const LONGEST_HEAD: usize = 256;
 /// ttl ends.
 ///
 /// On a [quorum](Client::quorum), every call fails with [`Unsupported`](ErrorKind::Unsupported), without a request: use
-/// a [`Mutex`] there, and store the record in the database that the work changes.
+/// a [`Mutex`] there, and store the record in the database that the work changes. The calls are also `Unsupported`
+/// beside [another library](crate::Builder::compatible_with).
 ///
 /// ```
 /// # let client = leasehold::Client::memory()?;

@@ -33,7 +33,7 @@ use crate::report::released::Released;
 ///
 /// On one server, with Sentinel, on a Cluster, and on a [`MemoryStore`](crate::MemoryStore). On a
 /// [quorum](Client::quorum), the calls fail with `Unsupported`: without a queue, a writer would starve. Use a mutex
-/// there.
+/// there. The calls are also `Unsupported` beside [another library](crate::Builder::compatible_with).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();

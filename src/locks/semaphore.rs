@@ -29,7 +29,8 @@ use crate::report::error::Error;
 ///
 /// On one server, with Sentinel, on a Cluster, and on a [`MemoryStore`](crate::MemoryStore). On a
 /// [quorum](Client::quorum), the calls fail with `Unsupported`: a majority of the nodes would admit too many holders.
-/// Use one mutex for each permit there, and [`try_lock`](crate::Mutex::try_lock) on one after the other.
+/// Use one mutex for each permit there, and [`try_lock`](crate::Mutex::try_lock) on one after the other. The calls are
+/// also `Unsupported` beside [another library](crate::Builder::compatible_with).
 ///
 /// A mutex with the same key excludes the permits, and waits until all of them are released.
 ///

@@ -27,7 +27,7 @@ impl<'de> Deserialize<'de> for HolderId {
     }
 }
 
-/// Writes `kind` (`exclusive`, `reader` or `permits`), `holder`, `id`, `weight`, `limit`,
+/// Writes `kind` (`exclusive`, `reader`, `permits` or `other_library`), `holder`, `id`, `weight`, `limit`,
 /// `fencing_token` (a string: JSON parsers round a number of that size) and `expires_in_ms`. A field that the holder
 /// does not have is null, and so is the `id` of an exclusive holder, which is enough to make a ticket.
 impl Serialize for HolderInfo {
@@ -36,6 +36,7 @@ impl Serialize for HolderInfo {
             HolderKind::Exclusive => ("exclusive", None, None),
             HolderKind::Reader => ("reader", None, None),
             HolderKind::Permits { weight, limit } => ("permits", Some(weight), Some(limit)),
+            HolderKind::OtherLibrary { .. } => ("other_library", None, None),
         };
         let is_share = matches!(kind, "reader" | "permits");
         let id = is_share.then(|| self.id());

@@ -25,6 +25,7 @@ use crate::command::keyspace::{Entry, Keyspace, Notification, Step, clock_micros
 use crate::command::{Command, Link, QueueMode, Release, Reply, Request, SetProgress};
 use crate::config::key::Key;
 use crate::config::key::KeyMap;
+use crate::config::other_library::OtherLibrary;
 use crate::process::fork::Process;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
@@ -200,6 +201,20 @@ impl MemoryServer {
         was_there
     }
 
+    /// Sets the key with this name in Redis, as another library does.
+    pub fn set_foreign(&self, name: &str, expires_in: Option<Duration>) {
+        let key = Key::from_full("", name);
+        self.change(&HolderId::of_text(""), |keyspace, step| {
+            if let Some(key) = &key {
+                keyspace.set_foreign(key, expires_in, step);
+            }
+        });
+        // Notifies all clients, since a new holder's key may not be tracked yet.
+        if !self.outage.is_on() {
+            self.notify_all_changed();
+        }
+    }
+
     /// Begins an outage in which each request fails at once. Notifications are lost.
     pub fn fail(&self, kind: ErrorKind) {
         self.outage.begin(Mode::Fails(kind));
@@ -363,6 +378,8 @@ pub struct MemoryNode {
     reports: Reports,
     /// The length of a quarantine, if the server is a node of a quorum.
     quarantine: Duration,
+    /// The library whose locks the client also excludes and waits for.
+    other_library: Option<OtherLibrary>,
 }
 
 impl MemoryNode {
@@ -372,7 +389,14 @@ impl MemoryNode {
             holder,
             reports,
             quarantine: Duration::ZERO,
+            other_library: None,
         }
+    }
+
+    /// Makes the client exclude the locks of another library.
+    pub fn beside(mut self, other_library: Option<OtherLibrary>) -> Self {
+        self.other_library = other_library;
+        self
     }
 
     /// Makes this store a node of a quorum.
@@ -419,7 +443,13 @@ impl MemoryNode {
                     // Checks the node's data, as a new connection to Redis does.
                     keyspace.check_data(step);
                 }
-                keyspace.execute(command, step)
+                let outcome = keyspace.execute(command, step);
+                let asks = matches!(command, Command::Acquire(_) | Command::Inspect(_));
+                let key = command
+                    .key()
+                    .filter(|_| asks && self.other_library.is_some());
+                let foreign = key.and_then(|key| keyspace.foreign(key, step.now));
+                foreign.map_or(outcome, |found| Ok(Reply::Foreign(found)))
             });
         let release = command.as_release();
         let tracker = release.and_then(|it| ReleaseTracker::new(&self.reports, it, false));
@@ -531,7 +561,14 @@ impl Notifications for MemoryNode {
     }
 
     fn queue_mode(&self, _: &Key) -> QueueMode {
-        QueueMode::Notified
+        match self.other_library {
+            Some(_) => QueueMode::None,
+            None => QueueMode::Notified,
+        }
+    }
+
+    fn free_servers(&self) -> Option<usize> {
+        self.other_library.map(|_| 1)
     }
 
     fn request(&self, _: &Key) {}

@@ -68,7 +68,8 @@ pub enum ErrorKind {
     CrossSlot,
     /// The operation is not supported: a transaction on a memory store; a transaction with a command that would end it;
     /// anything but a plain lock on a [quorum](crate::Client::quorum), such as a transaction, a fenced value, a ticket
-    /// or a semaphore; or the server, or a proxy, does not know a command that the call needs, such as `WAIT` for
+    /// or a semaphore; a call that the page on [other libraries](crate::guide::other_libraries) calls unsupported beside
+    /// them; or the server, or a proxy, does not know a command that the call needs, such as `WAIT` for
     /// [`Builder::replicas`](crate::Builder::replicas). The call had no effect, or its effect is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
@@ -80,7 +81,8 @@ pub enum ErrorKind {
     /// allows. The message names that limit.
     TooLarge,
     /// Unexpected data, in one of three cases. The key of a lock has a value that this library did not write; the
-    /// library leaves the value as it is. Or the server does not speak Redis' protocol. Or a
+    /// library leaves the value as it is. If that is the lock of another library, see
+    /// [`Builder::compatible_with`](crate::Builder::compatible_with). Or the server does not speak Redis' protocol. Or a
     /// command of a transaction fails on the data in Redis.
     Protocol,
 }

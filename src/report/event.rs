@@ -30,7 +30,7 @@ pub struct EventLock<'a> {
 
 /// Receives the events of a client. By default, every method ignores its event.
 ///
-/// `acquired`, `contended`, `limits_differ`, `unavailable`, `released` and `write_refused` run on the
+/// `acquired`, `contended`, `limits_differ`, `foreign_holder`, `unavailable`, `released` and `write_refused` run on the
 /// thread that has called the library. The other methods run on the client's callback thread. During the call, the
 /// library holds none of its own mutexes, and it drops a panic of a method. Keep the methods short: a slow method delays
 /// its caller, or later callbacks, but never a renewal. If too many events are queued, some events are
@@ -60,7 +60,7 @@ pub struct EventLock<'a> {
 pub trait EventHandler: Send + Sync + 'static {
     /// A lock was granted, or [adopted](crate::Client::adopt), after a wait of `waited`.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
-    /// A lock has another holder. `expires_in` is the lock's ttl in Redis, or the rest of the
+    /// A lock has another holder. `expires_in` is the lock's ttl in Redis (24 h if its key has none), or the rest of the
     /// validity if a thread of this client holds the lock. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A semaphore has permits under another limit than that of this call: `limit` is that of the call, and `other`
@@ -88,6 +88,44 @@ pub trait EventHandler: Send + Sync + 'static {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     fn limits_differ(&self, lock: EventLock<'_>, limit: u32, other: u32) {}
+    /// Another library holds a lock that this client asked for: with
+    /// [`Builder::compatible_with`](crate::Builder::compatible_with) only. `redis_type` is the type of its key as `TYPE`
+    /// names it, and `expires_in` the ttl, if the key has one. Called once for each holder, even if several calls
+    /// wait for it. The client tells strings apart; two other holders of one type look the same.
+    /// The event never has the value, which is the holder's secret.
+    ///
+    /// Each key counts as a lock, whatever its value. So if this event names a key with data, and the data stays, the
+    /// lock has the name of that key by mistake.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # use std::sync::Mutex;
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// use leasehold::{Client, EventHandler, EventLock, OtherLibrary};
+    ///
+    /// #[derive(Default)]
+    /// struct Alarms(Mutex<Vec<String>>);
+    /// impl EventHandler for Alarms {
+    ///     fn foreign_holder(&self, lock: EventLock<'_>, redis_type: &str, expires_in: Option<Duration>) {
+    ///         let line = format!("{} is a {redis_type}, {expires_in:?}", lock.key);
+    ///         self.0.lock().unwrap().push(line);
+    ///     }
+    /// }
+    ///
+    /// let alarms = Arc::new(Alarms::default());
+    /// let client = Client::builder(&server.url())
+    ///     .prefix("")
+    ///     .compatible_with(OtherLibrary::PlainKeys)
+    ///     .event_handler(Arc::clone(&alarms))
+    ///     .build()?;
+    /// # leasehold::redis::cmd("SET").arg("stock").arg("17").exec(
+    /// #     &mut leasehold::redis::Client::open(server.url()).unwrap().get_connection().unwrap()).unwrap();
+    /// assert!(client.mutex("stock").try_lock()?.is_none()); // SET stock 17
+    /// assert_eq!(*alarms.0.lock().unwrap(), ["stock is a string, None"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    fn foreign_holder(&self, lock: EventLock<'_>, redis_type: &str, expires_in: Option<Duration>) {}
     /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
     /// lock was transferred to another client. It is false if the lock had been lost, if another thread of this client
     /// has it now, or if the release is still under way.

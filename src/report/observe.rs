@@ -259,6 +259,15 @@ impl EventHandler for Observer {
         });
     }
 
+    fn foreign_holder(&self, lock: EventLock<'_>, redis_type: &str, expires_in: Option<Duration>) {
+        #[cfg(feature = "tracing")]
+        catch_panics(|| {
+            tracing::warn!(
+                target: "leasehold", key = &*named(lock.key), redis_type, ?expires_in, "foreign holder"
+            );
+        });
+    }
+
     fn environment_warning(&self, finding: &EnvironmentFinding) {
         #[cfg(feature = "tracing")]
         catch_panics(|| {

@@ -168,7 +168,7 @@ pub trait Notifications: Send + Sync {
     /// How a waiter joins the queue of `key` now. Stores without queues return `QueueMode::None`.
     fn queue_mode(&self, key: &Key) -> QueueMode;
 
-    /// `None` if waiters queue on the server. Otherwise, on a quorum, waiters watch the key, and
+    /// `None` if waiters queue on the server. Otherwise, on a quorum or beside another library, waiters watch the key, and
     /// ask again when this many servers have reported that the key is missing.
     fn free_servers(&self) -> Option<usize> {
         None

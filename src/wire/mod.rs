@@ -92,6 +92,7 @@ impl Node {
         router: Option<Weak<dyn ReleaseRouter>>,
     ) -> Self {
         endpoint.reports = reports.clone();
+        endpoint.other_library = config.other_library;
         endpoint.dialer.name_connections(&holder);
         let endpoint = Arc::new(endpoint);
         let notifications = NotificationConnection::new(
@@ -116,6 +117,7 @@ impl Node {
             config.max_reply_bytes,
         );
         context.reports = reports.clone();
+        context.other_library = config.other_library;
         if endpoint.data_check.is_some() {
             context.quarantine = Some(config.max_ttl);
         }
@@ -491,8 +493,16 @@ impl Notifications for Node {
         self.notifications.stop();
     }
 
+    /// Another library never serves the queue in Redis.
     fn queue_mode(&self, _: &Key) -> QueueMode {
-        self.notifications.queue_mode()
+        match self.shared.context.other_library {
+            Some(_) => QueueMode::None,
+            None => self.notifications.queue_mode(),
+        }
+    }
+
+    fn free_servers(&self) -> Option<usize> {
+        self.shared.context.other_library.map(|_| 1)
     }
 
     fn request(&self, _: &Key) {

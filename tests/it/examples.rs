@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-use crate::support::{SOON, held_keys, server, within};
+use leasehold_testbed::Reply;
+
+use crate::support::{SOON, ask, held_keys, server, within};
 
 /// Runs an example on the server at `url`; returns its output. The example must succeed soon.
 #[track_caller]
@@ -165,6 +167,22 @@ fn transaction_moves_money_only_while_the_lock_is_held() {
         "10 here, 50 there",
     ];
     assert_lines(&printed, &lines);
+}
+
+#[test]
+fn two_guards_and_rueidislock_exclude_each_other() {
+    let server = server();
+    let printed = run("rueidislock", &[], &server.url());
+    let lines = [
+        "the Go service holds the lock, and keeps us out: true\n",
+        "the Go service holds two of three keys, and keeps us out: true\n",
+        "we hold the lock, and keep the Go service out: true\n",
+    ];
+    assert_lines(&printed, &lines);
+    assert_eq!(
+        ask(&server, &["KEYS", "*:example"]),
+        Reply::Array(Vec::new())
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use leasehold::{Client, EnvironmentWarning, ErrorKind, Released};
+use leasehold::{Client, EnvironmentWarning, ErrorKind, OtherLibrary, Released};
 use leasehold_testbed::{Reply, Server, eventually};
 
 use self::rights::Version;
@@ -160,6 +160,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
         write_in_transactions,
     ),
     (&["replicas", "locks"], wait_for_replicas),
+    (&["python-redis-lock", "locks"], wake_python),
     (&["inspect"], inspect),
     (&["list", "inspect"], list),
     (&["ping", "locks"], ping),
@@ -399,6 +400,23 @@ fn wait_for_replicas(trial: &Trial) -> Result<(), Effect> {
     let mutex = client.map_err(text)?.mutex("k");
     let error = mutex.try_lock().map(drop).unwrap_err();
     expect!(error.kind() == ErrorKind::Unavailable, "{error}");
+    Ok(())
+}
+
+/// The keys of python-redis-lock do not begin with the prefix of the other trials.
+fn wake_python(trial: &Trial) -> Result<(), Effect> {
+    let server = &trial.server;
+    let keys = ["~lock:*", "~lock-signal:*", "&lock:~to:*"];
+    ask(
+        server,
+        &[&["ACL", "SETUSER", "limited"][..], &keys].concat(),
+    );
+    let before = server.calls("lpush").unwrap();
+    let builder = steady(&trial.url).compatible_with(OtherLibrary::PythonRedisLock);
+    let client = builder.ttl(LONG_TTL).build().map_err(text)?;
+    unlocked(client.mutex("k").lock().map_err(text)?)?;
+    let pushed = server.calls("lpush").unwrap() - before;
+    expect!(pushed == 1, "no signal");
     Ok(())
 }
 

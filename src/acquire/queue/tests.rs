@@ -3,6 +3,7 @@ pub mod shares;
 use crossbeam_channel::unbounded;
 
 use super::*;
+use crate::acquire::tests::turn;
 use crate::lease::{CallbackExecutor, Grant};
 use crate::process::threads::ThreadGroup;
 
@@ -646,6 +647,55 @@ fn change_of_a_present_key_counts_as_its_release() {
     read(NODES[0], false);
     read(NODES[1], false);
     assert!(one.was_released(), "it was taken when the watch began");
+}
+
+/// Beside another library, one server stores the key.
+#[test]
+fn on_one_server_only_a_read_finds_a_release() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    // A Cluster may have more servers than a set has bits.
+    for server in [0, 15, 16, 100].map(ServerId) {
+        one.watch(true);
+        queues.record_read(&key, server, true, 1);
+        assert!(queues.record_change(&key, server, 1));
+        assert_eq!(one.sleep(soon()), WakeReason::TimedOut, "a change");
+        assert!(!one.was_released());
+        queues.record_read(&key, server, false, 1);
+        assert_eq!(one.sleep(soon()), WakeReason::Woken);
+        assert!(one.was_released());
+    }
+}
+
+#[test]
+fn a_key_that_changes_often_and_stays_taken_is_not_read_at_once() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    let read = || queues.record_read(&key, ServerId::ONLY, true, 1);
+    let change = || queues.record_change(&key, ServerId::ONLY, 1);
+    let read_turn = |turn: &Turn| {
+        queues.record_turn(&key, turn.clone());
+        read();
+    };
+    one.watch(true);
+    read();
+    assert!(change(), "the first change");
+    read();
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
+    assert!(!change());
+    assert_eq!(one.sleep(soon()), WakeReason::Nudged);
+    one.watch(false);
+    for n in 0..3 {
+        read_turn(&turn(n));
+        assert!(change(), "each turn is another lock");
+    }
+    let long = turn(3);
+    read_turn(&long);
+    assert!(change());
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
+    read_turn(&long);
+    assert!(!change());
+    assert_eq!(one.sleep(soon()), WakeReason::Nudged);
 }
 
 /// If the watch continued, the reports about another client's lock would wake the next waiter at once.

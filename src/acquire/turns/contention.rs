@@ -1,5 +1,5 @@
-//! A client's records of the contention for the keys of a quorum, and the pauses that follow from them. A quorum has no
-//! queue, so each client decides by itself when to ask, from replies and notifications.
+//! A client's records of the contention for keys without a queue in Redis, on a quorum or beside another library, and the
+//! pauses that follow from them. Each client decides by itself when to ask, from replies and notifications.
 //!
 //! - *After its own release*, a client pauses for up to four round trips. Otherwise it would always ask first, because
 //!   other clients have yet to be notified. After each release, it pauses if it has recently seen that other clients

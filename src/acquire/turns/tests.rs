@@ -310,3 +310,27 @@ fn a_waiter_leaves_a_turn_before_it_asks() {
         });
     }
 }
+
+/// Beside another library, the key changes often, but stays taken.
+#[test]
+fn a_waiter_pauses_before_it_reads_a_busy_key_again() {
+    let client = Client::new(0);
+    client.wait(Until::Forever, |mut it| {
+        for _ in 0..2 {
+            it.refuse(refused());
+            for longest in [10, 20, 40, 80, 100, 100] {
+                it.track(true);
+                it.wake(WakeReason::Nudged);
+                let pause = it.sleep();
+                assert!(
+                    (ms(longest / 2)..=ms(longest)).contains(&pause),
+                    "{pause:?}"
+                );
+            }
+            it.track(true);
+            client.read(false);
+            // The waiter asks at once.
+            it.wake(WakeReason::Woken);
+        }
+    });
+}

@@ -564,7 +564,7 @@ impl Redis {
                 token,
                 is_token_in_value: false,
             }),
-            Some(script) => match scripts::decode(script, 1, reply.clone(), "p:") {
+            Some(script) => match scripts::decode(script, 1, reply.clone(), "p:", None) {
                 Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
                 Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
                 _ => unreachable!("one key, and the script's text is sent"),

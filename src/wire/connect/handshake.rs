@@ -8,9 +8,10 @@
 
 use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
-use crate::command::SCRIPTS;
 use crate::command::script::Script;
+use crate::command::{SCRIPTS, script_beside};
 use crate::config::key::fence_counter;
+use crate::config::other_library::OtherLibrary;
 use crate::report::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
 use crate::wire::connect::connection::Connection;
@@ -75,6 +76,8 @@ pub struct Handshake<'a> {
     pub is_in_cluster: bool,
     /// `None` unless the server is a node of a quorum.
     pub data_check: Option<&'a DataCheck>,
+    /// The library whose locks the client also excludes and waits for.
+    pub other_library: Option<OtherLibrary>,
     pub attempted: ConnectErrors<'a>,
     pub connection: &'a mut Connection,
     pub deadline: MonotonicTime,
@@ -180,6 +183,7 @@ impl Handshake<'_> {
         let needed = SCRIPTS
             .into_iter()
             .filter(|script| is_in_quorum || !script.only_on_quorum);
+        let needed = needed.map(|script| script_beside(self.other_library, script));
         let needed: Vec<&Script> = needed.collect();
         let hashes: Vec<&str> = needed.iter().map(|script| script.hash()).collect();
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);

@@ -20,6 +20,7 @@ use redis::ConnectionInfo;
 
 use crate::config::ConnectionLimits;
 use crate::config::credentials::{Credentials, CredentialsCallback};
+use crate::config::other_library::OtherLibrary;
 #[cfg(feature = "tls")]
 use crate::config::tls::TlsConfig;
 use crate::report::error::{Error, ErrorKind};
@@ -76,6 +77,8 @@ pub struct Endpoint {
     pub is_in_cluster: bool,
     /// The first request of each connection to a node of a quorum. `None` for other servers.
     pub data_check: Option<DataCheck>,
+    /// The library whose locks the client also excludes and waits for.
+    pub other_library: Option<OtherLibrary>,
     /// Receives reports about connections.
     pub reports: Reports,
 }
@@ -160,6 +163,7 @@ impl Endpoint {
             queries: Sockets::default(),
             is_in_cluster: false,
             data_check: None,
+            other_library: None,
             reports: Reports::default(),
         }
     }
@@ -560,6 +564,7 @@ impl Endpoint {
             dialer: &self.dialer,
             is_in_cluster: self.is_in_cluster,
             data_check: self.data_check.as_ref(),
+            other_library: self.other_library,
             attempted: self.attempted(&info, time).with_progress(progress),
             connection: &mut connection,
             deadline,

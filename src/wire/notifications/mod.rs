@@ -27,14 +27,17 @@
 //! # Changes
 //!
 //! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
-//! or reports a loss. An old primary or a replica may have answered this read, so a renewal worker confirms each loss through a pipeline before the lease ends. After a flush
+//! or reports a loss. Beside another library, whose lock may be an empty string, it asks whether a key exists that
+//! reads as empty. An old primary or a replica may have
+//! answered this read, so a renewal worker confirms each loss through a pipeline before the lease ends. After a flush
 //! of Redis, and on a new connection, the thread wakes the first waiter of every key and reads all held keys.
 //!
 //! # Servers that refuse
 //!
 //! If the server refuses tracking or RESP3, the connection has messages only: renewals find losses. If it refuses
 //! subscriptions, waiters poll. A server that closes several connections in a row at the same stage counts as one that
-//! refuses. Waiters of a quorum need changes, so a server without tracking counts as one that refuses.
+//! refuses. Waiters of a quorum, and beside another library, need changes, so a server without tracking counts as one
+//! that refuses.
 
 pub mod message;
 pub mod subscription;
@@ -490,6 +493,14 @@ impl NotificationConnection {
         self.send(state, &bytes, SentCommand::Read(keys.into()));
     }
 
+    /// Asks whether a key exists, which also tracks it.
+    fn send_exists(&self, tracked: TrackedKey) {
+        let mut bytes = Vec::new();
+        scripts::encode_words(&mut bytes, "EXISTS", [tracked.key.in_redis()].into_iter());
+        let command = SentCommand::Read([tracked].into());
+        self.send(&mut self.lock_state(), &bytes, command);
+    }
+
     /// Writes a command to the socket. If that fails, or if too many commands have no reply, closes the connection.
     fn send(&self, state: &mut ConnectionState, bytes: &[u8], command: SentCommand) {
         let deadline = MonotonicTime::now().after(self.timeout);
@@ -752,10 +763,19 @@ impl NotificationConnection {
 
     /// Handles the reply to the read of a key.
     fn handle_read(&self, tracked: TrackedKey, reply: &Value, listener: &dyn Listener) -> bool {
+        let is_beside = self.endpoint.other_library.is_some();
         let state = match reply {
-            // GETRANGE returns '' for a missing key, too.
-            Value::BulkString(bytes) if bytes.is_empty() => KeyState::Missing,
+            // GETRANGE returns '' for a missing key, too. The lock of another library may be an empty string.
+            Value::BulkString(bytes) if bytes.is_empty() => {
+                if is_beside && tracked.lease.is_none() {
+                    self.send_exists(tracked);
+                    return true;
+                }
+                KeyState::Missing
+            }
             Value::BulkString(bytes) => KeyState::Text(bytes),
+            Value::Int(0) if is_beside => KeyState::Missing,
+            Value::Int(_) if is_beside => KeyState::Other,
             Value::ServerError(error) => match error.code() {
                 "WRONGTYPE" => KeyState::Other,
                 // This key's value stays unknown, but other keys can be read.

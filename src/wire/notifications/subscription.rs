@@ -139,9 +139,9 @@ impl Subscription {
                 (true, Some(untracked))
             }
         };
-        // A quorum has no queues, so its waiters only need the changes of keys.
+        // Waiters that are not queued in Redis only need the changes of keys.
         if let Some(error) = &untracked
-            && endpoint.data_check.is_some()
+            && (endpoint.data_check.is_some() || endpoint.other_library.is_some())
         {
             return Err(error.clone().into());
         }

@@ -92,6 +92,7 @@ impl Call {
     /// A call of the script by its hash, or by its text if the server refuses calls by hash.
     fn script(context: &ScriptContext, script: &'static Script) -> Self {
         let by_text = !context.calls_by_hash.allow_now();
+        let script = context.script(script);
         Self::Script { script, by_text }
     }
 
@@ -564,7 +565,7 @@ impl PipelinedConnection {
             .in_flight
             .front()
             .map_or(0, |batch| batch.requests.len());
-        match scripts::decode(script, n, reply, &context.prefix) {
+        match scripts::decode(script, n, reply, &context.prefix, context.other_library) {
             Decoded::Outcomes(outcomes) => {
                 let call = Call::Script { script, by_text };
                 self.finish_outcomes(context, call, outcomes, deliver);
@@ -632,7 +633,7 @@ impl PipelinedConnection {
             {
                 let now = MonotonicTime::now();
                 self.last_script = Some(now);
-                if matches!(reply, Reply::Contended { .. }) {
+                if matches!(reply, Reply::Contended { .. } | Reply::Foreign(_)) {
                     self.contended.record(key, now);
                 }
             }
@@ -810,7 +811,7 @@ impl PipelinedConnection {
         if !releases.is_empty() && !self.write_failed {
             // Calls that were not written yet must not follow the releases.
             self.buffer.clear();
-            let script = &release::SCRIPT;
+            let script = context.script(&release::SCRIPT);
             let mut call = ScriptRef::Text(script.text());
             let has_slots = context.has_slots();
             if has_slots {

@@ -6,6 +6,7 @@ use smallvec::smallvec;
 use crate::command::script::Script;
 use crate::command::value;
 use crate::command::{Outcome, Reply};
+use crate::config::other_library::OtherLibrary;
 use crate::report::error::Error;
 use crate::store::completion::Few;
 use crate::wire::net::error_replies;
@@ -27,8 +28,15 @@ pub enum Decoded {
     Unexpected(Error),
 }
 
-/// Reads the reply to a call of `script` for `n` commands. `prefix` is the prefix of the client's keys.
-pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Decoded {
+/// Reads the reply to a call of `script` for `n` commands. `prefix` is the prefix of the client's keys. With
+/// `other_library`, a key that another program has written is the lock of that library, and no error.
+pub fn decode(
+    script: &Script,
+    n: usize,
+    mut value: Value,
+    prefix: &str,
+    other_library: Option<OtherLibrary>,
+) -> Decoded {
     if let Value::ServerError(error) = &value {
         let (code, detail) = code_and_detail(error);
         match code {
@@ -57,14 +65,16 @@ pub fn decode(script: &Script, n: usize, mut value: Value, prefix: &str) -> Deco
     let outcomes: Option<Few<Outcome>> = match &mut value {
         Value::Array(values) if n > 1 && values.len() == n => {
             let each = values.iter_mut();
-            each.map(|result| outcome(script, result, prefix)).collect()
+            each.map(|result| outcome(script, result, prefix, other_library))
+                .collect()
         }
         Value::Array(_) if n > 1 => None,
         // The result of one command, or an error of the whole call.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
-            outcome(script, one, prefix).map(|one| smallvec![one; n])
+            outcome(script, one, prefix, other_library).map(|one| smallvec![one; n])
         }
-        one => outcome(script, one, prefix).and_then(|one| outcomes_of_all(script, &one, n)),
+        one => outcome(script, one, prefix, other_library)
+            .and_then(|one| outcomes_of_all(script, &one, n)),
     };
     outcomes.map_or_else(
         || Decoded::Unexpected(error_replies::unexpected_reply(script.name, &value)),
@@ -111,8 +121,20 @@ fn code_and_detail(error: &ServerError) -> (&str, &str) {
     error_replies::code_and_detail(error.code(), error.details())
 }
 
-/// Reads the outcome of one command from its result. `None` if the script never returns this result.
-fn outcome(script: &Script, result: &mut Value, prefix: &str) -> Option<Outcome> {
+/// The outcome of one command, from its result. `None` if the script never returns this result.
+fn outcome(
+    script: &Script,
+    result: &mut Value,
+    prefix: &str,
+    other_library: Option<OtherLibrary>,
+) -> Option<Outcome> {
+    Some(match read(script, result, prefix)? {
+        Ok(Reply::Foreign(found)) if other_library.is_none() => Err(found.error()),
+        outcome => outcome,
+    })
+}
+
+fn read(script: &Script, result: &mut Value, prefix: &str) -> Option<Outcome> {
     let Value::ServerError(error) = result else {
         return (script.results.read)(result);
     };

@@ -1,8 +1,9 @@
 //! Encodes script calls and other commands as RESP.
 
 use crate::command::encoder::Encoder;
-use crate::command::script::Script;
+use crate::command::script::{FurtherKeys, Script};
 use crate::command::{CallContext, Command};
+use crate::config::other_library::python_signal;
 use crate::wire::scripts::{ScriptContext, ScriptRef};
 
 /// Appends one call of `script` for `commands`, which all have this script, to `buffer`. On a Cluster, their keys have
@@ -21,7 +22,9 @@ pub fn encode<'a>(
     let mark_at_end = usize::from(layout.mark_at_end && context.quarantine.is_some());
     let values = commands.clone().filter_map(Command::value_key);
     let value_count = values.clone().count();
-    let keys = commands.len() + queue_count + value_count + counter + mark + mark_at_end;
+    let further_count = layout.further.map_or(0, |_| commands.len());
+    let keys =
+        commands.len() + queue_count + value_count + counter + mark + mark_at_end + further_count;
     let fixed_args = usize::from(layout.holder) + usize::from(layout.limit) + mark + mark_at_end;
     let may_notify = layout.shard_channel && queue_count > 0;
     let shard = context.shard_channel_start().filter(|_| may_notify);
@@ -58,6 +61,11 @@ pub fn encode<'a>(
     }
     if mark_at_end > 0 {
         out.text(&context.data_mark);
+    }
+    if layout.further == Some(FurtherKeys::Signals) {
+        for key in commands.clone().filter_map(Command::key) {
+            out.parts(&python_signal(key.in_redis()));
+        }
     }
     if layout.holder {
         out.text(context.holder.as_str());

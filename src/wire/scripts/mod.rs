@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use crate::command::parts::whole;
-use crate::command::script::strip_comments;
+use crate::command::script::{Script, strip_comments};
+use crate::command::script_beside;
 use crate::config::MAX_TTL;
 use crate::config::key;
 use crate::config::key::KeyLayout;
+use crate::config::other_library::OtherLibrary;
 use crate::report::error::Error;
 use crate::store::{Report, Reports};
 use crate::util::clock::MonotonicTime;
@@ -56,6 +58,8 @@ pub struct ScriptContext {
     data_mark: String,
     /// The length of a quarantine. `None` if the server is no node of a quorum.
     pub quarantine: Option<Duration>,
+    /// The library whose locks the client also excludes and waits for.
+    pub other_library: Option<OtherLibrary>,
     /// The longest value that a read returns, in bytes.
     max_value: usize,
     shard_slot: ShardSlot,
@@ -76,6 +80,7 @@ impl ScriptContext {
             fence_counter: key::fence_counter(prefix),
             data_mark: key::data_mark(prefix),
             quarantine: None,
+            other_library: None,
             prefix: prefix.to_owned(),
             layout,
             max_value,
@@ -85,6 +90,16 @@ impl ScriptContext {
             calls_by_hash: Refusals::default(),
             reports: Reports::default(),
         }
+    }
+
+    /// The script that carries out the commands of `usual` for this client. Another library may need another script.
+    pub fn script(&self, usual: &'static Script) -> &'static Script {
+        script_beside(self.other_library, usual)
+    }
+
+    /// Whether plain commands may acquire and release locks in place of the scripts.
+    pub fn has_plain_commands(&self) -> bool {
+        matches!(self.other_library, None | Some(OtherLibrary::PlainKeys))
     }
 
     /// The length of a quarantine.

@@ -7,13 +7,18 @@ use crate::command::QueueMode;
 use crate::command::encoder::decimal;
 use crate::command::{Acquire, Held, Mode, Release, Reply};
 use crate::command::{
-    Command, SCRIPTS, acquire, adopt, claim, fenced, release, renew, value, vote,
+    Command, Foreign, SCRIPTS, acquire, adopt, claim, fenced, inspect, release, renew, value, vote,
 };
 use crate::config::key::{Key, KeyLayout};
 use crate::report::error::ErrorKind;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::slot::Slot;
+
+/// Decodes a reply for a client without another library.
+fn decode(script: &Script, n: usize, reply: Value, prefix: &str) -> Decoded {
+    super::decode(script, n, reply, prefix, None)
+}
 
 fn context() -> ScriptContext {
     ScriptContext::new(
@@ -342,6 +347,105 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         "p:",
     );
     assert!(matches!(one_for_two, Decoded::Unexpected(_)));
+}
+
+#[test]
+fn a_foreign_key_is_an_error_or_another_librarys_lock() {
+    let plain_keys = Some(OtherLibrary::PlainKeys);
+    let outcome = |script, detail, other| {
+        let reply = parsed(&format!("-FOREIGN {detail}\r\n"));
+        match super::decode(script, 1, reply, "p:", other) {
+            Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
+            _ => panic!("{detail}"),
+        }
+    };
+    let ms = Duration::from_millis;
+    for (detail, redis_type, expires_in, mark, shown) in [
+        (
+            "string 4711 0a1b2c3d",
+            "string",
+            Some(ms(4711)),
+            0x0a1b_2c3d,
+            "but a string",
+        ),
+        ("zset -1 0", "zset", None, 0, "but a zset"),
+        ("hash", "hash", None, 0, "but a hash"),
+        (
+            "other 7 0",
+            "other",
+            Some(ms(7)),
+            0,
+            "but a value of another type",
+        ),
+        (
+            "ReJSON-RL 7 0",
+            "other",
+            Some(ms(7)),
+            0,
+            "but a value of another type",
+        ),
+        ("", "other", None, 0, "but a value of another type"),
+    ] {
+        for script in [&acquire::SCRIPT, &inspect::SCRIPT] {
+            let found = Foreign {
+                redis_type,
+                expires_in,
+                mark,
+            };
+            assert_eq!(
+                outcome(script, detail, plain_keys).unwrap(),
+                Reply::Foreign(found)
+            );
+            let error = outcome(script, detail, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            let text = error.to_string();
+            assert!(text.contains(shown), "{text}");
+            assert!(text.contains("Builder::compatible_with"), "{text}");
+        }
+        // A renewal or a release of a lock that was overwritten.
+        let lost = outcome(&renew::SCRIPT, detail, plain_keys).unwrap();
+        assert_eq!(lost, Reply::Taken { by: None });
+    }
+}
+
+#[test]
+fn a_release_beside_python_names_the_signals() {
+    let mut context = context();
+    context.other_library = Some(OtherLibrary::PythonRedisLock);
+    let script = context.script(&release::SCRIPT);
+    assert_eq!(context.script(&acquire::SCRIPT), &acquire::SCRIPT);
+    let keys = ["lock:a", "lock:app:b"].map(|key| Key::from_full("lock:", key).unwrap());
+    let releases = keys.map(|key| {
+        Command::Release(Release::unheld(
+            key,
+            LeaseId::random(),
+            MonotonicTime::now(),
+        ))
+    });
+    let mut buffer = Vec::new();
+    let call = ScriptRef::Hash(script.hash());
+    encode(&mut buffer, call, script, &context, releases.iter());
+    let Ok(Value::Array(words)) = redis::parse_redis_value(&buffer) else {
+        panic!("no command: {}", String::from_utf8_lossy(&buffer));
+    };
+    let words: Vec<String> = words
+        .into_iter()
+        .map(|word| redis::from_redis_value(word).unwrap())
+        .collect();
+    assert_eq!(words[0], "EVALSHA");
+    assert_ne!(words[1], release::SCRIPT.hash());
+    let wanted = [
+        "7",
+        "p:~fence",
+        "lock:a",
+        "lock:app:b",
+        "lock:~queue:a",
+        "lock:~queue:app:b",
+        "lock-signal:a",
+        "lock-signal:app:b",
+    ];
+    assert_eq!(words[2..10], wanted);
+    assert_eq!(words.len(), 12, "two leases");
 }
 
 #[test]

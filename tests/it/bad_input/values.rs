@@ -56,7 +56,9 @@ fn a_foreign_value_is_reported_and_left_unchanged() {
                 _ => "string",
             };
             assert!(
-                error.to_string().ends_with(&format!(", but a {kind}")),
+                error.to_string().contains(&format!(
+                    ", but a {kind}; if it is a mutex of another library"
+                )),
                 "{text}"
             );
             assert!(!text.contains("other-data"), "{text}");

@@ -111,7 +111,7 @@ fn errors_show_neither_the_password_nor_a_lease() {
             ("IDhunter2secret x", "<password> x"),
             ("hunter2secret ID", "<password> "),
             ("NOPERM hunter2secretID", "NOPERM <password>"),
-            ("FOREIGN hunter2secretID", "<password>"),
+            ("FOREIGN hunter2secretID", "a value of another type"),
         ] {
             scope.spawn(move || assert_is_hidden(error, shown));
         }

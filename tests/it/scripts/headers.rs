@@ -1,6 +1,7 @@
 //! Compares the headers of the scripts with the code below them.
 
 use super::parts::PARTS;
+use super::signals;
 use super::{
     ACQUIRE, ADOPT, CLAIM, CONVERT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ,
     RELEASE, RENEW, Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
@@ -9,9 +10,10 @@ use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 13] = [
+    let scripts: [(&str, &str); 14] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
+        ("release_with_signal", &signals::RELEASE),
         ("renew", &RENEW),
         ("adopt", &ADOPT),
         ("convert", &CONVERT),
@@ -192,6 +194,10 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'MGET'" => first == "unpack(KEYS",
             // The keys of a set.
             "'DEL'" if first == "unpack(KEYS" => true,
+            "'DEL'" | "'LPUSH'" | "'PEXPIRE'" if first == "signal" => {
+                code.contains("local signal = all[2 * count + 1 + i]")
+            }
+            "'EXISTS'" if first == "all[i + 1]" => code.contains("local all, count = KEYS, "),
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }

@@ -15,6 +15,7 @@ mod queue;
 mod quorum;
 mod replicas;
 mod shares;
+mod signals;
 mod tokens;
 
 use std::sync::LazyLock;
@@ -210,10 +211,15 @@ fn release(connection: &mut Connection, keys: &[&str], leases: &[&str]) -> Outco
     call(connection, &RELEASE, &[&[FENCE], keys].concat(), leases)
 }
 
-/// The type in an error FOREIGN.
+/// The type in an error FOREIGN without a ttl. A string also has a hash of its value.
 #[track_caller]
 fn foreign_type(text: &str) -> String {
-    text.strip_prefix("FOREIGN ").expect(text).to_owned()
+    let parts: Vec<&str> = text.split(' ').collect();
+    let ["FOREIGN", foreign, "-1", digits] = parts[..] else {
+        panic!("{text}");
+    };
+    assert_eq!(digits.len() == 8, foreign == "string", "{text}");
+    foreign.to_owned()
 }
 
 /// The kinds of an acquire's results: granted, queued, contended, foreign, refused.

@@ -14,6 +14,7 @@ pub enum What {
     Acquired,
     Contended,
     LimitsDiffer,
+    ForeignHolder,
     Released,
     Renewed,
     RenewalFailed,
@@ -102,6 +103,10 @@ impl EventHandler for Recorder {
 
     fn limits_differ(&self, lock: EventLock<'_>, _: u32, _: u32) {
         self.note(What::LimitsDiffer, lock);
+    }
+
+    fn foreign_holder(&self, lock: EventLock<'_>, _: &str, _: Option<Duration>) {
+        self.note(What::ForeignHolder, lock);
     }
 
     fn released(&self, lock: EventLock<'_>, _: Duration, _: bool) {

@@ -165,6 +165,13 @@ pub const FEATURES: &[Feature] = &[
         is_usual: false,
     },
     Feature {
+        name: "python-redis-lock",
+        title: "`OtherLibrary::PythonRedisLock`, besides `locks`; the keys `~lock-signal:*`, too",
+        commands: &[right("lpush")],
+        without: "a release frees the key but wakes no waiter of python-redis-lock, and `unlock` returns `Unconfirmed`. Without the right to the keys, releases are refused",
+        is_usual: false,
+    },
+    Feature {
         name: "cluster",
         title: "a Redis Cluster, besides `locks`",
         commands: &[right("cluster|slots"), right("asking")],

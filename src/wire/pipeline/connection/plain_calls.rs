@@ -59,7 +59,7 @@ impl PipelinedConnection {
         requests: &mut Vec<PendingRequest>,
     ) -> bool {
         let now = MonotonicTime::now();
-        if !context.plain_acquires.allow(now) {
+        if !context.has_plain_commands() || !context.plain_acquires.allow(now) {
             return false;
         }
         let contended = &self.contended;
@@ -104,7 +104,7 @@ impl PipelinedConnection {
                 && !request.route.is_asking
                 && key.is_some_and(|key| !contended.has(key, now))
         };
-        let deletes = match context.plain_releases.allow(now) {
+        let deletes = match context.has_plain_commands() && context.plain_releases.allow(now) {
             true => self.deletes,
             false => Deletes::Neither,
         };
