@@ -1,7 +1,7 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 22] = [
+pub const PARTS: [(&str, &str); 26] = [
     ("release.lua", include_str!("release.lua")),
     ("acquire_share.lua", include_str!("acquire_share.lua")),
     ("join.lua", include_str!("join.lua")),
@@ -24,6 +24,10 @@ pub const PARTS: [(&str, &str); 22] = [
     ("listeners.lua", include_str!("listeners.lua")),
     ("publish.lua", include_str!("publish.lua")),
     ("primary.lua", include_str!("primary.lua")),
+    ("redisson_taken.lua", include_str!("redisson_taken.lua")),
+    ("redisson_primary.lua", include_str!("redisson_primary.lua")),
+    ("redisson_holder.lua", include_str!("redisson_holder.lua")),
+    ("redisson_field.lua", include_str!("redisson_field.lua")),
 ];
 
 /// Replaces each line `-- part: <file>` of a script by that part.

@@ -18,7 +18,7 @@
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
-//! - [`other_libraries`]: locks that services with redis-py, redsync, Redlock and others take, too.
+//! - [`other_libraries`]: locks that services with redis-py, redsync, Redlock, Redisson and others take, too.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock, and the elections of Curator,
 //!   etcd and client-go.
 //! - [`migration`]: the steps from another lock library to this one, while services of both run.

@@ -20,8 +20,9 @@ pub struct ForeignHolders {
 }
 
 impl ForeignHolders {
-    /// Records that `found` holds `key`. Returns whether this holder is new. A mark tells strings apart. Two
-    /// other holders of the same type look the same, so the next one is new only after this client has had the key.
+    /// Records that `found` holds `key`. Returns whether this holder is new. A mark tells strings and locks of Redisson
+    /// apart. Two other holders of the same type look the same, so the next one is new only after this client has had
+    /// the key.
     pub fn record(&self, key: &Key, found: Foreign) -> bool {
         let mut reported = self.reported.lock();
         if reported.len() >= MOST_KEYS && !reported.contains_key(key) {

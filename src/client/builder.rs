@@ -303,9 +303,12 @@ impl Builder {
     /// Building the client fails with [`InvalidConfig`](ErrorKind::InvalidConfig)
     ///
     /// - on a [quorum](Client::quorum);
-    /// - with [`PlainKeys`](OtherLibrary::PlainKeys) without an explicit [`prefix`](Self::prefix);
+    /// - with [`PlainKeys`](OtherLibrary::PlainKeys) or [`Redisson`](OtherLibrary::Redisson) without an explicit
+    ///   [`prefix`](Self::prefix);
     /// - with [`PythonRedisLock`](OtherLibrary::PythonRedisLock) on a Cluster, or with a prefix that does not begin with
-    ///   `lock:`, its default.
+    ///   `lock:`, its default;
+    /// - with `Redisson` and [`max_hand_offs`](Self::max_hand_offs) above 0, or on a
+    ///   [`MemoryStore`](crate::MemoryStore).
     ///
     /// Waiters do not queue in Redis, and [`max_hand_offs`](Self::max_hand_offs) defaults to 0, since the other library
     /// could not get a lock that passes from one client to the next. [`EventHandler::foreign_holder`] names the keys
@@ -496,7 +499,7 @@ impl Builder {
 
     /// Returns an error if the server or a setting does not fit to the other library.
     fn check_other_library(&self, server: &Server) -> Result<(), Error> {
-        use OtherLibrary::{PlainKeys, PythonRedisLock};
+        use OtherLibrary::{PlainKeys, PythonRedisLock, Redisson};
         let Some(other) = self.config.other_library else {
             return Ok(());
         };
@@ -504,7 +507,7 @@ impl Builder {
             (_, Server::Quorum(_) | Server::MemoryQuorum(_)) => {
                 "a quorum cannot take part in the locks of other libraries"
             }
-            (PlainKeys, _) if !self.has_prefix => {
+            (PlainKeys | Redisson { .. }, _) if !self.has_prefix => {
                 "set `prefix` to the start of the other library's keys; it is \"\" if the names of the locks are the keys"
             }
             (PythonRedisLock, Server::Cluster(_)) => {
@@ -512,6 +515,12 @@ impl Builder {
             }
             (PythonRedisLock, _) if !self.config.prefix.starts_with(PYTHON_PREFIX) => {
                 "the keys of python-redis-lock begin with `lock:`, so `prefix` has to, too"
+            }
+            (Redisson { .. }, Server::Memory(_)) => {
+                "a memory store has no locks of Redisson; leave this setting out in tests without a server"
+            }
+            (Redisson { .. }, _) if self.config.hand_offs.count > 0 => {
+                "Redisson counts each grant, so it allows no hand-offs: leave `max_hand_offs` out, or set it to 0"
             }
             _ => return Ok(()),
         };

@@ -21,6 +21,7 @@ use crate::cluster::{ClusterAddress, ClusterStore};
 use crate::command::{Command, Reply};
 use crate::config::Config;
 use crate::config::key::Key;
+use crate::config::other_library::OtherLibrary;
 use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::locks::election::Election;
 use crate::locks::fenced::FencedValue;
@@ -824,7 +825,7 @@ impl Handle {
             config.hand_offs,
         );
         let transactions = TransactionRunner::new(
-            check_transactions(transactions),
+            check_transactions(transactions, config.other_library),
             Arc::clone(&watchdog),
             config.max_transactions,
             config.connect_timeout,
@@ -1013,14 +1014,19 @@ fn reports(
     })
 }
 
-/// Returns an error if the store has no transactions.
+/// Returns an error if the store has no transactions, or if they could not check the locks of the other library.
 fn check_transactions(
     transactions: Option<Arc<dyn Transactions>>,
+    other: Option<OtherLibrary>,
 ) -> Result<Arc<dyn Transactions>, Error> {
-    transactions.ok_or_else(|| {
-        let message = "a transaction needs one server or a Cluster, not a memory store or a quorum";
-        Error::new(ErrorKind::Unsupported, message)
-    })
+    let message = match transactions {
+        None => "a transaction needs one server or a Cluster, not a memory store or a quorum",
+        Some(_) if other.is_some_and(OtherLibrary::is_redisson) => {
+            "a lock of Redisson has no transactions: write the data with the fencing token, as a fenced value does"
+        }
+        Some(transactions) => return Ok(transactions),
+    };
+    Err(Error::new(ErrorKind::Unsupported, message))
 }
 
 fn with_transactions<S>(store: Arc<S>) -> (Backend, Option<Arc<dyn Transactions>>)

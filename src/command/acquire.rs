@@ -66,9 +66,12 @@ impl Call for Acquire {
         self.may_queue() || !self.mode.is_exclusive()
     }
 
-    fn arguments(&self, out: &mut Encoder<'_>, _: CallContext<'_>) {
-        out.lease(self.lease);
+    fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        context.write_lease(out, self.lease);
         out.millis(self.ttl);
+        if context.is_for_redisson() {
+            return;
+        }
         let place;
         let queue_mode = match self.queue_mode {
             QueueMode::None => "",

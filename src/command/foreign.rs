@@ -13,7 +13,8 @@ pub struct Foreign {
     pub redis_type: &'static str,
     /// `None` if the key has no ttl, or an unknown one.
     pub expires_in: Option<Duration>,
-    /// A digest that tells one holder from the next, of a string's first bytes. Zero for other types.
+    /// A digest that tells one holder from the next: of a string's first bytes, or of the field of a lock of Redisson.
+    /// Zero for other types.
     pub mark: u32,
 }
 

@@ -13,6 +13,7 @@ pub mod keyspace;
 mod mode;
 #[path = "../../lua/parts.rs"]
 pub mod parts;
+pub mod redisson;
 pub mod release;
 pub mod renew;
 mod results;
@@ -32,7 +33,7 @@ use crate::config::other_library::OtherLibrary;
 use crate::report::error::Error;
 use crate::report::loss::LossReason;
 use crate::util::clock::MonotonicTime;
-use crate::util::id::HolderId;
+use crate::util::id::{HolderId, LeaseId};
 
 pub use acquire::{
     Acquire, FIRST_USUAL_PLACE, Link, QueueMode, QueuePlace, SetProgress, front_place, joined_at,
@@ -95,6 +96,7 @@ pub static SCRIPTS: [&Script; 12] = [
 pub fn script_beside(other: Option<OtherLibrary>, usual: &'static Script) -> &'static Script {
     match other {
         Some(OtherLibrary::PythonRedisLock) if usual == &release::SCRIPT => &release::WITH_SIGNAL,
+        Some(OtherLibrary::Redisson { .. }) => redisson::script(usual),
         _ => usual,
     }
 }
@@ -138,9 +140,29 @@ pub trait Call {
 #[derive(Clone, Copy)]
 pub struct CallContext<'a> {
     pub holder: &'a HolderId,
+    /// The library whose locks the client also excludes and waits for.
+    pub other_library: Option<OtherLibrary>,
     /// How long a node of a quorum abstains after it may have lost its data (its quarantine). Only scripts of a quorum
     /// use it.
     pub quarantine: Duration,
+}
+
+impl CallContext<'_> {
+    /// Whether the call is a call of a script for Redisson's locks.
+    fn is_for_redisson(&self) -> bool {
+        self.other_library.is_some_and(OtherLibrary::is_redisson)
+    }
+
+    /// Writes a lease as the argument of a script: its id, or its field in a lock of Redisson.
+    fn write_lease(&self, out: &mut Encoder<'_>, lease: LeaseId) {
+        match self.is_for_redisson() {
+            true => {
+                let digits = &mut [0; LeaseId::DIGITS];
+                out.parts(&redisson::field(lease.encode(digits), self.holder));
+            }
+            false => out.lease(lease),
+        }
+    }
 }
 
 /// How the pipeline treats a command that it has written and that got no reply.

@@ -84,6 +84,9 @@ impl Call for Release {
     }
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
+        if context.is_for_redisson() {
+            return context.write_lease(out, self.lease);
+        }
         let (lease, mode, holder) = (self.lease, self.mode, context.holder);
         match (self.queued, self.held) {
             (Some(ttl), _) => {
@@ -219,6 +222,9 @@ impl Call for ForceUnlock {
 
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
         let (lease, by) = (self.lease, context.holder);
+        if context.is_for_redisson() {
+            return out.text(&format!("{lease}!"));
+        }
         let mark = if self.must_notify { '?' } else { '!' };
         let share = self.share.as_ref();
         let member = share.and_then(|(mode, holder)| mode.member(lease, holder));

@@ -52,7 +52,7 @@ impl Call for Renew {
     fn arguments(&self, out: &mut Encoder<'_>, context: CallContext<'_>) {
         match self.mode.member(self.lease, context.holder) {
             Some(member) => out.text(&member),
-            None => out.lease(self.lease),
+            None => context.write_lease(out, self.lease),
         }
         out.millis(self.ttl);
     }

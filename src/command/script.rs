@@ -30,13 +30,16 @@ pub struct Layout {
     pub mark_at_end: bool,
     /// The last keys, one for each lock key.
     pub further: Option<FurtherKeys>,
+    /// Whether the script is for Redisson's locks, which have no queues of this library.
+    pub redisson: bool,
     /// Whether the first argument is the holder.
     pub holder: bool,
     /// Whether the next argument is the length of the longest value that the client accepts.
     pub limit: bool,
     /// How many arguments follow for each command.
     pub arguments: usize,
-    /// Whether the script publishes on shard channels. Its last argument on a Cluster is then the start of their names.
+    /// Whether the script publishes on shard channels. Its last argument on a Cluster is then the start of their names,
+    /// or `shard` for those of Redisson.
     pub shard_channel: bool,
 }
 
@@ -45,6 +48,11 @@ pub struct Layout {
 pub enum FurtherKeys {
     /// The signals of python-redis-lock.
     Signals,
+    /// Redisson's counters of tokens for fenced locks; for its other locks, the fence counter. The next argument says
+    /// which: `fenced`, or nothing.
+    TokenCounters,
+    /// The queues of Redisson's fair locks.
+    FairQueues,
 }
 
 impl Layout {
@@ -54,6 +62,7 @@ impl Layout {
         mark: false,
         mark_at_end: false,
         further: None,
+        redisson: false,
         holder: false,
         limit: false,
         arguments: 0,

@@ -25,6 +25,36 @@ pub enum OtherLibrary {
     /// python-redis-lock. Each release also wakes a waiter of that library. `min_hold` is
     /// [`Unsupported`](crate::ErrorKind::Unsupported).
     PythonRedisLock,
+    /// Redisson's `RLock`, `RFencedLock` and fair lock. Redisson fails on a lock of any other form, so this client
+    /// writes Redisson's own. `min_hold`, tickets and transactions are
+    /// [`Unsupported`](crate::ErrorKind::Unsupported).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let url = server.url();
+    /// use leasehold::{Client, OtherLibrary};
+    ///
+    /// let client = Client::builder(&url)
+    ///     .prefix("") // the names of the locks are the keys
+    ///     .compatible_with(OtherLibrary::Redisson { fenced: true })
+    ///     .build()?;
+    /// let guard = client.mutex("invoice:42").lock()?; // getFencedLock("invoice:42").lockAndGetToken()
+    /// assert_eq!(guard.fencing_token(), 1);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    Redisson {
+        /// Whether the fencing tokens are the numbers of Redisson's counter, which `RFencedLock` uses. Set this if the
+        /// processes of Redisson call `getFencedLock`. Otherwise the tokens rise among the grants of leasehold only.
+        /// Choose this before your storage remembers the first token: the counter begins at 1, and all other tokens
+        /// are near 10^18.
+        fenced: bool,
+    },
+}
+
+impl OtherLibrary {
+    pub(crate) fn is_redisson(self) -> bool {
+        matches!(self, Self::Redisson { .. })
+    }
 }
 
 /// The start of the keys of python-redis-lock.

@@ -17,7 +17,7 @@ use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
 use crate::client::{Client, Handle};
-use crate::command::{Command, ForceUnlock, Inspect, Mode, Reply};
+use crate::command::{Command, ForceUnlock, Inspect, Mode, Reply, redisson};
 use crate::config::key::Key;
 use crate::config::{Replicas, check_max_hold};
 use crate::lease::{Check, Options};
@@ -142,6 +142,7 @@ impl Lock {
             config.check_ttl("min_hold", self.min_hold)?;
         }
         check_permits(self.mode)?;
+        redisson::check_key(config.other_library, config.layout, &key)?;
         if self.check.is_some() && !is_renewed {
             let message =
                 "renew_while cannot be combined with fixed_ttl, which is never renewed: use ttl";

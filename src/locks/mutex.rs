@@ -64,7 +64,7 @@ impl Mutex {
     /// After the release, [`inspect`](Self::inspect) still shows the former holder, and
     /// [`force_unlock`](Self::force_unlock) ends the rest of the time. The client never hands such a lock off to
     /// another of its threads. A [ticket](MutexGuard::into_ticket) does not contain the setting, so the adopter's
-    /// release frees the lock at once. On a [quorum](Client::quorum), and beside python-redis-lock
+    /// release frees the lock at once. On a [quorum](Client::quorum), and beside python-redis-lock and Redisson
     /// ([`Builder::compatible_with`](crate::Builder::compatible_with)), the calls fail with `Unsupported`.
     ///
     /// ```
@@ -230,8 +230,8 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum): the guard is
-    /// dropped, which releases the lock, so another process can acquire it at once.
+    /// `LeaseLost` if the lock was lost before. `Unsupported` on a [quorum](Client::quorum) and beside Redisson: the
+    /// guard is dropped, which releases the lock, so another process can acquire it at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -301,8 +301,8 @@ impl MutexGuard {
     /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
     /// [`Builder::max_transactions`](crate::Builder::max_transactions) transactions run at a time, each on a connection
     /// of its own: a slow `body` does not delay renewals and other locks. If `body` panics, the transaction is not
-    /// written. On a [`MemoryStore`](crate::MemoryStore) and on a [quorum](Client::quorum), transactions
-    /// fail with `Unsupported`.
+    /// written. On a [`MemoryStore`](crate::MemoryStore), on a [quorum](Client::quorum) and beside Redisson,
+    /// transactions fail with `Unsupported`.
     ///
     /// # Errors
     /// After all errors but `Timeout` and `Protocol`, the transaction was not written.

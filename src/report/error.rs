@@ -75,7 +75,8 @@ pub enum ErrorKind {
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
     /// The key of a lock is empty or too long, begins with `~`, or contains control characters or one of `~fence`,
-    /// `~data`, `~queue:`, `~queue{`, `~value:`, `~value{` and `~to:`.
+    /// `~data`, `~queue:`, `~queue{`, `~value:`, `~value{` and `~to:`. Or, beside Redisson on a Cluster, the braces in
+    /// the key of a fenced lock give its counter another slot.
     InvalidKey,
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.

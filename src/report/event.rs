@@ -91,7 +91,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// Another library holds a lock that this client asked for: with
     /// [`Builder::compatible_with`](crate::Builder::compatible_with) only. `redis_type` is the type of its key as `TYPE`
     /// names it, and `expires_in` the ttl, if the key has one. Called once for each holder, even if several calls
-    /// wait for it. The client tells strings apart; two other holders of one type look the same.
+    /// wait for it. The client tells strings and locks of Redisson apart; two other holders of one type look the same.
     /// The event never has the value, which is the holder's secret.
     ///
     /// Each key counts as a lock, whatever its value. So if this event names a key with data, and the data stays, the

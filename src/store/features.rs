@@ -32,8 +32,11 @@ pub fn check_beside(other: Option<OtherLibrary>, feature: Feature) -> Result<(),
             "a client with compatible_with has no `Once` and no elections; use a client without it, and other keys"
         }
         Feature::MinHold if other != OtherLibrary::PlainKeys => {
-            "a client with compatible_with has no `min_hold` beside python-redis-lock, since a key that expires \
-             wakes none of its waiters: keep the guard for that time"
+            "a client with compatible_with has no `min_hold` beside python-redis-lock and Redisson, since a key that \
+             expires wakes none of their waiters: keep the guard for that time"
+        }
+        Feature::Tickets if other.is_redisson() => {
+            "a lock of Redisson has no tickets; release the lock, and acquire it in the other process"
         }
         Feature::MinHold | Feature::Tickets => return Ok(()),
     };

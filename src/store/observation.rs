@@ -36,6 +36,8 @@ pub enum KeyState<'a> {
     Missing,
     /// The key holds a string with these first bytes. A program other than this library may have written it.
     Text(&'a [u8]),
+    /// This lease holds the key, which has the form of a lock of Redisson.
+    HeldBy(LeaseId),
     /// The key holds a value that is no string, such as a fenced value, or that was not read.
     Other,
 }
@@ -49,6 +51,7 @@ impl KeyState<'_> {
     pub fn is_held_by(self, lease: LeaseId) -> bool {
         match self {
             Self::Text(value) => value::is_held_by(value, lease),
+            Self::HeldBy(holder) => holder == lease,
             Self::Missing | Self::Other => false,
         }
     }
@@ -65,7 +68,7 @@ impl KeyState<'_> {
             Self::Text(value) => LossReason::TakenOver {
                 by: value::holder_of(value),
             },
-            Self::Other => LossReason::TakenOver { by: None },
+            Self::HeldBy(_) | Self::Other => LossReason::TakenOver { by: None },
         }
     }
 

@@ -161,6 +161,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     ),
     (&["replicas", "locks"], wait_for_replicas),
     (&["python-redis-lock", "locks"], wake_python),
+    (&["redisson"], lock_beside_redisson),
     (&["inspect"], inspect),
     (&["list", "inspect"], list),
     (&["ping", "locks"], ping),
@@ -420,6 +421,33 @@ fn wake_python(trial: &Trial) -> Result<(), Effect> {
     Ok(())
 }
 
+fn lock_beside_redisson(trial: &Trial) -> Result<(), Effect> {
+    for fenced in [true, false] {
+        let client = || {
+            let builder = steady(&trial.url).ttl(secs(2)).prefix("leasehold:");
+            let builder = builder.compatible_with(OtherLibrary::Redisson { fenced });
+            builder.build().map_err(text)
+        };
+        let (client, other) = (client()?, client()?);
+        let guard = client.mutex("k").lock().map_err(text)?;
+        let wait = other.mutex("k").try_lock_for(secs(1)).map_err(text)?;
+        expect!(wait.is_none(), "granted twice");
+        expect!(other.mutex("k").is_locked().map_err(text)?, "not found");
+        guard.check().map_err(text)?;
+        unlocked(guard)?;
+        // A lock of Redisson, which the type names.
+        ask(&trial.server, &["HSET", &in_redis("k"), "java:1", "1"]);
+        expect!(
+            other.mutex("k").try_lock().map_err(text)?.is_none(),
+            "granted twice"
+        );
+        ask(&trial.server, &["DEL", &in_redis("k")]);
+        ask(&trial.server, &["SCRIPT", "FLUSH"]);
+        unlocked(client.mutex("k").lock().map_err(text)?)?;
+    }
+    Ok(())
+}
+
 fn inspect(trial: &Trial) -> Result<(), Effect> {
     let holder = steady(&trial.server.url()).ttl(LONG_TTL).build().unwrap();
     let guard = holder.mutex("k").lock().unwrap();
@@ -485,6 +513,7 @@ fn run(
     commands.retain(|command| Some(*command) != dropped);
     let more: &[&str] = match names[0] {
         "transactions" => &["~data"],
+        "redisson" => &["~redisson_lock_*", "&redisson_lock__channel:*"],
         _ => &[],
     };
     let url = create_limited_user(&server, &commands, more);

@@ -51,6 +51,7 @@ mod other_libraries;
 mod permits;
 mod public_reports;
 mod quorum;
+mod redisson;
 mod reentrant;
 mod refusals;
 mod release_events;

@@ -75,6 +75,24 @@ fn clients_with_and_without_the_setting_exclude_each_other() {
 }
 
 #[test]
+fn redisson_leads_to_plain_keys_and_then_to_no_setting() {
+    let server = server();
+    let redisson = beside(&server, "", OtherLibrary::Redisson { fenced: true });
+    let plain = beside(&server, "", OtherLibrary::PlainKeys);
+    let of_redisson = lock(&redisson, "job").fencing_token();
+    // The tokens of two settings come from two counters, so only the witness of each setting can compare them.
+    let inside = Arc::new(AtomicBool::new(false));
+    let fleet = [&redisson, &plain].map(|client| nested_turns(vec![client.mutex("job")], &inside));
+    for turns in fleet {
+        turns.within(WORK, "a service takes its turns");
+    }
+    let of_plain = lock(&plain, "job").fencing_token();
+    assert!(of_redisson < of_plain, "{of_redisson}, then {of_plain}");
+    let last = take_turns(&[plain, native(&server, "")]);
+    assert!(of_plain < last, "{of_plain}, then {last}");
+}
+
+#[test]
 fn three_rollouts_lead_to_another_key() {
     let server = server();
     let old = beside(&server, "", OtherLibrary::PlainKeys);

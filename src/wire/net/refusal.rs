@@ -159,6 +159,10 @@ pub fn script_refused(
                 commands()
             )
         }
+        (Refusal::Channel, _) if script.layout.redisson => add_to_rule("&redisson_lock__channel:*"),
+        (Refusal::Key, _) if script.layout.redisson => {
+            add_to_rule(&format!("~{prefix}* ~redisson_lock_*"))
+        }
         (refusal, name) => refusal.next_step(name.unwrap_or_default(), prefix),
     };
     let command = format!("the script {}", script.name);

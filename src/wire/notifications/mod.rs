@@ -28,7 +28,7 @@
 //!
 //! The thread reads the first 256 bytes of a changed key, which tracks the key again. Then it wakes the first waiter,
 //! or reports a loss. Beside another library, whose lock may be an empty string, it asks whether a key exists that
-//! reads as empty. An old primary or a replica may have
+//! reads as empty. In a lock of Redisson, it looks for the field of the lease. An old primary or a replica may have
 //! answered this read, so a renewal worker confirms each loss through a pipeline before the lease ends. After a flush
 //! of Redis, and on a new connection, the thread wakes the first waiter of every key and reads all held keys.
 //!
@@ -55,8 +55,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{PushKind, Value};
 
-use crate::command::QueueMode;
+use crate::command::{QueueMode, redisson};
 use crate::config::key::{Key, channel, fence_counter};
+use crate::config::other_library::OtherLibrary;
 use crate::process::threads::ThreadGroup;
 use crate::report::error::{Error, ErrorKind};
 use crate::store::{KeyState, Listener, Report, ServerId, TrackedKey};
@@ -116,6 +117,8 @@ pub struct NotificationConnection {
     /// The shard channel of the server, if it is a node of a Cluster: see `ScriptContext::set_shard_slot`.
     shard_channel: Mutex<Option<String>>,
     prefix: String,
+    /// Set if the locks are those of Redisson: the holder, which their fields name.
+    redisson_holder: Option<HolderId>,
     timeout: Duration,
     /// One of the stages below. It is read without the mutex of `state`.
     stage: AtomicU8,
@@ -279,12 +282,15 @@ impl NotificationConnection {
         prefix: &str,
         timeout: Duration,
     ) -> Self {
+        let other = endpoint.other_library;
+        let is_for_redisson = other.is_some_and(OtherLibrary::is_redisson);
         Self {
             server,
             endpoint,
             channel: channel(prefix, holder),
             shard_channel: Mutex::default(),
             prefix: prefix.to_owned(),
+            redisson_holder: is_for_redisson.then(|| holder.clone()),
             timeout,
             stage: AtomicU8::new(NOT_CONNECTED_YET),
             epoch: AtomicU64::new(0),
@@ -487,8 +493,20 @@ impl NotificationConnection {
     fn send_read(&self, state: &mut ConnectionState, keys: Vec<TrackedKey>) {
         let mut bytes = Vec::with_capacity(128 * keys.len());
         for tracked in &keys {
-            let words = [tracked.key.in_redis(), "0", LAST_BYTE];
-            scripts::encode_words(&mut bytes, "GETRANGE", words.into_iter());
+            let key = tracked.key.in_redis();
+            match (&self.redisson_holder, tracked.lease) {
+                (None, _) => {
+                    let words = [key, "0", LAST_BYTE];
+                    scripts::encode_words(&mut bytes, "GETRANGE", words.into_iter());
+                }
+                (Some(_), None) => {
+                    scripts::encode_words(&mut bytes, "EXISTS", [key].into_iter());
+                }
+                (Some(holder), Some(lease)) => {
+                    let field = redisson::field(&lease.to_string(), holder).concat();
+                    scripts::encode_words(&mut bytes, "HEXISTS", [key, &field].into_iter());
+                }
+            }
         }
         self.send(state, &bytes, SentCommand::Read(keys.into()));
     }
@@ -774,8 +792,11 @@ impl NotificationConnection {
                 KeyState::Missing
             }
             Value::BulkString(bytes) => KeyState::Text(bytes),
-            Value::Int(0) if is_beside => KeyState::Missing,
-            Value::Int(_) if is_beside => KeyState::Other,
+            Value::Int(found) if is_beside => match (found, tracked.lease) {
+                (0, _) => KeyState::Missing,
+                (_, Some(lease)) => KeyState::HeldBy(lease),
+                (_, None) => KeyState::Other,
+            },
             Value::ServerError(error) => match error.code() {
                 "WRONGTYPE" => KeyState::Other,
                 // This key's value stays unknown, but other keys can be read.

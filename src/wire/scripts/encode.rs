@@ -2,8 +2,10 @@
 
 use crate::command::encoder::Encoder;
 use crate::command::script::{FurtherKeys, Script};
-use crate::command::{CallContext, Command};
-use crate::config::other_library::python_signal;
+use crate::command::{CallContext, Command, redisson};
+use crate::config::key::{Key, KeyLayout};
+use crate::config::other_library::{OtherLibrary, python_signal};
+use crate::util::slot::Slot;
 use crate::wire::scripts::{ScriptContext, ScriptRef};
 
 /// Appends one call of `script` for `commands`, which all have this script, to `buffer`. On a Cluster, their keys have
@@ -16,7 +18,9 @@ pub fn encode<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
 ) {
     let layout = script.layout;
-    let queued = commands.clone().filter(|command| command.has_queue_key());
+    let queued = commands
+        .clone()
+        .filter(|command| command.has_queue_key() && !layout.redisson);
     let queue_count = queued.clone().count();
     let (counter, mark) = (usize::from(layout.counter), usize::from(layout.mark));
     let mark_at_end = usize::from(layout.mark_at_end && context.quarantine.is_some());
@@ -25,9 +29,18 @@ pub fn encode<'a>(
     let further_count = layout.further.map_or(0, |_| commands.len());
     let keys =
         commands.len() + queue_count + value_count + counter + mark + mark_at_end + further_count;
-    let fixed_args = usize::from(layout.holder) + usize::from(layout.limit) + mark + mark_at_end;
-    let may_notify = layout.shard_channel && queue_count > 0;
-    let shard = context.shard_channel_start().filter(|_| may_notify);
+    let fenced = layout.further == Some(FurtherKeys::TokenCounters);
+    let fixed_args = usize::from(layout.holder)
+        + usize::from(layout.limit)
+        + usize::from(fenced)
+        + mark
+        + mark_at_end;
+    let shard = match layout.redisson {
+        // Redisson has shard channels of its own.
+        true => (context.layout != KeyLayout::Single).then(|| "shard".to_owned()),
+        false => context.shard_channel_start().filter(|_| queue_count > 0),
+    };
+    let shard = shard.filter(|_| layout.shard_channel);
     let args = commands.len() * layout.arguments + fixed_args + usize::from(shard.is_some());
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
@@ -62,9 +75,9 @@ pub fn encode<'a>(
     if mark_at_end > 0 {
         out.text(&context.data_mark);
     }
-    if layout.further == Some(FurtherKeys::Signals) {
+    if let Some(further) = layout.further {
         for key in commands.clone().filter_map(Command::key) {
-            out.parts(&python_signal(key.in_redis()));
+            further_key(&mut out, further, context, key);
         }
     }
     if layout.holder {
@@ -76,8 +89,12 @@ pub fn encode<'a>(
     if layout.limit {
         out.number(context.max_value as u64);
     }
+    if fenced {
+        out.text(if is_fenced(context) { "fenced" } else { "" });
+    }
     let of_call = CallContext {
         holder: &context.holder,
+        other_library: context.other_library,
         quarantine: context.quarantine(),
     };
     for command in commands {
@@ -89,6 +106,32 @@ pub fn encode<'a>(
     if mark_at_end > 0 {
         out.millis(context.quarantine());
     }
+}
+
+/// Writes the further key of the lock at `key`.
+fn further_key(out: &mut Encoder<'_>, further: FurtherKeys, context: &ScriptContext, key: &Key) {
+    match further {
+        FurtherKeys::Signals => out.parts(&python_signal(key.in_redis())),
+        FurtherKeys::TokenCounters if is_fenced(context) => {
+            out.parts(&redisson::token_counter(key));
+        }
+        FurtherKeys::TokenCounters => {
+            out.parts(&[&context.fence_counter, key.fence_tag(context.layout)]);
+        }
+        FurtherKeys::FairQueues => {
+            let queue = redisson::fair_queue(key);
+            // On a Cluster, the script can read a queue in the slot of the lock only.
+            match !context.has_slots() || Slot::of(&queue.concat()) == key.slot() {
+                true => out.parts(&queue),
+                false => out.text(key.in_redis()),
+            }
+        }
+    }
+}
+
+/// Whether the tokens are the numbers of Redisson's counters.
+fn is_fenced(context: &ScriptContext) -> bool {
+    context.other_library == Some(OtherLibrary::Redisson { fenced: true })
 }
 
 /// Appends a command that is no script call.

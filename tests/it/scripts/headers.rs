@@ -1,16 +1,16 @@
 //! Compares the headers of the scripts with the code below them.
 
 use super::parts::PARTS;
-use super::signals;
 use super::{
     ACQUIRE, ADOPT, CLAIM, CONVERT, DATA, FENCE, HOLD, INSPECT, MICROS, ONE, PROBE, PROPOSE, READ,
     RELEASE, RENEW, Said, TTL, TWO, WRITE, call, connect, ends, kinds, value,
 };
+use super::{redisson, signals};
 use crate::support::{ask, server};
 
 /// All scripts with their parts, and each part alone.
 fn all() -> Vec<(&'static str, &'static str)> {
-    let scripts: [(&str, &str); 14] = [
+    let scripts: [(&str, &str); 18] = [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("release_with_signal", &signals::RELEASE),
@@ -25,6 +25,10 @@ fn all() -> Vec<(&'static str, &'static str)> {
         ("hold", &HOLD),
         ("data", &DATA),
         ("probe", &PROBE),
+        ("redisson_acquire", &redisson::ACQUIRE),
+        ("redisson_renew", &redisson::RENEW),
+        ("redisson_release", &redisson::RELEASE),
+        ("redisson_inspect", &redisson::INSPECT),
     ];
     scripts.into_iter().chain(PARTS).collect()
 }
@@ -181,9 +185,9 @@ fn undeclared(code: &str) -> Vec<&str> {
         match command {
             "'TIME'" => true,
             "'INFO'" => first == "'server'",
-            "'PUBLISH'" => first == "channel",
+            "'PUBLISH'" => ["channel", "channel .. ':' .. waiter"].contains(&first),
             // A node refuses a shard channel of another slot than its own.
-            "'SPUBLISH'" => first == "shard .. holder",
+            "'SPUBLISH'" => ["shard .. holder", "channel"].contains(&first),
             "'PUBSUB'" => {
                 let channel = match first {
                     "'NUMSUB'" => "channel",
@@ -207,11 +211,19 @@ fn undeclared(code: &str) -> Vec<&str> {
                 ["key", "value_key", "mark", "KEYS[2]", "KEYS[i + 1]"].contains(&first)
             }
             "'HSTRLEN'" | "'HDEL'" | "'SETRANGE'" => first == "key",
+            // A lock of Redisson has one field.
+            "'HEXISTS'" | "'HLEN'" => first == "key",
+            "'HKEYS'" => {
+                first == "key"
+                    && code.contains("redis.pcall('HLEN', key) == 1 and redis.pcall('HKEYS', key)")
+            }
+            "'INCR'" | "'GET'" => first == "counter",
+            "'LINDEX'" => first == "queue",
             // Reads up to a length.
             "'GETRANGE'" => {
                 ["key", "mark", "KEYS[2]"].contains(&first) && args.next() == Some("'0'")
             }
-            "'TYPE'" => first == "key",
+            "'TYPE'" => ["key", "counter"].contains(&first),
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
             "'EXISTS'" | "'PEXPIRETIME'" | "'PEXPIREAT'" => first == "key",
             // Shares are added by `GT`, and changed by `XX`.
@@ -242,11 +254,12 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
                 .any(|from| line.contains(from));
             assert!(!queue || declared, "{line}");
             let channel = line.starts_with("local channel");
+            let named = [
+                " = string.sub(counter, 1, string.find(counter, '~', 1, true)) .. 'to:' .. ",
+                " = 'redisson_lock__channel:' .. (string.find(key, '{', 1, true) and key or '{' .. key .. '}')",
+            ];
             assert!(
-                !channel
-                    || line.contains(
-                        " = string.sub(counter, 1, string.find(counter, '~', 1, true)) .. 'to:' .. "
-                    ),
+                !channel || named.iter().any(|text| line.contains(text)),
                 "{line}"
             );
             // A function is given declared keys, too.

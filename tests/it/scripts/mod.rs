@@ -13,6 +13,7 @@ mod inspect;
 mod other_leases;
 mod queue;
 mod quorum;
+mod redisson;
 mod replicas;
 mod shares;
 mod signals;

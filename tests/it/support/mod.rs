@@ -20,8 +20,8 @@ pub use recorder::{Recorder, What};
 pub use server::{
     bytes_received, bytes_sent, changes, channel_of, connections, connections_accepted,
     connections_made, info_number, lease_of, lock_requests, make_first_join_earlier, micros_now,
-    notification_connection, notification_connections, notified_clients, queue, queued, reads,
-    reads_by_connection, reads_during, script_calls, tracked, wait_for_queue, warm_up,
+    monitored, notification_connection, notification_connections, notified_clients, queue, queued,
+    reads, reads_by_connection, reads_during, script_calls, tracked, wait_for_queue, warm_up,
 };
 
 use crate::steady::steady;

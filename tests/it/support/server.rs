@@ -45,18 +45,23 @@ pub fn reads_during(server: &Server, work: impl FnOnce()) -> usize {
     reads_by_connection(server, work).values().sum()
 }
 
-/// How many locks each notification connection read during `work`, by the connection's address. The read of the fence
-/// counter with which a connection begins does not count.
-pub fn reads_by_connection(server: &Server, work: impl FnOnce()) -> HashMap<String, usize> {
+/// The lines that MONITOR shows for `work`.
+pub fn monitored(server: &Server, work: impl FnOnce()) -> impl Iterator<Item = String> {
     let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
     let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
     assert_eq!(lines.next().as_deref(), Some("+OK"));
     work();
     ask(server, &["ECHO", "the end"]);
+    lines.take_while(|line| !line.ends_with("\"the end\""))
+}
+
+/// How many locks each notification connection read during `work`, by the connection's address. The read of the fence
+/// counter with which a connection begins does not count.
+pub fn reads_by_connection(server: &Server, work: impl FnOnce()) -> HashMap<String, usize> {
     let mut reads = HashMap::new();
     // `+<time> [<database> <address>] "GETRANGE" "<key>" ..`; the address of a script is `lua`.
-    for line in lines.take_while(|line| !line.ends_with("\"the end\"")) {
+    for line in monitored(server, work) {
         let Some((sender, arguments)) = line.split_once("] \"GETRANGE\" ") else {
             continue;
         };

@@ -191,6 +191,21 @@ pub const FEATURES: &[Feature] = &[
         is_usual: false,
     },
     Feature {
+        name: "redisson",
+        title: "`OtherLibrary::Redisson`, in place of `locks`. Also the keys `~redisson_lock_*` and the channels \
+                `&redisson_lock__channel:*`",
+        commands: &[
+            right("evalsha"), right("eval"),
+            right("time"), right("exists"), right("type"), right("pttl"), right("pexpire"), right("del"),
+            right("hset"), right("hdel"), right("hexists"), right("hkeys"), right("hlen"),
+            right("publish"), right("lindex"),
+            // The counter of tokens: that of Redisson for fenced locks, otherwise the fence counter.
+            right("incr"), right("get"), right("zadd"), right("zscore"),
+        ],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
         name: "inspect",
         title: "only `inspect` and `is_locked`",
         commands: &[
