@@ -17,6 +17,7 @@
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when to use which.
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
+//! - [`cli`]: the program `leasehold`, which runs commands under locks, and shows and frees locks.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
 //! - [`other_libraries`]: locks that services with redis-py, redsync, Redlock, Redisson and others take, too.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock, redsync, ShedLock, and the elections of Curator,
@@ -67,6 +68,7 @@ page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
 page!(testing, "../docs/testing.md");
 page!(tokio, "../docs/tokio.md");
+page!(cli, "../docs/cli.md");
 page!(conformance, "../docs/conformance.md");
 page!(other_libraries, "../docs/other_libraries.md");
 page!(coming_from, "../docs/coming_from.md");

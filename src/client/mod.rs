@@ -442,7 +442,7 @@ impl Client {
     /// millisecond at a time. Redis visits *all* keys of its database, so the list takes time if the database has
     /// millions of other keys. On a Cluster, the masters are read one after another.
     ///
-    /// The user needs the right to call `SCAN`, which `cargo xtask acl --features usual,list` contains.
+    /// The user needs the right to call `SCAN`, which `leasehold acl --features usual,list` contains.
     ///
     /// # Errors
     /// `Unsupported` on a quorum, whose nodes have different keys; else those of
@@ -615,7 +615,7 @@ impl Client {
     /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing
     /// persistence, a replica or Sentinel in place of a primary, an address that leads to several servers, a proxy
     /// without scripts, the version, a small tracking table, and a `command_timeout` that is too long for the `ttl`. A
-    /// finding is not an error. If an ACL forbids a part of the check, a finding reports that; `cargo xtask acl` prints
+    /// finding is not an error. If an ACL forbids a part of the check, a finding reports that; `leasehold acl` prints
     /// the rights of a full check (`environment-check`). The check opens a connection of its own, and takes one round
     /// trip after the login. It then connects up to seven times more, within another `command_timeout`, to find several
     /// servers.

@@ -307,14 +307,14 @@ fn write_refused(f: &mut fmt::Formatter<'_>, command: &str, reply: &str) -> fmt:
             return write!(
                 f,
                 "SCRIPT LOAD is refused ({reply}): the first call of each script sends its text; allow `script-cache` \
-                 of `cargo xtask acl`"
+                 of `leasehold acl`"
             );
         }
         "EVAL" => {
             return write!(
                 f,
                 "EVAL is refused ({reply}): locks fail after SCRIPT FLUSH and after a fail-over; allow `locks` of \
-                 `cargo xtask acl`"
+                 `leasehold acl`"
             );
         }
         "INFO" => "eviction, persistence and the number of servers were not checked",
@@ -324,7 +324,7 @@ fn write_refused(f: &mut fmt::Formatter<'_>, command: &str, reply: &str) -> fmt:
     };
     write!(
         f,
-        "{what}: {command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
+        "{what}: {command} is refused ({reply}); allow `environment-check` of `leasehold acl`"
     )
 }
 

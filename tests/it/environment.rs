@@ -358,7 +358,7 @@ fn the_server_version_is_known_without_rights() {
             Warning::CommandRefused { command, reply } => {
                 assert!(reply.starts_with("NOPERM"), "{reply}");
                 assert!(text.ends_with(&format!(
-                    "{command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
+                    "{command} is refused ({reply}); allow `environment-check` of `leasehold acl`"
                 )));
                 *command
             }

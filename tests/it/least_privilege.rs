@@ -1,4 +1,4 @@
-//! Users with exactly the rights that `cargo xtask acl` prints: everything works with them, and each of them is
+//! Users with exactly the rights that `leasehold acl` prints: everything works with them, and each of them is
 //! needed. `conformance::redis_under_a_sentinel` and `conformance::redis_cluster` run the whole suite under these
 //! rights. `cluster::rights` has the features of a Cluster.
 
@@ -14,8 +14,8 @@ use crate::support::{
     server,
 };
 
-#[path = "../../xtask/src/acl/rights.rs"]
-#[allow(dead_code, reason = "`cargo xtask acl` uses all of it")]
+#[path = "../../crates/cli/src/acl/rights.rs"]
+#[allow(dead_code, reason = "`leasehold acl` uses all of it")]
 pub mod rights;
 
 /// Creates the user `limited` with these rights and those of `more`, and returns its URL. Its password is `secret`.

@@ -1,7 +1,6 @@
 //! The command line of `cargo xtask`. Its own commands are in the modules. The others are programs in `tools/`, which
 //! cargo builds and runs when they are asked for.
 
-mod acl;
 mod doc_links;
 mod fuzz;
 mod package;
@@ -44,8 +43,6 @@ enum Task {
     /// Measure locks under load: leasehold beside raw commands and other crates
     #[command(disable_help_flag = true)]
     Bench(Arguments),
-    /// Print the ACL rule of a user of leasehold, for redis-cli or an aclfile
-    Acl(acl::Options),
     /// Build and test the package with the lowest and the highest redis, and check it with the oldest Rust
     Package,
     /// Check that each link in the API docs leads to a page that exists
@@ -67,7 +64,6 @@ fn main() -> ExitCode {
         Task::Bench(options) => become_tool("leasehold-bench", &options),
         Task::Fuzz(options) => run(|stop| fuzz::run(&options, stop)),
         Task::Test(options) => run(|stop| test::run(&options, stop)),
-        Task::Acl(options) => run(|_| acl::run(&options)),
         Task::Package => run(package::run),
         Task::DocLinks => run(|_| doc_links::run()),
     }

@@ -275,6 +275,7 @@ fn every_test_that_a_page_names_exists() {
     let mut sources = files_ending("tests", "rs");
     sources.extend(files_ending("src", "rs"));
     sources.extend(files_ending("crates/models/src", "rs"));
+    sources.extend(files_ending("crates/cli", "rs"));
     for (page, fewest) in [
         ("docs/conformance.md", 50),
         ("docs/quorum.md", 15),
@@ -390,9 +391,13 @@ fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
             .iter()
             .any(|(path, text)| files.contains(path) && text.contains(&declared));
     }
-    let own_file = ["tests/it", "tests", "src"].map(|folder| of(folder, module));
+    // The last folder has the tests of the program `leasehold`.
+    let own_file =
+        ["tests/it", "tests", "src", "crates/cli/tests/cli"].map(|folder| of(folder, module));
     let within = module.strip_suffix("::tests");
-    let within = within.map_or(Vec::new(), |module| of("src", module).to_vec());
+    let within = within.map_or(Vec::new(), |module| {
+        [of("src", module), of("crates/cli/src", module)].concat()
+    });
     let declared = [format!("\nfn {test}("), format!("\npub fn {test}(")];
     sources.iter().any(|(path, text)| {
         let declares = |name: &String| text.contains(name);

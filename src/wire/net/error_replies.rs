@@ -216,7 +216,7 @@ pub fn wait_refused(code: &str, detail: Option<&str>) -> Error {
     };
     let text = server_text(code, detail.unwrap_or(""));
     let next = match kind {
-        ErrorKind::Denied => "allow `replicas` of `cargo xtask acl`",
+        ErrorKind::Denied => "allow `replicas` of `leasehold acl`",
         ErrorKind::Unsupported => {
             "leave out `replicas`, or, if this is a proxy, use the URL of the server behind it"
         }
@@ -407,7 +407,7 @@ mod tests {
             (
                 "NOPERM",
                 "no permissions",
-                "; allow `replicas` of `cargo xtask acl`",
+                "; allow `replicas` of `leasehold acl`",
             ),
             (
                 "ERR",

@@ -143,7 +143,7 @@ fn a_refused_wait_names_the_right() {
     let error = client.mutex("k").try_lock().map(drop).unwrap_err();
     let message = format!(
         "Redis denies access (\"k\"): ADDR: WAIT, which `replicas` needs, is refused: {}; allow `replicas` of \
-         `cargo xtask acl`",
+         `leasehold acl`",
         refusal(&url, &["WAIT", "0", "0"])
     );
     assert_says(&error, &url, &message);

@@ -35,7 +35,7 @@ struct TestClusterBuilder {
     login: Login,
 }
 
-/// How clients reach the Cluster of a test: as a user that has exactly the rights that `cargo xtask acl` prints, and
+/// How clients reach the Cluster of a test: as a user that has exactly the rights that `leasehold acl` prints, and
 /// with TLS if leasehold has it.
 #[derive(Clone)]
 pub struct Login {
@@ -78,7 +78,7 @@ impl Login {
     }
 }
 
-/// The features of `cargo xtask acl` that these tests use, as docs/redis.md says.
+/// The features of `leasehold acl` that these tests use, as docs/redis.md says.
 const RIGHTS: [&str; 8] = [
     "usual",
     "list",

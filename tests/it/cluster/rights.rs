@@ -1,4 +1,4 @@
-//! A user of a Cluster with exactly the rights that `cargo xtask acl` prints: everything works with them, and each of
+//! A user of a Cluster with exactly the rights that `leasehold acl` prints: everything works with them, and each of
 //! them is needed. `least_privilege` has the features of a single server.
 
 use leasehold::{Client, ErrorKind};

@@ -155,7 +155,7 @@ impl Backend for Redis {
     }
 }
 
-/// A Redis Cluster of three masters and their replicas, with a user that has exactly the rights that `cargo xtask acl`
+/// A Redis Cluster of three masters and their replicas, with a user that has exactly the rights that `leasehold acl`
 /// prints, and with TLS if leasehold has it.
 pub struct RedisCluster {
     cluster: PooledCluster,
@@ -303,7 +303,7 @@ impl Serving for RedisClusterOfMasters {
     }
 }
 
-/// One Redis under a sentinel. The client's user has exactly the rights that `cargo xtask acl` prints, at the server and
+/// One Redis under a sentinel. The client's user has exactly the rights that `leasehold acl` prints, at the server and
 /// at the sentinel, and all connections have TLS if leasehold has it.
 pub struct RedisUnderSentinel {
     group: SentinelGroup,

@@ -33,7 +33,7 @@ fn turn() -> Turn<'static, ()> {
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A primary, two replicas and three sentinels. The clients' user has exactly the rights that `cargo xtask acl` prints,
+/// A primary, two replicas and three sentinels. The clients' user has exactly the rights that `leasehold acl` prints,
 /// at the servers and at the sentinels, and clients use TLS if leasehold has it.
 struct Group {
     group: SentinelGroup,

@@ -1,4 +1,4 @@
-//! A user at the sentinels with exactly the rights that `cargo xtask acl --topology sentinel` prints: everything works
+//! A user at the sentinels with exactly the rights that `leasehold acl --topology sentinel` prints: everything works
 //! with them, and each of them is needed. `conformance::redis_under_a_sentinel` runs the whole suite under these
 //! rights.
 

@@ -1,4 +1,4 @@
-//! The rights that an ACL user of leasehold needs, for each feature. This table is the source for `cargo xtask acl`, for
+//! The rights that an ACL user of leasehold needs, for each feature. This table is the source for `leasehold acl`, for
 //! docs/redis.md, and for the integration tests, which also compile this file.
 
 /// A part of the library that needs rights of its own.
@@ -349,7 +349,7 @@ fn pattern(prefix: &str) -> String {
     pattern
 }
 
-/// The table of docs/redis.md, and of `cargo xtask acl --list`.
+/// The table of docs/redis.md, and of `leasehold acl --list`.
 pub fn table() -> String {
     let mut table =
         "| `--features` | for | commands | without them |\n|---|---|---|---|\n".to_owned();

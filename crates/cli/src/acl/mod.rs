@@ -1,8 +1,13 @@
-//! `cargo xtask acl`: prints the ACL rule of a user. Connects to no server; `rights` has the table.
+//! `leasehold acl`: prints the ACL rule of a user. It sends no request. The rights are in `rights`.
 
 pub mod rights;
 
-use anyhow::{Context as _, ensure};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::output::{Output, line};
 
 use rights::{Feature, Server, Version};
 
@@ -30,7 +35,7 @@ pub struct Options {
         long,
         value_name = "FEATURE,..",
         value_delimiter = ',',
-        help = format!("The features that the client uses, by default the usual ones: {}", feature_names())
+        help = format!("The features that the client uses [default: usual]: {}", feature_names())
     )]
     features: Vec<String>,
     /// The oldest server that the rule is for, such as 7.2, redis-8.4 or valkey-9. A server refuses a rule with a
@@ -51,7 +56,7 @@ pub struct Options {
     more: Vec<String>,
 }
 
-/// A server as `--server` names it. Without a product, it is a Redis.
+/// Reads the value of `--server`. A version without a product is one of Redis.
 fn server(text: &str) -> Result<Server, String> {
     let (version, product): (_, fn(Version) -> Server) = match text.split_once('-') {
         Some(("valkey", version)) => (version, Server::Valkey),
@@ -64,23 +69,43 @@ fn server(text: &str) -> Result<Server, String> {
     version.ok_or_else(|| "a server has the form 7.2, redis-8.4 or valkey-9".to_owned())
 }
 
-pub fn run(options: &Options) -> anyhow::Result<()> {
-    let text = match options.list {
-        true if options.topology == Place::Sentinel => rights::table_at_sentinels(),
-        true => rights::table(),
-        false => line(options)? + "\n",
-    };
-    print!("{text}");
-    Ok(())
+/// The rule, as `--json` prints it.
+#[derive(Serialize)]
+struct Rule {
+    rule: String,
+}
+
+pub fn run(options: &Options, output: Output) -> Result<ExitCode, Failure> {
+    match options.list {
+        true if options.topology == Place::Sentinel => {
+            line(rights::table_at_sentinels().trim_end())
+        }
+        true => line(rights::table().trim_end()),
+        false => {
+            let rule = rule(options)?;
+            match output {
+                Output::Text => line(&rule),
+                Output::Json => crate::output::json(&Rule { rule }),
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fails with a usage error unless `is_valid`.
+fn ensure(is_valid: bool, message: impl FnOnce() -> String) -> Result<(), Failure> {
+    match is_valid {
+        true => Ok(()),
+        false => Err(Failure::usage(message())),
+    }
 }
 
 /// The command for redis-cli, or the line of an aclfile.
-fn line(options: &Options) -> anyhow::Result<String> {
-    ensure!(
-        !options.user.is_empty() && !options.user.contains(char::is_whitespace),
-        "a user's name has no blanks: {:?}",
-        options.user
-    );
+fn rule(options: &Options) -> Result<String, Failure> {
+    let is_name = !options.user.is_empty() && !options.user.contains(char::is_whitespace);
+    ensure(is_name, || {
+        format!("a user's name has no blanks: {:?}", options.user)
+    })?;
     let rule = match options.topology {
         Place::Server => {
             let features = chosen(&options.features)?;
@@ -90,10 +115,10 @@ fn line(options: &Options) -> anyhow::Result<String> {
             )
         }
         Place::Sentinel => {
-            ensure!(
-                options.features.is_empty(),
+            ensure(options.features.is_empty(), || {
                 "--features is for users at servers; the rule for sentinels is always the same"
-            );
+                    .to_owned()
+            })?;
             let features: Vec<&Feature> = rights::AT_SENTINELS.iter().collect();
             rights::rule_at_sentinels(&rights::commands(&features, options.server))
         }
@@ -107,7 +132,7 @@ fn line(options: &Options) -> anyhow::Result<String> {
     .collect::<Vec<_>>();
     if let Some(hash) = &options.password_hash {
         let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        ensure!(is_hash, "a SHA-256 has 64 hexadecimal digits");
+        ensure(is_hash, || "a SHA-256 has 64 hexadecimal digits".to_owned())?;
         words.extend(["resetpass".to_owned(), format!("#{}", hash.to_lowercase())]);
     }
     words.extend(rule);
@@ -115,18 +140,17 @@ fn line(options: &Options) -> anyhow::Result<String> {
     Ok(words.join(" "))
 }
 
-fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Feature>> {
+fn chosen(names: &[String]) -> Result<Vec<&'static Feature>, Failure> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     match names[..] {
         [] => Ok(rights::usual()),
         _ => rights::features(&names).map_err(|name| {
-            anyhow::anyhow!(
-                "there is no feature {name:?}; there are {}",
-                feature_names()
-            )
+            let names = feature_names();
+            Failure::usage(format!(
+                "--features: there is no feature {name:?}; there are {names}"
+            ))
         }),
     }
-    .context("--features")
 }
 
 /// The values of `--features`.
@@ -141,7 +165,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use clap::{CommandFactory, Parser};
+    use clap::{CommandFactory as _, Parser};
 
     use super::*;
 
@@ -151,9 +175,10 @@ mod tests {
         options: Options,
     }
 
-    fn printed(arguments: &[&str]) -> anyhow::Result<String> {
+    fn printed(arguments: &[&str]) -> Result<String, Failure> {
         let arguments = ["acl"].iter().chain(arguments);
-        line(&Cli::try_parse_from(arguments)?.options)
+        let parsed = Cli::try_parse_from(arguments).map_err(Failure::usage)?;
+        rule(&parsed.options)
     }
 
     #[test]
@@ -164,7 +189,7 @@ mod tests {
             ("topologies.md", at_sentinels, rights::table_at_sentinels()),
         ] {
             let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("../docs")
+                .join("../../docs")
                 .join(page);
             let text = fs::read_to_string(path).expect("it is there");
             for part in [rule.expect("it is valid"), table] {

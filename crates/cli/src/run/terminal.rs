@@ -1,0 +1,131 @@
+//! The terminal, if the program has one on its standard input. While the program is in the foreground, it gives the
+//! terminal to the group of the command, as a shell does for its jobs.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Stdin};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::thread;
+
+use nix::sys::signal::SigSet;
+use rustix::process::{
+    Pid, Signal, getpgid, getpgrp, getpid, getppid, getsid, kill_current_process_group,
+    kill_process,
+};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
+
+/// The terminal on standard input, and the group of the command.
+pub struct Terminal {
+    stdin: Stdin,
+    group: Pid,
+    /// Whether another program of the job, such as `less`, reads the output of the command, and may use the terminal.
+    is_shared: bool,
+    /// The settings of the terminal before the command started.
+    settings: Option<Termios>,
+}
+
+impl Terminal {
+    pub fn find(group: Pid) -> Option<Self> {
+        let stdin = io::stdin();
+        stdin.is_terminal().then(|| Self {
+            stdin,
+            group,
+            is_shared: is_pipe(&io::stdout()),
+            settings: tcgetattr(io::stdin()).ok(),
+        })
+    }
+
+    /// Gives the terminal to the group before the group uses it. If the terminal is shared, the group gets it only when
+    /// the group uses it.
+    pub fn give_early(&self) -> bool {
+        !self.is_shared && self.give()
+    }
+
+    /// Gives the terminal to the group if this program is in the foreground. Returns whether the group has it now.
+    pub fn give(&self) -> bool {
+        let Ok(foreground) = tcgetpgrp(&self.stdin) else {
+            return false;
+        };
+        foreground == self.group
+            || foreground == getpgrp() && tcsetpgrp(&self.stdin, self.group).is_ok()
+    }
+
+    /// Whether the group has the terminal.
+    pub fn is_given(&self) -> bool {
+        tcgetpgrp(&self.stdin) == Ok(self.group)
+    }
+
+    /// Takes the terminal back. Returns false if the group did not have it.
+    pub fn take(&self) -> bool {
+        if !self.is_given() {
+            return false;
+        }
+        // From the background, the call raises SIGTTOU unless its thread blocks this signal. A separate thread blocks
+        // it, since a command inherits the blocked signals of the thread that starts it.
+        let take = || {
+            let mut background: SigSet = SigSet::empty();
+            background.add(nix::sys::signal::Signal::SIGTTOU);
+            background.thread_block().is_ok() && tcsetpgrp(&self.stdin, getpgrp()).is_ok()
+        };
+        thread::scope(|scope| scope.spawn(take).join().unwrap_or(false))
+    }
+
+    /// Restores the settings of the terminal, which this program must have. A killed editor leaves others behind.
+    pub fn reset(&self) {
+        if let Some(settings) = &self.settings {
+            let _ = tcsetattr(&self.stdin, OptionalActions::Now, settings);
+        }
+    }
+}
+
+fn is_pipe(output: &io::Stdout) -> bool {
+    let output = output.as_fd().try_clone_to_owned();
+    let kind = output.and_then(|output| File::from(output).metadata());
+    kind.is_ok_and(|kind| kind.file_type().is_fifo())
+}
+
+/// Whether Ctrl-Z may stop this program. Without a shell that has job control, nothing would ever continue it: the kernel
+/// does not stop such a program, either. On other systems than Linux, this knows only the parent.
+pub fn can_stop() -> bool {
+    if !io::stdin().is_terminal() {
+        return true;
+    }
+    let (group, session) = (getpgrp(), getsid(None));
+    let mut next = getppid();
+    while let Some(ancestor) = next {
+        if getsid(Some(ancestor)) != session {
+            return false;
+        }
+        // A shell with job control gives each job a group of its own.
+        if getpgid(Some(ancestor)) != Ok(group) || cfg!(not(target_os = "linux")) {
+            return true;
+        }
+        next = parent_of(ancestor);
+    }
+    false
+}
+
+/// The parent of a process, on Linux.
+fn parent_of(process: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid())).ok()?;
+    // The name in parentheses may contain spaces. The state and the parent follow it.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Pid::from_raw(rest.split(' ').nth(1)?.parse().ok()?)
+}
+
+/// Ends this program by the SIGINT that Ctrl-C has sent to the group of the command, which had the terminal. First sends
+/// it to the rest of the job, such as a shell script, which would have got it if this program had not taken the terminal.
+pub fn interrupt() {
+    // This program handles the signal.
+    let _ = kill_current_process_group(Signal::INT);
+    let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGINT);
+}
+
+/// Stops this program until it is continued. In the foreground, stops the whole job, as Ctrl-Z does.
+pub fn stop(is_foreground: bool) {
+    // The call returns when the program is continued.
+    let _ = match is_foreground {
+        true => kill_current_process_group(Signal::STOP),
+        false => kill_process(getpid(), Signal::STOP),
+    };
+}
