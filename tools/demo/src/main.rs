@@ -8,6 +8,7 @@ mod messages;
 mod overwrite;
 mod renewal;
 mod report;
+mod shell;
 mod worker;
 
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use clap::Parser;
 use leasehold_tools::environment::{Environment, ServerOptions};
 use leasehold_tools::stop::Stop;
 
-/// The ttl of every lock held in the last three scenes.
+/// The ttl of every lock held in the last four scenes.
 const TTL: Duration = Duration::from_secs(3);
 /// The limit for steps that should take no time.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
@@ -26,7 +27,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(10);
 #[command(
     name = "leasehold-demo",
     bin_name = "cargo xtask demo",
-    about = "Show what the lock does: lost updates without it, none with it, a crash, an overwritten key"
+    about = "Show what the lock does: lost updates without it, none with it, a crash, an overwritten key, a command of a shell"
 )]
 struct Options {
     #[command(flatten)]
@@ -65,6 +66,7 @@ fn demo(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     renewal::show(namespace, stop)?;
     crash::show(namespace, stop)?;
     overwrite::show(namespace, stop)?;
+    shell::show(namespace, stop)?;
     environment.close()?;
     println!("\nAll checks passed. No keys are left in Redis.");
     Ok(())

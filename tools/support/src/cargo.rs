@@ -63,6 +63,18 @@ pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Resul
     Ok(program)
 }
 
+/// The program `leasehold`. Builds it if it is missing or out of date.
+pub fn command_line(stop: &Stop) -> anyhow::Result<PathBuf> {
+    let mut build = cargo()?;
+    build
+        .args(["build", "--quiet", "--locked"])
+        .args(["--package", "leasehold-cli"]);
+    eprintln!("building leasehold-cli (this takes a minute the first time)");
+    let status = run_to_end(&mut build, stop)?;
+    ensure!(status.success(), "leasehold-cli cannot be built: {status}");
+    Ok(target_folder()?.join("debug").join("leasehold"))
+}
+
 /// Replaces this process by the program of a package, which cargo builds first. Returns only if that fails.
 pub fn become_program(package: &str, arguments: &[OsString]) -> anyhow::Error {
     let run = || {
